@@ -483,9 +483,10 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     }
 }
 
-// out[i] = row `first + i` of W, or row `rows[i]` if there are such numbers, for `count` rows; a thread writes a unit.
+// out[i] = scale * row `first + i` of W, or row `rows[i]` if there are such numbers, for `count` rows; a thread writes a unit.
 template <typename F>
-__device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int count, int units, void* out, int stored) {
+__device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int count, int units, float scale, void* out,
+                           int stored) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= static_cast<size_t>(count) * units) return;
     const size_t to = i / units, row = rows ? rows[to] : first + to;
@@ -498,7 +499,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
 #pragma unroll
         for (int j = 0; j < HALF; ++j) {
             const float code = biased<F::WIDE>(unit.codes[half][j / 4], j % 4) - BIAS<F::WIDE>;
-            put(out, stored, start + j, fmaf(code, unit.scale[half], unit.offset[half]));
+            put(out, stored, start + j, scale * fmaf(code, unit.scale[half], unit.offset[half]));
         }
     }
 }
@@ -517,8 +518,8 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
         gemv_one<FORMAT>(w, x, stored, out, into, outputs, units, shares);                                              \
     }                                                                                                                   \
     extern "C" __global__ void dequantise_##NAME(Fields w, const uint32_t* rows, int first, int count, int units,       \
-                                                 void* out, int stored) {                                               \
-        dequantise<FORMAT>(w, rows, first, count, units, out, stored);                                                  \
+                                                 float scale, void* out, int stored) {                                  \
+        dequantise<FORMAT>(w, rows, first, count, units, scale, out, stored);                                           \
     }
 
 QUANTISED(Q4_0, q4_0)

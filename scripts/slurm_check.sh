@@ -121,7 +121,7 @@ grep 'of the mean work' "$root/plan"
 "${launch[@]}" --jobs 6 --sbatch 'time=10' >"$root/submitted"
 job=$(sed -n 's/^submitted 6 shards (1-6) as job \([0-9]*\)$/\1/p' "$root/submitted")
 [ -n "$job" ] || fail "nothing was submitted: $(cat "$root/submitted")"
-"${launch[@]}" --resume | grep -q "nothing is missing" || fail "what is in the queue was submitted again"
+"${launch[@]}" --resume | grep -q "nothing to submit" || fail "what is in the queue was submitted again"
 say "job $job of six shards is submitted, and not again with --resume"
 
 # ---- faults during the sweep ----

@@ -25,12 +25,12 @@ fn main() {
     let sources = files(Path::new("kernels"), "cu");
     let shared = shared_key();
     let waiting = Mutex::new(sources.iter());
-    let next = || waiting.lock().expect("nobody panics while taking one").next();
+    let next = || waiting.lock().expect("no worker panics while it holds the lock").next();
     let compile_some = || std::iter::from_fn(next).map(|source| compile(source, &out, shared)).collect::<Vec<_>>();
     let compiled: Vec<Result<(), String>> = thread::scope(|scope| {
         let workers = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(compile_some)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a thread that waits for a compiler")).collect()
+        workers.into_iter().flat_map(|worker| worker.join().expect("a compiling thread does not panic")).collect()
     });
     let failures: Vec<String> = compiled.into_iter().filter_map(Result::err).collect();
     if !failures.is_empty() {
@@ -47,7 +47,7 @@ fn main() {
 
 /// The files of a folder whose names end with `ending`, sorted.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("the folder of kernels is part of the source");
+    let entries = fs::read_dir(folder).expect("the folder `kernels` can be read");
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == ending))
@@ -70,7 +70,7 @@ fn shared_key() -> u64 {
 }
 
 fn stem(source: &Path) -> &str {
-    source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernels are plain")
+    source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernel files are UTF-8")
 }
 
 /// Whether a file is for Hopper GPUs only.
@@ -98,7 +98,12 @@ fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
         .arg(&to)
         .arg(source)
         .output()
-        .map_err(|e| format!("the feature cuda needs {}: {e}; set CUDA_HOME to a CUDA 13 toolkit", nvcc.display()))?;
+        .map_err(|e| {
+            format!(
+                "the feature `cuda` needs {}, which cannot be run: {e}; set CUDA_HOME to a CUDA 13 toolkit",
+                nvcc.display()
+            )
+        })?;
     match run.status.success() {
         true => fs::write(made, key).map_err(|e| format!("{}: {e}", source.display())),
         false => Err(format!("{}: {}", source.display(), first_errors(&run.stderr))),

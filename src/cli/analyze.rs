@@ -31,9 +31,9 @@ pub(super) const TASKS: [&str; 5] =
 
 /// Measure what the papers observed about attention: where its mass lies, geometry, estimation error, entropy, recall.
 ///
-/// A model reads prompts densely; of the last tokens of each, queries are put to all keys before them, and what comes of it is
-/// averaged by layer, head and task. `spattn list analyses` shows what can be measured and which figure of which paper it
-/// belongs to. Tables are printed; the folder gets them as CSV and JSON, with plots and a page.
+/// The model reads prompts with dense attention. The queries of the last tokens of each prompt attend all keys before them, and
+/// results are averaged by layer, head and task. `spattn list analyses` shows what can be measured, and the figures of papers
+/// that show it. Tables are printed; the folder gets them as CSV and JSON, with plots and a page.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn analyze
@@ -48,25 +48,25 @@ pub struct AnalyzeArgs {
     #[arg(value_name = "ANALYSIS")]
     what: Vec<String>,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     model: String,
 
-    /// Task whose prompts are read, or a group; may be repeated; five of RULER if neither this nor --text is given
+    /// Task whose prompts to read, or a group; may be repeated; five tasks of RULER if neither this nor --text is given
     ///
     /// Example: -t ruler/cwe -t ruler/vt
     #[arg(short = 't', long = "task", value_name = "TASK", conflicts_with = "text")]
     tasks: Vec<String>,
 
-    /// A text that is read instead, part by part
+    /// Text file to read instead of tasks, cut into parts
     ///
     /// Example: --text book.txt
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
 
-    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    /// System prompt for the model's chat template: a text, or @FILE to read it from a file
     ///
     /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
     #[arg(long, value_name = "TEXT|@FILE", conflicts_with = "text")]
@@ -90,32 +90,32 @@ pub struct AnalyzeArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true)]
     samples: usize,
 
-    /// Last tokens of each prompt whose queries are looked at
+    /// Number of last tokens of each prompt whose queries are measured
     ///
     /// Example: --queries 64
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = numbers::queries, allow_negative_numbers = true)]
     queries: usize,
 
-    /// Layers that are looked at, from 0; all if not given
+    /// Layers to measure, counted from 0; all if not given
     ///
     /// Example: --layers 0,4,9
     #[arg(long, value_name = "L,...", value_delimiter = ',', value_parser = numbers::layer, allow_negative_numbers = true)]
     layers: Vec<usize>,
 
-    /// First tokens that count as the sink; methods attend them exactly unless they say otherwise
+    /// First tokens that count as the sink; methods attend them too, unless their spec sets `sink`
     ///
     /// Example: --sink 1
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::static_tokens, allow_negative_numbers = true)]
     sink: usize,
 
-    /// Method that recall and estimation look at and whose picks --dump writes, with parameters, grids {a,b} and ranges
-    /// a..b/step; may be repeated; the papers' own if not given
+    /// Method for recall, estimation and --dump, with parameters, grids {a,b} and ranges a..b/step; may be repeated; those of the
+    /// papers if not given
     ///
     /// Example: -m quest -m 'magicpig:K={8,10},L=150'
     #[arg(short = 'm', long = "method", value_name = "SPEC")]
     methods: Vec<String>,
 
-    /// Draws of each estimator that draws, for bias and variance
+    /// Random draws of each sampling estimator, for bias and variance
     ///
     /// Example: --draws 64
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = numbers::draws, allow_negative_numbers = true)]
@@ -127,7 +127,7 @@ pub struct AnalyzeArgs {
     #[arg(long, value_name = "bf16|f16|f32")]
     dtype: Option<String>,
 
-    /// Seed of prompts and of what is drawn
+    /// Seed of prompts and of random draws
     ///
     /// Example: --seed 7
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
@@ -142,27 +142,27 @@ pub struct AnalyzeArgs {
     #[arg(short = 'o', long, value_name = "DIR", default_value = "analysis")]
     out: PathBuf,
 
-    /// Write over what an earlier analysis left in the folder
+    /// Overwrite the files of an earlier analysis in the folder
     ///
     /// Example: --overwrite
     #[arg(long)]
     overwrite: bool,
 
-    /// Write queries, keys and values of each prompt, and what each method of -m picks and gives, to dump/*.safetensors
+    /// Write queries, keys and values of each prompt, and the selections and outputs of each -m method, to dump/*.safetensors
     ///
     /// Example: spattn analyze mass -n 1 -t ruler/vt -m quest --dump
     #[arg(long)]
     dump: bool,
 
-    /// Print what was found as JSON instead of tables
+    /// Print the results as JSON instead of tables
     ///
     /// Example: --json
     #[arg(long)]
     json: bool,
 
-    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    /// Write nothing that names the user: no command line, host, job or system prompt, and of paths only the last part
     ///
-    /// docs/privacy.md lists what is written with it and without.
+    /// docs/privacy.md lists what is written with and without this flag.
     ///
     /// Example: spattn analyze mass --model ~/models/qwen --anonymous
     #[arg(long)]
@@ -202,7 +202,7 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     let mut dumped = Vec::new();
     for (at, (task, number)) in loaded.documents().enumerate() {
         if stop.load(Ordering::Relaxed) {
-            eprintln!("interrupted: nothing was written but what --dump left");
+            eprintln!("interrupted: nothing was written, except by --dump");
             return Ok(Done::Interrupted);
         }
         let document = loaded.read(task, number, &needs)?;

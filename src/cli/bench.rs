@@ -102,44 +102,53 @@ impl BenchArgs {
         let on_gpu = self.device()? != Device::Cpu;
         if on_gpu && what == What::Kernels {
             return refused(
-                "on a GPU attention, prefill, indexes and whole steps are timed",
-                "write `bench attention`, `bench prefill`, `bench index` or `bench decode`, or --device cpu",
+                "`bench kernels` times kernels of the CPU only",
+                "use --device cpu, or `bench attention`, `bench prefill`, `bench index` or `bench decode`",
             );
         }
         if on_gpu && matches!(what, What::Attention | What::Index) && self.layers.is_some() {
             return refused(
-                "on a GPU attention and indexes are those of one layer",
-                "leave --layers out, or write `bench decode`",
+                "on a GPU, attention and indexes are timed for one layer",
+                "leave --layers out, or use `bench decode`",
             );
         }
         let reads_rows = what == What::Prefill && self.layers.is_none();
         let takes_several = of_steps || on_gpu && reads_rows;
         if self.last.is_some() && !reads_rows {
-            return refused("--last says which rows of a prompt attend", "write `bench prefill`, without --layers");
+            return refused(
+                "--last applies only to `bench prefill` without --layers",
+                "leave --last out, or use `bench prefill` without --layers",
+            );
         }
         if self.last == Some(0) {
-            return refused("no row of a prompt would be read", "give --last a number from 1, or leave it out");
+            return refused(
+                "--last is 0: no row of a prompt would be timed",
+                "give --last a number from 1, or leave it out",
+            );
         }
         match self.layers {
             _ if !takes_several && self.batches != [1] => refused(
-                "sequences step together in attention and decode, and prompts on a GPU are read together",
+                "--batch applies only to `bench attention`, `bench decode` and, on a GPU, `bench prefill`",
                 "leave --batch out",
             ),
             None if self.batches != [1] && what == What::Prefill && self.kv_from.is_some() => {
                 refused("a model of --kv-from reads one prompt at a time", "leave --batch or --kv-from out")
             }
-            Some(_) if what == What::Kernels => refused("single kernels are those of one layer", "leave --layers out"),
-            Some(_) if what == What::Prefill && !self.methods.is_empty() => {
-                refused("a whole forward pass is timed densely", "leave --layers out to time how methods read a prompt")
+            Some(_) if what == What::Kernels => {
+                refused("--layers does not apply to `bench kernels`", "leave --layers out")
             }
+            Some(_) if what == What::Prefill && !self.methods.is_empty() => refused(
+                "`bench prefill --layers` times a dense forward pass, without methods",
+                "leave --layers out to time the prefill of methods",
+            ),
             _ if self.kv_from.is_none() => Ok(()),
             Some(_) if what == What::Prefill => refused(
-                "--kv-from gives the attention of a layer keys, and a whole pass has its own",
+                "--kv-from does not apply to a whole forward pass, which computes its own keys",
                 "leave --layers out",
             ),
             _ if what == What::Decode => refused(
-                "whole steps are those of a model with random weights, which has queries of its own",
-                "leave --kv-from out, or time its attention: spattn bench attention",
+                "--kv-from does not apply to `bench decode`, which runs a model with random weights",
+                "leave --kv-from out, or time the attention alone: spattn bench attention",
             ),
             _ => Ok(()),
         }
@@ -164,7 +173,7 @@ impl BenchArgs {
             Some(shape) if heads(&self.dimensions(shape)?) != own => {
                 let (heads, kv_heads, d) = own;
                 let what = format!("--shape {shape} has other heads than {model} ({heads} and {kv_heads} of {d})");
-                Err(UsageError::new(what).hint("leave --shape out: --kv-from says whose heads they are").into())
+                Err(UsageError::new(what).hint("leave --shape out: --kv-from sets the heads").into())
             }
             _ => Ok(Some(reader)),
         }
@@ -297,7 +306,7 @@ impl BenchArgs {
     fn matmul_precision(&self) -> Result<MatmulPrecision, UsageError> {
         let precision = parse_matmul_precision(&self.matmul_precision)?;
         if precision != MatmulPrecision::F32 && self.device()? != Device::Cpu {
-            return Err(UsageError::new("--matmul-precision is of products on a CPU").hint("leave it out, or --device"));
+            return Err(UsageError::new("--matmul-precision applies to a CPU only").hint("leave it out, or --device"));
         }
         Ok(precision)
     }
@@ -348,10 +357,8 @@ fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configure
     let policy = Policy::default();
     let own = configure(spec, &policy)?;
     if let Schedule::Weights(_) = own.policy.schedule {
-        let what = format!("`{}` has weights for the layers of a model", own.label());
-        return Err(
-            UsageError::new(what).hint("a bench times layers by themselves: leave schedule out, or write linear")
-        );
+        let what = format!("`{}` has a schedule over the layers of a model", own.label());
+        return Err(UsageError::new(what).hint("a bench times single layers: leave schedule out, or write linear"));
     }
     let with = |density: &String| {
         let mut spec = spec.clone();

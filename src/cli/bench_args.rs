@@ -12,22 +12,22 @@ use super::run_flags::{QuietFlag, ThreadsFlag};
 pub enum What {
     /// Attention of one step at one layer
     Attention,
-    /// Attention of a whole prompt at one layer; with --layers the whole forward pass of so many
+    /// Attention of a whole prompt at one layer; with --layers, a forward pass of that many layers
     Prefill,
     /// Building a method's index
     Index,
-    /// A whole step of a model with random weights
+    /// A whole decode step of a model with random weights
     Decode,
     /// Single kernels
     Kernels,
 }
 
-/// Time attention, prefill, indexes, whole steps or kernels: microseconds, bytes, and shares of what the machine can do.
+/// Time attention, prefill, indexes, whole decode steps or kernels: microseconds, bytes, and shares of the machine's peak.
 ///
-/// Keys and values are drawn with what makes those of language models special (a first token that takes attention, heavy
-/// channels, RoPE, topics), or captured while a model reads a prompt (--kv-from). Methods, kernels and other programs take turns, after a warm-up, and caches are emptied before
-/// each turn; a time is the median of these, with an interval. Everything is held against `full` and against the bandwidth
-/// that plain reading reaches in the same run.
+/// Keys and values are random, with properties of those of language models (an attention sink, heavy channels, RoPE, topics),
+/// or captured while a model reads a prompt (--kv-from). After a warm-up, methods, kernels and other programs take turns, and
+/// caches are emptied before each turn; a time is the median over turns, with an interval. Times are compared with `full` and
+/// with the read bandwidth measured in the same run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn bench attention
@@ -44,21 +44,21 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub(super) what: What,
 
-    /// Whose heads: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, builtin, a model's folder or hub id, or a
-    /// config.json; no weights are read; llama-3.1-8b if not given, or the model of --kv-from
+    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
+    /// builtin, a model's folder or hub id, or a config.json; weights are not read; the model of --kv-from, or else llama-3.1-8b, if not given
     ///
     /// Example: --shape mistral-7b
     #[arg(long, value_name = "SHAPE|MODEL|CONFIG")]
     pub(super) shape: Option<String>,
 
-    /// A model whose keys, values and queries are timed instead of drawn ones: builtin, a folder or a hub id; it reads a prompt
-    /// of ruler/niah_multikey_3, and what is timed are evenly spread layers (of one, the middle)
+    /// Model whose keys, values and queries replace random ones: builtin, a folder, a GGUF file or a hub id; it reads
+    /// a prompt of ruler/niah_multikey_3, and evenly spread layers are timed (with --layers 1 the middle one)
     ///
     /// Example: --kv-from builtin
     #[arg(long, value_name = "MODEL")]
     pub(super) kv_from: Option<String>,
 
-    /// A text that the model of --kv-from reads instead: as many of its first tokens as are asked for
+    /// Text file that the model of --kv-from reads instead, from its beginning
     ///
     /// Example: --kv-from builtin --text book.txt
     #[arg(long, value_name = "FILE", requires = "kv_from")]
@@ -70,25 +70,25 @@ pub struct BenchArgs {
     #[arg(short = 'c', long = "context", value_name = "N,...", value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
     pub(super) contexts: Vec<usize>,
 
-    /// Sequences that step together, each with a context of its own; may be repeated
+    /// Sequences in a batch, each with its own context; may be repeated
     ///
     /// Example: --batch 1,8
     #[arg(long = "batch", value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = numbers::sequences, allow_negative_numbers = true)]
     pub(super) batches: Vec<usize>,
 
-    /// Rows at the end of a prompt that alone are read, as when several tokens are decoded at once; all if not given
+    /// Time only the last N rows of a prompt, as when several tokens are decoded at once; all rows if not given
     ///
     /// Example: bench prefill --last 32 --batch 96 --device cuda
     #[arg(long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
     pub(super) last: Option<usize>,
 
-    /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated; nine published ones if not given
+    /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated; nine published methods if not given
     ///
     /// Example: -m quest -m 'magicpig:K={8,10},L=150'
     #[arg(short = 'm', long = "method", value_name = "SPEC")]
     pub(super) methods: Vec<String>,
 
-    /// Shares of the context that methods attend whose spec sets no budget; may be repeated; 0.0625 if not given
+    /// Density of methods whose spec sets no budget; may be repeated; 0.0625 if not given
     ///
     /// Example: --density 0.0156,0.0625
     #[arg(long = "density", value_name = "D,...", value_delimiter = ',')]
@@ -100,7 +100,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub(super) no_full: bool,
 
-    /// Layers that are timed together; 1 if not given, 2 of whole steps
+    /// Layers that are timed together; 1 if not given, 2 for `bench decode`
     ///
     /// Example: --layers 4
     #[arg(long, value_name = "N", value_parser = numbers::layers, allow_negative_numbers = true)]
@@ -119,13 +119,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "TYPE")]
     pub(super) weights: Option<String>,
 
-    /// Where: cpu, cuda, or cuda:N for another GPU, on which attention is timed
+    /// Device to time: cpu, cuda, or cuda:N for another GPU
     ///
     /// Example: --device cuda
     #[arg(long, value_name = "cpu|cuda|cuda:N", default_value = "cpu")]
     pub(super) device: String,
 
-    /// Turns of each that count; an interval takes six
+    /// Timed turns of each method; an interval needs six
     ///
     /// Example: --rounds 31
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = numbers::rounds, allow_negative_numbers = true)]
@@ -137,20 +137,20 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     pub(super) seed: u64,
 
-    /// Time PyTorch, faiss and transformers too, in turns with ours, or those of them whose names contain one of these words;
+    /// Time PyTorch, faiss and transformers too, in turns with our methods; with words, only those whose names contain one of them;
     /// needs Python with torch
     ///
     /// Example: --peers, or --peers=grouped,faiss
     #[arg(long, value_name = "WORD,...", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(super) peers: Option<String>,
 
-    /// The Python that --peers runs
+    /// Python interpreter for --peers
     ///
     /// Example: --python ./venv/bin/python
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub(super) python: String,
 
-    /// What a CPU rounds factors of matrix products to, in prefill and decode: f32 (nothing) or bf16
+    /// Precision of the factors of matrix products on a CPU, in prefill and decode: f32 (no rounding) or bf16
     ///
     /// Example: --matmul-precision bf16
     #[arg(long, value_name = "TYPE", default_value = "f32")]
@@ -165,7 +165,7 @@ pub struct BenchArgs {
     #[arg(short = 'o', long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
 
-    /// Write over what an earlier bench left in the folder
+    /// Overwrite the files of an earlier bench in the folder
     ///
     /// Example: --out speed --overwrite
     #[arg(long, requires = "out")]
@@ -177,9 +177,9 @@ pub struct BenchArgs {
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    /// Write nothing that names the user: no command line, host, job or system prompt, and of paths only the last part
     ///
-    /// docs/privacy.md lists what is written with it and without.
+    /// docs/privacy.md lists what is written with and without this flag.
     ///
     /// Example: spattn bench attention --kv-from ~/models/qwen --anonymous --out speed
     #[arg(long)]

@@ -27,10 +27,10 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::{TaskOptions, resolve};
 
-/// Calibrate a model for the methods that need it: read some text, and write what they use to files.
+/// Calibrate a model for the methods that need it: read text, and write each method's artefact to a file.
 ///
-/// `spattn eval` finds the files in the model's folder (in `calibration/`), or where its --calibration says. They fit
-/// the very weights they were made from. The built-in model has its own inside the program.
+/// `spattn eval` finds the files in `calibration/` in the model's folder, or by --calibration. They are valid only for the weights
+/// that they were made from. Those of the built-in model are part of the program.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn calibrate --model ./Llama-3.2-1B-Instruct
@@ -44,50 +44,49 @@ pub struct CalibrateArgs {
     #[arg(value_name = "METHOD[:SETTING=VALUE,...]")]
     methods: Vec<String>,
 
-    /// Another way to name a method, as `eval` has it; may be repeated
+    /// Method to calibrate for, named as in `eval`; may be repeated
     ///
     /// Example: --method loki --method hash_attention:steps=8
     #[arg(short = 'm', long = "method", value_name = "METHOD[:SETTING=VALUE,...]")]
     more_methods: Vec<String>,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./checkpoint
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     model: String,
 
-    /// Where the model reads: cpu, or a GPU (in builds with the feature `cuda`); what is learned is learned on the CPU
+    /// Where the model reads the text: cpu, or a GPU (in builds with the feature `cuda`); training runs on the CPU
     ///
     /// Example: --device cuda
     #[arg(long, value_name = "cpu|cuda[:i]", default_value = "cpu")]
     device: String,
 
-    /// File of running text to read; may be repeated; what suits the method, made offline, if neither this nor --task is
-    /// given
+    /// Text file to read; may be repeated; generated text that suits the method if neither this nor --task is given
     ///
     /// Example: --data books.txt
     #[arg(long = "data", value_name = "FILE")]
     data: Vec<PathBuf>,
 
-    /// Task whose prompts to read, none of which is ever evaluated; may be repeated
+    /// Task whose prompts to read; they differ from all evaluated ones; may be repeated
     ///
     /// Example: --task ruler/niah_single_2 --task ruler/vt
     #[arg(short = 't', long = "task", value_name = "TASK")]
     tasks: Vec<String>,
 
-    /// Tokens to read, in all blocks together; 32768, or what a training takes, if not given
+    /// Tokens to read, over all blocks; 32768, or as many as the training needs, if not given
     ///
     /// Example: --tokens 131072
     #[arg(long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
     tokens: Option<usize>,
 
-    /// Most tokens of a block, a sequence that is read by itself; 4096 if not given
+    /// Largest block in tokens, a sequence that is read on its own; 4096 if not given
     ///
     /// Example: --length 2048
     #[arg(short = 'l', long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
     length: Option<usize>,
 
-    /// Seed of generated text, and of methods that draw
+    /// Seed of generated text, and of methods that use random numbers
     ///
     /// Example: --seed 7
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
@@ -99,13 +98,13 @@ pub struct CalibrateArgs {
     #[arg(short = 'o', long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Take in nets that others trained instead: a safetensors file, for hash_attention
+    /// Import nets that were trained elsewhere instead: a safetensors file, for hash_attention
     ///
     /// Example: spattn calibrate hash_attention --import nets.safetensors --model DIR (scripts/import_hash_attention.py makes the file)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "tasks", "tokens", "length", "seed", "resume"])]
     import: Option<PathBuf>,
 
-    /// Go on with a training that was stopped, from the checkpoint in the folder that is written to
+    /// Resume a training that was stopped, from the checkpoint in the output folder
     ///
     /// Example: spattn calibrate hash_attention --out nets --resume
     #[arg(long)]
@@ -167,7 +166,7 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
         meter.end();
         let Some(outcome) = outcome? else {
             if resumable {
-                eprintln!("stopped; the same command with --resume goes on");
+                eprintln!("stopped; resume with the same command and --resume");
             }
             return Ok(Done::Interrupted);
         };
@@ -248,9 +247,9 @@ fn check_own(out: &Path, kind: &str) -> Result<(), UsageError> {
         let mut beginning = Vec::new();
         match given::plain(&path).and_then(|file| file.take(4096).read_to_end(&mut beginning)) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-            Err(e) => return Err(refused(format!("is there, and cannot be read: {e}"))),
+            Err(e) => return Err(refused(format!("exists, but cannot be read: {e}"))),
             Ok(_) if is_own(&beginning) => {}
-            Ok(_) => return Err(refused("is there, and spattn did not write it".to_owned())),
+            Ok(_) => return Err(refused("exists, and spattn did not write it".to_owned())),
         }
     }
     Ok(())

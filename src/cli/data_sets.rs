@@ -52,8 +52,8 @@ impl Selection {
 
 /// Download published data sets into a folder, and check their bytes.
 ///
-/// What is there and right is not downloaded again. Without network (or with HF_HUB_OFFLINE=1) it says which file to
-/// put where.
+/// Files that are complete are not downloaded again. Without network (or with HF_HUB_OFFLINE=1) it names the files to put there by
+/// hand.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn data fetch longbench
@@ -70,7 +70,7 @@ pub struct FetchArgs {
     from: Option<String>,
 }
 
-/// Show which published data sets a folder has.
+/// List the published data sets in a folder.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: spattn data list --data ~/data")]
 pub struct DataListArgs {
@@ -80,7 +80,7 @@ pub struct DataListArgs {
 
 /// Check data sets in a folder: bytes, fields and numbers of rows against the published ones.
 ///
-/// Exit status 1 if something is not as published, or if a data set that was named is not there.
+/// Exit status 1 if something differs from what was published, or if a named data set is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: spattn data check longbench --data ~/data")]
 pub struct CheckArgs {
@@ -100,7 +100,7 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     if folder.exists() && !folder.is_dir() {
         let what = format!("--data: {} is a file, not a folder", folder.display());
-        return Err(UsageError::new(what).hint("name a folder, which is made where there is none").into());
+        return Err(UsageError::new(what).hint("name a folder; it is created if it does not exist").into());
     }
     for set in args.selection.sets()? {
         for file in &set.files {
@@ -133,11 +133,11 @@ fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>)
     );
     let mirrored = from.map(|base| format!("{}/{}", base.trim_end_matches('/'), file.path));
     let Some(url) = mirrored.or_else(|| file.url.clone()) else {
-        return Err(UsageError::new(format!("{} cannot be downloaded by itself", file.path)).hint(by_hand).into());
+        return Err(UsageError::new(format!("{} cannot be downloaded automatically", file.path)).hint(by_hand).into());
     };
     let elsewhere = format!("on a machine with network, download it there; {by_hand}");
     if let Some(variable) = offline_by().filter(|_| !url.starts_with("file://")) {
-        let what = format!("{} cannot be had from {url}: {variable} is set", file.path);
+        let what = format!("{} cannot be downloaded from {url}: {variable} is set", file.path);
         return Err(UsageError::new(what).hint(elsewhere).into());
     }
     let mut unfinished = target.clone().into_os_string();
@@ -157,7 +157,7 @@ fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>)
 }
 
 fn not_fetched(job: &Job<'_>, error: DownloadError, elsewhere: &str) -> anyhow::Error {
-    let what = format!("{} cannot be had from {}: {error}", job.name, job.url);
+    let what = format!("{} cannot be downloaded from {}: {error}", job.name, job.url);
     let hint = error.hint(job.again());
     match error {
         DownloadError::Usage(_) | DownloadError::Unreadable { .. } => UsageError::new(what).hint(hint).into(),
@@ -190,7 +190,7 @@ pub fn list(args: &DataListArgs) -> Result<()> {
         };
         print_line(&format!("{:<13} {state:<24} {} [{}]", set.name, set.about, set.licence))?;
     }
-    print_line("\nGet one with: spattn data fetch NAME. See what is wrong with: spattn data check NAME")
+    print_line("\nTo download one: spattn data fetch NAME. To see what is wrong with it: spattn data check NAME")
 }
 
 /// Prints a line for each file and each part of a set.
@@ -201,7 +201,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     let folder = args.selection.folder()?;
     if !folder.is_dir() {
         let what = format!("there is no data folder {}", folder.display());
-        return Err(UsageError::new(what).hint("name one with --data, or begin with: spattn data fetch NAME").into());
+        return Err(UsageError::new(what).hint("name one with --data, or make it with: spattn data fetch NAME").into());
     }
     let named = !args.selection.names.is_empty();
     let (mut wrong, mut missing) = (0, 0);

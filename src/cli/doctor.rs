@@ -17,7 +17,7 @@ use spattn_model::hub::{CachedModel, HubOptions, cached_models, offline_by};
 use spattn_model::source::ModelSource;
 use spattn_tasks::published::{DataSet, Finding, State};
 
-/// Show what this machine and build can do, which models and data sets are there, and how to get what is missing.
+/// Show this machine and build, the models and data sets found, and commands that get what is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn doctor
@@ -97,8 +97,7 @@ impl Gpu {
         let line = |gpu: &GpuDevice| {
             let GpuDevice { device, name, capability, memory_bytes, free_bytes, driver, copy_bytes_per_s } = gpu;
             format!(
-                "--device {device}: {name}, compute capability {capability}, {} ({} free), driver for CUDA {driver}, copies \
-                 {:.2} TB/s",
+                "--device {device}: {name}, compute capability {capability}, {} ({} free), driver for CUDA {driver}, copy bandwidth {:.2} TB/s",
                 gigabytes(*memory_bytes as u64),
                 gigabytes(*free_bytes as u64),
                 copy_bytes_per_s / 1e12
@@ -107,7 +106,7 @@ impl Gpu {
         if self.usable {
             return self.devices.iter().map(line).collect();
         }
-        let seen = if self.seen.is_empty() { "none seen".to_owned() } else { self.seen.join(", ") };
+        let seen = if self.seen.is_empty() { "none found".to_owned() } else { self.seen.join(", ") };
         vec![self.reason.as_ref().map_or(seen.clone(), |reason| format!("{seen}; {reason}"))]
     }
 }
@@ -181,13 +180,13 @@ impl Findings {
         let Self { program: p, machine: m, models, data, .. } = self;
         let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), gigabytes);
         let place = |path: &Option<PathBuf>| path.as_ref().map_or("no folder".to_owned(), |p| p.display().to_string());
-        let lowered = if m.simd_lowered { ", by SPATTN_ISA" } else { "" };
+        let lowered = if m.simd_lowered { ", set by SPATTN_ISA" } else { "" };
         let offline = models.offline.then(|| format!(", offline ({})", offline_by().unwrap_or("HF_HUB_OFFLINE")));
         let offline = offline.unwrap_or_default();
         let mut lines = vec![
             ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
             ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),
-            ("simd", format!("{}{lowered}, products in bf16 by {}", m.simd, m.bf16_products)),
+            ("simd", format!("{}{lowered}, matrix products in bf16 by {}", m.simd, m.bf16_products)),
             ("memory", format!("{}, {} available", known(m.memory_bytes), known(m.memory_available_bytes))),
         ];
         lines.extend(self.gpu.lines().into_iter().map(|line| ("gpu", line)));

@@ -52,7 +52,7 @@ pub struct ExportEvalArgs {
     #[arg(long, value_name = "S", default_value_t = 42, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
-    /// Model whose tokenizer counts: builtin, a folder, or a hub id
+    /// Model whose tokenizer counts: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./checkpoint
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
@@ -64,7 +64,7 @@ pub struct ExportEvalArgs {
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
 
-    /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
+    /// Placement of needles and answers in generated examples: varied, or published (RULER's fixed shuffles)
     ///
     /// Example: --positions published
     #[arg(long, value_name = "HOW", default_value = "varied")]
@@ -76,7 +76,7 @@ pub struct ExportEvalArgs {
     #[arg(long)]
     no_chat: bool,
 
-    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    /// System prompt for the model's chat template: a text, or @FILE to read it from a file
     ///
     /// It counts as part of the length; rows hold the user's turn alone.
     ///
@@ -127,7 +127,7 @@ pub fn export_eval(args: &ExportEvalArgs) -> Result<()> {
     let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions, ..TaskOptions::default() };
     let tasks = resolve(&args.tasks, &options)?;
     if let Some(file) = tasks.iter().find(|t| !t.is_sized()) {
-        let what = format!("`{}` is a prepared file: there is nothing to generate", file.name());
+        let what = format!("`{}` is a file of rows already: there is nothing to generate", file.name());
         return Err(UsageError::new(what).hint("give tasks that are generated, such as ruler/vt").into());
     }
     let system = system_prompt(args.system_prompt.as_deref())?;

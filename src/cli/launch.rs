@@ -30,16 +30,16 @@ const JOBS: usize = 8;
 /// How a sweep is given to a scheduler.
 #[derive(Debug, Args)]
 pub(super) struct LaunchArgs {
-    /// Have a scheduler run it, in shards: plans, writes a batch script into --out, submits it, and returns
+    /// Run it on a cluster, in shards: write a plan and a batch script into --out, submit it, and return
     ///
-    /// With --dry-run it is written and printed, and not submitted. With --resume only those shards are submitted that are
-    /// neither done nor in the queue. `spattn status` shows how far they are, `spattn report` puts them together.
+    /// With --dry-run the script is written and printed, but not submitted. With --resume only shards are submitted that are neither
+    /// done nor in the queue. `spattn status` shows their progress, `spattn report` merges their results.
     ///
     /// Example: spattn sweep big.toml --launch slurm --jobs 32 --out /shared/big
     #[arg(long, value_name = "SCHEDULER", value_enum)]
     launch: Option<Scheduler>,
 
-    /// Shards to split it into, of about equal work; 8 if not given
+    /// Number of shards, of about equal work; 8 if not given
     ///
     /// Example: --launch slurm --jobs 100
     #[arg(long, value_name = "N", value_parser = numbers::shards, requires = "launch", allow_negative_numbers = true)]
@@ -51,13 +51,13 @@ pub(super) struct LaunchArgs {
     #[arg(long = "sbatch", value_name = "KEY=VALUE,...", requires = "launch", allow_hyphen_values = true)]
     options: Vec<String>,
 
-    /// What the site puts into batch scripts, a TOML file; configs/slurm.toml if that is there
+    /// TOML file with the site's settings for batch scripts; configs/slurm.toml if it exists
     ///
     /// Example: --sbatch-template our-cluster.toml
     #[arg(long, value_name = "FILE", requires = "launch")]
     sbatch_template: Option<PathBuf>,
 
-    /// With --resume, submit also shards that ended with parts that could not be run
+    /// With --resume, also submit shards that ended with failed parts
     ///
     /// Example: --launch slurm --out /shared/big --resume --retry-failed
     #[arg(long, requires = "launch", requires = "resume")]
@@ -104,7 +104,7 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     if shard.is_some() || overwrite.is_some() {
         let flag = if overwrite.is_some() { "--overwrite" } else { "--shard" };
         return Err(UsageError::new(format!("{flag} does not go with --launch"))
-            .hint("each task runs a shard of its own in a new folder; --jobs says how many")
+            .hint("each task runs one shard in a new folder; --jobs sets their number")
             .into());
     }
     let Some(out) = out else {
@@ -171,20 +171,20 @@ impl Sweep {
             None => Ok(Self { dir, plan, is_known: false }),
             Some(known) if known.is_same_work(&plan) => Ok(Self { dir, plan: known, is_known: true }),
             Some(known) => Err(UsageError::new(format!(
-                "{} was planned with another matrix or in other shards: {} records in {} shards, now {} in {}",
+                "{} was planned with other settings or shards: {} records in {} shards then, {} in {} now",
                 dir.display(),
                 known.records(),
                 known.shards.len(),
                 plan.records(),
                 plan.shards.len()
             ))
-            .hint("give the same config, flags and --jobs, or another --out folder; `spattn report` puts folders together")),
+            .hint("give the same config, flags and --jobs, or another --out folder; `spattn report` merges folders")),
         }
     }
 
     fn script(&self, arguments: &[String], template: &Template) -> Result<String> {
-        let program = std::env::current_exe().context("cannot tell where this program is")?;
-        let work = std::env::current_dir().context("cannot tell which folder this is")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
+        let work = std::env::current_dir().context("cannot find the current folder")?;
         let text = |path: &Path| match path.to_str() {
             Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
             _ => Err(UsageError::new(format!("{} cannot be written into a batch script", path.display()))
@@ -250,7 +250,7 @@ impl Sweep {
         let contexts: usize = plan.shards.iter().map(|shard| shard.contexts).fold(0, usize::saturating_add);
         let _ = writeln!(
             text,
-            "{} records on {contexts} contexts in {} shards; the longest has {:.2} of the mean work, as estimated",
+            "{} records on {contexts} contexts in {} shards; the longest has an estimated {:.2} of the mean work",
             plan.records(),
             plan.shards.len(),
             plan.imbalance()
@@ -265,7 +265,7 @@ impl Sweep {
         };
         let _ = match job {
             Some(job) => writeln!(text, "submitted {count} ({}) as job {job}", ranges(missing)),
-            None if missing.is_empty() => writeln!(text, "nothing is missing that is not in the queue"),
+            None if missing.is_empty() => writeln!(text, "nothing to submit: all missing shards are in the queue"),
             None => writeln!(
                 text,
                 "not submitted; to submit {count}: sbatch --array={} {}",
@@ -273,7 +273,7 @@ impl Sweep {
                 script.display()
             ),
         };
-        let _ = writeln!(text, "spattn status {shown} shows how far it is, spattn report {shown} puts it together");
+        let _ = writeln!(text, "spattn status {shown} shows its progress, spattn report {shown} merges its results");
         Ok(text)
     }
 }

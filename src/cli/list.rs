@@ -65,8 +65,8 @@ pub fn list_catalog(args: ListArgs) -> Result<()> {
         (_, []) => methods::all().collect(),
         (What::Methods, names) => names.iter().map(|name| methods::find(name)).collect::<Result<Vec<_>, _>>()?,
         (_, [name, ..]) => {
-            return Err(UsageError::new(format!("`{name}` is one name too many"))
-                .hint("names choose among methods: spattn list methods NAME")
+            return Err(UsageError::new(format!("unexpected name `{name}`"))
+                .hint("only methods can be listed by name: spattn list methods NAME")
                 .into());
         }
     };
@@ -110,7 +110,7 @@ fn tasks_text() -> String {
 fn metrics_text() -> String {
     let all: String = Metric::all().map(|metric| format!("{:<22} {}\n", metric.name(), metric.about())).collect();
     format!(
-        "{all}\nUse with: spattn score FILE --metric NAME, or spattn eval -t jsonl:FILE:metric=NAME; tasks have theirs: spattn list tasks"
+        "{all}\nUse with: spattn score FILE --metric NAME, or spattn eval -t jsonl:FILE:metric=NAME; `spattn list tasks` shows the metric of each task"
     )
 }
 
@@ -198,7 +198,8 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
 /// The forms of `--model`, with what each is.
 fn models() -> [(&'static str, String); 3] {
     let families = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
-    let hub = "a repository on the Hugging Face hub; its cache is honoured (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN)";
+    let hub =
+        "a repository on the Hugging Face hub; its cache and settings are used (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN)";
     [
         ("builtin", "the small Llama inside this program; needs no file and no network".to_owned()),
         ("DIR", format!("a folder with config.json, tokenizer.json and safetensors weights ({families})")),
@@ -225,7 +226,7 @@ fn analyses_text() -> String {
         format!("{}\n  {}\n    {:<12} {}\n{methods}\n", a.name, a.about, "shown in", a.reference)
     };
     let all: String = ANALYSES.iter().map(one).collect();
-    format!("{all}Use with: spattn analyze NAME --out DIR; methods are those that are looked at unless -m names others")
+    format!("{all}Use with: spattn analyze NAME --out DIR; `methods` are the default ones; -m names others")
 }
 
 fn analyses_json() -> Value {
@@ -245,9 +246,7 @@ fn configs_text() -> Result<String> {
         text += &format!("{:<28} {:<14} {}\n", shipped.name, status(&item), item.title);
     }
     Ok(text
-        + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. Of these, `both` runs on the \
-           paper's model and on the built-in one, `model` and `builtin` on one alone; `times` is judged by times that were taken on a GPU; `missing` \
-           cannot be run, and says why.\n\
+        + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. `both` runs on the paper's model and on the built-in one, `model` and `builtin` on that one only; `times` uses times measured on a GPU; `missing` cannot be run, for the reason that the item gives.\n\
            Use with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
            TOML file of your own with the same keys)")
 }

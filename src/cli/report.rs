@@ -17,11 +17,11 @@ use spattn_eval::folder::owned_files;
 use spattn_eval::records::store::load_manifest;
 use spattn_eval::summary::warnings::in_short;
 
-/// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
+/// Make tables, plots and an HTML page from the records of one or more runs.
 ///
-/// Needs no model. Shards and runs of other methods, tasks or lengths become one table; runs whose models or versions
-/// differ keep rows of their own, and it is said in what they differ. The same records give the same files. The folder of a
-/// `spattn bench` has its page and plots drawn again.
+/// Needs no model. Shards, and runs with other methods, tasks or lengths, are merged into one table; runs whose models or versions
+/// differ keep separate rows, and a note names the difference. The same records give the same files. For a folder of
+/// `spattn bench`, its page and plots are made again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn report results/qwen-4k                    draws its files again
@@ -36,20 +36,19 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
 
-    /// Folder for tables, plots and report.html; the run's own if one DIR is given and no format to print
+    /// Folder for tables, plots and report.html; the run's own folder if there is one DIR and no --format
     ///
     /// Example: --out results/merged
     #[arg(short = 'o', long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// What goes downwards in tables of your own: model, protocol, task, length, method, or a method's parameter
+    /// Rows of custom tables: model, protocol, task, length, method, or a method's parameter
     ///
-    /// Example: --rows method --columns length. What is in neither is averaged over tasks and lengths, and has tables
-    /// of its own otherwise.
+    /// Example: --rows method --columns length. Tasks and lengths in neither are averaged; all else in neither gets a table for each value.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     rows: Vec<String>,
 
-    /// What goes to the right
+    /// Columns of custom tables
     ///
     /// Example: --rows K --columns L
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
@@ -61,29 +60,29 @@ pub struct ReportArgs {
     #[arg(long = "value", value_name = "NAME,...", value_delimiter = ',')]
     values: Vec<String>,
 
-    /// Leave out all that was timed, which no two runs have alike: what is left are the same bytes wherever it was run
+    /// Leave out all times: the remaining files are the same, byte for byte, on every machine
     ///
-    /// Times are 0 then, where a column cannot be empty.
+    /// Columns that cannot be empty show a time of 0.
     ///
     /// Example: spattn report results/big --no-times --out compare
     #[arg(long)]
     no_times: bool,
 
-    /// Leave intervals out of tables: those that are printed, and those for LaTeX
+    /// Leave intervals out of printed tables and of those for LaTeX
     ///
     /// Example: spattn report results/qwen --format latex --no-ci
     #[arg(long)]
     no_ci: bool,
 
-    /// Draw all plots, however many pages they have; else of each kind the first 32 pages are drawn, and it is said which are not
+    /// Draw all pages of all plots; by default the first 32 pages of each kind are drawn, and a note names the others
     ///
     /// Example: spattn report results/big --all-plots
     #[arg(long)]
     all_plots: bool,
-    /// Leave the user out of what is written and printed: paths are names, and there is no command line and system prompt
+    /// Write and print nothing that names the user: no command line or system prompt, and of paths only the last part
     ///
-    /// Of a run that was made without it, into another folder: the run's own records and manifest stay as they are.
-    /// docs/privacy.md lists what is in them.
+    /// If the run was made without this flag, --out has to be another folder: the run's own records and manifest are not changed.
+    /// docs/privacy.md lists what they hold.
     ///
     /// Example: spattn report results/qwen --anonymous --out to-publish
     #[arg(long)]
@@ -157,7 +156,7 @@ impl ReportArgs {
         let is_anonymous = |dir: &Path| load_manifest(dir).is_ok_and(|stored| stored["config"]["anonymous"] == true);
         match self.dirs.iter().find(|dir| Some(whole(dir)) == out && !is_anonymous(dir)) {
             Some(dir) => {
-                Err(UsageError::new(format!("the records and the manifest in {} say who made them", dir.display()))
+                Err(UsageError::new(format!("the records and the manifest in {} name the user", dir.display()))
                     .hint("write the report into another folder: --anonymous --out DIR"))
             }
             None => {
@@ -170,8 +169,8 @@ impl ReportArgs {
     /// Draws a stored benchmark again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
         if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
-            return Err(UsageError::new(format!("{} holds a bench, which is drawn as it is", dir.display()))
-                .hint("leave out all but --out; tables of your own can be made from its bench.csv")
+            return Err(UsageError::new(format!("{} holds a bench, for which --out is the only flag", dir.display()))
+                .hint("leave out the other flags; bench.csv has all rows for tables of your own")
                 .into());
         }
         let out = self.out.as_deref().unwrap_or(dir);
@@ -210,15 +209,15 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {
         let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
-        return Err(UsageError::new(format!("there is no record in {}", dirs.join(", ")))
-            .hint("the run ended before its first example was done: go on with --resume, or give another folder")
+        return Err(UsageError::new(format!("there are no records in {}", dirs.join(", ")))
+            .hint("the run ended before it finished an example: resume it with --resume, or give another folder")
             .into());
     }
     if let Some(out) = args.folder() {
         owned_files::check(&out, &owned_files::REPORT)?;
     }
     let empty = merged.sources.iter().filter(|source| source.records == 0);
-    empty.for_each(|source| eprintln!("note: there is no record in {}", source.dir.display()));
+    empty.for_each(|source| eprintln!("note: there are no records in {}", source.dir.display()));
     if args.no_times {
         merged.leave_out_times();
     }

@@ -45,12 +45,12 @@ const FOUND: &str = "found";
 /// The subfolder of the calibrations' units, within an item's run.
 const LEARNED: &str = "learned";
 
-/// Reproduce the papers' tables and figures: published numbers beside ours, and whether what is claimed holds.
+/// Reproduce the papers' tables and figures: published numbers beside ours, and a verdict on each claim.
 ///
 /// Each item is a file (`spattn list configs` shows them): a run at the paper's own setting, a run on the built-in model,
-/// the published numbers, and claims that are tested by paired intervals. What is of attention itself is looked at as `spattn analyze`
-/// does, of what calibrations learn they are trained; latencies are judged by times that were taken on a GPU. Runs are resumed where they stopped; the page of
-/// all items is RESULTS.md in --out, with a table, a plot and the verdicts of each beside it.
+/// the published numbers, and claims that are tested by paired intervals. Items about attention itself run the analyses of
+/// `spattn analyze`, items about calibrations train them, and items about latency use times measured on a GPU. Runs that were
+/// stopped are resumed. RESULTS.md in --out has a table, a plot and the verdicts of each item.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn reproduce --builtin
@@ -58,31 +58,31 @@ const LEARNED: &str = "learned";
   spattn reproduce hip --dry-run --model ./Llama-3.1-8B-Instruct
   spattn reproduce magicpig/table-3 --model ./Llama-3.1-8B-Instruct --device cuda")]
 pub struct ReproduceArgs {
-    /// A paper, PAPER/ITEM, or a file like one of theirs (ending in .toml); all if not given
+    /// A paper, PAPER/ITEM, or an item's file (ending in .toml); all items if not given
     ///
     /// Example: spattn reproduce magicpig/table-3
     #[arg(value_name = "PAPER[/ITEM]|FILE")]
     what: Option<String>,
 
-    /// Run on the built-in model, nearest in spirit: no download, minutes
+    /// Run a similar, small experiment on the built-in model: minutes, and no download
     ///
     /// Example: spattn reproduce --builtin
     #[arg(long)]
     builtin: bool,
 
-    /// Judge and draw what was run before, and run nothing; where no records are left, what came of them is drawn
+    /// Run nothing: make verdicts and plots of earlier runs, or of their stored results if the records are gone
     ///
     /// Example: spattn reproduce --builtin --draw-only
     #[arg(long, conflicts_with = "dry_run")]
     draw_only: bool,
 
-    /// Print what would be run, with about how much time and memory, and run nothing
+    /// Print what would run, with estimated time and memory, and run nothing
     ///
     /// Example: spattn reproduce magicpig --dry-run
     #[arg(long)]
     dry_run: bool,
 
-    /// Model to run in place of the paper's: a folder or a hub id
+    /// Model to run in place of the paper's: a folder, a GGUF file or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(long, value_name = "DIR|HUB_ID[@REV]", conflicts_with = "builtin")]
@@ -100,7 +100,7 @@ pub struct ReproduceArgs {
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
 
-    /// Examples for each task and length, in place of the items' own numbers
+    /// Examples for each task and length, instead of the items' own numbers
     ///
     /// Example: --samples 5
     #[arg(short = 'n', long, value_name = "N", value_parser = numbers::samples, allow_negative_numbers = true)]
@@ -112,7 +112,7 @@ pub struct ReproduceArgs {
     #[arg(short = 'o', long, value_name = "DIR", default_value = OUT)]
     out: PathBuf,
 
-    /// Throw away the runs that are there and start anew
+    /// Delete earlier runs and start again
     ///
     /// Example: spattn reproduce topk --builtin --overwrite
     #[arg(long, conflicts_with_all = ["draw_only", "dry_run"])]
@@ -121,9 +121,9 @@ pub struct ReproduceArgs {
     #[command(flatten)]
     pub(super) threads: ThreadsFlag,
 
-    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    /// Write nothing that names the user: no command line, host, job or system prompt, and of paths only the last part
     ///
-    /// docs/privacy.md lists what is written with it and without.
+    /// docs/privacy.md lists what is written with and without this flag.
     ///
     /// Example: spattn reproduce hip --model ~/models/qwen --anonymous
     #[arg(long)]
@@ -179,15 +179,15 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(error)));
     match failed.len() {
         0 => Ok(Done::Completed),
-        n => Err(anyhow!("{n} of {count} items could not be run in whole")),
+        n => Err(anyhow!("{n} of {count} items could not be run completely")),
     }
 }
 
 fn why_not(item: &Item) -> String {
     match (&item.missing, &item.bench) {
         (Some(missing), _) => missing.clone(),
-        (None, Some(bench)) => format!("it is judged by times: {}", bench.tables.join(", ")),
-        (None, None) => "it has no such run".to_owned(),
+        (None, Some(bench)) => format!("it uses measured times: {}", bench.tables.join(", ")),
+        (None, None) => "it has no run on this model".to_owned(),
     }
 }
 
@@ -293,7 +293,7 @@ impl ReproduceArgs {
             let list = |names: &[String]| names.join(", ");
             let lengths: Vec<String> = observing.lengths.iter().map(ToString::to_string).collect();
             print_line(&format!(
-                "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}: in about {}, with up to {}\n",
+                "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}: about {}, with up to {}\n",
                 observing.model,
                 list(&lengths),
                 list(&observing.tasks),
@@ -306,8 +306,7 @@ impl ReproduceArgs {
             let Learning { model, tokens, length, .. } = learning;
             let (seconds, bytes) = self.lesson(learning, &self.run_folder(name).join(LEARNED))?.check()?;
             print_line(&format!(
-                "{model} has {} calibrations learned, each of {tokens} tokens in blocks of up to {length}: {}; they are read in about \
-                 {}, with up to {}, and training comes on top\n",
+                "{model} is calibrated {} times, with {tokens} tokens each in blocks of up to {length}: {}; reading takes about {}, with up to {}, and training comes on top\n",
                 learning.calibrations.len(),
                 learning.calibrations.join(", "),
                 duration(seconds),

@@ -17,12 +17,12 @@ use spattn_tasks::answers;
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::rows::{RowSource, Rows};
 
-/// Score predictions made elsewhere, or those of a run again.
+/// Score predictions of other programs, or those of a run again.
 ///
 /// Each line of a file is a JSON object with `prediction` (or `pred`), and the answers under `answers`, `outputs`,
 /// `ground_truths` or `references`: one string or a list. Classification also needs `all_classes`. Without --metric and
-/// --dataset, how to score is what the rows say (`metric` and `first_line` in a run's samples.jsonl, `dataset`) or what
-/// the file is called, as in LongBench's pred/MODEL/hotpotqa.jsonl and RULER's pred/niah_single_1.jsonl.
+/// --dataset, the metric is taken from the rows (`metric` and `first_line` in a run's samples.jsonl, or `dataset`) or from the
+/// name of the file, as in LongBench's pred/MODEL/hotpotqa.jsonl and RULER's pred/niah_single_1.jsonl.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Examples:
   spattn score predictions.jsonl --dataset hotpotqa --json
@@ -36,13 +36,13 @@ pub struct ScoreArgs {
     #[arg(value_name = "FILE.jsonl|DIR")]
     pub file: PathBuf,
 
-    /// How to score each line: the name of a metric
+    /// Metric that scores each line
     ///
     /// Example: --metric qa_f1 (`spattn list metrics` shows all)
     #[arg(long, value_name = "NAME", conflicts_with = "dataset")]
     pub metric: Option<String>,
 
-    /// Score as a LongBench data set or a RULER task is scored, with its cut to the first line
+    /// Score as for this LongBench data set or RULER task, with its cut to the first line
     ///
     /// Example: --dataset trec, --dataset longbench/hotpotqa, --dataset ruler/qa_1
     #[arg(long, value_name = "NAME")]
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn rows_that_do_not_say_how_to_score_them_need_to_be_told() {
         let error = score("{\"pred\": \"x\", \"answers\": [\"x\"]}", None, None).unwrap_err();
-        assert!(error.what.contains("says how to score it") && error.hint.unwrap().contains("--dataset"));
+        assert!(error.what.contains("the metric is unknown") && error.hint.unwrap().contains("--dataset"));
         let by_row = score("{\"pred\": \"x\", \"answers\": [\"x\"], \"dataset\": \"qasper_e\"}", None, None).unwrap();
         assert_eq!(by_row.groups, [group("longbench/qasper", "qa_f1", 1, 100.0, 0)]);
     }
@@ -411,7 +411,7 @@ mod tests {
                 None,
                 "`prediction` and `pred` differ",
             ),
-            (r#"{"pred": "x", "answers": "['a', 'b']"}"#, Some("qa_f1"), None, "a list that was written as a text"),
+            (r#"{"pred": "x", "answers": "['a', 'b']"}"#, Some("qa_f1"), None, "a list written as text"),
             (
                 r#"{"pred": "x", "answers": [12345678901234567890123]}"#,
                 Some("qa_f1"),
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(score(same, Some("qa_f1"), None).unwrap().rows, [1.0]);
         let none = r#"{"pred": "a", "answers": ["a"], "all_classes": ["b"]}"#;
         let report = score(none, None, Some("trec")).unwrap();
-        assert!(report.rows == [0.0] && report.notes[0].contains("1 row has answers of which"), "{:?}", report.notes);
+        assert!(report.rows == [0.0] && report.notes[0].contains("1 row has answers that"), "{:?}", report.notes);
     }
 
     #[test]
@@ -476,15 +476,11 @@ mod tests {
             }
         }
         let error = score(&row("\"the\""), Some("qa_f1"), None).unwrap_err();
-        assert!(error.what.contains(":1: `qa_f1` compares nothing of the answer \"the\""), "{error}");
+        assert!(error.what.contains(":1: `qa_f1` ignores all of the answer \"the\""), "{error}");
         // LongBench's program accepts such a row, and scores it 0.
         let published = score(&(row("\"the\"") + &row("\"x\"")), None, Some("hotpotqa")).unwrap();
         assert_eq!(published.rows, [0.0, 0.0]);
-        assert!(
-            published.notes[0].contains("1 row has answers of which `qa_f1` compares nothing"),
-            "{:?}",
-            published.notes
-        );
+        assert!(published.notes[0].contains("1 row has answers that `qa_f1` ignores"), "{:?}", published.notes);
     }
 
     #[test]

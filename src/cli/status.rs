@@ -19,10 +19,10 @@ const MOST_LINES: usize = 60;
 /// The interval of --watch.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Show how far a sweep is: shards, records, current scores, and about how long it takes yet.
+/// Show the progress of a sweep: shards, records, current scores and an estimate of the time left.
 ///
-/// Reads the folder alone, which any machine can do that sees it; where squeue and sacct are there, they say what waits and
-/// what was killed. `spattn report DIR` makes tables of what is there at any time.
+/// Reads the folder only, on any machine that has access to it; with squeue and sacct it also shows what is queued and what was
+/// killed. `spattn report DIR` makes tables of the records so far.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn status /shared/big
@@ -35,7 +35,7 @@ pub struct StatusArgs {
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 
-    /// Look again every five seconds, until all is done
+    /// Print it again every five seconds, until all is done
     ///
     /// Example: spattn status /shared/big --watch
     #[arg(short, long, conflicts_with = "json")]
@@ -89,7 +89,7 @@ fn as_text(dir: &str, status: &Status) -> String {
         let _ = writeln!(text, "about {} left {how}, at the pace so far", duration(seconds));
     }
     if !status.knows_queue && status.expected.is_some() && !status.is_over() {
-        text += "(squeue cannot be asked here: what waits in the queue is shown as waiting, stopped or failed)\n";
+        text += "(squeue does not work here: shards in the queue are shown as waiting, stopped or failed)\n";
     }
     table(&mut text, status);
     balance(&mut text, status);
@@ -155,7 +155,7 @@ fn balance(text: &mut String, status: &Status) {
     let measured = [("time", balance.seconds), ("processor time", balance.processor)];
     let measured = measured.into_iter().filter_map(|(of, ratio)| Some(format!("{:.2} of {of}", ratio?)));
     let told: Vec<String> = std::iter::once(format!("{:.2} as estimated", balance.estimated)).chain(measured).collect();
-    let _ = writeln!(text, "\nlongest over mean of {} shards that are done: {}", balance.shards, told.join(", "));
+    let _ = writeln!(text, "\nlongest over mean work of the {} completed shards: {}", balance.shards, told.join(", "));
     let mut done: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state == State::Done).collect();
     let work = |shard: &ShardStatus| shard.work.unwrap_or(0) as f64;
     let mean = done.iter().map(|shard| work(shard)).sum::<f64>() / done.len() as f64;

@@ -13,8 +13,8 @@ use spattn_eval::config::run_config::RunConfig;
 ///
 /// CONFIG has the keys of a config of `eval`, of which model, seed, sparse_from, sink, local and dense_layers may be
 /// lists; every combination is run. Keys that it leaves out are those of the config `quick`. An example is prefilled once
-/// for all methods and protocols. What cannot be run is left out and listed at the end (exit status 1). A sweep that was
-/// stopped goes on with --out DIR --resume. With --launch a scheduler runs it in shards on many machines.
+/// for all methods and protocols. Parts that cannot be run are left out and listed at the end (exit status 1). A sweep that
+/// was stopped is resumed with --out DIR --resume. With --launch a scheduler runs it in shards on many machines.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn sweep kl-grid
@@ -29,7 +29,7 @@ pub struct SweepArgs {
     #[arg(value_name = "CONFIG")]
     config: String,
 
-    /// Print what would be run, with about how much time and memory, and run nothing
+    /// Print what would run, with estimated time and memory, and run nothing
     ///
     /// Example: spattn sweep kl-grid --dry-run
     #[arg(long)]

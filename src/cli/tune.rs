@@ -159,8 +159,8 @@ impl AdaptiveSource for Asking {
     fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()> {
         let has_no_score = |task: &&dyn Task| task.likelihood().is_some_and(|t| t.measure() != Measure::Score);
         if let Some(task) = tasks.iter().map(AsRef::as_ref).find(has_no_score) {
-            return Err(UsageError::new(format!("{} has no score that points could be lost of", task.name()))
-                .hint("tune on tasks whose answers are right or wrong; spattn eval gives perplexities by budget")
+            return Err(UsageError::new(format!("{} is not scored in points", task.name()))
+                .hint("tune on tasks with answers; for perplexity by budget use spattn eval")
                 .into());
         }
         let places = tasks.iter().map(|task| if task.is_sized() { self.lengths } else { 1 }).sum();
@@ -168,8 +168,7 @@ impl AdaptiveSource for Asking {
         let few = fewest_samples(&self.goal, places, self.most_candidates).filter(|fewest| *fewest > most);
         if let Some(fewest) = few {
             eprintln!(
-                "note: to be certain of a loss below {points} points takes {fewest} samples of each task even where nothing \
-                 is lost, and --max-samples is {most}"
+                "note: a loss below {points} points cannot be shown with less than {fewest} samples of each task, and --max-samples is {most}"
             );
         }
         Ok(())

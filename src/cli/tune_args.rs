@@ -8,12 +8,12 @@ use super::numbers;
 use super::run_flags::{CalibrationFlag, ExtrapolationFlag, QuietFlag, ThreadsFlag};
 use spattn_lab::tune::grid::DENSITY;
 
-/// Find the smallest budget of a method whose loss to `full` is within --delta points, and say how sure that is.
+/// Find the smallest budget of a method whose loss against `full` is at most --delta points, with a given confidence.
 ///
-/// Candidates are values of one parameter (density, if none is named) on a logarithmic scale. They are run on the same
-/// examples, from one prefix each; the search closes in on the boundary, and takes twice as many samples until one candidate
-/// is certain to be within and the next lower one certain not to be. Bounds hold however often it looks, and for all
-/// candidates of a method together. The folder is that of an ordinary run, which `spattn report` draws as any other.
+/// Candidates are values of one parameter (by default density) on a logarithmic scale. They run on the same examples, with one
+/// prefill each; the search narrows down to the limit, and doubles the samples until one candidate is certainly within it and
+/// the next lower one certainly is not. The bounds are valid at every stop of the search, and for all candidates of a method
+/// together. The folder is that of an ordinary run, and `spattn report` reads it as any other.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn tune -m quest -t ruler/vt,ruler/niah_single_2 -l 4K --delta 5
@@ -23,7 +23,7 @@ use spattn_lab::tune::grid::DENSITY;
   spattn tune -m magicpig --target error=0.1 -t ruler/vt,ruler/cwe -l 4K
   spattn tune -m topk:k=64 --schedules -t ruler/vt,ruler/cwe -l 4K")]
 pub struct TuneArgs {
-    /// Method to tune, with its other parameters; may be repeated, and each value of a grid is tuned by itself
+    /// Method to tune, with its other parameters; may be repeated, and each value of a grid is tuned separately
     ///
     /// Example: -m 'quest:page={16,32}' -m hash_attention
     #[arg(short = 'm', long = "method", value_name = "SPEC", required = true)]
@@ -31,83 +31,83 @@ pub struct TuneArgs {
 
     /// Find K and L of magicpig instead, for a density or for a relative error of the attention output
     ///
-    /// The collision law predicts both for a grid of shapes from the angles between queries and keys of some prompts; the best
-    /// are then checked with real tables on as many others.
+    /// For a grid of K and L, both are predicted from the angles between queries and keys of some prompts; the best are then checked
+    /// with real tables on as many other prompts.
     ///
     /// Example: -m magicpig --target density=0.05, --target error=0.1
     #[arg(long, value_name = "density=X|error=X", group = "measured", conflicts_with_all = ["schedules", "parameter", "range", "steps", "delta", "confidence", "max_samples", "sparse_from", "tail", "calibration", "no_chat", "allow_extrapolation"])]
     pub(super) target: Option<String>,
 
-    /// Find how the method's budget is best dealt out to layers instead: a value of its parameter `schedule`
+    /// Find the best distribution of the method's budget over layers instead: a value of its parameter `schedule`
     ///
-    /// Entropy and error by layer are measured on some prompts, schedules of equal total made from them (uniform, growing, falling,
-    /// by entropy, greedy by error), and each measured on as many others.
+    /// Entropy and error by layer are measured on some prompts. Schedules of equal total are made from them (uniform, growing, falling,
+    /// by entropy, greedy by error), and each is measured on as many other prompts.
     ///
     /// Example: -m topk:k=64 --schedules
     #[arg(long, group = "measured", conflicts_with_all = ["parameter", "range", "steps", "delta", "confidence", "max_samples", "sparse_from", "tail", "calibration", "no_chat", "allow_extrapolation"])]
     pub(super) schedules: bool,
 
-    /// With --target or --schedules: prompts of each task to predict from, and as many others to check on
+    /// With --target or --schedules: prompts of each task to predict from, and as many more to check on
     ///
     /// Example: --prompts 4
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true, requires = "measured")]
     pub(super) prompts: usize,
 
-    /// With --target or --schedules: last tokens of each prompt whose queries are looked at
+    /// With --target or --schedules: number of last tokens of each prompt whose queries are measured
     ///
     /// Example: --queries 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::queries, allow_negative_numbers = true, requires = "measured")]
     pub(super) queries: usize,
 
-    /// With --target: samples that are drawn for each query and shape, and draws of hyperplanes that shapes are checked with
+    /// With --target: random samples for each query and shape, and draws of hyperplanes to check shapes with
     ///
     /// Example: --draws 8
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::draws, allow_negative_numbers = true, requires = "target")]
     pub(super) draws: usize,
 
-    /// What is tuned: a parameter of the methods whose values are numbers
+    /// Parameter to tune, whose values are numbers
     ///
     /// Example: --parameter k
     #[arg(short = 'p', long, value_name = "KEY", default_value = DENSITY)]
     pub(super) parameter: String,
 
-    /// Values from the smallest budget to the greatest; 0.01..0.5 for densities
+    /// Values from the smallest budget to the largest; 0.01..0.5 for densities if not given
     ///
     /// Example: --range 16..1024 (or 12..4, where less of the parameter is more)
     #[arg(long, value_name = "FROM..TO", allow_hyphen_values = true)]
     pub(super) range: Option<String>,
 
-    /// Candidates in that range
+    /// Number of candidates in that range
     ///
     /// Example: --steps 20
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = numbers::candidates, allow_negative_numbers = true)]
     pub(super) steps: usize,
 
-    /// Points of score that may be lost to `full`, mean over tasks
+    /// Largest acceptable loss against `full` in points of score, mean over tasks
     ///
     /// Example: --delta 2.5
     #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = numbers::points, allow_negative_numbers = true)]
     pub(super) delta: f64,
 
-    /// Probability with which all verdicts on the candidates of a method are right
+    /// Probability that all verdicts on the candidates of a method are right
     ///
     /// Example: --confidence 0.9
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = numbers::confidence, allow_negative_numbers = true)]
     pub(super) confidence: f64,
 
-    /// Samples of each task and length at most; it starts with 8
+    /// Largest number of samples of each task and length; the search starts with 8
     ///
     /// Example: --max-samples 128
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = numbers::samples, allow_negative_numbers = true)]
     pub(super) max_samples: usize,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     pub(super) model: String,
 
-    /// Tasks or groups, all of which weigh equally; may be repeated
+    /// Tasks or groups, with equal weights; may be repeated
     ///
     /// Example: --task ruler/vt,ruler/cwe
     #[arg(short = 't', long = "task", value_name = "TASK,...")]
@@ -119,7 +119,7 @@ pub struct TuneArgs {
     #[arg(short = 'l', long = "length", value_name = "N,...", value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
     pub(super) lengths: Vec<usize>,
 
-    /// Seed of the examples and of methods that draw
+    /// Seed of the examples and of methods that use random numbers
     ///
     /// Example: --seed 7
     #[arg(long, value_name = "S", value_parser = numbers::seed, allow_negative_numbers = true)]
@@ -131,25 +131,25 @@ pub struct TuneArgs {
     #[arg(long, value_name = "WHERE")]
     pub(super) sparse_from: Option<String>,
 
-    /// First tokens that every method attends
+    /// Attention sink: number of first tokens that every method attends
     ///
     /// Example: --sink 4
     #[arg(long, value_name = "N", value_parser = numbers::static_tokens, allow_negative_numbers = true)]
     pub(super) sink: Option<usize>,
 
-    /// Last tokens of the prefix that every method attends
+    /// Recent window: number of last tokens of the prefix that every method attends
     ///
     /// Example: --local 64
     #[arg(long, value_name = "N", value_parser = numbers::static_tokens, allow_negative_numbers = true)]
     pub(super) local: Option<usize>,
 
-    /// Layers that attend everything: none, layers, spans, or shares of the depth
+    /// Layers with dense attention: none, layers, spans, or shares of the depth
     ///
     /// Example: --dense-layers 0,1 or --dense-layers 0+50%
     #[arg(long, value_name = "LIST")]
     pub(super) dense_layers: Option<String>,
 
-    /// What becomes of the tokens after the prefix: exact, window:N or indexed
+    /// Attention to tokens after the prefix: exact, window:N or indexed
     ///
     /// Example: --tail indexed
     #[arg(long, value_name = "RULE")]
@@ -161,7 +161,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "cpu|cuda[:i]")]
     pub(super) device: Option<String>,
 
-    /// Storage of weights, keys and values: f32, bf16 or f16; the checkpoint's own if not given
+    /// Storage type of weights, keys and values: f32, bf16 or f16; the checkpoint's own if not given
     ///
     /// Example: --dtype bf16
     #[arg(long, value_name = "TYPE")]
@@ -176,13 +176,13 @@ pub struct TuneArgs {
     #[arg(short = 'o', long, value_name = "DIR", default_value = "tuned")]
     pub(super) out: PathBuf,
 
-    /// Go on in --out: records and measurements that are there are kept; more samples may be allowed than before
+    /// Resume the search in --out: records and measurements are kept; --max-samples may be raised
     ///
     /// Example: --out tuned/quest --resume --max-samples 1000
     #[arg(long, conflicts_with = "overwrite")]
     pub(super) resume: bool,
 
-    /// Throw away the records in --out and start anew
+    /// Delete the records in --out and start again
     ///
     /// Example: --out tuned/quest --overwrite
     #[arg(long)]
@@ -197,13 +197,13 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub(super) calibration: CalibrationFlag,
 
-    /// Give the model plain text even if it has a chat template
+    /// Give the model plain text, even if it has a chat template
     ///
     /// Example: --no-chat
     #[arg(long)]
     pub(super) no_chat: bool,
 
-    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    /// System prompt for the model's chat template: a text, or @FILE to read it from a file
     ///
     /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
     #[arg(long, value_name = "TEXT|@FILE")]
@@ -212,9 +212,9 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub(super) allow_extrapolation: ExtrapolationFlag,
 
-    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    /// Write nothing that names the user: no command line, host, job or system prompt, and of paths only the last part
     ///
-    /// docs/privacy.md lists what is written with it and without. A search goes on with it, or without it, as it began.
+    /// docs/privacy.md lists what is written with and without this flag. A search is resumed with it or without it, as it began.
     ///
     /// Example: --model ~/models/qwen --anonymous
     #[arg(long)]
@@ -223,7 +223,7 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub(super) quiet: QuietFlag,
 
-    /// Print what was found as JSON instead of tables
+    /// Print the results as JSON instead of tables
     ///
     /// Example: spattn tune -m quest --json | jq -r '.methods[].spec'
     #[arg(long)]

@@ -67,7 +67,7 @@ impl Reading {
             [length] => *length,
             _ => {
                 return Err(UsageError::new(format!("{flag} takes prompts of one length"))
-                    .hint("what is found changes with the length: find it for each --length by itself")
+                    .hint("the best setting depends on the length: run it once for each --length")
                     .into());
             }
         };
@@ -186,7 +186,7 @@ impl Reading {
 pub(super) fn is_stop(error: &anyhow::Error) -> bool {
     let is_stop = error.is::<Stopped>();
     if is_stop {
-        eprintln!("interrupted: the same command with --resume goes on");
+        eprintln!("interrupted: resume with the same command and --resume");
     }
     is_stop
 }

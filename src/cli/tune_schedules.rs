@@ -23,7 +23,7 @@ pub(super) fn find_schedule(args: &TuneArgs) -> Result<Done> {
         specs.extend(expand_grid(text)?);
     }
     let [spec] = specs.as_slice() else {
-        return Err(UsageError::new("--schedules takes one method").hint("find a schedule for each by itself").into());
+        return Err(UsageError::new("--schedules takes one method").hint("run it once for each method").into());
     };
     let reading = Reading::open(args, "--schedules")?;
     let method = Budgeted::new(spec, &args.policy()?, &reading.loaded.model)?;

@@ -64,7 +64,7 @@ fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
         specs.extend(expand_grid(text)?);
     }
     if specs.len() > 1 {
-        return Err(UsageError::new("--target takes one method").hint("find K and L for each by itself"));
+        return Err(UsageError::new("--target takes one method").hint("run it once for each method"));
     }
     let spec = specs.pop().ok_or_else(|| UsageError::new("no method was given").hint("for example -m magicpig"))?;
     Sampler::new(spec, &args.policy()?)

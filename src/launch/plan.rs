@@ -91,7 +91,7 @@ impl SweepPlan {
             UsageError::new(format!("cannot read {}: {e}", path.display()))
                 .hint("give the folder that `spattn sweep --launch slurm` wrote to")
         })?;
-        let wrong = |what: &str| UsageError::new(format!("{}: {what}", path.display())).hint("plan the sweep anew");
+        let wrong = |what: &str| UsageError::new(format!("{}: {what}", path.display())).hint("plan the sweep again");
         let plan: Self = serde_json::from_slice(&text).map_err(|e| wrong(&in_plain_words(&e.to_string())))?;
         if plan.shards.is_empty() { Err(wrong("it has no shards")) } else { Ok(plan) }
     }

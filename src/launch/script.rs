@@ -95,17 +95,17 @@ fn option(key: &str, value: &OptionValue) -> Option<String> {
 fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
     let is_name = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     if !is_name {
-        return Err(UsageError::new(format!("`{key}` is no option of sbatch"))
+        return Err(UsageError::new(format!("`{key}` is not an option of sbatch"))
             .hint("write long names: --sbatch 'partition=gpu,gres=gpu:1,time=4:00:00'"));
     }
     if OWN.contains(&key) {
         return Err(
-            UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs says how many")
+            UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs sets their number")
         );
     }
     match value {
         OptionValue::Text(text) if text.is_empty() || text.contains(['"', '\\']) || text.contains(char::is_control) => {
-            Err(UsageError::new(format!("`{key}` has a value that no line of a batch script can hold"))
+            Err(UsageError::new(format!("the value of `{key}` cannot be written into a batch script"))
                 .hint("leave out quotes, backslashes and ends of lines; an option without a value has no `=`"))
         }
         _ => Ok(()),
@@ -250,13 +250,13 @@ mod tests {
     #[test]
     fn what_is_no_option_is_refused() {
         for (text, what) in [
-            ("", "`` is no option"),
-            ("partition=gpu,,time=1", "`` is no option"),
-            ("Partition=gpu", "`Partition` is no option"),
+            ("", "`` is not an option"),
+            ("partition=gpu,,time=1", "`` is not an option"),
+            ("Partition=gpu", "`Partition` is not an option"),
             ("array=1-3", "`array` is set by the program"),
-            ("time=", "`time` has a value that no line"),
-            ("comment=a\"b", "`comment` has a value that no line"),
-            ("comment=a\nb", "`comment` has a value that no line"),
+            ("time=", "the value of `time` cannot be written"),
+            ("comment=a\"b", "the value of `comment` cannot be written"),
+            ("comment=a\nb", "the value of `comment` cannot be written"),
         ] {
             let error = Template::default().with_options(text).unwrap_err();
             assert!(error.what.starts_with(&format!("--sbatch: {what}")), "{text}: {error}");

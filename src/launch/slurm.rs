@@ -56,8 +56,8 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
     let output = match command.output() {
         Err(e) if e.kind() == ErrorKind::NotFound => {
             let by_hand = format!("sbatch {}", script.display());
-            return Err(UsageError::new("there is no sbatch on this machine to submit the sweep with")
-                .hint(format!("the script is written: where there is one, `{by_hand}`"))
+            return Err(UsageError::new("this machine has no sbatch to submit the sweep with")
+                .hint(format!("the script is written: on a machine with sbatch, run `{by_hand}`"))
                 .into());
         }
         output => output.context("cannot start sbatch")?,
@@ -68,8 +68,8 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
     match output.status.success() && !job.is_empty() && job.bytes().all(|b| b.is_ascii_digit()) {
         true => Ok(job),
         false => Err(RunFailure {
-            what: format!("sbatch did not take the sweep: {}", said(&output.stderr)),
-            hint: format!("edit {}, or --sbatch, and submit again with --resume", script.display()),
+            what: format!("sbatch rejected the sweep: {}", said(&output.stderr)),
+            hint: format!("correct {} or --sbatch, and submit again with --resume", script.display()),
         }
         .into()),
     }

@@ -65,7 +65,7 @@ pub fn all(rows: &[SummaryRow], cells: &[SummaryCell]) -> (Vec<Conclusion>, Stri
     let mut found: Vec<Conclusion> = scenes.iter().flat_map(of_scene).collect();
     let more = found.len().saturating_sub(MOST);
     found.truncate(MOST);
-    let left_out = if more == 0 { String::new() } else { format!("{more} more can be drawn from the tables.") };
+    let left_out = if more == 0 { String::new() } else { format!("{more} more conclusions follow from the tables.") };
     (found, left_out)
 }
 
@@ -128,7 +128,7 @@ fn conclude(lines: &[Line], scene: &str) -> Option<Conclusion> {
     let dense = Dense::of(lines, over, is_less_better);
     let settings: Vec<Setting> = kept.iter().filter_map(|of| setting(of, dense.as_ref())).collect();
     let missing = by_setting.len() - settings.len();
-    let lacking = if missing == 0 { String::new() } else { format!(" ({missing} left out: they lack some of these)") };
+    let lacking = if missing == 0 { String::new() } else { format!(" ({missing} left out, which lack some of these)") };
     let classes = classes(&settings);
     let count = comparisons(&settings, &classes);
     let level = Level::of_each(count);
@@ -152,8 +152,7 @@ fn rule(comparisons: usize) -> String {
     match comparisons {
         0 | 1 => String::new(),
         n => format!(
-            "Settings are compared on the same examples; what is said to be certain or beyond noise is corrected for the {n} \
-             comparisons that were made."
+            "Settings are compared on the same examples; what is called certain or significant is corrected for the {n} comparisons made."
         ),
     }
 }
@@ -190,7 +189,7 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
     let mut compared: Vec<(&Setting, Estimate)> =
         settings.iter().filter(|s| s.role == Role::Method).filter_map(|s| Some((s, s.delta?))).collect();
     if compared.is_empty() {
-        return format!("{}: which method keeps to dense attention is not known.", why_unknown(settings));
+        return format!("{}: no method can be compared with dense attention.", why_unknown(settings));
     }
     compared.sort_by(|(a, _), (b, _)| {
         (a.cost, a.density).partial_cmp(&(b.cost, b.density)).unwrap_or(std::cmp::Ordering::Equal)
@@ -213,10 +212,10 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
         return format!("The cheapest method that is within {unit} for certain is {}.{beside}", told(found));
     }
     if compared.iter().all(|(_, d)| d.ends.is_none()) {
-        let few = format!("One context tells nothing of noise, so no method is certain to be within {unit}");
+        let few = format!("Noise cannot be estimated from one context, so no method is certain to be within {unit}");
         let seen = compared.iter().find(|(_, d)| loss(d) <= TOLERATED);
         return match seen {
-            Some(found) => format!("{few}. The cheapest that was, here, is {}.", told(found)),
+            Some(found) => format!("{few}. The cheapest that was within it here is {}.", told(found)),
             None => format!("{few}; here, none was."),
         };
     }
@@ -224,11 +223,11 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
     let is_open = |(_, d): &&(&Setting, Estimate)| d.ends.is_some_and(|(low, high)| low <= 0.0 && 0.0 <= high);
     // First by the setting's own interval; the interval for all comparisons together is wider.
     if let Some(found) = compared.iter().find(is_open).or_else(|| surely.iter().find(is_open)) {
-        return format!("{none}. The cheapest that noise cannot tell from it is {}.{beside}", told(found));
+        return format!("{none}. The cheapest without a significant difference is {}.{beside}", told(found));
     }
     let least = compared.iter().min_by(|(_, a), (_, b)| loss(a).total_cmp(&loss(b)));
     least.map_or(none.clone(), |found| {
-        format!("{none}, and all differ from it beyond noise. The least is lost by {}.{beside}", told(found))
+        format!("{none}, and all differ from it significantly. The smallest loss is that of {}.{beside}", told(found))
     })
 }
 
@@ -278,19 +277,19 @@ fn line(exponent: i32, of: &[&Setting], is_less_better: bool, level: Level) -> S
     let candidates: Vec<ComparedSetting> =
         methods.iter().map(|s| ComparedSetting { score: s.score.mean, cells: s.cells.clone() }).collect();
     let Some(found) = best::best(&candidates, is_less_better, level) else {
-        return format!("density about {density}: no method but {}", beside.join("; "));
+        return format!("density about {density}: no method, only {}", beside.join("; "));
     };
     let others: Vec<&str> = found.others.iter().map(|at| methods[*at].name.as_str()).collect();
     let rivals = match (others.as_slice(), methods.len() - 1) {
-        (_, 0) => " is the only method there".to_owned(),
+        (_, 0) => ", the only method there".to_owned(),
         (_, _) if !found.is_known => " (noise not known)".to_owned(),
-        ([], 1) => ", beyond noise better than the other".to_owned(),
-        ([], rest) => format!(", beyond noise better than the other {rest}"),
+        ([], 1) => ", significantly better than the other".to_owned(),
+        ([], rest) => format!(", significantly better than the other {rest}"),
         (others, _) => {
             let more = others.len().saturating_sub(NAMED);
             let named = others.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            format!("; noise does not tell it from {named}{more}")
+            format!("; not significantly better than {named}{more}")
         }
     };
     let beside: String = beside.iter().map(|one| format!("; {one}")).collect();
@@ -367,9 +366,9 @@ mod tests {
         assert_eq!(
             budgets,
             [
-                "density about 1/16: `streaming_llm` 93.0 is the only method there; oracle `topk` 100.0",
-                "density about 1/4: `h2o` 99.8 is the only method there; floor `random` 100.0",
-                "density about 1/2: `quest` 100.0 is the only method there",
+                "density about 1/16: `streaming_llm` 93.0, the only method there; oracle `topk` 100.0",
+                "density about 1/4: `h2o` 99.8, the only method there; floor `random` 100.0",
+                "density about 1/2: `quest` 100.0, the only method there",
             ]
         );
         // Three methods and the oracle are compared with dense attention.
@@ -398,23 +397,27 @@ mod tests {
         let full = || run("full", 1.0, 0, 20);
         let said = only(&[full(), run("h2o", 0.1, 12, 20), run("quest", 0.2, 1, 20)]).cheapest;
         assert!(
-            said.starts_with("No method is within 1 point") && said.contains("noise cannot tell from it is `quest`"),
+            said.starts_with("No method is within 1 point")
+                && said.contains("without a significant difference is `quest`"),
             "{said}"
         );
         let lost = only(&[full(), run("h2o", 0.1, 15, 20), run("quest", 0.2, 12, 20)]);
-        assert!(lost.cheapest.contains("all differ from it beyond noise. The least is lost by `quest`"), "{lost:?}");
+        assert!(
+            lost.cheapest.contains("all differ from it significantly. The smallest loss is that of `quest`"),
+            "{lost:?}"
+        );
         // Five losses of 20 are 5 / √5 = 2.24 standard errors: beyond noise for a single method, but not for one of six.
         let several = ["h2o", "quest", "loki", "sparq", "tova", "snapkv"].map(|name| run(name, 0.2, 5, 20));
         let open = only(&[[full()].as_slice(), &several].concat());
-        assert!(open.cheapest.contains("noise cannot tell from it is `h2o`"), "{open:?}");
-        assert!(only(&[full(), run("h2o", 0.2, 5, 20)]).cheapest.contains("differ from it beyond noise"));
+        assert!(open.cheapest.contains("without a significant difference is `h2o`"), "{open:?}");
+        assert!(only(&[full(), run("h2o", 0.2, 5, 20)]).cheapest.contains("differ from it significantly"));
         let once = only(&[run("full", 1.0, 0, 1), run("h2o", 0.1, 1, 1), run("quest", 0.2, 0, 1)]);
         assert!(
-            once.cheapest.starts_with("One context tells nothing of noise")
+            once.cheapest.starts_with("Noise cannot be estimated from one context")
                 && once.cheapest.contains("is `quest` (Δ 0.0,"),
             "{once:?}"
         );
-        assert_eq!(once.budgets[0], "density about 1/8: `h2o` 0.0 is the only method there");
+        assert_eq!(once.budgets[0], "density about 1/8: `h2o` 0.0, the only method there");
         let alone = only(&[run("h2o", 0.1, 1, 20)]);
         assert!(alone.cheapest.starts_with("Dense attention was not run"), "{alone:?}");
     }
@@ -432,8 +435,8 @@ mod tests {
         assert_eq!(
             budgets,
             [
-                "density about 1/8: `quest` 92.5; noise does not tell it from `h2o`",
-                "density about 1/4: `loki` 100.0, beyond noise better than the other",
+                "density about 1/8: `quest` 92.5; not significantly better than `h2o`",
+                "density about 1/4: `loki` 100.0, significantly better than the other",
             ]
         );
         assert!(found.rule.contains(" 3 comparisons"), "two in one budget, one in the other: {}", found.rule);
@@ -455,8 +458,8 @@ mod tests {
             two.into_iter().chain(less.into_iter().take(others)).collect()
         };
         let told = |others: usize| only(&runs(others)).budgets[0].clone();
-        assert!(told(2).ends_with(", beyond noise better than the other 3"), "{}", told(2));
-        assert!(told(3).ends_with("; noise does not tell it from `h2o`"), "{}", told(3));
+        assert!(told(2).ends_with(", significantly better than the other 3"), "{}", told(2));
+        assert!(told(3).ends_with("; not significantly better than `h2o`"), "{}", told(3));
     }
 
     #[test]
@@ -468,9 +471,9 @@ mod tests {
         let found = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.004)]);
         // Slightly more than 0.004 nats per token are 0.4 %, and 0.05 are 5 %.
         assert!(found.cheapest.contains("for certain is `quest` (Δ +0.4 [+0."), "{found:?}");
-        assert!(found.budgets[0].ends_with(", beyond noise better than the other"), "{found:?}");
+        assert!(found.budgets[0].ends_with(", significantly better than the other"), "{found:?}");
         let level = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.05)]);
-        assert!(level.cheapest.contains("all differ from it beyond noise"), "{level:?}");
+        assert!(level.cheapest.contains("all differ from it significantly"), "{level:?}");
     }
 
     #[test]
@@ -482,10 +485,10 @@ mod tests {
         assert_eq!(found.about, "a at 4K");
         assert!(found.budgets[0].contains("`quest` 90.0"), "h2o's 100 of another task does not count: {found:?}");
         let apart = only(&[at("a", "h2o", 4), at("c", "h2o", 4), at("b", "quest", 2)]);
-        assert_eq!(apart.about, "mean over 2 tasks at 4K (1 left out: they lack some of these)");
+        assert_eq!(apart.about, "mean over 2 tasks at 4K (1 left out, which lack some of these)");
         // A task without any difference halves the mean difference, but not its certainty.
         let both = only(&[at("a", "h2o", 8), at("b", "h2o", 2), at("a", "quest", 0), at("b", "quest", 2)]);
-        assert!(bare(&both.budgets[0]).ends_with("`quest` 95.0, beyond noise better than the other"), "{both:?}");
+        assert!(bare(&both.budgets[0]).ends_with("`quest` 95.0, significantly better than the other"), "{both:?}");
         assert_eq!(made(&[]), (Vec::new(), String::new()));
     }
 
@@ -497,6 +500,6 @@ mod tests {
         let (shown, left_out) = made(&(0..8).flat_map(of_model).collect::<Vec<_>>());
         assert_eq!(shown.len(), 6);
         assert!(shown[0].about.starts_with("model 0, ") && shown[5].about.starts_with("model 5, "), "{shown:?}");
-        assert_eq!(left_out, "2 more can be drawn from the tables.");
+        assert_eq!(left_out, "2 more conclusions follow from the tables.");
     }
 }

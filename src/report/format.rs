@@ -121,9 +121,9 @@ pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
     let timed = rows.iter().filter(|r| r.decode_ms_per_token.is_some());
     match latency_of(timed)? {
         Latency::Shared => Some(
-            "share ms/token: a part of steps that all methods take together, and no latency (--latency solo times them alone)",
+            "share ms/token: a method's share of steps that run all methods together, not a latency (--latency solo times each method alone)",
         ),
-        Latency::Solo => Some("solo ms/token: median time of a step that a method takes with all threads to itself"),
+        Latency::Solo => Some("solo ms/token: median time of a step that runs one method alone, on all threads"),
     }
 }
 
@@ -182,8 +182,8 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
         same top: scored tokens at which the most probable token is that of full attention.";
     let choice = " acc, acc_norm: questions whose right option is the most likely one, by log-likelihood and by \
         log-likelihood over characters.";
-    let held = " tokens held: tokens whose K and V a method that evicts has to keep in the end, mean over layers and KV \
-        heads, where a KV head keeps what any of its query heads does; empty where nothing was let go.";
+    let held = " tokens held: tokens whose K and V an evicting method still stores at the end, mean over layers and KV heads; a KV head stores \
+        what any of its query heads keeps; empty if nothing was evicted.";
     let mut text = String::new();
     if rows.iter().any(|r| r.kv_tokens_held.is_some()) {
         text.push_str(held);
@@ -200,18 +200,17 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
 /// The meaning of the headings, in one paragraph.
 pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     that they share. score: mean with its 95 % interval. Δ full: mean difference to dense attention on the same \
-    examples, in points, with its paired interval; each holds by itself, so of twenty that are compared one is expected to \
-    miss. density: share of tokens attended; in \
-    brackets the density asked for, where the layers that are not dense missed it by more than a twentieth. cost1, cost2: FLOPs \
-    of scoring and of attention, over those of full attention. aux bits: auxiliary memory per token and KV head. \
-    KB/token: K, V and auxiliary data read per token after the prefix, over all layers. ms/token: time of a step after the \
-    prefix, with its 95 % interval over examples. share: a method's part of what steps of all methods take together on all \
-    threads, by processor time for what it selects and attends and by tokens for the weights; the shares of an example add up \
-    to the time that passed, and are no latency. solo: the median time of a step of one token that the method takes with \
-    all threads to itself (--latency solo), the latency a deployment would see. * where it was taken under other conditions (fidelity, streams together, \
-    threads, machine) than most around it, and is not to be compared with them. output error: norm of the \
-    difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
-    that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
+    examples, in points, with its paired 95 % interval; each interval is for one comparison, so about one in twenty misses the \
+    true difference. density: share of tokens attended; in brackets the density asked for, if the sparse layers missed it by \
+    more than 5 %. cost1, cost2: FLOPs of scoring and of attention, relative to those of full attention. aux bits: memory of \
+    the index per token and KV head. KB/token: K, V and index read per token after the prefix, over all layers. ms/token: time \
+    of a decode step, with its 95 % interval over examples. share: a method's share of steps that run all methods together, \
+    divided by processor time for selection and attention and by tokens for the weights; the shares of an example add up to the \
+    elapsed time, and are not latencies. solo: median time of a step of one token that runs the method alone, on all threads \
+    (--latency solo), which is the latency of a deployment. *: timed under other conditions (fidelity, streams together, \
+    threads, machine) than most rows around it, so not comparable with them. output error: norm of the difference to exact \
+    attention's output, relative to the norm of that output. recall: share of the k tokens with the largest logits that were \
+    attended, where k is the number attended. dropped mass: exact attention weight of the tokens that were not attended.";
 
 /// The number of examples, with that of their contexts in brackets if it differs.
 fn examples(r: &SummaryRow) -> String {
@@ -294,7 +293,7 @@ pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Optio
     let n = range(few.to_string(), many.to_string());
     let points = range(format!("{least:.0}"), format!("{most:.0}"));
     Some(format!(
-        "at n = {n}, a true difference to full below {points} points is lost in noise more than once in five runs"
+        "at n = {n}, a true difference to full below {points} points would be missed in more than one of five runs"
     ))
 }
 

@@ -14,8 +14,7 @@ const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
 /// The note below a table with bold numbers.
-const BOLD: &str = "Bold: the best score of a method that is no oracle and no floor, and all that noise does not tell from it. Each is \
-    compared with the best on the same examples, at 2.5 % over the number of comparisons.";
+const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and all that are not significantly worse. Each is compared with the best on the same examples, at a level of 2.5 % divided by the number of comparisons.";
 
 /// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
 /// concern.

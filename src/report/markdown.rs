@@ -270,7 +270,7 @@ mod tests {
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
             "aux bits | KB/token | ms/token | look at |\n|---|---|---:",
             "![Score against density](plots/score_vs_density.svg)\n\n1 more plot:\n\n- [Time](plots/time.svg)\n",
-            "\nPlots that would repeat one number are left out: score_vs_cost.svg (100).\n",
+            "\nPlots with one value only are left out: score_vs_cost.svg (100).\n",
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }

@@ -119,7 +119,7 @@ fn other_examples(settings: &[Vec<usize>], cells: &[SummaryCell]) -> Option<Stri
     let (least, most) = (counts.iter().min()?, counts.iter().max()?);
     seen.iter().any(|other| *other != seen[0]).then(|| {
         let counts = if least == most { format!("{least} each") } else { format!("{least} to {most}") };
-        format!("these means are over different examples ({counts}): compare by Δ full, which is over common ones")
+        format!("these means are over different examples ({counts}): compare methods by Δ full, which uses the same examples")
     })
 }
 

@@ -56,7 +56,7 @@ const OF_TASKS: [&str; 2] = ["data", "positions"];
 /// Records with the same key that answer the same question are one record; the first counts. Runs with the same model name but other
 /// weights, configuration, tokenizer, chat template, precision or program version do not mix: the difference is added to the model's name
 /// in all of their records, which gives them separate rows, and a note says so. The same applies to runs that made the same task and length
-/// from other data, or that used other calibrations of a method. If a task has the same name in several runs but asks other questions, the
+/// from other data, or that used other calibrations of a method. If a task has the same name in several runs but has different questions, the
 /// run's name is added to the task's. Forms of a method that compute differently get separate rows.
 ///
 /// # Errors
@@ -99,7 +99,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     if !repeated.is_empty() {
         let but = match others {
             0 => String::new(),
-            _ => format!(", and of {others} that differ in score or answer the first"),
+            _ => format!("; of {others} that differ in score or answer, the first counts"),
         };
         merged.notes.push(format!("{} records are in several of the runs; each counts once{but}", repeated.len()));
     }
@@ -213,7 +213,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
             continue;
         }
         notes.push(format!(
-            "the runs of {model} differ in {}: their records are in rows of their own",
+            "the runs of {model} differ in {}: each has separate rows",
             differing.iter().map(|key| key.as_str()).collect::<Vec<_>>().join(", ")
         ));
         for run in runs {
@@ -237,7 +237,7 @@ fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     forms.retain(|_, revisions| revisions.len() > 1);
     for (method, params) in forms.keys() {
         let label = if params.is_empty() { method.to_string() } else { format!("{method}:{params}") };
-        merged.notes.push(format!("{label} was run in several forms of the method: each is in rows of its own"));
+        merged.notes.push(format!("{label} was run with several versions of the method: each has separate rows"));
     }
     let of_form = |params: &str, form: u16| {
         let separator = if params.is_empty() { "" } else { "," };
@@ -443,13 +443,15 @@ mod tests {
         let two = merged(&[&vt, &qa]);
         assert_eq!(tasks(&two), ["jsonl:validation (vt)", "jsonl:validation (qa)"]);
         assert_eq!(two.records.len(), 3, "nothing is dropped, though two records have one key");
-        assert_eq!(two.notes, ["`jsonl:validation` asks other questions in vt, qa: each is a task of its own"]);
+        assert_eq!(
+            two.notes,
+            ["`jsonl:validation` has different questions in vt, qa: each is shown as a separate task"]
+        );
         // No example in common, and made from other data.
         assert_eq!(tasks(&merged(&[&vt, &other_shard])).len(), 2);
         // A folder that a file of another run was put into.
         let mixed = of("mixed", json!("a"), &[asking("full", 0, "v0"), asking("quest", 0, "q0")]);
-        let told = "records of `jsonl:validation` in mixed answer different questions under one number: \
-                    their scores do not belong together";
+        let told = "records of `jsonl:validation` in mixed answer different questions under the same number: their scores cannot be compared";
         assert_eq!(merged(&[&mixed]).notes, [told]);
         // Edited references: the digest is still that of the original question.
         let with_key = |name: &str, key: &str| {
@@ -459,15 +461,13 @@ mod tests {
         let [rome, oslo] = [with_key("rome", "Rome"), with_key("oslo", "Oslo")];
         let edited = merged(&[&rome, &oslo]);
         assert_eq!((tasks(&edited).len(), edited.records.len()), (2, 2));
-        let told =
-            "`jsonl:validation` has other answer keys for the same questions in rome, oslo: each is a task of its own";
+        let told = "`jsonl:validation` has different answers for the same questions in rome, oslo: each is shown as a separate task";
         assert_eq!(edited.notes, [told]);
         // Edited scores: the first record counts, and a note says so.
         let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
         let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);
         assert_eq!((one.records.len(), one.records[0].score), (1, 1.0));
-        let told =
-            "1 records are in several of the runs; each counts once, and of 1 that differ in score or answer the first";
+        let told = "1 records are in several of the runs; each counts once; of 1 that differ in score or answer, the first counts";
         assert_eq!(one.notes, [told]);
         // Old records have no digest, but they have their questions.
         let old = |name: &str, question: &str| {
@@ -497,6 +497,6 @@ mod tests {
         assert_eq!(params, ["form=1", "form=2"]);
         let order: Vec<&str> = forms.order.iter().map(|(_, params)| params.as_str()).collect();
         assert_eq!(order, ["", "form=1", "form=2"], "full, and quest where it was asked for");
-        assert_eq!(forms.notes, ["quest was run in several forms of the method: each is in rows of its own"]);
+        assert_eq!(forms.notes, ["quest was run with several versions of the method: each has separate rows"]);
     }
 }

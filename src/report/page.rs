@@ -450,7 +450,7 @@ mod tests {
         let (shown, behind) = page.split_once("<details id=\"plots-more\"><summary>2 more plots</summary>").unwrap();
         assert!(shown.contains("plot-first") && !shown.contains("plot-second"));
         assert!(behind.contains("plot-second") && behind.contains("plot-third") && behind.ends_with("</details>\n"));
-        assert!(shown.contains("would repeat one number are left out: flat&lt;.svg (100).</p>"), "{shown}");
+        assert!(shown.contains("with one value only are left out: flat&lt;.svg (100).</p>"), "{shown}");
     }
 
     #[test]

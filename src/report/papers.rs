@@ -94,7 +94,10 @@ pub fn read(folder: &Path) -> Result<Option<ItemOutcome>> {
         return Ok(None);
     }
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Some(serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))?))
+    Ok(Some(
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a result of spattn reproduce", path.display()))?,
+    ))
 }
 
 /// A line for each cell: row, column, published, measured, both ends of its interval, n.
@@ -121,10 +124,7 @@ fn csv(outcome: &ItemOutcome) -> Result<String> {
 
 /// The page of all items: a short overview, then each item with its table and claims.
 pub fn page(outcomes: &[ItemOutcome]) -> String {
-    let mut page = "# The papers, reproduced\n\nMade by `spattn reproduce`. In tables a cell is *published / measured \
-                    [95 % interval]*. A verdict is about the shape of a claim, on the model that was run; never about whether \
-                    two models have the same number. A comparison is told where its paired 95 % interval lies on one side of the \
-                    bound; each interval holds by itself. *published* is the same test on the paper's own numbers.\n\n"
+    let mut page = "# The papers, reproduced\n\nMade by `spattn reproduce`. In tables a cell is *published / measured [95 % interval]*. A verdict is about the shape of a claim, on the model that was run; never about whether two models have the same number. A comparison is told where its paired 95 % interval lies on one side of the bound; each interval holds by itself. *published* is the same test on the paper's own numbers.\n\n"
         .to_owned();
     page += &counts(outcomes);
     for paper in &PAPERS {

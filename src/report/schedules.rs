@@ -33,8 +33,7 @@ pub fn terminal(outcome: &ScheduleOutcome) -> String {
 fn question(outcome: &ScheduleOutcome) -> String {
     let prompts = if outcome.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", outcome.prompts) };
     format!(
-        "{}: its budget dealt out to {} layers; relative error of the attention output, mean over layers; made from {prompts}, \
-         measured on as many others",
+        "{}: its budget distributed over {} layers; relative error of the attention output, mean over layers; made from {prompts}, measured on as many others",
         outcome.base,
         outcome.layers.len()
     )
@@ -73,7 +72,7 @@ fn conclusion(outcome: &ScheduleOutcome) -> String {
     }
     let share = 100.0 * (1.0 - chosen.error.mean / uniform.error.mean.max(f64::MIN_POSITIVE));
     format!(
-        "{} has the smallest error: {} in place of {}, {share:.0} % less, at the same total",
+        "{} has the smallest error: {} instead of {}, {share:.0} % less, at the same total budget",
         chosen.name,
         error(chosen.error.mean),
         error(uniform.error.mean)
@@ -86,7 +85,7 @@ fn notes(outcome: &ScheduleOutcome) -> Vec<String> {
     let mut notes = Vec::new();
     if outcome.chosen > 0 && !is_below(&chosen.difference) {
         notes.push(
-            "the spread over prompts does not exclude that the uniform schedule is as good; more --prompts would tell"
+            "the difference to the uniform schedule is within the spread over prompts; more --prompts would decide"
                 .to_owned(),
         );
     }
@@ -95,11 +94,11 @@ fn notes(outcome: &ScheduleOutcome) -> Vec<String> {
     let short: Vec<&str> = outcome.schedules.iter().filter(fewer).map(|of| of.name.as_str()).collect();
     if !short.is_empty() {
         notes.push(format!(
-            "{} attend less than uniform: layers are given more than there is to pick, and others do not get what they leave",
+            "{} attend less than uniform: some layers have a larger budget than candidates, and the rest is not given to others",
             short.join(", ")
         ));
     }
-    notes.push("it is the error of single layers; what it does to answers, spattn eval tells of both specs".to_owned());
+    notes.push("errors are those of single layers; run spattn eval with both specs to compare answers".to_owned());
     notes
 }
 
@@ -208,7 +207,7 @@ mod tests {
         let sure = outcome(vec![uniform(), of("greedy", 0.1, -0.05, 0.1)], 1);
         assert_eq!(
             conclusion(&sure),
-            "greedy has the smallest error: 0.1000 in place of 0.2000, 50 % less, at the same total"
+            "greedy has the smallest error: 0.1000 instead of 0.2000, 50 % less, at the same total budget"
         );
         assert_eq!(notes(&sure).len(), 1);
         assert!(terminal(&sure).ends_with("\n    topk:k=8,schedule=greedy\n"), "{}", terminal(&sure));

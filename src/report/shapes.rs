@@ -41,7 +41,7 @@ pub fn terminal(outcome: &ShapeOutcome) -> String {
 fn question(outcome: &ShapeOutcome) -> String {
     let asked = match outcome.target {
         Target::Density(density) => {
-            format!("the least error of the attention output that attends at most {} of the context", number(density))
+            format!("the smallest error of the attention output at a density of at most {}", number(density))
         }
         Target::Error(error) => {
             format!("the fewest bytes a step at a relative error of the attention output of at most {}", number(error))
@@ -84,18 +84,20 @@ fn conclusion(outcome: &ShapeOutcome) -> String {
         (Some(at), Some(first)) if !first.meets => {
             let chosen = &outcome.checked[at];
             format!(
-                "{} meets it: {}; {} was predicted to be better, and does not ({})",
+                "{} meets the target: {}; {} was predicted to be better, but does not meet it ({})",
                 shape(chosen),
                 reached(chosen),
                 shape(first),
                 reached(first)
             )
         }
-        (Some(at), Some(_)) => format!("{} meets it: {}", shape(&outcome.checked[at]), reached(&outcome.checked[at])),
-        (None, Some(first)) => {
-            format!("no shape of the grid that was checked meets it; {} comes to {}", shape(first), reached(first))
+        (Some(at), Some(_)) => {
+            format!("{} meets the target: {}", shape(&outcome.checked[at]), reached(&outcome.checked[at]))
         }
-        (None | Some(_), None) => "nothing was checked".to_owned(),
+        (None, Some(first)) => {
+            format!("no checked shape of the grid meets the target; {} reaches {}", shape(first), reached(first))
+        }
+        (None | Some(_), None) => "no shape was checked".to_owned(),
     }
 }
 
@@ -104,10 +106,7 @@ fn notes(outcome: &ShapeOutcome) -> Vec<String> {
     if let Target::Density(density) = outcome.target
         && density <= outcome.fixed
     {
-        notes.push(format!(
-            "sink, window and what follows the prompt are {} of the context already",
-            number(outcome.fixed)
-        ));
+        notes.push(format!("sink, recent window and tail are {} of the context already", number(outcome.fixed)));
     }
     let beyond = |checked: &Checked| {
         let (interval, limit) = match outcome.target {
@@ -118,7 +117,7 @@ fn notes(outcome: &ShapeOutcome) -> Vec<String> {
     };
     if let Some(limit) = outcome.chosen.and_then(|at| beyond(&outcome.checked[at])) {
         notes.push(format!(
-            "it meets the target by its mean over {}; their spread does not exclude more than {}, and more --prompts would tell",
+            "its mean over {} meets the target, but its interval goes beyond {}; more --prompts would decide",
             prompts(outcome),
             number(limit)
         ));

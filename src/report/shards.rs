@@ -74,11 +74,11 @@ fn missing(runs: &[Run]) -> Option<String> {
         // The missing shards are empty.
         (1, false) if are_whole(runs) => None,
         (_, false) if are_whole(runs) => Some(format!(
-            "shards of one run that is split in several ways ({}) are all of it together: what is there twice counts once",
+            "shards from several splits of one run ({}) make up all of it; what occurs twice counts once",
             listed(&here)
         )),
         (_, true) => Some(format!(
-            "a run is here whole, and parts of it again, split in other ways (shards {}): what is there twice counts once",
+            "a run is given whole, and parts of it again from other splits (shards {}); what occurs twice counts once",
             listed(&here)
         )),
         (1, false) => {
@@ -94,8 +94,7 @@ fn missing(runs: &[Run]) -> Option<String> {
             ))
         }
         _ => Some(format!(
-            "shards of one run that is split in several ways ({}) share examples, which count once, and lack others, which are not in \
-             any of these numbers",
+            "shards from several splits of one run ({}) share examples, which count once, and lack others, which are not in any of these numbers",
             listed(&here)
         )),
     }
@@ -120,7 +119,7 @@ fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
     let shards = if is_sharded { format!(" (shard {})", listed(&shards)) } else { String::new() };
     (source.records < expected).then(|| {
         format!(
-            "{}{shards} has {} of the {expected} records that it was to make: it did not end, or parts of it failed",
+            "{}{shards} has {} of its {expected} records: it did not finish, or parts of it failed",
             source.name, source.records
         )
     })
@@ -157,9 +156,7 @@ mod tests {
         let whole = said(["1/2", "2/3"], [records(0..50), records(40..90)]);
         assert_eq!(
             whole,
-            [
-                "shards of one run that is split in several ways (1/2, 2/3) are all of it together: what is there twice counts once"
-            ]
+            ["shards from several splits of one run (1/2, 2/3) make up all of it; what occurs twice counts once"]
         );
         let lacking = said(["1/2", "2/3"], [records(0..50), records(40..89)]);
         assert!(lacking[0].contains("share examples, which count once, and lack others"), "{lacking:?}");
@@ -196,12 +193,12 @@ mod tests {
         assert_eq!(
             told(&["1/2", "2/3"]),
             [
-                "shards of one run that is split in several ways (1/2, 2/3) share examples, which count once, and lack others, which are \
+                "shards from several splits of one run (1/2, 2/3) share examples, which count once, and lack others, which are \
               not in any of these numbers"
             ]
         );
         let whole = told(&["1/2", "2/2", "1/3"]);
-        assert!(whole[0].starts_with("a run is here whole, and parts of it again"), "{whole:?}");
+        assert!(whole[0].starts_with("a run is given whole, and parts of it again"), "{whole:?}");
         assert!(told(&["1/1", "1/3"])[0].contains("counts once"));
         assert_eq!(told(&["1/3", "1/3", "2/3", "3/3"]), [""; 0], "a shard that is there twice is no other split");
     }
@@ -218,10 +215,7 @@ mod tests {
     #[test]
     fn a_run_that_did_not_end_is_told() {
         let said = notes(&[source("1/2", 0), source("2/2", 4)]);
-        assert_eq!(
-            said,
-            ["2-of-2 (shard 2/2) has 26 of the 30 records that it was to make: it did not end, or parts of it failed"]
-        );
+        assert_eq!(said, ["2-of-2 (shard 2/2) has 26 of its 30 records: it did not finish, or parts of it failed"]);
         assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of the 30 records"));
         // A run that was resumed with fewer methods started with more; one that was resumed as another shard holds both.
         let mut resumed = source("1/3", 1);

@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn no_line_of_words_is_longer_than_it_may_be() {
         let form = Form { width: Some(20), no_intervals: false };
-        let line = "at n = 20, a true difference below 10 points is lost";
+        let line = "at n = 20, a true difference to full below 10 points would be missed";
         assert_eq!(form.wrapped(line), "at n = 20, a true\n  difference below\n  10 points is lost\n");
         assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
         assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
@@ -279,7 +279,7 @@ mod tests {
         for width in [60, 80, 100] {
             let text = render(&report, Form { width: Some(width), no_intervals: false });
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
-            assert!(text.replace("\n  ", " ").contains("is lost in noise more than once in five runs"), "{text}");
+            assert!(text.replace("\n  ", " ").contains("would be missed in more than one of five runs"), "{text}");
         }
     }
 
@@ -296,7 +296,7 @@ mod tests {
         assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
         let told = |n, points| {
             format!(
-                "\nat n = {n}, a true difference to full below {points} points is lost in noise more than once in five runs\n"
+                "\nat n = {n}, a true difference to full below {points} points would be missed in more than one of five runs\n"
             )
         };
         assert!(text.contains(&told(20, 26)) && text.ends_with(&told(40, 18)), "{text}");

@@ -145,10 +145,10 @@ impl Numbers {
     fn heading_lines(&self) -> Vec<String> {
         let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
         let word = self.heading.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
-        let room = word.max(longest(&self.values) + longest(&self.ends));
+        let available = word.max(longest(&self.values) + longest(&self.ends));
         let mut lines: Vec<String> = Vec::new();
         for word in self.heading.split(' ') {
-            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= room) {
+            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= available) {
                 Some(line) => *line = format!("{line} {word}"),
                 None => lines.push(word.to_owned()),
             }
@@ -200,10 +200,10 @@ pub(super) struct Tabular {
 impl Tabular {
     pub(super) fn text(&self) -> String {
         let headings: Vec<&str> = self.text_headings.iter().map(String::as_str).collect();
-        let room = TEXT_WIDTH
+        let available = TEXT_WIDTH
             - (width(&headings, &self.texts, &self.columns)
                 - text_widths(&headings, &self.texts, NARROW).iter().sum::<f64>());
-        let most = (room / headings.len().max(1) as f64).clamp(NARROW, WIDE);
+        let most = (available / headings.len().max(1) as f64).clamp(NARROW, WIDE);
         let widths = text_widths(&headings, &self.texts, most);
         let left = widths.iter().map(|points| format!(">{{\\raggedright\\arraybackslash}}p{{{points:.0}pt}}"));
         let right = self.columns.iter().map(|c| c.format() + if c.has_ends() { "l" } else { "" });

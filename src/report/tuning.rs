@@ -37,7 +37,7 @@ pub fn terminal(outcome: &TuneOutcome) -> String {
 fn question(outcome: &TuneOutcome) -> String {
     let Goal { limit, confidence, .. } = outcome.goal;
     format!(
-        "the smallest budget that loses at most {} to full, {} % sure; mean over {}",
+        "the smallest budget that loses at most {} against full, with {} % confidence; mean over {}",
         points(limit),
         percent(confidence),
         outcome.places.join(", ")
@@ -83,16 +83,16 @@ pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
     let (loss, sure) = (points(goal.limit), percent(goal.confidence));
     match method.answer {
         Answer::Smallest { at, below } => format!(
-            "{} loses at most {loss}, and {}, the next smaller budget, loses more ({sure} % sure)",
+            "{} loses at most {loss}, and {}, the next smaller budget, loses more ({sure} % confidence)",
             name(at),
             name(below)
         ),
         Answer::Lowest { at } => format!(
-            "{}, the smallest budget in range, loses at most {loss} ({sure} % sure); a lower --range may have a smaller one",
+            "{}, the smallest budget in range, loses at most {loss} ({sure} % confidence); a lower --range may have a smaller one",
             name(at)
         ),
         Answer::Nowhere { top } => format!(
-            "no budget in range was found within: {}, the greatest, loses more than {loss} ({sure} % sure)",
+            "no budget in range is within the limit: {}, the largest, loses more than {loss} ({sure} % confidence)",
             name(top)
         ),
         Answer::Open { at, below, certain, needed } => {
@@ -109,8 +109,8 @@ pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
             };
             let seen: Vec<String> = below.into_iter().chain(at).map(seems).collect();
             let more = match needed {
-                Some(needed) => format!("about {needed} samples would tell, if they are like these"),
-                None => "so near to the limit that no number of samples tells".to_owned(),
+                Some(needed) => format!("about {needed} samples would decide, if they are like these"),
+                None => "the loss is so near to the limit that no number of samples decides".to_owned(),
             };
             let certain = match certain {
                 Some(certain) if Some(certain) != at => format!("; {} is certain to be within", name(certain)),
@@ -119,7 +119,7 @@ pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
                 None => String::new(),
             };
             format!(
-                "which budget is the smallest that loses at most {loss} cannot be told with {n} samples: {}; {more}{certain}",
+                "{n} samples do not decide which budget is the smallest that loses at most {loss}: {}; {more}{certain}",
                 seen.join(", ")
             )
         }
@@ -137,18 +137,18 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
         .map(|pair| {
             let (by, n) = (decimal(pair.by), pair.n);
             let (more, less) = (name(pair.smaller + 1), name(pair.smaller));
-            format!("{more} loses {by} points more than {less} on the same {n} samples: here losses do not fall as the budget grows")
+            format!("{more} loses {by} points more than {less} on the same {n} samples: losses do not fall as the budget grows")
         })
         .collect();
     let others = method.contradictions.iter().filter(|pair| !pair.is_certain).count();
     if others > 0 {
         let pairs = if others == 1 { "1 pair".to_owned() } else { format!("{others} pairs") };
-        notes.push(format!("in {pairs} of neighbours the greater budget lost more, which may be noise"));
+        notes.push(format!("in {pairs} of neighbouring budgets the larger one lost more, which may be noise"));
     }
     let is_missed = |row: &&CandidateRow| method.parameter == DENSITY && row.density > MISSED * row.value;
     if let Some(last) = method.rows.iter().rfind(is_missed) {
         notes.push(format!(
-            "up to {DENSITY}={} more is attended than was asked for: sink, window, dense layers and what follows the prefix count",
+            "up to {DENSITY}={} more is attended than asked for: sink, recent window, dense layers and tail count",
             last.text
         ));
     }
@@ -243,8 +243,7 @@ pub fn page(outcome: &TuneOutcome, facts: &Value, figures: &[Figure]) -> String 
         }
         let _ = write!(
             text,
-            "\nLosses in points, over n contexts of each task and length. Either bound of any of the {} candidates is wrong with a \
-             probability of {} at most, at all looks together.\n",
+            "\nLosses in points, over n contexts of each task and length. The probability that any bound of the {} candidates is wrong, at any stop of the search, is at most {}.\n",
             method.candidates,
             number(method.error)
         );

@@ -82,7 +82,7 @@ impl Cost {
         let (flops, read) = (2 * (products * d) as u64, (keys * d * bytes) as u64);
         debug_assert!(
             flops <= self.score_flops && read <= self.kv_bytes,
-            "finding took these products and read these keys"
+            "selection counted fewer products or bytes than attention takes over"
         );
         self.score_flops = self.score_flops.saturating_sub(flops);
         self.kv_bytes = self.kv_bytes.saturating_sub(read);

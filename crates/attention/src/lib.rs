@@ -48,7 +48,7 @@ pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::index_key::{Bits, IndexKey};
-pub use types::policy::{DenseLayers, Policy, Tail};
+pub use types::policy::{DenseLayers, LocalLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
 pub use types::prefix_head::{HeadPrefix, SparseLayerRank};
 pub use types::prompt_shape::PromptShape;

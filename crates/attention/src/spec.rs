@@ -154,7 +154,7 @@ fn expand_item(value: &str) -> Result<Vec<String>, String> {
         return Err("a value is empty".to_owned());
     }
     if value.contains(['{', '}']) {
-        return Err("braces stand around all of a value, and not within others".to_owned());
+        return Err("braces must enclose a whole value, without others inside".to_owned());
     }
     match value.split_once("..") {
         Some((first, rest)) => expand_range(value, first, rest),
@@ -260,7 +260,9 @@ impl Params {
         }
         let mut taken: Vec<_> = keys.iter().filter_map(|key| Some((*key, self.take(key)?))).collect();
         if taken.len() > 1 {
-            let [(first, _), (second, _), ..] = taken.as_slice() else { unreachable!("more than one") };
+            let [(first, _), (second, _), ..] = taken.as_slice() else {
+                unreachable!("at least two budgets were given")
+            };
             return Err(UsageError::new(format!("method `{}`: give {first} or {second}, not both", self.method))
                 .hint("one of them sets the budget"));
         }
@@ -459,7 +461,7 @@ impl Params {
         let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.settings) };
         let hint = match nearest(key, &self.known) {
             Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
-            None if self.known.is_empty() => "it takes none here".to_owned(),
+            None if self.known.is_empty() => "it has no parameters here".to_owned(),
             None => format!("its parameters: {}", self.known.join(", ")),
         };
         Err(UsageError::new(format!("method `{}` has no parameter `{key}`", self.method)).hint(hint))

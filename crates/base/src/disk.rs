@@ -106,7 +106,7 @@ pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let file = options.open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(not_plain("it is no plain file")),
+        false => Err(not_plain("it is not a regular file")),
     }
 }
 
@@ -133,7 +133,7 @@ pub fn check_plain(path: &Path) -> io::Result<bool> {
             Err(not_plain("it is a link, and links in a results folder are not followed"))
         }
         Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
-        Ok(_) => Err(not_plain("it is no plain file")),
+        Ok(_) => Err(not_plain("it is not a regular file")),
     }
 }
 
@@ -342,7 +342,9 @@ mod tests {
         symlink("nowhere", at("dangling")).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
         let options = OpenOptions::new().create(true).append(true).clone();
-        for (name, what) in [("link", "it is a link"), ("dangling", "it is a link"), ("pipe", "it is no plain file")] {
+        for (name, what) in
+            [("link", "it is a link"), ("dangling", "it is a link"), ("pipe", "it is not a regular file")]
+        {
             let error = write_whole_here(&at(name), b"y").unwrap_err().to_string();
             assert!(error.starts_with("cannot write ") && error.contains(&format!("{name}: {what}")), "{error}");
             assert!(open_here(&at(name), &options).unwrap_err().to_string().starts_with(what));

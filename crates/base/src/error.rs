@@ -121,7 +121,7 @@ pub fn in_plain_words(message: &str) -> String {
     const OF_NO_KIND: &str = "data did not match any variant of untagged enum ";
     if let Some((before, rest)) = message.split_once(OF_NO_KIND) {
         let after = rest.split_once(' ').map_or(String::new(), |(_, after)| format!(" {after}"));
-        return format!("{before}it is of no known kind{after}");
+        return format!("{before}it has none of the known forms{after}");
     }
     let plain = WORDS.iter().fold(message.replace('\n', " "), |text, (rust, plain)| text.replace(rust, plain));
     let Some((before, expected)) = plain.split_once("expected ") else { return plain };
@@ -198,7 +198,10 @@ mod tests {
             ),
             ("invalid type: integer `3`, expected struct Record", "invalid type: integer `3`, expected an object"),
             ("unknown variant `x`,\nexpected `a` or `b`", "unknown value `x`, expected `a` or `b`"),
-            ("data did not match any variant of untagged enum Model at line 3", "it is of no known kind at line 3"),
+            (
+                "data did not match any variant of untagged enum Model at line 3",
+                "it has none of the known forms at line 3",
+            ),
             ("missing field `task`", "missing field `task`"),
         ] {
             assert_eq!(in_plain_words(rust), plain);

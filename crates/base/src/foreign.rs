@@ -40,7 +40,8 @@ pub fn contain<T>(read: impl FnOnce() -> T) -> Result<T, Panicked> {
     CONTAINED.set(before);
     result.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("nothing more is known");
+        let text =
+            text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("its reader failed without a message");
         Panicked(text.replace('\n', " "))
     })
 }

@@ -22,7 +22,7 @@ pub const MOST_OF_TEXT: u64 = 2 << 30;
 pub const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A format that stores text in another form.
-struct Packed {
+struct PackedFormat {
     what: &'static str,
     /// Its first bytes.
     first: &'static [u8],
@@ -30,32 +30,40 @@ struct Packed {
     hint: &'static str,
 }
 
-const PACKED: [Packed; 9] = [
-    Packed { what: "gzip", first: b"\x1f\x8b", hint: "unpack it, or give what `zcat FILE` writes: jsonl:<(zcat FILE)" },
-    Packed {
+const PACKED_FORMATS: [PackedFormat; 9] = [
+    PackedFormat {
+        what: "gzip",
+        first: b"\x1f\x8b",
+        hint: "unpack it, or give what `zcat FILE` writes: jsonl:<(zcat FILE)",
+    },
+    PackedFormat {
         what: "zstd",
         first: b"\x28\xb5\x2f\xfd",
         hint: "unpack it, or give what `zstdcat FILE` writes: jsonl:<(zstdcat FILE)",
     },
-    Packed {
+    PackedFormat {
         what: "xz",
         first: b"\xfd7zXZ\0",
         hint: "unpack it, or give what `xzcat FILE` writes: jsonl:<(xzcat FILE)",
     },
-    Packed { what: "bzip2", first: b"BZh", hint: "unpack it, or give what `bzcat FILE` writes: jsonl:<(bzcat FILE)" },
-    Packed {
+    PackedFormat {
+        what: "bzip2",
+        first: b"BZh",
+        hint: "unpack it, or give what `bzcat FILE` writes: jsonl:<(bzcat FILE)",
+    },
+    PackedFormat {
         what: "lz4",
         first: b"\x04\x22\x4d\x18",
         hint: "unpack it, or give what `lz4cat FILE` writes: jsonl:<(lz4cat FILE)",
     },
-    Packed {
+    PackedFormat {
         what: "a zip archive",
         first: b"PK\x03\x04",
         hint: "under a name that ends in .zip, a file in it is given as jsonl:FILE/MEMBER",
     },
-    Packed { what: "a 7z archive", first: b"7z\xbc\xaf\x27\x1c", hint: "unpack it" },
-    Packed { what: "a table in Parquet", first: b"PAR1", hint: "give it under a name that ends in .parquet" },
-    Packed {
+    PackedFormat { what: "a 7z archive", first: b"7z\xbc\xaf\x27\x1c", hint: "unpack it" },
+    PackedFormat { what: "a table in Parquet", first: b"PAR1", hint: "give it under a name that ends in .parquet" },
+    PackedFormat {
         what: "a table in Arrow's format",
         first: b"ARROW1",
         hint: "write it as JSON lines or Parquet: `to_json` and `to_parquet` of the data set",
@@ -68,12 +76,12 @@ const PACKED: [Packed; 9] = [
 /// If they begin as a packed file does.
 pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
     // After bzip2's first bytes comes a digit, which differs between files.
-    let is_so = |packed: &&Packed| {
+    let is_so = |packed: &&PackedFormat| {
         bytes.starts_with(packed.first) && (packed.what != "bzip2" || bytes[3..].get(1..7) == Some(b"1AY&SY"))
     };
-    match PACKED.iter().find(is_so) {
+    match PACKED_FORMATS.iter().find(is_so) {
         None => Ok(()),
-        Some(Packed { what, hint, .. }) => {
+        Some(PackedFormat { what, hint, .. }) => {
             Err(UsageError::new(format!("{name}: {what}, not lines of text")).hint(hint.replace("FILE", name)))
         }
     }

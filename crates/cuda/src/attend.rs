@@ -7,7 +7,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::attend_units::{Prefix, Tokens, Unit, Weights};
-use super::buffer::bytes_of;
+use super::buffer::{bytes_of, reserved};
 use super::token_lists::TokenList;
 use super::{Buffer, Gpu, GpuError, Plain, failed};
 
@@ -80,6 +80,9 @@ struct DeviceMerging {
     vectors: u64,
     out: u64,
     wide: u64,
+    sinks: u64,
+    row_heads: u32,
+    padding: u32,
 }
 
 // SAFETY: as the kernel's struct.
@@ -106,7 +109,7 @@ unsafe impl Plain for HeadParts {}
 
 /// Units for the same kernel.
 #[derive(Debug, Default)]
-struct Class {
+struct UnitClass {
     units: Vec<DeviceUnit>,
     /// For each unit, where its selected tokens and their weights begin in the common lists.
     lists: Vec<Option<(usize, Option<usize>)>>,
@@ -119,7 +122,7 @@ pub struct Attention {
     heads: usize,
     span: usize,
     /// By the number of queries that the kernel takes: 1, 2, 4 and 8. All units are in the last for tensor cores.
-    classes: [Class; 4],
+    classes: [UnitClass; 4],
     parts: Vec<HeadParts>,
     tokens: Vec<u32>,
     weights: Vec<f32>,
@@ -158,8 +161,8 @@ impl Attention {
     }
 
     /// Reuses the memory that a workspace has [kept](AttentionWorkspace::keep).
-    pub fn in_room(mut self, room: &mut AttentionWorkspace) -> Self {
-        (self.tokens, self.weights) = (std::mem::take(&mut room.spare.1), std::mem::take(&mut room.spare.2));
+    pub fn in_workspace(mut self, workspace: &mut AttentionWorkspace) -> Self {
+        (self.tokens, self.weights) = (std::mem::take(&mut workspace.spare.1), std::mem::take(&mut workspace.spare.2));
         self.tokens.clear();
         self.weights.clear();
         self
@@ -178,8 +181,16 @@ impl Attention {
     /// # Panics
     /// If the list or a static part lies beyond the row's tokens.
     pub fn add_list(&mut self, part: usize, unit: &Unit<'_>, list: TokenList<'_>, prefix_tokens: usize) {
-        assert!(unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Softmax), "a list alone");
-        assert!(list.end() <= unit.tokens.total, "picks below {} of {} tokens", list.end(), unit.tokens.total);
+        assert!(
+            unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Softmax),
+            "a unit with a device list has no selected tokens and no weights on the host"
+        );
+        assert!(
+            list.end() <= unit.tokens.total,
+            "the device list has tokens below {}, the row {} tokens",
+            list.end(),
+            unit.tokens.total
+        );
         self.add_with(part, unit, Some(list), prefix_tokens);
     }
 
@@ -187,11 +198,14 @@ impl Attention {
         let Tokens { sink, recent, total, picked } = unit.tokens;
         assert!(
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
-            "parts of {total} tokens"
+            "static tokens are out of range: sink ends at {sink}, the recent part begins at {recent}, the row has {total} tokens, the prefix {prefix_tokens}"
         );
         // The maximum, not the first that is too large: this can be vectorised.
         let largest = picked.iter().fold(0, |largest, token| largest.max(*token));
-        assert!(picked.is_empty() || (largest as usize) < total, "picks up to {largest} of {total} tokens");
+        assert!(
+            picked.is_empty() || (largest as usize) < total,
+            "selected token {largest} is beyond the row's {total} tokens"
+        );
         assert!(unit.kv_head < unit.tail.kv_heads && self.prefix_tokens.is_none_or(|tokens| tokens == prefix_tokens));
         self.prefix_tokens = Some(prefix_tokens);
         self.least_layers = self.least_layers.min(unit.tail.layers);
@@ -200,7 +214,7 @@ impl Attention {
             Weights::LogBias(by) => (0, Some(by), 0.0),
             Weights::Explicit(weights, log_mass) => (1, Some(weights), log_mass),
         };
-        assert!(extra.is_none_or(|extra| extra.len() == picked.len()), "one number a token");
+        assert!(extra.is_none_or(|extra| extra.len() == picked.len()), "weights and selected tokens differ in number");
         let tokens_at = (!picked.is_empty()).then_some(self.tokens.len());
         let extra_at = extra.filter(|extra| !extra.is_empty()).map(|_| self.weights.len());
         self.tokens.extend_from_slice(picked);
@@ -300,7 +314,7 @@ fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
     best.map_or(1, |(_, spans)| spans)
 }
 
-/// Memory that the kernels need, reused from step to step.
+/// MemoryUse that the kernels need, reused from step to step.
 #[derive(Debug, Default)]
 pub struct AttentionWorkspace {
     lists: Option<Buffer>,
@@ -309,7 +323,7 @@ pub struct AttentionWorkspace {
     done: Option<Buffer>,
     /// The uploaded bytes, so that equal lists are not uploaded again.
     sent: Vec<u8>,
-    /// Memory for the next lists: the first write to new memory is slow.
+    /// MemoryUse for the next lists: the first write to new memory is slow.
     spare: (Vec<u8>, Vec<u32>, Vec<f32>),
 }
 
@@ -356,20 +370,20 @@ impl Gpu {
     pub fn prepare(
         &self,
         attention: &mut Attention,
-        room: &mut AttentionWorkspace,
+        workspace: &mut AttentionWorkspace,
         d: usize,
     ) -> Result<Prepared, GpuError> {
-        assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
+        assert!(d.is_multiple_of(8) && d <= 256, "the kernels do not support heads of {d} channels");
         attention.fill();
-        let places = self.send(attention, room)?;
+        let places = self.send(attention, workspace)?;
         let (partial_bytes, done_bytes) = (attention.partials as usize * (d + 2) * 4, 4 * attention.parts.len());
-        self.reserve(&mut room.partials, partial_bytes)?;
-        self.reserve(&mut room.done, done_bytes)?;
-        let (Some(lists), Some(partials), Some(done)) = (&room.lists, &room.partials, &room.done) else {
-            unreachable!("all were reserved")
-        };
+        self.reserve(&mut workspace.partials, partial_bytes)?;
+        self.reserve(&mut workspace.done, done_bytes)?;
+        let (lists, partials) =
+            (reserved(&workspace.lists, "attention lists"), reserved(&workspace.partials, "partial softmaxes"));
+        let done = reserved(&workspace.done, "counters of finished parts");
         let class = |i: usize| {
-            let Class { units, blocks, .. } = &attention.classes[i];
+            let UnitClass { units, blocks, .. } = &attention.classes[i];
             (lists.address(places.units[i], size_of_val(units.as_slice())), units.len(), *blocks)
         };
         Ok(Prepared {
@@ -403,10 +417,19 @@ impl Gpu {
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
-        let Prefix { cache, tokens, layer, scale } = *prefix;
+        let Prefix { cache, tokens, layer, scale, rule } = *prefix;
         let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
-        assert!(attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity, "{tokens} tokens");
-        assert!(layer < attention.least_layers, "layer {layer}");
+        assert!(
+            attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity,
+            "a prefix of {tokens} tokens: the attention was prepared for {:?}, the cache holds {}",
+            attention.prefix_tokens,
+            cache.capacity
+        );
+        assert!(
+            layer < attention.least_layers,
+            "layer {layer} is beyond the {} layers of the tails",
+            attention.least_layers
+        );
         let on_device = DevicePrefix {
             keys: cache.key(0, 0),
             values: cache.value(0, 0),
@@ -425,9 +448,14 @@ impl Gpu {
             vectors: attention.vectors,
             out: out.address(0, attention.all_heads * d * storage.bytes()),
             wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
+            sinks: rule.sinks_address(heads),
+            row_heads: heads as u32,
+            padding: 0,
         };
+        let cap = rule.cap();
         let lanes = d.next_power_of_two().max(64) / 8;
-        let tiles = storage.fits_tiles(d);
+        // The kernel for tensor cores caps nothing.
+        let tiles = storage.fits_tiles(d) && rule.soft_cap.is_none();
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
         let rings = WARPS * STAGES * (2 * TILE * d * storage.bytes() + TILE_EXTRA);
         let shared = if tiles { rings as u32 } else { 0 };
@@ -444,7 +472,11 @@ impl Gpu {
             if !tiles {
                 launch.arg(&d_arg);
             }
-            launch.arg(&scale).arg(&merging);
+            launch.arg(&scale);
+            if !tiles {
+                launch.arg(&cap);
+            }
+            launch.arg(&merging);
             let block = (32 * WARPS as u32, 1, 1);
             let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: block, shared_mem_bytes: shared };
             // SAFETY: `Attention::add` and this function checked the caches, tokens and partials that units name. The units, the partials,
@@ -456,7 +488,7 @@ impl Gpu {
     }
 
     /// Uploads all lists with one copy.
-    fn send(&self, attention: &mut Attention, room: &mut AttentionWorkspace) -> Result<Places, GpuError> {
+    fn send(&self, attention: &mut Attention, workspace: &mut AttentionWorkspace) -> Result<UploadOffsets, GpuError> {
         let mut at = 0;
         let mut place = |bytes: usize| {
             let offset = at;
@@ -468,8 +500,8 @@ impl Gpu {
         let vectors = place(size_of_val(attention.vectors.as_slice()));
         let parts = place(size_of_val(attention.parts.as_slice()));
         let units = std::array::from_fn(|i| place(size_of_val(attention.classes[i].units.as_slice())));
-        self.reserve_lists(room, at)?;
-        let Some(lists) = &mut room.lists else { unreachable!("it was reserved") };
+        self.reserve_lists(workspace, at)?;
+        let Some(lists) = &mut workspace.lists else { unreachable!("`reserve_lists` reserved the buffer") };
         let base = lists.address(0, at);
         for class in &mut attention.classes {
             for (unit, list) in class.units.iter_mut().zip(&class.lists) {
@@ -478,7 +510,7 @@ impl Gpu {
                 unit.weights = first_weight.map_or(0, |first| base + (weights + 4 * first) as u64);
             }
         }
-        let mut bytes = std::mem::take(&mut room.spare.0);
+        let mut bytes = std::mem::take(&mut workspace.spare.0);
         bytes.clear();
         bytes.reserve(at);
         let mut put = |from: &[u8]| {
@@ -491,24 +523,24 @@ impl Gpu {
         put(bytes_of(&attention.parts));
         attention.classes.iter().for_each(|class| put(bytes_of(&class.units)));
         debug_assert_eq!(bytes.len(), at);
-        if room.sent != bytes {
+        if workspace.sent != bytes {
             self.upload_to(lists, 0, &bytes)?;
-            std::mem::swap(&mut room.sent, &mut bytes);
+            std::mem::swap(&mut workspace.sent, &mut bytes);
         }
-        room.spare.0 = bytes;
-        Ok(Places { units, parts, vectors })
+        workspace.spare.0 = bytes;
+        Ok(UploadOffsets { units, parts, vectors })
     }
 
-    fn reserve_lists(&self, room: &mut AttentionWorkspace, bytes: usize) -> Result<(), GpuError> {
-        if room.lists.as_ref().is_none_or(|lists| lists.bytes() < bytes) {
-            room.sent.clear();
+    fn reserve_lists(&self, workspace: &mut AttentionWorkspace, bytes: usize) -> Result<(), GpuError> {
+        if workspace.lists.as_ref().is_none_or(|lists| lists.bytes() < bytes) {
+            workspace.sent.clear();
         }
-        self.reserve(&mut room.lists, bytes.next_power_of_two())
+        self.reserve(&mut workspace.lists, bytes.next_power_of_two())
     }
 }
 
 /// Where lists begin in the uploaded bytes.
-struct Places {
+struct UploadOffsets {
     units: [usize; 4],
     parts: usize,
     vectors: usize,

@@ -4,6 +4,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::block_shape::{BlockShape, LIST_STEP};
+use super::buffer::reserved;
 use super::launch::Cache;
 use super::per_row_tokens::{OwnTokens, PerRowTokens};
 use super::prefill::{Rows, addresses};
@@ -88,7 +89,11 @@ impl BlockLists {
     /// If `starts` has neither one number for each row nor one for each row of each list.
     pub fn resize(&mut self, gpu: &Gpu, shape: BlockShape, most: usize, starts: Vec<u32>) -> Result<(), GpuError> {
         let BlockShape { rows, lists, .. } = shape;
-        assert!(starts.len() == rows || starts.len() == lists * rows, "{} starts of {rows} rows", starts.len());
+        assert!(
+            starts.len() == rows || starts.len() == lists * rows,
+            "{} starts do not fit {rows} rows and {lists} lists",
+            starts.len()
+        );
         (self.shape, self.most, self.end, self.distance_words) = (shape, most.max(1), 0, 0);
         self.own.clear();
         let count = shape.blocks() * lists;
@@ -106,7 +111,7 @@ impl BlockLists {
     /// # Panics
     /// If the number of lists is wrong, or a distance is greater than `last`.
     pub fn set_diagonals(&mut self, gpu: &Gpu, diagonals: &[&[usize]], last: usize) -> Result<(), GpuError> {
-        assert_eq!(diagonals.len(), self.shape.lists, "lists of diagonals");
+        assert_eq!(diagonals.len(), self.shape.lists, "one set of diagonals for each list");
         self.distance_words = (last + 1).div_ceil(WORD_BITS);
         let mut words = vec![0; diagonals.len() * self.distance_words];
         for (words, distances) in words.chunks_exact_mut(self.distance_words).zip(diagonals) {
@@ -135,9 +140,13 @@ impl BlockLists {
     /// # Panics
     /// If the number of lists is wrong, or one is longer than its memory.
     pub fn write(&mut self, gpu: &Gpu, lists: &[&[Run]]) -> Result<(), GpuError> {
-        assert_eq!(lists.len(), self.shape.blocks() * self.shape.lists, "lists");
+        assert_eq!(lists.len(), self.shape.blocks() * self.shape.lists, "`lists` is not `[block][list]`");
         let ends = lists.iter().filter_map(|runs| runs.last());
-        assert!(ends.map(|run| (run.place + run.count) as usize).all(|count| count <= self.most), "long lists");
+        assert!(
+            ends.map(|run| (run.place + run.count) as usize).all(|count| count <= self.most),
+            "a list has more than {} tokens",
+            self.most
+        );
         let ends = lists.iter().scan(0, |sum, runs| {
             *sum += runs.len() as u32;
             Some(*sum)
@@ -145,13 +154,10 @@ impl BlockLists {
         let begins: Vec<u32> = std::iter::once(0).chain(ends).collect();
         let runs: Vec<Run> = lists.concat();
         self.end = runs.iter().map(|run| (run.first + run.count) as usize).max().unwrap_or(0);
-        gpu.reserve(&mut self.begins, size_of_val(&begins[..]))?;
-        gpu.reserve(&mut self.runs, size_of_val(&runs[..]).max(1))?;
         let [tokens, counts] = self.addresses();
-        let (Some(of_runs), Some(of_begins)) = (&mut self.runs, &mut self.begins) else {
-            unreachable!("both were reserved")
-        };
+        let of_begins = gpu.reserved(&mut self.begins, size_of_val(&begins[..]))?;
         gpu.upload_to(of_begins, 0, &begins)?;
+        let of_runs = gpu.reserved(&mut self.runs, size_of_val(&runs[..]).max(1))?;
         gpu.upload_to(of_runs, 0, &runs)?;
         let (of_runs, of_begins) =
             (of_runs.address(0, size_of_val(&runs[..])), of_begins.address(0, size_of_val(&begins[..])));
@@ -171,17 +177,17 @@ impl BlockLists {
     /// [`GpuError`].
     pub fn download(&self, gpu: &Gpu, block: usize, list: usize) -> Result<Vec<u32>, GpuError> {
         let (index, mut count) = (block * self.shape.lists + list, [0u32]);
-        gpu.download(self.counts.as_ref().expect("there is room"), 4 * index, &mut count)?;
+        gpu.download(reserved(&self.counts, "list lengths"), 4 * index, &mut count)?;
         let mut tokens = vec![0; count[0] as usize];
-        gpu.download(self.tokens.as_ref().expect("there is room"), 4 * index * self.most, &mut tokens)?;
+        gpu.download(reserved(&self.tokens, "block lists"), 4 * index * self.most, &mut tokens)?;
         Ok(tokens)
     }
 
     /// Device addresses of tokens and counts.
     fn addresses(&self) -> [u64; 2] {
         let count = self.shape.blocks() * self.shape.lists;
-        let (tokens, counts) = (self.tokens.as_ref().expect("there is room"), self.counts.as_ref());
-        [tokens.address(0, 4 * count * self.most), counts.expect("there is room").address(0, 4 * count)]
+        let (tokens, counts) = (reserved(&self.tokens, "block lists"), reserved(&self.counts, "list lengths"));
+        [tokens.address(0, 4 * count * self.most), counts.address(0, 4 * count)]
     }
 
     /// Bytes of a chunk's lists.
@@ -296,13 +302,37 @@ impl Gpu {
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
         let BlockShape { block_rows, lists, .. } = seen.shape;
-        assert!(self.attends_blocks(cache.storage, cache.d), "heads of {} channels", cache.d);
-        assert!(seen.shape.rows == rows.count && rows.first + rows.count <= cache.capacity, "{:?}", seen.shape);
-        assert!(rows.heads.is_multiple_of(lists) && lists.is_multiple_of(cache.kv_heads), "{lists} lists");
-        assert!(seen.end <= rows.first + rows.count, "tokens up to {}", seen.end);
+        assert!(
+            self.attends_blocks(cache.storage, cache.d),
+            "the kernel does not support heads of {} channels in {}",
+            cache.d,
+            cache.storage.name()
+        );
+        assert!(
+            seen.shape.rows == rows.count && rows.first + rows.count <= cache.capacity,
+            "{} rows from {} on do not fit the lists ({:?})",
+            rows.count,
+            rows.first,
+            seen.shape
+        );
+        assert!(
+            rows.heads.is_multiple_of(lists) && lists.is_multiple_of(cache.kv_heads),
+            "{lists} lists do not fit {} query heads and {} KV heads",
+            rows.heads,
+            cache.kv_heads
+        );
+        assert!(seen.end <= rows.first + rows.count, "lists have tokens below {}, after the last row", seen.end);
         let words = (rows.first + rows.count).div_ceil(WORD_BITS);
-        assert!([0, words].contains(&seen.distance_words), "diagonals of {} words", seen.distance_words);
-        assert!(seen.own.end() <= rows.first + rows.count, "rows' own tokens up to {}", seen.own.end());
+        assert!(
+            [0, words].contains(&seen.distance_words),
+            "diagonals have {} words instead of {words}",
+            seen.distance_words
+        );
+        assert!(
+            seen.own.end() <= rows.first + rows.count,
+            "rows have own tokens below {}, after the last row",
+            seen.own.end()
+        );
         let (queries, out) = addresses(rows, cache, out);
         let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
         let partials = self.attend_own(rows, cache, queries, (&seen.own, &seen.shape))?;
@@ -310,7 +340,8 @@ impl Gpu {
         let numbers = block_rows * rows.heads / lists;
         let has_lines = seen.distance_words > 0;
         let tile = if numbers <= TILES[0] && !has_lines { TILES[0] } else { TILES[1] };
-        let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
+        let width =
+            [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads have at most 256 channels");
         let met_words = if has_lines { (rows.first + rows.count).div_ceil(TILE_KEYS * WORD_BITS) } else { 0 };
         let shared_bytes = ((tile + 2 * TILE_KEYS) * 2 * width + size_of::<u32>() * met_words) as u32;
         let storage = cache.storage.name();
@@ -380,18 +411,53 @@ impl Gpu {
         (counters, counters_at): (&mut Buffer, usize),
     ) -> Result<(), GpuError> {
         let (shape, blocks, tree) = (lists.shape, search.blocks.numbers(), &search.tree);
-        assert!(self.searches_prompt(search, &shape, rows.heads, cache), "{shape:?}");
-        assert!(blocks.len() == shape.blocks() && shape.rows == rows.count, "{} of {shape:?}", blocks.len());
-        assert!((1..=tree.size).contains(&tree.stride), "{tree:?}");
-        assert!((1..=shape.block_rows).contains(&search.sampling.stride), "{:?}", search.sampling);
+        assert!(
+            self.searches_prompt(search, &shape, rows.heads, cache),
+            "the device does not support the search ({shape:?})"
+        );
+        assert!(
+            blocks.len() == shape.blocks() && shape.rows == rows.count,
+            "{} blocks and {} rows do not fit the lists ({shape:?})",
+            blocks.len(),
+            rows.count
+        );
+        assert!(
+            (1..=tree.size).contains(&tree.stride),
+            "the stride of a search is from 1 to the block's size: {tree:?}"
+        );
+        assert!(
+            (1..=shape.block_rows).contains(&search.sampling.stride),
+            "the stride of sampled rows is from 1 to {}: {:?}",
+            shape.block_rows,
+            search.sampling
+        );
         for (block, own) in blocks.iter().enumerate() {
             let end = (own.begin + own.tokens) as usize;
-            assert!(end <= rows.first + (block * shape.block_rows).min(rows.count), "candidates up to {end}");
+            assert!(
+                end <= rows.first + (block * shape.block_rows).min(rows.count),
+                "candidates of block {block} end at {end}, after its first row"
+            );
             let found = (own.keep as usize * tree.size).min(own.tokens as usize);
-            assert!(own.begin as usize + found <= lists.most, "lists of {}", lists.most);
+            assert!(
+                own.begin as usize + found <= lists.most,
+                "block {block} selects {found} tokens after {}, more than the {} of a list",
+                own.begin,
+                lists.most
+            );
         }
-        assert!(rows.heads.is_multiple_of(shape.lists) && shape.lists.is_multiple_of(cache.kv_heads), "{shape:?}");
-        assert!(rows.stride.is_multiple_of(8) && rows.stride >= rows.heads * cache.d, "rows of {}", rows.stride);
+        assert!(
+            rows.heads.is_multiple_of(shape.lists) && shape.lists.is_multiple_of(cache.kv_heads),
+            "{} lists do not fit {} query heads and {} KV heads",
+            shape.lists,
+            rows.heads,
+            cache.kv_heads
+        );
+        assert!(
+            rows.stride.is_multiple_of(8) && rows.stride >= rows.heads * cache.d,
+            "rows of {} query heads, {} numbers apart, do not fit the kernel",
+            rows.heads,
+            rows.stride
+        );
         let numbers = (rows.count - 1) * rows.stride + rows.heads * cache.d;
         let queries = rows.queries.address(0, numbers * cache.storage.bytes());
         lists.end = blocks.iter().map(|own| (own.begin + own.tokens) as usize).max().unwrap_or(0);

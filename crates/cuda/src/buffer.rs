@@ -29,31 +29,31 @@ unsafe impl Plain for bf16 {}
 /// Device memory of a GPU.
 pub struct Buffer {
     pub(super) slice: CudaSlice<u8>,
-    pub(super) held: Held,
+    pub(super) held: HeldBytes,
 }
 
 /// Bytes that all buffers of a GPU have now, and the most that they had at any time.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct MemoryUse {
     now: AtomicUsize,
     pub(super) most: AtomicUsize,
 }
 
-/// A buffer's share of [`Memory`], given back when it is dropped.
-pub(super) struct Held {
+/// A buffer's share of [`MemoryUse`], given back when it is dropped.
+pub(super) struct HeldBytes {
     bytes: usize,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryUse>,
 }
 
-impl Held {
-    pub(super) fn new(bytes: usize, memory: &Arc<Memory>) -> Self {
+impl HeldBytes {
+    pub(super) fn new(bytes: usize, memory: &Arc<MemoryUse>) -> Self {
         let before = memory.now.fetch_add(bytes, Ordering::Relaxed);
         memory.most.fetch_max(before + bytes, Ordering::Relaxed);
         Self { bytes, memory: memory.clone() }
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.memory.now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -81,7 +81,11 @@ impl Buffer {
     /// # Panics
     /// If they do not.
     pub(super) fn address(&self, offset: usize, len: usize) -> u64 {
-        assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
+        assert!(
+            offset + len <= self.bytes(),
+            "{len} bytes at offset {offset} do not lie in a buffer of {} bytes",
+            self.bytes()
+        );
         let (address, _guard) = self.slice.device_ptr(self.slice.stream());
         address + offset as u64
     }
@@ -90,9 +94,9 @@ impl Buffer {
 /// A buffer that a launcher or a caller has reserved.
 ///
 /// # Panics
-/// With the buffer's name, if it was not reserved.
+/// If it was not reserved; the message names it.
 pub(super) fn reserved<'b>(buffer: &'b Option<Buffer>, name: &str) -> &'b Buffer {
-    buffer.as_ref().unwrap_or_else(|| panic!("memory of {name} was not reserved"))
+    buffer.as_ref().unwrap_or_else(|| panic!("no device memory is reserved for {name}"))
 }
 
 /// The bytes of numbers.

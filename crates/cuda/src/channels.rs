@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
+use super::buffer::reserved;
 use super::launch::Cache;
 use super::queries::Queries;
 use super::scores::{Reduction, ScoreWorkspace};
@@ -91,7 +92,10 @@ impl Gpu {
         [keys, means]: [&mut Buffer; 2],
     ) -> Result<(), GpuError> {
         let Cache { capacity, kv_heads, d, storage, .. } = *cache;
-        assert!(tokens.end <= capacity && !tokens.is_empty() && KeysByChannel::fits(d), "{tokens:?} of {capacity}");
+        assert!(
+            tokens.end <= capacity && !tokens.is_empty() && KeysByChannel::fits(d),
+            "tokens {tokens:?} of {d} channels do not lie in a cache of {capacity}, or the kernel does not support them"
+        );
         let [key_bytes, mean_bytes] = KeysByChannel::bytes(tokens.len(), kv_heads, d, storage.bytes());
         let (to, means) = (keys.address(0, key_bytes), means.address(0, mean_bytes));
         let (from, head_stride) = (cache.key(0, tokens.start), cache.head_stride());
@@ -125,7 +129,7 @@ impl Gpu {
         launch.arg(&sums).arg(&chunks).arg(&count).arg(&width).arg(&means);
         let grid = LaunchConfig { grid_dim: (kv_heads as u32, 1, 1), block_dim: block, shared_mem_bytes: 0 };
         // SAFETY: the sums were just made, and means have room as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("taking means of values"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing means of values"))
     }
 
     /// Chooses the channels in which the queries of some rows are largest, ascending, for each head or for all heads of a KV head together,
@@ -144,14 +148,13 @@ impl Gpu {
         chosen: &mut ChosenChannels<'_>,
     ) -> Result<(), GpuError> {
         let (heads, lists, count) = (queries.heads, chosen.lists, chosen.count);
-        assert!((1..=d).contains(&count) && KeysByChannel::fits(d), "{count} of {d} channels");
-        assert!(heads.is_multiple_of(lists), "{lists} lists of {heads} heads");
+        assert!((1..=d).contains(&count) && KeysByChannel::fits(d), "cannot choose {count} of {d} channels");
+        assert!(heads.is_multiple_of(lists), "{lists} lists do not fit {heads} query heads");
         let [channel_bytes, weight_bytes] = [lists, heads].map(|each| 4 * rows.len() * each * count);
         self.reserve(chosen.channels, channel_bytes)?;
         self.reserve(chosen.weights, weight_bytes)?;
-        let (Some(channels), Some(weights)) = (&*chosen.channels, &*chosen.weights) else {
-            unreachable!("both were reserved")
-        };
+        let (channels, weights) =
+            (reserved(chosen.channels, "chosen channels"), reserved(chosen.weights, "weights of chosen channels"));
         if rows.is_empty() {
             return Ok(());
         }
@@ -184,25 +187,32 @@ impl Gpu {
         (rows, heads): (usize, usize),
         index: &KeysByChannel<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let KeysByChannel { tokens, kv_heads, d, storage, .. } = *index;
-        assert!(heads.is_multiple_of(kv_heads) && heads.is_multiple_of(chosen.lists), "{heads} query heads");
-        assert!(reduction.is_none() || chosen.lists == kv_heads, "{} lists are reduced", chosen.lists);
+        assert!(
+            heads.is_multiple_of(kv_heads) && heads.is_multiple_of(chosen.lists),
+            "{heads} query heads do not fit {kv_heads} KV heads and {} lists",
+            chosen.lists
+        );
+        assert!(
+            reduction.is_none() || chosen.lists == kv_heads,
+            "scores can be reduced for {kv_heads} lists, one for each KV head, not for {}",
+            chosen.lists
+        );
         let tiles = tokens.div_ceil(TILE);
-        let [to, reduced, of_tiles] = room.resized_both(self, rows, (heads, kv_heads), tokens, tiles)?;
+        let [to, reduced, of_tiles] = workspace.resized_both(self, rows, (heads, kv_heads), tokens, tiles)?;
         if rows == 0 || tokens == 0 {
             return Ok(());
         }
         let each = heads / chosen.lists;
         let taken = each.min(QUERIES).next_power_of_two();
-        let (Some(channels), Some(weights)) = (&*chosen.channels, &*chosen.weights) else {
-            panic!("channels were chosen")
-        };
+        let (channels, weights) =
+            (reserved(chosen.channels, "chosen channels"), reserved(chosen.weights, "weights of chosen channels"));
         let channels = channels.address(0, 4 * rows * chosen.lists * chosen.count);
         let weights = weights.address(0, 4 * rows * heads * chosen.count);
         let [keys, _] = index.addresses();
-        let (key_stride, stride) = (KeysByChannel::stride(tokens) as u64, room.of(None).stride() as u64);
+        let (key_stride, stride) = (KeysByChannel::stride(tokens) as u64, workspace.of(None).stride() as u64);
         let parts = (chosen.lists * each.div_ceil(taken)) as u32;
         let group = (heads / kv_heads) as i32;
         // If no single block has all heads of a group, reduce afterwards.
@@ -222,7 +232,7 @@ impl Gpu {
         // SAFETY: channels lie within a head, as `choose_channels` makes them; the rest is as long as checked above.
         unsafe { launch.launch(grid) }.map_err(failed("scoring channels"))?;
         match reduction.filter(|_| at_once.is_none()) {
-            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            Some(reduction) => workspace.reduce(self, kv_heads, reduction),
             None => Ok(()),
         }
     }
@@ -237,14 +247,14 @@ impl Gpu {
     /// If lists and logits do not match.
     pub fn rest_shares(
         &self,
-        room: &ScoreWorkspace,
+        workspace: &ScoreWorkspace,
         begin: usize,
         index: &KeysByChannel<'_>,
         first: usize,
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
         let KeysByChannel { tokens, kv_heads, d, .. } = *index;
-        let logits = room.of(None);
+        let logits = workspace.of(None);
         let (rows, heads) = logits.shape(tokens);
         lists.reserve_rests(self, heads, kv_heads, d)?;
         if rows == 0 {
@@ -255,7 +265,7 @@ impl Gpu {
         let [_, means] = index.addresses();
         let (from, stride, columns, begin) = (logits.address(), logits.stride() as u64, tokens as u32, begin as u32);
         let tiles = tokens.div_ceil(TILE);
-        let (of_tiles, tiles) = (room.tiles(rows, heads, tiles), tiles as u32);
+        let (of_tiles, tiles) = (workspace.tiles(rows, heads, tiles), tiles as u32);
         let (most, count, group, width) =
             (lists.most() as u32, lists.lists() as i32, (heads / kv_heads) as i32, d as i32);
         let function = self.function("channel_scores", "rest_shares")?;
@@ -269,6 +279,6 @@ impl Gpu {
         };
         // SAFETY: logits, lists, means, shares and values are as long as checked above; selected tokens are candidates, each of which has a
         // logit.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("sharing out what is left over"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing the shares of unselected tokens"))
     }
 }

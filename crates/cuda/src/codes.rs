@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
+use super::buffer::reserved;
 use super::queries::Queries;
 use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
@@ -67,20 +68,23 @@ impl Gpu {
         keys: &CodedKeys<'_>,
         reduction: Option<Reduction>,
         tables: &mut Option<Buffer>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let CodedKeys { parts, count, tokens, kv_heads, .. } = *keys;
         let heads = queries.heads;
-        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
-        assert!(CodedKeys::fits(parts, count, d) && parts <= d, "{parts} parts of {count} centroids, {d} channels");
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads are no multiple of {kv_heads} KV heads");
+        assert!(
+            CodedKeys::fits(parts, count, d) && parts <= d,
+            "the kernel does not support {parts} parts of {count} centroids for {d} channels"
+        );
         let group = heads / kv_heads;
-        let out = room.resized(self, rows.len(), (heads, kv_heads), tokens, None)?;
+        let out = workspace.resized(self, rows.len(), (heads, kv_heads), tokens, None)?;
         if rows.is_empty() || tokens == 0 {
             return Ok(());
         }
         let bytes = rows.len() * heads * keys.table_bytes();
         self.reserve(tables, bytes)?;
-        let tables = tables.as_ref().expect("it was reserved").address(0, bytes);
+        let tables = reserved(tables, "products with centroids").address(0, bytes);
         let centroids = keys.centroids.address(0, 4 * kv_heads * count * d);
         let codes = keys.codes.address(0, kv_heads * parts * CodedKeys::stride(tokens));
         let (list, from) = (queries.list(rows.clone()), queries.address(rows.clone(), d, storage));
@@ -110,7 +114,7 @@ impl Gpu {
         // ensure, so every code is within its part's table.
         unsafe { launch.launch(blocks) }.map_err(failed("adding up table entries"))?;
         match reduction {
-            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            Some(reduction) => workspace.reduce(self, kv_heads, reduction),
             None => Ok(()),
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
 use super::queries::Queries;
@@ -104,7 +105,7 @@ struct DeviceSampling {
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DeviceSampling {}
 
-/// Memory for intermediate results between hashing queries and weighting the tokens that they collide with.
+/// MemoryUse for intermediate results between hashing queries and weighting the tokens that they collide with.
 #[derive(Debug, Default)]
 pub struct CollisionWorkspace {
     /// `[row][head][table]` u16.
@@ -139,8 +140,17 @@ impl Gpu {
         (planes, is_centred): (&[f32], bool),
     ) -> Result<HashTables, GpuError> {
         let TableShape { bits, tables, d } = shape;
-        assert!(shape.fits() && keys.d == d && planes.len() == bits * tables * d, "{shape:?}, {} planes", planes.len());
-        assert!(tokens.end <= keys.capacity && !tokens.is_empty(), "tokens up to {} of {}", tokens.end, keys.capacity);
+        assert!(
+            shape.fits() && keys.d == d && planes.len() == bits * tables * d,
+            "the kernel does not support {shape:?} for keys of {} channels and {} numbers of hyperplanes",
+            keys.d,
+            planes.len()
+        );
+        assert!(
+            tokens.end <= keys.capacity && !tokens.is_empty(),
+            "tokens {tokens:?} do not lie in a cache of {}",
+            keys.capacity
+        );
         let (count, kv_heads, name) = (tokens.len(), keys.kv_heads, keys.storage.name());
         let number = TableShape::number_bytes(count);
         let made = HashTables {
@@ -201,14 +211,14 @@ impl Gpu {
         let grid = (pieces, kv_heads as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: keys and sums are as long as checked and made above.
-        unsafe { launch.launch(grid) }.map_err(failed("adding up keys"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("computing the means of keys"))?;
         let function = self.function("collisions", "mean_of_sums")?;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&sums_at).arg(&pieces).arg(&count).arg(&width).arg(&means_at);
         let grid = (kv_heads as u32, 1, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (GPU_WIDEST as u32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: sums and means are as long as made above.
-        unsafe { launch.launch(grid) }.map_err(failed("adding up keys"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("computing the means of keys"))?;
         Ok(means)
     }
 
@@ -227,19 +237,27 @@ impl Gpu {
         keys: &Cache<'_>,
         (tables, chances): (&HashTables, &SamplingSpec<'_>),
         lists: &mut TokenLists,
-        room: &mut CollisionWorkspace,
+        workspace: &mut CollisionWorkspace,
     ) -> Result<(), GpuError> {
         let (rows, heads, shape, count) =
             (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());
         let TableShape { bits, tables: in_all, d } = shape;
-        assert!(keys.d == d && keys.kv_heads == tables.kv_heads && tables.tokens.end <= keys.capacity, "{shape:?}");
-        assert!(lists.lists() == heads && lists.most() >= count, "lists of {} tokens", lists.most());
+        assert!(
+            keys.d == d && keys.kv_heads == tables.kv_heads && tables.tokens.end <= keys.capacity,
+            "the hash tables do not belong to these keys ({shape:?})"
+        );
+        assert!(
+            lists.lists() == heads && lists.most() >= count,
+            "{} lists of {} tokens do not fit {heads} query heads and {count} tokens",
+            lists.lists(),
+            lists.most()
+        );
         if rows == 0 {
             return Ok(());
         }
         let bytes = 2 * rows * heads * in_all;
-        self.reserve(&mut room.codes, bytes)?;
-        let codes_at = room.codes.as_ref().expect("it was reserved").address(0, bytes);
+        self.reserve(&mut workspace.codes, bytes)?;
+        let codes_at = reserved(&workspace.codes, "codes of queries").address(0, bytes);
         let (from, list) = (queries.address(0..rows, d, keys.storage), queries.list(0..rows));
         let (row_stride, planes) = (queries.stride as u64, tables.planes.address(0, 4 * bits * in_all * d));
         let (heads_of, all, width) = (heads as u32, (rows * heads) as u32, d as i32);
@@ -259,10 +277,10 @@ impl Gpu {
         let even = all_words.div_ceil((BLOCKS_EACH * self.processors()).div_ceil(rows * heads));
         let words = even.clamp(LEAST_WORDS, MOST_WORDS).min(all_words);
         let ranges = all_words.div_ceil(words);
-        self.reserve(&mut room.marks, 4 * rows * heads * ranges * words)?;
-        self.reserve(&mut room.found, 4 * rows * heads * ranges)?;
-        let marks = room.marks.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges * words);
-        let found = room.found.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges);
+        self.reserve(&mut workspace.marks, 4 * rows * heads * ranges * words)?;
+        self.reserve(&mut workspace.found, 4 * rows * heads * ranges)?;
+        let marks = reserved(&workspace.marks, "marks of tokens").address(0, 4 * rows * heads * ranges * words);
+        let found = reserved(&workspace.found, "numbers of marked tokens").address(0, 4 * rows * heads * ranges);
         let kv_heads = tables.kv_heads;
         let bounds = tables.bounds.address(0, kv_heads * in_all * ((1 << bits) + 1) * number);
         let sorted = tables.sorted.address(0, kv_heads * in_all * count * number);
@@ -286,7 +304,7 @@ impl Gpu {
         launch.arg(&marks).arg(&found).arg(&entries);
         let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
         // SAFETY: codes, tables, marks and numbers of entries are as long as checked and made above.
-        unsafe { launch.launch(blocks) }.map_err(failed("meeting collisions"))?;
+        unsafe { launch.launch(blocks) }.map_err(failed("counting collisions"))?;
 
         let (own_keys, head_stride) = (keys.key(0, tables.tokens.start), keys.head_stride());
         let means = tables.means.as_ref().map_or(0, |means| means.address(0, 4 * kv_heads * d));
@@ -300,6 +318,6 @@ impl Gpu {
         launch.arg(&tokens).arg(&weights).arg(&most).arg(&counts);
         let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, keys, tables, marks and lists are as long as checked and made above.
-        unsafe { launch.launch(blocks) }.map(drop).map_err(failed("weighing collisions"))
+        unsafe { launch.launch(blocks) }.map(drop).map_err(failed("weighting sampled tokens"))
     }
 }

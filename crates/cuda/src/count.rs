@@ -22,7 +22,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn count_picks(
         &self,
         lists: &TokenLists,
@@ -30,18 +29,23 @@ impl Gpu {
         tokens: Range<usize>,
         counters: &[(&Buffer, u64)],
         offset: usize,
-        room: &mut HostDeviceVec<u64>,
+        workspace: &mut HostDeviceVec<u64>,
     ) -> Result<(), GpuError> {
-        assert!(lists.lists() == heads || lists.lists() == kv_heads, "{} lists of a row", lists.lists());
-        assert_eq!(counters.len(), lists.rows(), "counters for each row");
+        assert!(
+            lists.lists() == heads || lists.lists() == kv_heads,
+            "{} lists in a row do not fit {heads} query heads and {kv_heads} KV heads",
+            lists.lists()
+        );
+        assert_eq!(counters.len(), lists.rows(), "one set of counters for each row");
         if lists.rows() == 0 {
             return Ok(());
         }
         let needed = 8 * (offset + kv_heads + heads + 1);
-        room.set(self, counters.iter().flat_map(|(buffer, times)| [buffer.address(0, needed), *times]).collect())?;
+        workspace
+            .set(self, counters.iter().flat_map(|(buffer, times)| [buffer.address(0, needed), *times]).collect())?;
         let function = self.function("count_picks", "count_picks")?;
         let [from, counts] = lists.addresses(0);
-        let to = room.address(0..2 * lists.rows());
+        let to = workspace.address(0..2 * lists.rows());
         let entries = if lists.is_counted() { lists.entries(0) } else { 0 };
         let grid = (kv_heads as u32, lists.rows() as u32, 1);
         let (most, group, offset) = (lists.most() as u32, (heads / kv_heads) as u32, offset as u64);
@@ -52,6 +56,6 @@ impl Gpu {
         launch.arg(&to).arg(&offset);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: lists and counters are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("counting picks"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("counting selected tokens"))
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
+use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
 use super::scores::Scores;
 use super::token_lists::TokenLists;
@@ -43,21 +44,25 @@ impl Gpu {
         first: usize,
         candidates: Range<usize>,
         lists: &mut TokenLists,
-        room: &mut DrawWorkspace,
+        workspace: &mut DrawWorkspace,
     ) -> Result<(), GpuError> {
         let columns = candidates.len();
         let (rows, in_row) = scores.shape(columns);
         let most = lists.most();
-        assert!(lists.lists() == in_row && most >= draws.min(columns), "lists of {most} tokens for {draws} draws");
+        assert!(
+            lists.lists() == in_row && most >= draws.min(columns),
+            "{} lists of {most} tokens do not fit {in_row} lists of scores and {draws} draws",
+            lists.lists()
+        );
         if rows == 0 || in_row == 0 || columns == 0 {
             return Ok(());
         }
         let numbers = rows * in_row * scores.stride();
-        self.reserve(&mut room.sums, 8 * numbers)?;
-        self.reserve(&mut room.drawn, 4 * numbers)?;
-        let sums = room.sums.as_ref().expect("it was reserved").address(0, 8 * numbers);
-        let drawn = room.drawn.as_ref().expect("it was reserved").address(0, 4 * numbers);
-        let keys = room.keys.address(DRAW_KEY * first * in_row..DRAW_KEY * (first + rows) * in_row);
+        self.reserve(&mut workspace.sums, 8 * numbers)?;
+        self.reserve(&mut workspace.drawn, 4 * numbers)?;
+        let sums = reserved(&workspace.sums, "sums of weights").address(0, 8 * numbers);
+        let drawn = reserved(&workspace.drawn, "drawn tokens").address(0, 4 * numbers);
+        let keys = workspace.keys.address(DRAW_KEY * first * in_row..DRAW_KEY * (first + rows) * in_row);
         let (from, stride) = (scores.address(), scores.stride() as u64);
         let ([tokens, counts], weights, entries) = (lists.addresses(first), lists.weights(first), lists.entries(first));
         let [columns, draws, begin, most] = [columns, draws, candidates.start, most].map(|n| n as u32);

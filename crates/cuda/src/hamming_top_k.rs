@@ -22,14 +22,14 @@ const MOST_WORDS: usize = 8;
 
 /// How a list is computed: number of blocks, tokens of each, bytes of shared memory for distances, and in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Plan {
+struct LaunchPlan {
     cluster: usize,
     chunk: usize,
     cells: usize,
     shared: usize,
 }
 
-impl Plan {
+impl LaunchPlan {
     /// Plans `lists` lists of `tokens` tokens, each of which takes `bytes` bytes, on `processors` multiprocessors with `most` bytes of
     /// shared memory. Takes as many blocks as there are multiprocessors, or more if two do not fit on one; `None` if a single block does
     /// not fit.
@@ -49,7 +49,7 @@ impl Plan {
 #[derive(Debug, Clone, Copy)]
 pub struct Nearest<'a> {
     keys: Signatures<'a>,
-    plan: Plan,
+    plan: LaunchPlan,
     kind: &'static str,
     /// Heads of a list, lists of a row, and how many consecutive lists have the same keys.
     of_list: usize,
@@ -70,9 +70,9 @@ impl<'a> Nearest<'a> {
         reduction: Option<Reduction>,
     ) -> Option<Self> {
         let Signatures { kv_heads, nets, words, tokens, .. } = keys;
-        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads are no multiple of {kv_heads} KV heads");
         let group = heads / kv_heads;
-        assert!(nets == 1 || nets == group, "{nets} nets for a group of {group}");
+        assert!(nets == 1 || nets == group, "{nets} hash networks for a GQA group of {group} query heads");
         let (of_list, of_row, sharing) = match reduction {
             None => (1, heads, group / nets),
             Some(Reduction::Sum) if nets == 1 => (group, kv_heads, 1),
@@ -86,7 +86,7 @@ impl<'a> Nearest<'a> {
         if !gpu.is_hopper || rows == 0 || tokens == 0 || words * of_list > MOST_WORDS {
             return None;
         }
-        let plan = Plan::new(rows * of_row, tokens, cell, gpu.processors(), gpu.most_shared)?;
+        let plan = LaunchPlan::new(rows * of_row, tokens, cell, gpu.processors(), gpu.most_shared)?;
         Some(Self { keys, plan, kind, of_list, of_row, sharing })
     }
 }
@@ -109,13 +109,17 @@ impl Gpu {
         (chosen, first): (&HostDeviceVec<u32>, usize),
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
-        let Nearest { keys, plan: Plan { cluster, chunk, cells, shared }, kind, of_list, of_row, sharing } = nearest;
+        let Nearest { keys, plan: LaunchPlan { cluster, chunk, cells, shared }, kind, of_list, of_row, sharing } =
+            nearest;
         let Signatures { buffer, kv_heads, nets, words, tokens } = keys;
         let rows = chosen.numbers().len();
         let most = chosen.numbers().iter().max().map_or(0, |most| (*most as usize).min(tokens));
         lists.assert_room([rows, of_row], most, first + tokens);
         let highest = ((1u64 << ties.levels) - 1) as f64 * f64::from(ties.unit);
-        assert!(of_list as f64 * highest < 1.0, "a raise of up to {highest} for {of_list} heads");
+        assert!(
+            of_list as f64 * highest < 1.0,
+            "tie-breaking adds up to {highest} for each of {of_list} heads, which must be below 1 in all"
+        );
         let from = queries.address(0, 4 * rows * of_row * of_list * words);
         let of_keys = buffer.address(0, Signatures::bytes_of(kv_heads * nets, words, tokens));
         let function =
@@ -147,12 +151,12 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
-    use super::Plan;
+    use super::LaunchPlan;
 
     #[test]
     fn lists_are_found_by_as_many_blocks_as_there_are_processors_and_by_more_where_two_do_not_fit() {
         let clusters = |lists: usize, tokens: usize| {
-            Plan::new(lists, tokens, 1, 132, 227 << 10).map(|plan| (plan.cluster, plan.chunk))
+            LaunchPlan::new(lists, tokens, 1, 132, 227 << 10).map(|plan| (plan.cluster, plan.chunk))
         };
         // One sequence of eight lists; two, four and eight sequences; and eight with lists for all heads.
         let of_lists = [8, 16, 32, 64, 256].map(|lists| clusters(lists, 131_072));

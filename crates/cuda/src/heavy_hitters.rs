@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
 use super::queries::Queries;
 use super::token_lists::{TokenListLayout, TokenLists};
@@ -52,7 +53,7 @@ pub struct HeldTokens {
     sizes: HeldSizes,
     lists: usize,
     /// Heavy hitters of a list that there is memory for.
-    room: usize,
+    capacity: usize,
 }
 
 /// A row of a step, with its run.
@@ -79,7 +80,7 @@ pub struct HoldingPrefix<'a> {
     pub scale: f32,
 }
 
-/// Memory for intermediate results between the launches of a step.
+/// MemoryUse for intermediate results between the launches of a step.
 #[derive(Debug, Default)]
 pub struct HoldingWorkspace {
     /// The uploaded rows of recent steps. Launching such a step again needs no upload, so it can be recorded.
@@ -102,14 +103,20 @@ impl HeldTokens {
         let HeldSizes { budget, window } = sizes;
         let first = tokens - window;
         let most = lists.iter().map(|list| list.tokens.len()).max().unwrap_or(0);
-        assert!(most <= budget && window > 0, "{most} heavy hitters of {budget}, a window of {window}");
-        let room = budget.min(most + 1);
+        assert!(
+            most <= budget && window > 0,
+            "a list has {most} heavy hitters, the budget is {budget}, the recent window {window}"
+        );
+        let capacity = budget.min(most + 1);
         let counts = lists.iter().map(|list| list.tokens.len() as u32);
-        let padded = |numbers: Vec<u32>| numbers.into_iter().chain(std::iter::repeat(0)).take(room);
+        let padded = |numbers: Vec<u32>| numbers.into_iter().chain(std::iter::repeat(0)).take(capacity);
         let of_tokens = lists.iter().flat_map(|list| padded(list.tokens.clone()));
         let bits = |masses: &[f32]| masses.iter().map(|mass| mass.to_bits()).collect::<Vec<u32>>();
         let of_masses = lists.iter().flat_map(|list| {
-            assert!(list.masses.len() == list.tokens.len() && list.window.len() == window, "a mass for each token");
+            assert!(
+                list.masses.len() == list.tokens.len() && list.window.len() == window,
+                "one mass for each token of a list"
+            );
             padded(bits(&list.masses))
         });
         let of_window = lists.iter().flat_map(|list| {
@@ -118,12 +125,12 @@ impl HeldTokens {
             places
         });
         let words: Vec<u32> = counts.chain(of_tokens).chain(of_masses).chain(of_window).collect();
-        Ok(Self { buffer: gpu.upload(&words)?, sizes, lists: lists.len(), room })
+        Ok(Self { buffer: gpu.upload(&words)?, sizes, lists: lists.len(), capacity })
     }
 
     /// Bytes of `lists` lists with room for `room` heavy hitters.
-    pub fn bytes_of(lists: usize, room: usize, window: usize) -> usize {
-        4 * lists * (1 + 2 * room + window)
+    pub fn bytes_of(lists: usize, capacity: usize, window: usize) -> usize {
+        4 * lists * (1 + 2 * capacity + window)
     }
 
     /// How many tokens are held at most.
@@ -136,24 +143,25 @@ impl HeldTokens {
     /// # Errors
     /// [`GpuError`].
     pub fn with_room(&self, gpu: &Gpu, total: usize) -> Result<Self, GpuError> {
-        let Self { ref buffer, sizes, lists, room: old } = *self;
-        let room = if self.has_room(total) { old } else { sizes.budget.min(self.needed(total).next_power_of_two()) };
-        let mut to = gpu.alloc(Self::bytes_of(lists, room, sizes.window))?;
+        let Self { ref buffer, sizes, lists, capacity: old } = *self;
+        let capacity =
+            if self.has_room(total) { old } else { sizes.budget.min(self.needed(total).next_power_of_two()) };
+        let mut to = gpu.alloc(Self::bytes_of(lists, capacity, sizes.window))?;
         gpu.copy(buffer, 0, &mut to, 0, 4 * lists)?;
-        let parts = if room == old { 1 } else { 2 * lists };
-        let (from_each, to_each) = (2 * lists * old / parts, 2 * lists * room / parts);
+        let parts = if capacity == old { 1 } else { 2 * lists };
+        let (from_each, to_each) = (2 * lists * old / parts, 2 * lists * capacity / parts);
         for part in 0..parts {
             let (from, at) = (4 * (lists + part * from_each), 4 * (lists + part * to_each));
             gpu.copy(buffer, from, &mut to, at, 4 * from_each)?;
         }
-        let (from, at) = (4 * lists * (1 + 2 * old), 4 * lists * (1 + 2 * room));
+        let (from, at) = (4 * lists * (1 + 2 * old), 4 * lists * (1 + 2 * capacity));
         gpu.copy(buffer, from, &mut to, at, 4 * lists * sizes.window)?;
-        Ok(Self { buffer: to, sizes, lists, room })
+        Ok(Self { buffer: to, sizes, lists, capacity })
     }
 
     /// Whether the buffers are large enough for what a run can hold with `total` tokens in context.
     pub fn has_room(&self, total: usize) -> bool {
-        self.room >= self.needed(total)
+        self.capacity >= self.needed(total)
     }
 
     fn needed(&self, total: usize) -> usize {
@@ -165,14 +173,14 @@ impl HeldTokens {
     /// # Errors
     /// [`GpuError`].
     pub fn download(&self, gpu: &Gpu, total: usize) -> Result<Vec<HeldList>, GpuError> {
-        let Self { lists, room, sizes: HeldSizes { window, .. }, .. } = *self;
-        let mut words = vec![0u32; Self::bytes_of(lists, room, window) / 4];
+        let Self { lists, capacity, sizes: HeldSizes { window, .. }, .. } = *self;
+        let mut words = vec![0u32; Self::bytes_of(lists, capacity, window) / 4];
         gpu.download(&self.buffer, 0, &mut words)?;
         let (counts, words) = words.split_at(lists);
-        let (tokens, words) = words.split_at(lists * room);
-        let (masses, places) = words.split_at(lists * room);
+        let (tokens, words) = words.split_at(lists * capacity);
+        let (masses, places) = words.split_at(lists * capacity);
         let list = |list: usize| {
-            let held = list * room..list * room + counts[list] as usize;
+            let held = list * capacity..list * capacity + counts[list] as usize;
             let mut heavy: Vec<(u32, u32)> =
                 tokens[held.clone()].iter().copied().zip(masses[held].iter().copied()).collect();
             heavy.sort_unstable();
@@ -199,7 +207,7 @@ impl HeldTokens {
     }
 
     fn address(&self) -> u64 {
-        self.buffer.address(0, Self::bytes_of(self.lists, self.room, self.sizes.window))
+        self.buffer.address(0, Self::bytes_of(self.lists, self.capacity, self.sizes.window))
     }
 }
 
@@ -246,20 +254,35 @@ impl Gpu {
         prefix: &HoldingPrefix<'_>,
         rows: &[HoldingRow<'_>],
         lists: &mut TokenLists,
-        room: &mut HoldingWorkspace,
+        workspace: &mut HoldingWorkspace,
     ) -> Result<(), GpuError> {
         let Some(HoldingRow { held, .. }) = rows.first() else { return Ok(()) };
         let (HeldSizes { budget, window }, in_row) = (held.sizes, held.lists);
         let (d, storage, kv_heads) = (prefix.keys.d, prefix.keys.storage, prefix.keys.kv_heads);
-        assert!(Self::weighs_held(d) && queries.stride.is_multiple_of(8), "heads of {d} channels");
-        assert!(in_row == queries.heads || in_row == kv_heads, "{in_row} lists of a row");
+        assert!(
+            Self::weighs_held(d) && queries.stride.is_multiple_of(8),
+            "the kernel does not support heads of {d} channels, or rows {} numbers apart",
+            queries.stride
+        );
+        assert!(
+            in_row == queries.heads || in_row == kv_heads,
+            "{in_row} lists in a row do not fit {} query heads and {kv_heads} KV heads",
+            queries.heads
+        );
         assert!(
             rows.len() <= queries.rows.numbers().len() && prefix.sink + window <= prefix.tokens,
-            "{} rows",
-            rows.len()
+            "{} rows of queries do not fit {} rows, or a prefix of {} tokens is too short for sink and window",
+            queries.rows.numbers().len(),
+            rows.len(),
+            prefix.tokens
         );
-        assert!(prefix.tokens <= prefix.keys.capacity, "{} tokens of a prefix", prefix.tokens);
-        let most = rows.iter().map(|row| row.held.room).max().unwrap_or(0);
+        assert!(
+            prefix.tokens <= prefix.keys.capacity,
+            "a prefix of {} tokens does not fit a cache of {}",
+            prefix.tokens,
+            prefix.keys.capacity
+        );
+        let most = rows.iter().map(|row| row.held.capacity).max().unwrap_or(0);
         let ends: Vec<usize> = rows.iter().map(|row| row.total - window).collect();
         lists.resize(self, TokenListLayout::new(in_row, most), ends)?;
         let rounds = rounds(rows);
@@ -269,19 +292,27 @@ impl Gpu {
             let HoldingRow { held, tail, total } = rows[*i];
             assert!(
                 held.sizes == (HeldSizes { budget, window }) && held.lists == in_row && held.has_room(total),
-                "runs alike"
+                "rows differ in budget, window or lists, or one has no room for another token"
             );
-            assert!(total > prefix.tokens && total <= prefix.tokens + tail.capacity, "{total} tokens in context");
-            assert!(tail.kv_heads == kv_heads && tail.d == d && tail.storage == storage, "keys alike");
+            assert!(
+                total > prefix.tokens && total <= prefix.tokens + tail.capacity,
+                "{total} tokens in context do not fit {} of the prefix and at most {} of the tail",
+                prefix.tokens,
+                tail.capacity
+            );
+            assert!(
+                tail.kv_heads == kv_heads && tail.d == d && tail.storage == storage,
+                "the tail's keys differ from the prefix's in heads, width or type"
+            );
             let query = queries.rows.numbers()[*i];
-            let numbers = [held.room, total, query as usize, *i].map(|number| number as u64);
+            let numbers = [held.capacity, total, query as usize, *i].map(|number| number as u64);
             [held.address(), numbers[0], tail.key(0, 0), tail.head_stride(), numbers[1], numbers[2], numbers[3]]
         };
-        let at = room.send(self, order.iter().flat_map(words).collect())?;
+        let at = workspace.send(self, order.iter().flat_map(words).collect())?;
         let step = Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most, at };
         for round in order.chunk_by(|a, b| rounds[*a] == rounds[*b]) {
-            let first = order.iter().position(|i| *i == round[0]).expect("it is one of them");
-            self.hold(&step, first..first + round.len(), lists, room)?;
+            let first = order.iter().position(|i| *i == round[0]).expect("a round is a part of `order`");
+            self.hold(&step, first..first + round.len(), lists, workspace)?;
         }
         Ok(())
     }
@@ -292,22 +323,22 @@ impl Gpu {
         step: &Holding<'_>,
         rows: Range<usize>,
         lists: &TokenLists,
-        room: &mut HoldingWorkspace,
+        workspace: &mut HoldingWorkspace,
     ) -> Result<(), GpuError> {
         let Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most, at } = *step;
         let (heads, kv_heads, d, storage) = (queries.heads, prefix.keys.kv_heads, prefix.keys.d, prefix.keys.storage);
         let (group, ends, count) = (heads / kv_heads, prefix.sink + window, rows.len() as u32);
         let (end_tiles, heavy_tiles) = (ends.div_ceil(TILE), most.div_ceil(TILE));
         let (stride, tile_stride) = ((ends + most).next_multiple_of(4), end_tiles + heavy_tiles);
-        self.reserve(&mut room.logits, 4 * rows.len() * heads * stride)?;
-        self.reserve(&mut room.tiles, 8 * rows.len() * heads * tile_stride)?;
+        self.reserve(&mut workspace.logits, 4 * rows.len() * heads * stride)?;
+        self.reserve(&mut workspace.tiles, 8 * rows.len() * heads * tile_stride)?;
         let logits = Logits {
-            logits: room.logits.as_ref().expect("it was reserved").address(0, 4 * rows.len() * heads * stride),
-            tiles: room.tiles.as_ref().expect("it was reserved").address(0, 8 * rows.len() * heads * tile_stride),
+            logits: reserved(&workspace.logits, "logits").address(0, 4 * rows.len() * heads * stride),
+            tiles: reserved(&workspace.tiles, "sums of tiles").address(0, 8 * rows.len() * heads * tile_stride),
             stride: stride as u64,
             tile_stride: tile_stride as u32,
         };
-        let rows = room.rows[at].address(ROW_WORDS * rows.start..ROW_WORDS * rows.end);
+        let rows = workspace.rows[at].address(ROW_WORDS * rows.start..ROW_WORDS * rows.end);
         let [picks, counts] = lists.addresses(0);
         let [sink, budget, width, most, prefix_tokens] =
             [prefix.sink, budget, window, most, prefix.tokens].map(|number| number as u32);
@@ -317,7 +348,7 @@ impl Gpu {
         let grid =
             LaunchConfig { grid_dim: (in_row as u32, count, 1), block_dim: (EVICTING, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows, the memory of each run, and the lists are as long as the caller checked.
-        unsafe { launch.launch(grid) }.map_err(failed("letting tokens go"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("evicting tokens"))?;
 
         let lanes = d.next_power_of_two().max(64) / 8;
         let function = self.function("heavy_hitters", &format!("weigh_held_{}_{lanes}", storage.name()))?;
@@ -342,7 +373,7 @@ impl Gpu {
         let grid = LaunchConfig { grid_dim: grid, block_dim: (WEIGHING, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, keys of prefix and tails, and the memory for logits are as long as checked by the caller and made above; held
         // tokens are below the row's total.
-        unsafe { launch.launch(grid) }.map_err(failed("weighing what is held"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("scoring kept tokens"))?;
 
         let function = self.function("heavy_hitters", "add_weights")?;
         let mut launch = self.stream.launch_builder(&function);
@@ -354,7 +385,7 @@ impl Gpu {
             shared_mem_bytes: (8 * heads / in_row) as u32,
         };
         // SAFETY: as above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding weights"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding up attention weights"))
     }
 }
 

@@ -35,8 +35,8 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
 
     /// Device address of a range of the numbers.
     pub(super) fn address(&self, range: Range<usize>) -> u64 {
-        assert!(range.end <= self.host.len(), "{range:?} of {} numbers", self.host.len());
-        let device = self.device.as_ref().expect("numbers are set before they are used");
+        assert!(range.end <= self.host.len(), "range {range:?} is beyond {} numbers", self.host.len());
+        let device = self.device.as_ref().expect("`set` is called before `address`");
         device.address(range.start * size_of::<T>(), range.len() * size_of::<T>())
     }
 }

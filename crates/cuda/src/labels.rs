@@ -89,8 +89,17 @@ impl Gpu {
         [ranges, codes]: [&mut Buffer; 2],
     ) -> Result<(), GpuError> {
         let LabelCodes { channels, bits, tokens, kv_heads } = *labels;
-        assert!(first + tokens <= keys.capacity && kv_heads == keys.kv_heads, "{tokens} tokens from {first} on");
-        assert!(LabelCodes::fits(channels.width) && channels.width <= keys.d, "{} channels", channels.width);
+        assert!(
+            first + tokens <= keys.capacity && kv_heads == keys.kv_heads,
+            "labels of {tokens} tokens from {first} on do not fit a cache of {}",
+            keys.capacity
+        );
+        assert!(
+            LabelCodes::fits(channels.width) && channels.width <= keys.d,
+            "the kernel does not support labels of {} of {} channels",
+            channels.width,
+            keys.d
+        );
         let [range_bytes, code_bytes] = labels.bytes();
         let (ranges, codes) = (ranges.address(0, range_bytes), codes.address(0, code_bytes));
         if tokens == 0 {
@@ -120,7 +129,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn score_labels(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -128,16 +136,16 @@ impl Gpu {
         labels: &LabelCodes<'_>,
         [ranges, codes]: [&Buffer; 2],
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let LabelCodes { channels, bits, tokens, kv_heads } = *labels;
         let heads = queries.heads;
-        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads are no multiple of {kv_heads} KV heads");
         let group = heads / kv_heads;
         // If one product cannot take a whole group, reduce afterwards; sums are computed from summed queries.
         let sums = reduction == Some(Reduction::Sum);
         let at_once = reduction.filter(|_| sums || group <= QUERIES);
-        let out = room.resized(self, rows.len(), (heads, kv_heads), tokens, at_once)?;
+        let out = workspace.resized(self, rows.len(), (heads, kv_heads), tokens, at_once)?;
         let [range_bytes, code_bytes] = labels.bytes();
         let (ranges, codes) = (ranges.address(0, range_bytes), codes.address(0, code_bytes));
         let blocks = labels.padded() / DEPTH;
@@ -165,7 +173,7 @@ impl Gpu {
             unsafe { launch.launch(grid) }.map_err(failed("scoring labels"))?;
         }
         match reduction.filter(|_| at_once.is_none()) {
-            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            Some(reduction) => workspace.reduce(self, kv_heads, reduction),
             None => Ok(()),
         }
     }
@@ -185,7 +193,12 @@ impl Gpu {
         padded: usize,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(tokens.end <= keys.capacity && channels.width <= padded.min(keys.d), "{tokens:?}");
+        assert!(
+            tokens.end <= keys.capacity && channels.width <= padded.min(keys.d),
+            "{} channels padded to {padded}, or tokens {tokens:?} in a cache of {}, are out of range",
+            channels.width,
+            keys.capacity
+        );
         let bytes = keys.kv_heads * tokens.len() * padded * keys.storage.bytes();
         let gathering = Gathering {
             rows: 0,
@@ -207,7 +220,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn gather_queries(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -216,7 +228,11 @@ impl Gpu {
         padded: usize,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(channels.width <= padded.min(d), "{} channels of {d}", channels.width);
+        assert!(
+            channels.width <= padded.min(d),
+            "{} of {d} channels do not fit rows padded to {padded}",
+            channels.width
+        );
         let bytes = rows.len() * queries.heads * padded * storage.bytes();
         let gathering = Gathering {
             rows: queries.list(rows.clone()),

@@ -16,6 +16,7 @@ mod codes;
 mod collisions;
 mod count;
 mod draws;
+mod experts;
 mod hamming_top_k;
 mod heavy_hitters;
 mod host_device_vec;
@@ -47,7 +48,7 @@ use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice};
 use cudarc::nvrtc::Ptx;
 
-use buffer::{Held, Memory};
+use buffer::{HeldBytes, MemoryUse};
 use staging::{LANDING, Staging};
 
 pub use attend::{Attention, AttentionWorkspace, Prepared};
@@ -60,14 +61,15 @@ pub use channels::{ChosenChannels, KeysByChannel};
 pub use codes::CodedKeys;
 pub use collisions::{CollisionWorkspace, HashTables, SamplingSpec, TableShape};
 pub use draws::{DRAW_KEY, DrawWorkspace};
+pub use experts::{ExpertMatrices, MOST_EXPERTS, MOST_USED_EXPERTS, Routes};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
-pub use launch::{Cache, Columns, Into, Norms, Place, Positions};
+pub use launch::{Cache, Columns, FiniteCheck, Gate, Into, Norms, Place, Positions, RmsNorm, Rotation, WeightMatrix};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use per_row_tokens::PerRowTokens;
-pub use prefill::Rows;
+pub use prefill::{LayerRule, Rows};
 pub use quantised::QuantisedMatrix;
 pub use queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};
 pub use record::Recording;
@@ -93,10 +95,10 @@ pub enum GpuError {
     #[error("there is no NVIDIA driver on this machine (libcuda cannot be loaded)")]
     NoDriver,
     /// A library of the CUDA toolkit is missing.
-    #[error("{0} cannot be loaded: it is part of the CUDA 13 runtime libraries")]
+    #[error("{0} cannot be loaded: install the runtime libraries of CUDA 13, of which it is a part")]
     NoLibrary(&'static str),
     /// The driver lists no such device.
-    #[error("there is no GPU {ordinal}: the driver lists {count}")]
+    #[error("there is no GPU number {ordinal}: the driver lists {count}, counted from 0")]
     NoDevice {
         /// The requested device.
         ordinal: usize,
@@ -104,7 +106,7 @@ pub enum GpuError {
         count: usize,
     },
     /// The driver is older than the CUDA version that is needed.
-    #[error("the driver supports CUDA {}.{}, and this build needs {}.{}", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
+    #[error("the NVIDIA driver supports CUDA {}.{}, and this build needs {}.{}: install a newer driver", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
     OldDriver {
         /// The version that it supports, as `1000 * major + 10 * minor`.
         has: i32,
@@ -112,7 +114,7 @@ pub enum GpuError {
         needs: i32,
     },
     /// The device is too old for the kernels.
-    #[error("{name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
+    #[error("the GPU {name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
     OldDevice {
         /// Name of the device.
         name: String,
@@ -121,7 +123,7 @@ pub enum GpuError {
     },
     /// The device does not have enough free memory.
     #[error(
-        "the GPU has {:.1} GB of memory left, and {:.1} GB more were needed: choose a shorter --length, fewer methods at a time \
+        "the GPU has {:.1} GB of free memory, and {:.1} GB more are needed: choose a shorter --length, fewer methods at a time \
          or --dtype bf16",
         *.free as f64 / 1e9, *.asked as f64 / 1e9
     )]
@@ -212,7 +214,7 @@ pub struct Gpu {
     staging: Mutex<Staging>,
     /// Pinned memory for copies to the host.
     landing: Mutex<PinnedHostSlice<u8>>,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryUse>,
 }
 
 /// A kernel that was loaded.
@@ -240,7 +242,7 @@ pub fn count() -> Result<usize, GpuError> {
     match CudaContext::device_count() {
         Ok(count) => Ok(count.max(0) as usize),
         Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
-        Err(error) => Err(failed("counting devices")(error)),
+        Err(error) => Err(failed("counting GPUs")(error)),
     }
 }
 
@@ -253,8 +255,8 @@ pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
     if ordinal >= count {
         return Err(GpuError::NoDevice { ordinal, count });
     }
-    let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
-    let (free, _) = context.mem_get_info().map_err(failed("asking for its memory"))?;
+    let context = CudaContext::new(ordinal).map_err(failed("opening it"))?;
+    let (free, _) = context.mem_get_info().map_err(failed("reading how much memory is free"))?;
     Ok(free as u64)
 }
 
@@ -264,7 +266,7 @@ fn driver_version() -> Result<i32, GpuError> {
     // SAFETY: the call writes one number to `version`.
     unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }
         .result()
-        .map_err(failed("asking for its version"))?;
+        .map_err(failed("reading the driver's version"))?;
     Ok(version)
 }
 
@@ -286,15 +288,15 @@ impl Gpu {
         if !unsafe { cudarc::cublas::sys::is_culib_present() } {
             return Err(GpuError::NoLibrary("libcublas"));
         }
-        let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
-        let capability = context.compute_capability().map_err(failed("asking for its capability"))?;
+        let context = CudaContext::new(ordinal).map_err(failed("opening it"))?;
+        let capability = context.compute_capability().map_err(failed("reading its compute capability"))?;
         if capability < LEAST_CAPABILITY {
-            let name = context.name().map_err(failed("asking for its name"))?;
+            let name = context.name().map_err(failed("reading its name"))?;
             return Err(GpuError::OldDevice { name, has: capability });
         }
         // SAFETY: events are needed to order the work of several streams; here all work is enqueued on one.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(failed("making a stream"))?;
+        let stream = context.new_stream().map_err(failed("creating a stream"))?;
         let blas = CudaBlas::new(stream.clone())
             .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
         let usable = |(_, hopper_only, _): &&(&str, bool, &[u8])| !hopper_only || capability.0 == HOPPER;
@@ -304,16 +306,18 @@ impl Gpu {
         };
         let modules = MODULES.iter().filter(usable).map(load).collect::<Result<_, GpuError>>()?;
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
+        let processors =
+            context.attribute(attribute).map_err(failed("reading its number of multiprocessors"))? as usize;
         let is_hopper = capability.0 == HOPPER;
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let most_shared = context.attribute(attribute).map_err(failed("asking for its shared memory"))? as usize;
-        let memory = Arc::new(Memory::default());
-        let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
-        let counter = Buffer { slice, held: Held::new(4, &memory) };
-        let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
+        let most_shared =
+            context.attribute(attribute).map_err(failed("reading the size of its shared memory"))? as usize;
+        let memory = Arc::new(MemoryUse::default());
+        let slice = stream.alloc_zeros(4).map_err(failed("allocating memory"))?;
+        let counter = Buffer { slice, held: HeldBytes::new(4, &memory) };
+        let staging = Mutex::new(Staging::new(&context).map_err(failed("allocating memory"))?);
         // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
-        let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
+        let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("allocating memory"))?);
         let functions = Mutex::default();
         Ok(Self {
             context,
@@ -336,11 +340,11 @@ impl Gpu {
     /// # Errors
     /// What the driver says.
     pub fn info(&self) -> Result<GpuInfo, GpuError> {
-        let (free, memory) = self.context.mem_get_info().map_err(failed("asking for its memory"))?;
+        let (free, memory) = self.context.mem_get_info().map_err(failed("reading how much memory is free"))?;
         let driver = driver_version()?;
         Ok(GpuInfo {
-            name: self.context.name().map_err(failed("asking for its name"))?,
-            capability: self.context.compute_capability().map_err(failed("asking for its capability"))?,
+            name: self.context.name().map_err(failed("reading its name"))?,
+            capability: self.context.compute_capability().map_err(failed("reading its compute capability"))?,
             memory,
             free,
             driver: format!("{}.{}", driver / 1000, driver % 1000 / 10),
@@ -393,13 +397,16 @@ impl Gpu {
     fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if !functions.contains_key(name) {
-            let function = self.modules[module].load_function(name).map_err(failed("looking for a kernel"))?;
+            let function = self.modules[module].load_function(name).map_err(failed("loading a kernel"))?;
             functions.insert(name.to_owned(), Function { function, shared: 0 });
         }
-        let known = functions.get_mut(name).expect("it was inserted");
+        let known = functions.get_mut(name).expect("the kernel was inserted above");
         if known.shared < bytes {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            known.function.set_attribute(attribute, bytes as i32).map_err(failed("asking for shared memory"))?;
+            known
+                .function
+                .set_attribute(attribute, bytes as i32)
+                .map_err(failed("setting a kernel's shared memory"))?;
             known.shared = bytes;
         }
         Ok(known.function.clone())

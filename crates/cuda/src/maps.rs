@@ -90,7 +90,12 @@ impl Nets {
         let mut buffers = Vec::new();
         for (i, (weights, biases)) in layers.into_iter().enumerate() {
             let outputs = if i + 1 < LAYERS { d } else { bits };
-            assert!(weights.len() == nets * outputs * d && biases.len() == nets * outputs, "layer {i} of {nets} nets");
+            assert!(
+                weights.len() == nets * outputs * d && biases.len() == nets * outputs,
+                "layer {i} has {} weights and {} biases, not those of {nets} networks",
+                weights.len(),
+                biases.len()
+            );
             let own = [gpu.upload(&weights)?, gpu.upload(&biases)?];
             for (net, of_net) in table.iter_mut().enumerate() {
                 let weights = own[0].address(2 * net * outputs * d, 2 * outputs * d);
@@ -189,8 +194,12 @@ impl Gpu {
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
         let (d, storage) = (keys.d, keys.storage);
-        assert!(maps_fit(d, padded) && directions.d == d && directions.count <= padded, "{padded} directions");
-        assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
+        assert!(
+            maps_fit(d, padded) && directions.d == d && directions.count <= padded,
+            "the kernel does not support {} directions padded to {padded}, of heads of {d} channels",
+            directions.count
+        );
+        assert!(tokens.end <= keys.capacity, "tokens {tokens:?} do not lie in a cache of {}", keys.capacity);
         let out = out.address(0, keys.kv_heads * tokens.len() * padded * storage.bytes());
         if tokens.is_empty() {
             return Ok(());
@@ -225,7 +234,7 @@ impl Gpu {
         (padded, summed): (usize, bool),
         [most, rest]: [&mut Buffer; 2],
     ) -> Result<(), GpuError> {
-        assert!(directions.d <= GPU_WIDEST, "heads of {} channels", directions.d);
+        assert!(directions.d <= GPU_WIDEST, "the kernel does not support heads of {} channels", directions.d);
         let made = if summed { kv_heads } else { queries.heads };
         let bytes = rows.len() * made * padded * storage.bytes();
         let (most, rest) = (most.address(0, bytes), rest.address(0, bytes));
@@ -263,8 +272,14 @@ impl Gpu {
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
         let (d, all) = (keys.d, keys.kv_heads * each);
-        assert!(maps_fit(d, nets.bits) && nets.d == d && nets.nets.is_multiple_of(each), "nets of {} channels", nets.d);
-        assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
+        assert!(
+            maps_fit(d, nets.bits) && nets.d == d && nets.nets.is_multiple_of(each),
+            "the kernel does not support {} hash networks of {} channels and {} bits",
+            nets.nets,
+            nets.d,
+            nets.bits
+        );
+        assert!(tokens.end <= keys.capacity, "tokens {tokens:?} do not lie in a cache of {}", keys.capacity);
         let out = out.address(0, Signatures::bytes_of(all, nets.words(), tokens.len()));
         if tokens.is_empty() {
             return Ok(());
@@ -280,7 +295,7 @@ impl Gpu {
         launch.arg(&planes);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
         // SAFETY: keys, nets and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing keys"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of keys"))
     }
 
     /// Signatures of queries by the net of their query head, `[row][head][word]`.
@@ -297,7 +312,13 @@ impl Gpu {
         nets: &Nets,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(maps_fit(nets.d, nets.bits), "nets of {} channels", nets.d);
+        assert!(
+            maps_fit(nets.d, nets.bits),
+            "the kernel does not support {} hash networks of {} channels and {} bits",
+            nets.nets,
+            nets.d,
+            nets.bits
+        );
         let out = out.address(0, 4 * rows.len() * queries.heads * nets.words());
         if rows.is_empty() {
             return Ok(());
@@ -311,7 +332,7 @@ impl Gpu {
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, nets and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of queries"))
     }
 
     /// Signatures of queries, `[row][head][word]`: on which sides of `bits` hyperplanes they lie. `sides` has the normals `[bits][d]`, then
@@ -330,7 +351,7 @@ impl Gpu {
         (d, bits): (usize, usize),
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(d <= WIDEST_SIDES, "{bits} hyperplanes of {d} channels");
+        assert!(d <= WIDEST_SIDES, "the kernel supports hyperplanes of up to {WIDEST_SIDES} channels, not {d}");
         let out = out.address(0, 4 * rows.len() * queries.heads * bits.div_ceil(32));
         let sides = sides.address(0, size_of::<f32>() * bits * (d + 1));
         if rows.is_empty() {
@@ -345,7 +366,7 @@ impl Gpu {
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&sides).arg(&bits).arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, hyperplanes and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of queries"))
     }
 
     /// Minus the Hamming distances from `rows` rows of queries `[row][head][word]` to the signatures of keys, with steps added as in
@@ -362,13 +383,13 @@ impl Gpu {
         keys: &Signatures<'_>,
         ties: TieOrder,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let Signatures { buffer, kv_heads, nets, words, tokens } = *keys;
-        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads are no multiple of {kv_heads} KV heads");
         let group = heads / kv_heads;
-        assert!(nets == 1 || nets == group, "{nets} nets for a group of {group}");
-        let out = room.resized(self, rows, (heads, kv_heads), tokens, reduction)?;
+        assert!(nets == 1 || nets == group, "{nets} hash networks for a GQA group of {group} query heads");
+        let out = workspace.resized(self, rows, (heads, kv_heads), tokens, reduction)?;
         let from = queries.address(0, 4 * rows * heads * words);
         let of_keys = buffer.address(0, Signatures::bytes_of(kv_heads * nets, words, tokens));
         if rows == 0 || tokens == 0 {

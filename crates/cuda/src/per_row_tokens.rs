@@ -4,6 +4,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::block_shape::{BlockShape, LIST_STEP};
+use super::buffer::reserved;
 use super::launch::Cache;
 use super::prefill::Rows;
 use super::{Buffer, Gpu, GpuError, HostDeviceVec, failed};
@@ -117,8 +118,12 @@ impl OwnTokens {
         blocks: &[&PerRowTokens],
         (heads, d): (usize, usize),
     ) -> Result<(), GpuError> {
-        assert_eq!(blocks.len(), shape.blocks() * shape.lists, "lists of rows' own tokens");
-        assert!(blocks.iter().all(|own| own.counts.len() <= shape.block_rows), "rows of a block");
+        assert_eq!(blocks.len(), shape.blocks() * shape.lists, "`blocks` is not `[block][list]`");
+        assert!(
+            blocks.iter().all(|own| own.counts.len() <= shape.block_rows),
+            "a list has own tokens of more than {} rows",
+            shape.block_rows
+        );
         self.clear();
         let count = blocks.iter().map(|own| own.tokens()).sum::<usize>();
         if count == 0 {
@@ -151,7 +156,7 @@ impl OwnTokens {
     fn addresses(&self, shape: &BlockShape) -> Own {
         let (begins, (heads, d)) = (self.begins.numbers(), self.of);
         let bytes = size_of::<u32>() * begins.last().map_or(0, |count| *count as usize);
-        let of = |buffer: &Option<Buffer>, bytes: usize| buffer.as_ref().expect("there is room").address(0, bytes);
+        let of = |buffer: &Option<Buffer>, bytes: usize| reserved(buffer, "tokens of single rows").address(0, bytes);
         Own {
             begins: self.begins.address(0..begins.len()),
             tokens: of(&self.tokens, bytes),
@@ -188,10 +193,16 @@ impl Gpu {
         if own.is_empty() {
             return Ok(0);
         }
-        assert_eq!(own.of, (rows.heads, cache.d), "heads of partials");
-        assert!(shape.rows == rows.count && rows.heads.is_multiple_of(shape.lists), "{shape:?}");
-        assert!(own.end <= cache.capacity, "tokens up to {}", own.end);
-        let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
+        assert_eq!(own.of, (rows.heads, cache.d), "query heads and width differ from those given to `set`");
+        assert!(
+            shape.rows == rows.count && rows.heads.is_multiple_of(shape.lists),
+            "{} rows of {} query heads do not fit {shape:?}",
+            rows.count,
+            rows.heads
+        );
+        assert!(own.end <= cache.capacity, "own tokens below {} do not lie in a cache of {}", own.end, cache.capacity);
+        let width =
+            [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads have at most 256 channels");
         let function = self.function("attend_own", &format!("attend_own_{}_{width}", cache.storage.name()))?;
         let (keys, values, scale) = (cache.key(0, 0), cache.value(0, 0), rows.scale);
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);

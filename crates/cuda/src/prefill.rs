@@ -27,15 +27,48 @@ pub struct Rows<'a> {
     pub first: usize,
     /// Factor of the logits.
     pub scale: f32,
+    /// What the layer has beyond a softmax of scaled products with all keys up to a row's own.
+    pub rule: LayerRule<'a>,
+}
+
+/// What a layer has beyond a softmax of scaled products with all keys up to a row's own.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerRule<'a> {
+    /// How many of the last tokens a token sees, itself included; `None` for all. A decode step is told by the tokens that it attends.
+    pub window: Option<usize>,
+    /// A scaled product `x` becomes `cap · tanh(x / cap)`; `None` to leave it.
+    pub soft_cap: Option<f32>,
+    /// A logit without a value for each query head, f32; `None` for none.
+    pub sinks: Option<&'a Buffer>,
+}
+
+impl LayerRule<'_> {
+    /// Nothing beyond that.
+    pub const PLAIN: Self = Self { window: None, soft_cap: None, sinks: None };
+
+    /// Whether there is nothing beyond that.
+    pub fn is_plain(&self) -> bool {
+        self.window.is_none() && self.soft_cap.is_none() && self.sinks.is_none()
+    }
+
+    /// The cap as kernels take it: 0 for none.
+    pub(super) fn cap(&self) -> f32 {
+        self.soft_cap.unwrap_or(0.0)
+    }
+
+    /// The address of the sinks of `heads` query heads, or 0.
+    pub(super) fn sinks_address(&self, heads: usize) -> u64 {
+        self.sinks.map_or(0, |sinks| sinks.address(0, size_of::<f32>() * heads))
+    }
 }
 
 /// A tensor map, which kernels receive by value.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-struct Map(CUtensorMap);
+struct TensorMap(CUtensorMap);
 
 // SAFETY: the kernel's parameter is the same type.
-unsafe impl DeviceRepr for Map {}
+unsafe impl DeviceRepr for TensorMap {}
 
 /// Sizes of the kernel for Hopper GPUs, by head width.
 struct Shape {
@@ -106,16 +139,21 @@ impl Gpu {
         range: Range<usize>,
         mass: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(!range.is_empty() && range.end <= rows.count, "{range:?} of {} rows", rows.count);
+        assert!(!range.is_empty() && range.end <= rows.count, "rows {range:?} do not lie in {} rows", rows.count);
         let (bytes, some, end) = (cache.storage.bytes(), range.len(), rows.first + range.end);
-        assert!(end <= cache.capacity && rows.stride.is_multiple_of(8), "rows up to {end} of {}", cache.capacity);
+        assert!(
+            end <= cache.capacity && rows.stride.is_multiple_of(8),
+            "rows that end at {end} and are {} numbers apart do not fit a cache of {} tokens",
+            rows.stride,
+            cache.capacity
+        );
         let width = ((some - 1) * rows.stride + rows.heads * cache.d) * bytes;
         let queries = rows.queries.address((rows.skip + range.start) * rows.stride * bytes, width);
         let sums_bytes = size_of::<f32>() * ((rows.heads - 1) * rows.count + some);
         let sums = log_sums.address(size_of::<f32>() * range.start, sums_bytes);
         let (keys, mass) = (cache.key(0, 0), mass.address(0, size_of::<f32>() * rows.heads * end));
         let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d as u32);
-        let width = width.expect("heads are at most 256 wide");
+        let width = width.expect("heads have at most 256 channels");
         let (threads, shared_bytes) = match cache.storage {
             Storage::F32 => (256, 512 * (width + 4) + MASS_WEIGHTS_BYTES),
             Storage::F16 | Storage::Bf16 => (128, 384 * width + MASS_WEIGHTS_BYTES),
@@ -135,18 +173,19 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each KV head.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("summing attention up"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding up attention weights"))
     }
 
     /// Causal attention; `lse` is the address for the logarithms of sums, or 0.
     fn attend_rows(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         assert!(
             rows.first + rows.count <= cache.capacity,
-            "rows up to {} of {}",
+            "rows end at {}, beyond the cache's {} tokens",
             rows.first + rows.count,
             cache.capacity
         );
-        match Shape::of(cache.d).filter(|_| self.is_hopper && cache.storage != Storage::F32) {
+        let has_kernel = self.is_hopper && cache.storage != Storage::F32 && rows.rule.is_plain();
+        match Shape::of(cache.d).filter(|_| has_kernel) {
             Some(shape) => self.prefill_hopper(&shape, rows, cache, out, lse),
             None => self.prefill_any(rows, cache, out, lse),
         }
@@ -206,7 +245,7 @@ impl Gpu {
         };
         // SAFETY: the maps bound what is read, and `out` holds all rows. Launches run one after another on one stream, so they can share
         // the counter, which each leaves at zero.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
     }
 
     fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
@@ -217,7 +256,8 @@ impl Gpu {
             Storage::F32 => (256, 512 * (width + 4) + 9216),
             Storage::F16 | Storage::Bf16 => (128, 384 * width),
         };
-        let name = format!("prefill_attention_any_{}", cache.storage.name());
+        let kind = if rows.rule.is_plain() { "any" } else { "rule" };
+        let name = format!("prefill_attention_{kind}_{}", cache.storage.name());
         let function = self.with_shared("prefill_attention_any", &name, shared_bytes)?;
         let scale = rows.scale;
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
@@ -226,13 +266,19 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&lse).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale);
+        // Beyond all tokens there are no windows.
+        let window = rows.rule.window.unwrap_or(rows.first + rows.count).min(i32::MAX as usize) as i32;
+        let (cap, sinks) = (rows.rule.cap(), rows.rule.sinks_address(rows.heads));
+        if !rows.rule.is_plain() {
+            launch.arg(&window).arg(&cap).arg(&sinks);
+        }
         let grid = LaunchConfig {
             grid_dim: (rows.heads as u32, (rows.count as u32).div_ceil(64), 1),
             block_dim: (threads, 1, 1),
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and the caller.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
     }
 }
 
@@ -240,7 +286,12 @@ impl Gpu {
 pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
-    assert!(rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0, "rows of {}", rows.stride);
+    assert!(
+        rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0,
+        "{} rows of {width} numbers, {} numbers apart, do not fit the kernel",
+        rows.count,
+        rows.stride
+    );
     let queries =
         rows.queries.address(rows.skip * rows.stride * bytes, ((rows.count - 1) * rows.stride + width) * bytes);
     (queries, out.address(rows.skip * width * bytes, rows.count * width * bytes))
@@ -253,13 +304,13 @@ fn tensor_map(
     sizes: [u64; 4],
     strides: [u64; 3],
     tile: [u32; 4],
-) -> Result<Map, GpuError> {
+) -> Result<TensorMap, GpuError> {
     let kind = match storage {
         Storage::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         Storage::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         Storage::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     };
-    let mut map = Map(CUtensorMap { opaque: [0; 16] });
+    let mut map = TensorMap(CUtensorMap { opaque: [0; 16] });
     let steps = [1u32; 4];
     // SAFETY: the lists have the lengths that four dimensions need, and the map is initialised by the call.
     unsafe {
@@ -279,6 +330,6 @@ fn tensor_map(
         )
     }
     .result()
-    .map_err(failed("describing a tensor"))?;
+    .map_err(failed("encoding a tensor map"))?;
     Ok(map)
 }

@@ -79,6 +79,11 @@ impl QuantisedMatrix {
         self.outputs
     }
 
+    /// Width of a row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
     /// The addresses of its fields.
     fn addresses(&self) -> [u64; FIELDS] {
         let blocks = self.outputs * self.inputs / self.block_type.numbers();
@@ -142,19 +147,20 @@ impl Gpu {
         Ok(QuantisedMatrix { block_type, fields, outputs: blocks.len() / row, inputs })
     }
 
-    /// `x · wᵀ` for `rows` rows of `x`, which reads `w` once for each four of them. Sums are f32.
+    /// `x · wᵀ` for `rows` rows of `x`, into some columns of `out`. `w` is read once for each four rows. Sums are f32.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
+    ///
+    /// # Panics
+    /// If the columns do not lie within a row, or a buffer is too small for the arguments.
     pub fn multiply_quantised(
         &self,
         storage: Storage,
         w: &QuantisedMatrix,
         x: &Buffer,
         rows: usize,
-        out: &mut Buffer,
-        columns: Columns,
+        (out, columns): (&mut Buffer, Columns),
         into: Into,
     ) -> Result<(), GpuError> {
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
@@ -163,7 +169,7 @@ impl Gpu {
         if rows == 1 && shares <= MOST_WARPS {
             let x = x.address(0, w.inputs * storage.bytes());
             let out = out.address(columns.first * wide.bytes(), w.outputs * wide.bytes());
-            return self.multiply_one(storage, w, x, out, into, shares);
+            return self.multiply_one(storage, w, [x, out], into, shares);
         }
         let mut done = 0;
         while done < rows {
@@ -174,7 +180,7 @@ impl Gpu {
             let x = x.address(done * w.inputs * storage.bytes(), now * w.inputs * storage.bytes());
             let written = ((now - 1) * columns.stride + w.outputs) * wide.bytes();
             let out = out.address((done * columns.stride + columns.first) * wide.bytes(), written);
-            self.multiply_few(storage, w, x, now, out, columns.stride, into)?;
+            self.multiply_few(storage, w, [x, out], (now, columns.stride), into)?;
             done += now;
         }
         Ok(())
@@ -185,8 +191,7 @@ impl Gpu {
         &self,
         storage: Storage,
         w: &QuantisedMatrix,
-        x: u64,
-        out: u64,
+        [x, out]: [u64; 2],
         into: Into,
         shares: usize,
     ) -> Result<(), GpuError> {
@@ -204,16 +209,13 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying by blocks"))
     }
 
-    /// [`multiply_quantised`](Self::multiply_quantised) for up to four rows at checked addresses.
-    #[allow(clippy::too_many_arguments)]
+    /// [`multiply_quantised`](Self::multiply_quantised) for up to four rows at checked addresses; rows of `out` are `stride` numbers apart.
     fn multiply_few(
         &self,
         storage: Storage,
         w: &QuantisedMatrix,
-        x: u64,
-        rows: usize,
-        out: u64,
-        stride: usize,
+        [x, out]: [u64; 2],
+        (rows, stride): (usize, usize),
         into: Into,
     ) -> Result<(), GpuError> {
         let most = rows.next_power_of_two();
@@ -247,10 +249,11 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         assert!(first + count <= w.outputs, "rows up to {} of {}", first + count, w.outputs);
         let out = out.address(0, count * w.inputs * storage.bytes());
-        self.dequantise_to(storage, w, 0, first, count, out)
+        self.dequantise_to(storage, w, (0, first, count), 1.0, out)
     }
 
-    /// [`embed`](Self::embed) with a table in blocks.
+    /// [`embed`](Self::embed) with a table in blocks: rows are multiplied by `scale`. The caller has checked that ids are below the number
+    /// of rows of the table.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -260,19 +263,20 @@ impl Gpu {
         tokens: &Buffer,
         rows: usize,
         x: &mut Buffer,
+        scale: f32,
     ) -> Result<(), GpuError> {
         let (tokens, x) = (tokens.address(0, 4 * rows), x.address(0, 4 * rows * table.inputs));
-        self.dequantise_to(Storage::F32, table, tokens, 0, rows, x)
+        self.dequantise_to(Storage::F32, table, (tokens, 0, rows), scale, x)
     }
 
-    /// Writes `count` rows to a checked address: from `first` on, or those whose numbers are at the address `rows`.
+    /// Writes `count` rows times `scale` to a checked address: from row `first` on, or, if `rows` is not 0, those whose numbers are at the
+    /// address `rows`.
     fn dequantise_to(
         &self,
         storage: Storage,
         w: &QuantisedMatrix,
-        rows: u64,
-        first: usize,
-        count: usize,
+        (rows, first, count): (u64, usize, usize),
+        scale: f32,
         out: u64,
     ) -> Result<(), GpuError> {
         const BLOCK: usize = 256;
@@ -280,7 +284,8 @@ impl Gpu {
         let (fields, stored) = (Fields(w.addresses()), number_of(storage));
         let [first, number, units] = [first, count, w.units()].map(|number| number as i32);
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&fields).arg(&rows).arg(&first).arg(&number).arg(&units).arg(&out).arg(&stored);
+        launch.arg(&fields).arg(&rows).arg(&first).arg(&number).arg(&units).arg(&scale);
+        launch.arg(&out).arg(&stored);
         let blocks = (count * w.units()).div_ceil(BLOCK);
         let grid =
             LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (BLOCK as u32, 1, 1), shared_mem_bytes: 0 };

@@ -57,9 +57,9 @@ impl Gpu {
         keys: &Cache<'_>,
         tokens: Range<usize>,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
-        assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
+        assert!(tokens.end <= keys.capacity, "tokens {tokens:?} do not lie in a cache of {}", keys.capacity);
         let scored = ScoreArgs {
             kind: "dots",
             upper: keys.key(0, tokens.start),
@@ -70,7 +70,7 @@ impl Gpu {
             d: keys.d,
             storage: keys.storage,
         };
-        self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, room)
+        self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, workspace)
     }
 
     /// Scores of pages: the largest `q·k` that a key within the bounds of each page can have, into lists by query head, or by KV head if
@@ -87,7 +87,7 @@ impl Gpu {
         rows: Range<usize>,
         bounds: &PageBounds<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let PageBounds { lower, upper, pages, kv_heads, d, storage } = *bounds;
         let scored = ScoreArgs {
@@ -100,7 +100,7 @@ impl Gpu {
             d,
             storage,
         };
-        self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, room)
+        self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, workspace)
     }
 
     /// Scores of index rows: products of projected queries with rows of the same width, into lists by query head, or by KV head if they are
@@ -116,12 +116,12 @@ impl Gpu {
         queries: &ProjectedQueries<'_>,
         index: &IndexRows<'_>,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let ProjectedQueries { high: most, low: rest, heads, width, rows } = *queries;
         let IndexRows { count, kv_heads, storage, .. } = *index;
         let on_tiles = Self::fits_tiles(storage, width);
-        assert!(rest.is_none() || on_tiles, "queries in two parts {width} wide");
+        assert!(rest.is_none() || on_tiles, "the kernel does not support queries in two parts of {width} channels");
         let bytes = rows.numbers().len() * heads * width * storage.bytes();
         let scored = ScoreArgs {
             kind: if rest.is_some() { "split" } else { "dots" },
@@ -142,10 +142,10 @@ impl Gpu {
             rows: rows.numbers().len(),
         };
         if heads == kv_heads && reduction == Some(Reduction::Sum) {
-            let out = room.resized(self, asking.rows, (heads, kv_heads), count, reduction)?;
+            let out = workspace.resized(self, asking.rows, (heads, kv_heads), count, reduction)?;
             return self.score_into(&asking, &scored, None, out);
         }
-        self.score(&asking, &scored, reduction, room)
+        self.score(&asking, &scored, reduction, workspace)
     }
 
     fn asking(queries: &Queries<'_>, rows: Range<usize>, d: usize, storage: Storage) -> QueryArgs {
@@ -169,20 +169,23 @@ impl Gpu {
         asking: &QueryArgs,
         scored: &ScoreArgs,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let ScoreArgs { d, kv_heads, columns, storage, .. } = *scored;
         let QueryArgs { stride, heads, rows, .. } = *asking;
-        assert!(d.is_multiple_of(8) && d <= 256 && stride.is_multiple_of(8), "heads of {d} channels");
-        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        assert!(
+            d.is_multiple_of(8) && d <= 256 && stride.is_multiple_of(8),
+            "the kernel does not support heads of {d} channels, or rows {stride} numbers apart"
+        );
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads are no multiple of {kv_heads} KV heads");
         let group = heads / kv_heads;
         let on_tiles = Self::fits_tiles(storage, d);
         // Groups that do not fit in one product are reduced afterwards.
         let at_once = reduction.filter(|_| on_tiles && group <= MMA_QUERIES);
-        let out = room.resized(self, rows, (heads, kv_heads), columns, at_once)?;
+        let out = workspace.resized(self, rows, (heads, kv_heads), columns, at_once)?;
         self.score_into(asking, scored, at_once, out)?;
         match reduction.filter(|_| at_once.is_none()) {
-            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            Some(reduction) => workspace.reduce(self, kv_heads, reduction),
             None => Ok(()),
         }
     }
@@ -265,7 +268,7 @@ impl Gpu {
         out: &mut Scores,
     ) -> Result<(), GpuError> {
         let Scores { rows, lists, columns, .. } = *scores;
-        assert!(lists.is_multiple_of(kv_heads), "{lists} lists for {kv_heads} KV heads");
+        assert!(lists.is_multiple_of(kv_heads), "{lists} lists do not fit {kv_heads} KV heads");
         out.resize(self, rows, kv_heads, columns)?;
         if rows == 0 || columns == 0 {
             return Ok(());
@@ -293,10 +296,10 @@ impl Gpu {
         size: usize,
         kv_heads: usize,
         reduction: Option<Reduction>,
-        room: &mut ScoreWorkspace,
+        workspace: &mut ScoreWorkspace,
     ) -> Result<(), GpuError> {
         let Scores { rows, lists, columns, .. } = *scores;
-        let out = room.resized(self, rows, (lists, kv_heads), columns.div_ceil(size), None)?;
+        let out = workspace.resized(self, rows, (lists, kv_heads), columns.div_ceil(size), None)?;
         if rows * lists == 0 || columns == 0 {
             return Ok(());
         }
@@ -311,7 +314,7 @@ impl Gpu {
         // SAFETY: both hold `rows * lists` lists, one of columns and one of runs.
         unsafe { launch.launch(grid) }.map_err(failed("adding up scores"))?;
         match reduction {
-            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            Some(reduction) => workspace.reduce(self, kv_heads, reduction),
             None => Ok(()),
         }
     }
@@ -331,7 +334,12 @@ impl Gpu {
         upper: &mut Buffer,
     ) -> Result<(), GpuError> {
         let Cache { capacity, kv_heads, d, storage, .. } = *keys;
-        assert!(pages.tokens.end <= capacity && pages.size > 0 && d <= 1024, "pages of {capacity} tokens");
+        assert!(
+            pages.tokens.end <= capacity && pages.size > 0 && d <= 1024,
+            "the kernel does not support pages of {} tokens of {:?}, {d} channels, in a cache of {capacity}",
+            pages.size,
+            pages.tokens
+        );
         if pages.count() == 0 {
             return Ok(());
         }
@@ -348,6 +356,6 @@ impl Gpu {
         launch.arg(&from).arg(&stride).arg(&tokens).arg(&size).arg(&d).arg(&lower).arg(&upper);
         let grid = LaunchConfig { grid_dim: grid, block_dim: block, shared_mem_bytes: 0 };
         // SAFETY: keys and bounds are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("bounding pages"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing bounds of pages"))
     }
 }

@@ -41,12 +41,12 @@ impl Scores {
     /// # Errors
     /// [`GpuError`].
     pub fn upload(&mut self, gpu: &Gpu, scores: &[f32]) -> Result<(), GpuError> {
-        assert_eq!(scores.len(), self.rows * self.lists * self.columns, "a score for each column");
+        assert_eq!(scores.len(), self.rows * self.lists * self.columns, "one score for each row, list and column");
         let mut padded = vec![f32::NAN; self.rows * self.lists * self.stride()];
         let columns = self.columns.max(1);
         let lists = scores.chunks_exact(columns).zip(padded.chunks_exact_mut(self.stride().max(1)));
         lists.for_each(|(from, to)| to[..columns].copy_from_slice(from));
-        gpu.upload_to(self.buffer.as_mut().expect("scores were not reserved"), 0, &padded)
+        gpu.upload_to(self.buffer.as_mut().expect("`resize` reserved the scores"), 0, &padded)
     }
 
     /// Number of rows, and of lists in each.
@@ -54,7 +54,7 @@ impl Scores {
     /// # Panics
     /// If the lists do not have `columns` columns.
     pub(super) fn shape(&self, columns: usize) -> (usize, usize) {
-        assert_eq!(self.columns, columns, "a score for each column");
+        assert_eq!(self.columns, columns, "scores in a list, and tokens or pages");
         (self.rows, self.lists)
     }
 
@@ -78,7 +78,7 @@ impl Scores {
     }
 }
 
-/// Memory for scores by query head, and for the reduced scores of each group.
+/// MemoryUse for scores by query head, and for the reduced scores of each group.
 #[derive(Debug, Default)]
 pub struct ScoreWorkspace {
     by_head: Scores,

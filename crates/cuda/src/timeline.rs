@@ -26,7 +26,7 @@ impl Timeline {
     /// [`GpuError`].
     pub fn spans(&self) -> Result<Vec<Duration>, GpuError> {
         let span = |pair: &[CudaEvent]| {
-            let ms = pair[0].elapsed_ms(&pair[1]).map_err(failed("taking times"))?;
+            let ms = pair[0].elapsed_ms(&pair[1]).map_err(failed("measuring times"))?;
             Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
         };
         self.events[..self.marks].windows(2).map(span).collect()
@@ -41,10 +41,10 @@ impl Gpu {
     pub fn mark(&self, timeline: &mut Timeline) -> Result<(), GpuError> {
         if timeline.marks == timeline.events.len() {
             let event =
-                self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed("taking times"))?;
+                self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed("measuring times"))?;
             timeline.events.push(event);
         }
-        timeline.events[timeline.marks].record(&self.stream).map_err(failed("taking times"))?;
+        timeline.events[timeline.marks].record(&self.stream).map_err(failed("measuring times"))?;
         timeline.marks += 1;
         Ok(())
     }

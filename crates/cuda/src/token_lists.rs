@@ -100,7 +100,11 @@ impl TokenLists {
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     pub(super) fn reserve_rests(&mut self, gpu: &Gpu, heads: usize, kv_heads: usize, d: usize) -> Result<(), GpuError> {
-        assert!(self.layout.lists == heads || self.layout.lists == kv_heads, "{} lists of a row", self.layout.lists);
+        assert!(
+            self.layout.lists == heads || self.layout.lists == kv_heads,
+            "{} lists in a row do not fit {heads} query heads and {kv_heads} KV heads",
+            self.layout.lists
+        );
         self.rest = Some([heads, kv_heads, d]);
         gpu.reserve(&mut self.shares, (4 * self.rows * heads).next_multiple_of(WIDE))?;
         gpu.reserve(&mut self.values, 4 * kv_heads * d)
@@ -108,8 +112,8 @@ impl TokenLists {
 
     /// Addresses of the shares `[row][head]` from row `first` on, and of the values `[kv_head][d]`.
     pub(super) fn rests(&self, first: usize, rows: usize) -> [u64; 2] {
-        let [heads, kv_heads, d] = self.rest.expect("something is left over");
-        assert!(first + rows <= self.rows, "rows up to {} of {}", first + rows, self.rows);
+        let [heads, kv_heads, d] = self.rest.expect("`reserve_rests` reserved the shares of unselected tokens");
+        assert!(first + rows <= self.rows, "rows {first} to {} do not lie in {} rows", first + rows, self.rows);
         let (shares, values) = (reserved(&self.shares, "shares left over"), reserved(&self.values, "values left over"));
         let values = values.address(0, 4 * kv_heads * d);
         [shares.address(4 * first * heads, 4 * rows * heads), values]
@@ -121,7 +125,7 @@ impl TokenLists {
     /// If there is no such row or head.
     pub fn rest(&self, row: usize, head: usize) -> Option<[u64; 2]> {
         let [heads, kv_heads, d] = self.rest?;
-        assert!(head < heads, "head {head} of {heads}");
+        assert!(head < heads, "query head {head} is beyond {heads} query heads");
         let [shares, values] = self.rests(row, 1);
         Some([shares + 4 * head as u64, values + (4 * (head / (heads / kv_heads)) * d) as u64])
     }
@@ -134,7 +138,7 @@ impl TokenLists {
     /// # Panics
     /// If nothing is left over.
     pub fn download_shares(&self, gpu: &Gpu, row: usize) -> Result<Vec<f32>, GpuError> {
-        let [heads, ..] = self.rest.expect("something is left over");
+        let [heads, ..] = self.rest.expect("`reserve_rests` reserved the shares of unselected tokens");
         let mut shares = vec![0.0; heads];
         gpu.download(reserved(&self.shares, "shares left over"), 4 * row * heads, &mut shares)?;
         Ok(shares)
@@ -149,11 +153,15 @@ impl TokenLists {
     /// If there is no such row.
     pub fn keep(&mut self, gpu: &Gpu, from: &Self, row: usize) -> Result<(), GpuError> {
         let TokenListLayout { lists, most, .. } = from.layout;
-        assert!(row < from.rows && !from.layout.is_weighted && from.rest.is_none(), "row {row} of {}", from.rows);
+        assert!(
+            row < from.rows && !from.layout.is_weighted && from.rest.is_none(),
+            "row {row} is beyond {} rows, or the lists have weights",
+            from.rows
+        );
         self.resize(gpu, TokenListLayout::new(lists, most), vec![from.ends[row]])?;
         let parts = [(&from.tokens, &mut self.tokens, 4 * lists * most), (&from.counts, &mut self.counts, 4 * lists)];
         for (from, to, bytes) in parts {
-            let to = to.as_mut().expect("it was just reserved");
+            let to = to.as_mut().expect("`resize` reserved the lists");
             gpu.copy(reserved(from, "token lists"), row * bytes, to, 0, bytes)?;
         }
         Ok(())
@@ -194,7 +202,12 @@ impl TokenLists {
     /// # Panics
     /// If there is no such list.
     pub fn list(&self, row: usize, list: usize) -> TokenList<'_> {
-        assert!(row < self.rows && list < self.layout.lists, "list {list} of row {row}");
+        assert!(
+            row < self.rows && list < self.layout.lists,
+            "list {list} or row {row} is beyond {} lists of {} rows",
+            self.layout.lists,
+            self.rows
+        );
         TokenList { lists: self, index: row * self.layout.lists + list }
     }
 
@@ -218,7 +231,7 @@ impl TokenLists {
     /// # Panics
     /// If the lists have no weights.
     pub fn download_weights(&self, gpu: &Gpu, row: usize, list: usize) -> Result<Vec<f32>, GpuError> {
-        assert!(self.layout.is_weighted, "lists of tokens alone");
+        assert!(self.layout.is_weighted, "the lists have no weights");
         let (mut count, index) = ([0u32], self.list(row, list).index);
         gpu.download(reserved(&self.counts, "list lengths"), 4 * index, &mut count)?;
         let mut weights = vec![0.0; count[0] as usize];
@@ -234,7 +247,7 @@ impl TokenLists {
     /// # Panics
     /// If the lists do not count them.
     pub fn download_entries(&self, gpu: &Gpu, row: usize, list: usize) -> Result<u32, GpuError> {
-        assert!(self.layout.is_counted, "lists of tokens alone");
+        assert!(self.layout.is_counted, "the lists do not count index entries");
         let (mut entries, index) = ([0u32], self.list(row, list).index);
         gpu.download(reserved(&self.entries, "entry counts"), 4 * index, &mut entries)?;
         Ok(entries[0])
@@ -242,7 +255,7 @@ impl TokenLists {
 
     /// Address of the weights of all lists from a row on.
     pub(super) fn weights(&self, row: usize) -> u64 {
-        assert!(self.layout.is_weighted, "lists of tokens alone");
+        assert!(self.layout.is_weighted, "the lists have no weights");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
         let weights = reserved(&self.weights, "weights");
         weights.address(4 * first * self.layout.most, 4 * rows * self.layout.lists * self.layout.most)
@@ -250,7 +263,7 @@ impl TokenLists {
 
     /// Address of the index entry counts of all lists from a row on.
     pub(super) fn entries(&self, row: usize) -> u64 {
-        assert!(self.layout.is_counted, "lists of tokens alone");
+        assert!(self.layout.is_counted, "the lists do not count index entries");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
         reserved(&self.entries, "entry counts").address(4 * first, 4 * rows * self.layout.lists)
     }
@@ -260,10 +273,15 @@ impl TokenLists {
     /// # Panics
     /// If they do not.
     pub(super) fn assert_room(&self, [rows, lists]: [usize; 2], most: usize, end: usize) {
-        assert!(self.rows >= rows && self.layout.lists == lists, "{rows} rows of {lists} lists");
+        assert!(
+            self.rows >= rows && self.layout.lists == lists,
+            "lists are {} rows of {}, not {rows} of {lists}",
+            self.rows,
+            self.layout.lists
+        );
         assert!(
             self.layout.most >= most && self.end() >= end,
-            "lists of {} tokens below {}",
+            "lists hold {} tokens below {}, not {most} below {end}",
             self.layout.most,
             self.end()
         );

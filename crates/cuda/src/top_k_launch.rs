@@ -51,12 +51,22 @@ impl Gpu {
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
         let rows = first..first + scores.rows;
-        assert!(pages.count() == scores.columns && lists.lists() == scores.lists, "a score for each page of each list");
-        assert!(rows.end <= lists.rows() && pages.tokens.end <= lists.end(), "lists of {} rows", lists.rows());
+        assert!(
+            pages.count() == scores.columns && lists.lists() == scores.lists,
+            "{} pages and {} lists do not match the scores",
+            pages.count(),
+            lists.lists()
+        );
+        assert!(
+            rows.end <= lists.rows() && pages.tokens.end <= lists.end(),
+            "lists of {} rows and tokens below {} do not match the scores",
+            lists.rows(),
+            lists.end()
+        );
         let most = chosen.numbers()[rows.clone()].iter().max().map_or(0, |most| *most as usize);
         assert!(
             lists.most() >= most.saturating_mul(pages.size).min(pages.tokens.len()),
-            "lists of {} tokens",
+            "lists hold {} tokens, fewer than the selected pages have",
             lists.most()
         );
         if scores.rows == 0 || scores.lists == 0 {
@@ -88,7 +98,7 @@ impl Gpu {
         let grid = (blocks as u32, scores.rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
         // SAFETY: scores, numbers of pages and lists are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("selecting pages"))
     }
 
     /// Selects the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, and at least `least`
@@ -108,13 +118,19 @@ impl Gpu {
         pages: &Pages,
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
-        assert!(pages.count() == scores.columns && lists.lists() == scores.lists, "a score for each page of each list");
+        assert!(
+            pages.count() == scores.columns && lists.lists() == scores.lists,
+            "{} pages and {} lists do not match the scores",
+            pages.count(),
+            lists.lists()
+        );
         assert!(
             first + scores.rows <= lists.rows() && pages.tokens.end <= lists.end(),
-            "lists of {} rows",
-            lists.rows()
+            "lists of {} rows and tokens below {} do not match the scores",
+            lists.rows(),
+            lists.end()
         );
-        assert!(lists.most() >= pages.tokens.len(), "lists of {} tokens", lists.most());
+        assert!(lists.most() >= pages.tokens.len(), "lists hold {} of {} tokens", lists.most(), pages.tokens.len());
         if scores.rows == 0 || scores.lists == 0 {
             return Ok(());
         }
@@ -130,6 +146,6 @@ impl Gpu {
         let grid = (scores.lists as u32, scores.rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: scores and lists are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing a share of the mass"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("selecting a share of the attention mass"))
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of a GPU: allocating it, and copying between host and device.
+//! MemoryUse of a GPU: allocating it, and copying between host and device.
 
 use std::sync::PoisonError;
 
@@ -7,7 +7,7 @@ use cudarc::driver::result::memcpy_dtoh_async;
 use cudarc::driver::sys::CUresult;
 use rayon::prelude::*;
 
-use super::buffer::{Buffer, Held, Plain, bytes_of};
+use super::buffer::{Buffer, HeldBytes, Plain, bytes_of};
 use super::staging::{LANDING, Staging};
 use super::{Gpu, GpuError, failed, may_deal};
 use spattn_kernels::Rows as StoredRows;
@@ -24,12 +24,12 @@ impl Gpu {
         let bytes = bytes.max(1);
         let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
         match allocated {
-            Ok(slice) => Ok(Buffer { slice, held: Held::new(bytes, &self.memory) }),
+            Ok(slice) => Ok(Buffer { slice, held: HeldBytes::new(bytes, &self.memory) }),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
                 Err(GpuError::OutOfMemory { asked: bytes, free })
             }
-            Err(error) => Err(failed("making room")(error)),
+            Err(error) => Err(failed("allocating memory")(error)),
         }
     }
 
@@ -51,7 +51,7 @@ impl Gpu {
     /// [`GpuError::OutOfMemory`].
     pub fn reserved<'b>(&self, buffer: &'b mut Option<Buffer>, bytes: usize) -> Result<&'b mut Buffer, GpuError> {
         self.reserve(buffer, bytes)?;
-        Ok(buffer.as_mut().expect("it was just reserved"))
+        Ok(buffer.as_mut().expect("`reserve` made the buffer"))
     }
 
     /// Copies numbers to the device, into a new buffer.
@@ -74,7 +74,7 @@ impl Gpu {
     pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
         let bytes = bytes_of(numbers);
         let address = buffer.address(offset, bytes.len());
-        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Gpu {
         let from = buffer.address(offset, len);
         // SAFETY: `Plain` numbers have no padding, and any bytes are valid.
         let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
-        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
         let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
         for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {

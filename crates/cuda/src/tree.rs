@@ -79,7 +79,7 @@ impl DeviceTree {
     }
 }
 
-/// Memory for the state between the rounds of a search.
+/// MemoryUse for the state between the rounds of a search.
 #[derive(Debug, Default)]
 pub struct TreeWorkspace {
     spans: [Option<Buffer>; 2],
@@ -106,31 +106,46 @@ impl Gpu {
         tree: &Tree,
         keeps: &HostDeviceVec<u32>,
         lists: &mut TokenLists,
-        room: &mut TreeWorkspace,
+        workspace: &mut TreeWorkspace,
     ) -> Result<(), GpuError> {
         let (rows, d, storage, heads) = (keeps.numbers().len(), keys.d, keys.storage, queries.heads);
         let count = lists.lists();
-        assert!(tree.tokens.end <= keys.capacity && (1..=tree.size).contains(&tree.stride), "{tree:?}");
-        assert!(queries.rows.numbers().len() == rows && (count == heads || count == keys.kv_heads), "{count} lists");
-        assert!(d.is_multiple_of(8) && d <= 256 && heads.is_multiple_of(keys.kv_heads), "heads of {d} channels");
+        assert!(
+            tree.tokens.end <= keys.capacity && (1..=tree.size).contains(&tree.stride),
+            "the tree does not fit a cache of {} tokens: {tree:?}",
+            keys.capacity
+        );
+        assert!(
+            queries.rows.numbers().len() == rows && (count == heads || count == keys.kv_heads),
+            "{} rows of queries do not fit {rows} rows, or {count} lists {heads} query heads",
+            queries.rows.numbers().len()
+        );
+        assert!(
+            d.is_multiple_of(8) && d <= 256 && heads.is_multiple_of(keys.kv_heads),
+            "the kernel does not support {heads} query heads of {d} channels"
+        );
         let blocks = tree.blocks();
         let largest = |searched: bool| {
             let keeps = keeps.numbers().iter().map(|keep| *keep as usize);
             keeps.filter(|keep| !searched || *keep < blocks).max().unwrap_or(0)
         };
         let (most, searched) = (largest(false).min(blocks), largest(true));
-        assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
+        assert!(
+            lists.most() >= (most * tree.size).min(tree.tokens.len()),
+            "lists hold {} tokens, fewer than the kept blocks have",
+            lists.most()
+        );
         let columns = 2 * searched;
-        room.scores.resize(self, rows, count, columns)?;
+        workspace.scores.resize(self, rows, count, columns)?;
         // Rows that keep all blocks do not search, but `top_pages` runs for them too and keeps every column.
         let longest = if most < blocks { searched } else { columns };
-        room.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
-        for spans in &mut room.spans {
+        workspace.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
+        for spans in &mut workspace.spans {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }
-        self.reserve(&mut room.scored, 4 * rows * count * ROUNDS)?;
-        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = room else {
-            unreachable!("both are there")
+        self.reserve(&mut workspace.scored, 4 * rows * count * ROUNDS)?;
+        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = workspace else {
+            unreachable!("the workspace's buffers were reserved above")
         };
         let [mut before, mut after] =
             [&*first, &*second].map(|spans| spans.address(0, SPAN_BYTES * rows * count * columns));

@@ -58,7 +58,7 @@ impl DataSource {
             return Ok(Self::Folder(spec.to_owned()));
         };
         let (repo, revision) = id::parse_id(id).ok_or_else(|| {
-            UsageError::new(format!("`{PREFIX}{id}` is no data set on the hub"))
+            UsageError::new(format!("`{PREFIX}{id}` is not the name of a data set on the hub"))
                 .hint("give `hub:organisation/name` or `hub:organisation/name@revision`, or a folder")
         })?;
         Ok(Self::Hub { repo, revision })
@@ -132,8 +132,8 @@ impl Wanted for DataFiles<'_> {
         let mut names = commit.names();
         names.retain(|name| is_match(name, self.0));
         if names.is_empty() {
-            let what = format!("{}: this data set has none of the files that are looked for", commit.repo());
-            return Err(UsageError::new(what).hint(format!("it may have {}", self.0.join(", "))).into());
+            let what = format!("{}: the data set has none of the files that tasks read", commit.repo());
+            return Err(UsageError::new(what).hint(format!("these are read: {}", self.0.join(", "))).into());
         }
         // First, so that a download that was broken off is known to be one.
         commit.note_names()?;
@@ -164,7 +164,7 @@ mod tests {
     fn a_malformed_id_is_a_mistake() {
         for spec in ["hub:", "hub:data", "hub:datasets/org/data", "hub:org/data@", "hub:org/data@../x", "hub:../x"] {
             let error = parse(spec).unwrap_err();
-            assert_eq!(error.what, format!("`{spec}` is no data set on the hub"));
+            assert_eq!(error.what, format!("`{spec}` is not the name of a data set on the hub"));
             assert!(error.hint.unwrap().contains("hub:organisation/name@revision"));
         }
     }

@@ -34,13 +34,13 @@ pub enum DownloadError {
     #[error(transparent)]
     Http(#[from] HttpError),
     /// The content is not that of the published file.
-    #[error("what arrives is not the published file: {difference}")]
+    #[error("the download differs from the published file: {difference}")]
     Wrong {
         /// In what it differs.
         difference: String,
     },
     /// Neither hash nor size is known, so nothing tells whether the file is complete.
-    #[error("neither size nor hash of it are known, and the server states no size")]
+    #[error("its size and hash are not known, and the server states no size")]
     Unverifiable,
     /// The file of a folder that stands in for the network cannot be read.
     #[error("cannot read {}: {source}", path.display())]
@@ -69,18 +69,16 @@ impl DownloadError {
         match self {
             Self::Http(error) => error.hint(again),
             Self::Wrong { .. } => {
-                format!(
-                    "something in between, or the server, changes the file; look at proxies and mirrors; {FROM_START}"
-                )
+                format!("the server, a proxy or a mirror changes the file: check proxies and mirrors; {FROM_START}")
             }
-            Self::Unverifiable => "take the file from a server that states sizes".to_owned(),
+            Self::Unverifiable => "use a server that states the size of a file".to_owned(),
             Self::Unreadable { .. } => "check the address of the copy".to_owned(),
             Self::Unwritable { source, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("make room on the disk; {again}"),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("free space on the disk; {again}"),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     "choose a folder that can be written to".to_owned()
                 }
-                _ => format!("look at the disk; {again}"),
+                _ => format!("check the disk; {again}"),
             },
             Self::Usage(error) => error.hint.clone().unwrap_or_default(),
         }
@@ -112,9 +110,9 @@ impl Retryable for DownloadError {
 }
 
 /// What running the same command again does where a part is kept.
-pub const GOES_ON: &str = "the same command goes on where this one stopped";
+pub const GOES_ON: &str = "the same command resumes the download";
 /// What it does where no part is kept.
-pub const FROM_START: &str = "the same command fetches the file again";
+pub const FROM_START: &str = "the same command downloads the file again";
 
 /// A file to download.
 #[derive(Debug, Clone, Copy)]
@@ -170,9 +168,13 @@ impl Downloader {
     /// [`DownloadError`]. Arrived bytes are kept if they can be continued.
     pub fn get(&self, job: &Job<'_>) -> Result<(), DownloadError> {
         let meter = Meter::new(job, self.progress);
-        let waits = || meter.say(&format!("{}: another process is downloading it; waiting for that", job.name));
+        let waits = || meter.say(&format!("{}: another process downloads it; waiting", job.name));
         let no_locks = |e: &io::Error| {
-            meter.say(&format!("{}: no lock at {} ({e}); start one process at a time", job.name, job.lock.display()));
+            meter.say(&format!(
+                "{}: the file {} cannot be locked ({e}): run one process at a time",
+                job.name,
+                job.lock.display()
+            ));
         };
         let _lock = Lock::take(job.lock, waits, no_locks)
             .map_err(|source| DownloadError::Unwritable { path: job.lock.to_owned(), source })?;
@@ -205,7 +207,7 @@ impl Downloader {
                     if wrong == MOST_WRONG || job.url.starts_with(LOCAL) {
                         return Err(failure);
                     }
-                    meter.say(&format!("{}: {failure}; fetching it again", job.name));
+                    meter.say(&format!("{}: {failure}; downloading it again", job.name));
                     continue;
                 }
                 Err(failure) if failure.is_transient() => failure,
@@ -391,7 +393,9 @@ impl<'a> Part<'a> {
                 total.or_else(|| answer.length().map(|length| start + length))
             }
             (true, _) => {
-                return Err(DownloadError::Wrong { difference: "it is another part than was asked for".to_owned() });
+                return Err(DownloadError::Wrong {
+                    difference: "the server sent another part than was requested".to_owned(),
+                });
             }
         };
         match total.and_then(|total| self.job.expected.difference_in_size(total)) {
@@ -493,7 +497,7 @@ mod tests {
         assert_eq!(failures.wait_after(busy(Some(7)), 0).ok().unwrap().pause, Duration::from_secs(7));
         let error = failures.wait_after(busy(Some(3600)), 0).err().unwrap();
         assert_eq!(error.to_string(), "hub answers 429 Too Many Requests");
-        assert!(error.hint(GOES_ON).contains("wait 3600 s, then the same command goes on"), "{}", error.hint(GOES_ON));
+        assert!(error.hint(GOES_ON).contains("wait 3600 s, then the same command resumes"), "{}", error.hint(GOES_ON));
     }
 
     #[test]
@@ -518,7 +522,7 @@ mod tests {
             downloader.get(&job)
         };
         let wrong = get("a", Expected { bytes: Some(11), digest: None }).unwrap_err().to_string();
-        assert_eq!(wrong, "what arrives is not the published file: it has 10 bytes, the published file 11");
+        assert_eq!(wrong, "the download differs from the published file: it has 10 bytes, the published file 11");
         assert!(get("nowhere", Expected::default()).unwrap_err().to_string().contains("nowhere: "));
         assert!(!at("new/b").exists());
         get("a", Expected { bytes: Some(10), digest: None }).unwrap();

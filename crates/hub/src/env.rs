@@ -61,7 +61,9 @@ impl Variables<'_> {
     }
 
     fn user(&self) -> Result<PathBuf, UsageError> {
-        let no_home = || UsageError::new("no home folder, so no cache for downloads").hint("set HF_HOME to a folder");
+        let no_home = || {
+            UsageError::new("there is no home folder (HOME) for the cache of downloads").hint("set HF_HOME to a folder")
+        };
         self.get("HOME").map(PathBuf::from).ok_or_else(no_home)
     }
 
@@ -144,10 +146,10 @@ fn read(path: &Path) -> Option<String> {
 pub(crate) fn check_token(token: &str) -> Result<(), UsageError> {
     match token.bytes().all(|b| b.is_ascii_graphic()) {
         true => Ok(()),
-        false => {
-            Err(UsageError::new("the access token (HF_TOKEN or the token file) holds a character that no token has")
-                .hint("tokens are letters, digits and `_`, such as hf_…: copy it again, without what stands around it"))
-        }
+        false => Err(UsageError::new(
+            "the access token (HF_TOKEN or the token file) has a character that tokens do not have",
+        )
+        .hint("tokens are letters, digits and `_`, such as hf_…: copy it again, without the text around it")),
     }
 }
 
@@ -183,7 +185,7 @@ mod tests {
             assert_eq!(Variables(&get).cache().unwrap(), Path::new(cache), "{variables:?}");
         }
         let none = |_: &str| None;
-        assert!(Variables(&none).cache().unwrap_err().what.contains("no home folder"));
+        assert!(Variables(&none).cache().unwrap_err().what.contains("there is no home folder"));
     }
 
     #[test]

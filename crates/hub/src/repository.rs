@@ -160,7 +160,7 @@ impl Repository<'_> {
         match self.cache.lack(commit, name) {
             None => return Ok(()),
             Some(Lack::Damaged { difference, .. }) => {
-                eprintln!("note: {}: `{name}` in the cache is damaged ({difference}); fetching it again", self.repo);
+                eprintln!("note: {}: `{name}` in the cache is damaged ({difference}); downloading it again", self.repo);
             }
             Some(Lack::Missing(_)) => {}
         }
@@ -245,6 +245,11 @@ impl FetchedCommit<'_> {
     /// Whether the commit has a file of this name.
     pub fn has(&self, name: &str) -> bool {
         self.listing.has(name)
+    }
+
+    /// The architecture that the repository's GGUF files name, if the hub has read it.
+    pub fn gguf_architecture(&self) -> Option<&str> {
+        self.listing.gguf_architecture()
     }
 
     /// The folder in the cache with the commit's files.

@@ -79,7 +79,11 @@ impl Accumulator {
 
     /// Adds the partial sums of `other`, which holds the same queries over other tokens.
     pub fn absorb(&mut self, other: &Accumulator) {
-        assert_eq!((self.d, self.queries()), (other.d, other.queries()), "partial sums of the same queries");
+        assert_eq!(
+            (self.d, self.queries()),
+            (other.d, other.queries()),
+            "width and number of queries differ between accumulators"
+        );
         for h in 0..self.queries() {
             if other.max[h] == f32::NEG_INFINITY {
                 continue;
@@ -126,9 +130,14 @@ pub fn attend_range(queries: &[f32], keys: Rows, values: Rows, acc: &mut Accumul
 ///
 /// `log_bias`, if not empty, is subtracted from each token's logit (`ln u` of MagicPIG's estimator).
 pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], log_bias: &[f32], acc: &mut Accumulator) {
-    assert!(log_bias.is_empty() || log_bias.len() == tokens.len(), "one bias a token");
+    assert!(
+        log_bias.is_empty() || log_bias.len() == tokens.len(),
+        "{} biases for {} tokens",
+        log_bias.len(),
+        tokens.len()
+    );
     let available = keys.elements() / acc.d;
-    assert!(tokens.iter().all(|&t| (t as usize) < available), "token out of range");
+    assert!(tokens.iter().all(|&t| (t as usize) < available), "a token is not below {available}");
     in_pieces(tokens.len(), acc, |piece, acc| {
         let bias = log_bias.get(piece.clone()).unwrap_or(&[]);
         attend_any(queries, keys, values, List(&tokens[piece]), bias, acc);
@@ -162,8 +171,8 @@ pub fn weighted_list(values: Rows, tokens: &[u32], weights: &[f32], out: &mut [f
 /// # Panics
 /// If a token is out of range, or there are not as many weights and outputs.
 pub fn weighted_lists(values: Rows, tokens: &[u32], weights: &[f32], sets: usize, out: &mut [f32]) {
-    assert_eq!(tokens.len() * sets, weights.len(), "one weight a token");
-    assert!(out.len().is_multiple_of(sets), "{} outputs of {sets} sets", out.len());
+    assert_eq!(tokens.len() * sets, weights.len(), "weights and tokens differ in number");
+    assert!(out.len().is_multiple_of(sets), "{} outputs are no multiple of {sets} sets of weights", out.len());
     let d = out.len() / sets;
     with_rows!(values, data => deal_columns(out, d, |first, out| weighted_rows(data, (d, first), tokens, weights, out)))
 }
@@ -197,7 +206,7 @@ fn add_wide_rows<T: Elem>(
     for (i, &[a, b, c, e]) in fours.iter().enumerate() {
         let (a, b, c, e) = (columns(a), columns(b), columns(c), columns(e));
         for (weights, out) in weights.chunks_exact(tokens.len()).zip(&mut *out) {
-            let &[wa, wb, wc, we] = weights[4 * i..].first_chunk().expect("a weight for each row");
+            let &[wa, wb, wc, we] = weights[4 * i..].first_chunk().expect("there is one weight for each row");
             for (i, sum) in out[to..][..width].iter_mut().enumerate() {
                 *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
             }
@@ -238,7 +247,7 @@ unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(
         for (first, sums) in (first..).step_by(SUMS).zip(blocks) {
             for (&t, &w) in tokens.iter().zip(weights) {
                 let row: &[T; SUMS] =
-                    data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
+                    data[t as usize * d + first..].first_chunk().expect("a row has a number for each output");
                 sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
             }
         }
@@ -284,13 +293,13 @@ impl Walk for List<'_> {
 }
 
 fn attend_any<W: Walk>(q: &[f32], keys: Rows, values: Rows, walk: W, bias: &[f32], acc: &mut Accumulator) {
-    assert_eq!(q.len(), acc.values.len(), "queries do not fit the accumulator");
-    assert_eq!(keys.elements(), values.elements(), "as many keys as values");
+    assert_eq!(q.len(), acc.values.len(), "queries and accumulator differ in length");
+    assert_eq!(keys.elements(), values.elements(), "keys and values differ in number");
     match (keys, values) {
         (Rows::F32(k), Rows::F32(v)) => attend(q, k, v, walk, bias, acc),
         (Rows::F16(k), Rows::F16(v)) => attend(q, k, v, walk, bias, acc),
         (Rows::Bf16(k), Rows::Bf16(v)) => attend(q, k, v, walk, bias, acc),
-        _ => unreachable!("keys and values of one cache have one type"),
+        _ => unreachable!("keys and values are stored in one type"),
     }
 }
 
@@ -313,15 +322,16 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
     let mut begin = 0;
     while begin < walk.len() {
         let n = (walk.len() - begin).min(BLOCK);
+        let block = WalkedBlock { k, v, d, walk, begin, n };
         // SAFETY: the CPU supports `S` (caller). Rows `walk.row(begin..begin + n)` were checked against
         // the length of `k` by the public functions, and `v` is as long; scratch holds `g * BLOCK`.
         unsafe {
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => logits::<S, T, W, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    2 | 3 => logits::<S, T, W, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    _ => logits::<S, T, W, 1>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    4.. => logits::<S, T, W, 4>(q, block, h, &mut acc.scratch),
+                    2 | 3 => logits::<S, T, W, 2>(q, block, h, &mut acc.scratch),
+                    _ => logits::<S, T, W, 1>(q, block, h, &mut acc.scratch),
                 };
             }
             for h in 0..g {
@@ -342,14 +352,31 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => weigh::<S, T, W, 4>((k, v), d, walk, begin, n, h, acc),
-                    2 | 3 => weigh::<S, T, W, 2>((k, v), d, walk, begin, n, h, acc),
-                    _ => weigh::<S, T, W, 1>((k, v), d, walk, begin, n, h, acc),
+                    4.. => add_values::<S, T, W, 4>(block, h, acc),
+                    2 | 3 => add_values::<S, T, W, 2>(block, h, acc),
+                    _ => add_values::<S, T, W, 1>(block, h, acc),
                 };
             }
         }
         begin += n;
     }
+}
+
+/// A block of the tokens that are attended, and the rows that they lie among.
+#[derive(Clone, Copy)]
+struct WalkedBlock<'a, T, W> {
+    /// Keys, `[row][d]`.
+    k: &'a [T],
+    /// Values, likewise.
+    v: &'a [T],
+    /// Width of a head.
+    d: usize,
+    /// The row of each token.
+    walk: W,
+    /// The first token of the block, in the order of the walk.
+    begin: usize,
+    /// Tokens of the block, at most [`BLOCK`].
+    n: usize,
 }
 
 /// Keys of the first block that are prefetched ahead of their use. Later, a block's values are prefetched while its keys are read, and the
@@ -361,7 +388,7 @@ const AHEAD: usize = 16;
 /// # Safety
 /// The CPU supports `S`.
 #[inline(always)]
-unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
+unsafe fn prefetch_row<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
     const LINE: usize = 64;
     if token < walk.len() {
         let row = rows.as_ptr().wrapping_add(walk.row(token) * d).cast::<u8>();
@@ -374,22 +401,18 @@ unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: u
     }
 }
 
-/// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
+/// Logits of queries `h..h+H` for the tokens of the block into rows `h..` of `scratch`; returns `H`.
 ///
 /// # Safety
 /// All walked rows lie in `k` and `v`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
     q: &[f32],
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     scratch: &mut [f32],
 ) -> usize {
+    let WalkedBlock { k, v, d, walk, begin, n } = block;
     let last = begin + n - 1;
     let mut i = 0;
     while i < n {
@@ -398,9 +421,9 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
             for j in 0..4.min(n - i) {
                 // SAFETY: the CPU supports `S` (caller).
                 unsafe {
-                    ask::<S, T, W>(v, d, walk, token + j);
+                    prefetch_row::<S, T, W>(v, d, walk, token + j);
                     if begin == 0 {
-                        ask::<S, T, W>(k, d, walk, token + j + AHEAD);
+                        prefetch_row::<S, T, W>(k, d, walk, token + j + AHEAD);
                     }
                 }
             }
@@ -452,20 +475,17 @@ pub(super) unsafe fn softmax_block<S: Simd>(logits: &mut [f32], max: &mut f32, s
     }
 }
 
-/// Adds the weighted values of `n` tokens to queries `h..h+H`; returns `H`.
+/// Adds the weighted values of the block's tokens to queries `h..h+H`; returns `H`.
 ///
 /// # Safety
 /// All walked rows lie in `k` and `v`; the CPU supports `S`.
 #[inline(always)]
-unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+unsafe fn add_values<S: Simd, T: Elem, W: Walk, const H: usize>(
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     acc: &mut Accumulator,
 ) -> usize {
+    let d = block.d;
     let weights = &acc.scratch[h * BLOCK..];
     let out = &mut acc.values[h * d..][..H * d];
     let mut c = 0;
@@ -473,10 +493,10 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
         // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
         c += unsafe {
             match (d - c) / S::LANES {
-                4.. => weigh_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c),
-                2 | 3 => weigh_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
-                1 => weigh_columns::<S, T, W, H, 1>((k, v), d, walk, begin, n, h, weights, out, c),
-                _ => weigh_one_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
+                4.. => add_value_columns::<S, T, W, H, 4>(block, h, weights, out, c),
+                2 | 3 => add_value_columns::<S, T, W, H, 2>(block, h, weights, out, c),
+                1 => add_value_columns::<S, T, W, H, 1>(block, h, weights, out, c),
+                _ => add_value_column::<T, W, H>(block, weights, out, c),
             }
         };
     }
@@ -488,18 +508,14 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
 /// # Safety
 /// `c + C * LANES <= d`, walked rows lie in `k` and `v`, the CPU supports `S`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usize>(
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+unsafe fn add_value_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usize>(
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     weights: &[f32],
     out: &mut [f32],
     c: usize,
 ) -> usize {
+    let WalkedBlock { k, v, d, walk, begin, n } = block;
     // SAFETY: forwarded from the caller; `weights` has `BLOCK >= n` entries for each of `H` queries
     // (the last may be cut at `n`), `out` has `H * d`.
     unsafe {
@@ -515,7 +531,7 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
         let mut until_next = if h == 0 { 0 } else { n };
         for i in 0..n {
             if until_next == 0 {
-                ask::<S, T, W>(k, d, walk, asked + i / passes);
+                prefetch_row::<S, T, W>(k, d, walk, asked + i / passes);
                 until_next = passes;
             }
             until_next -= 1;
@@ -540,18 +556,13 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
     C * S::LANES
 }
 
-/// As [`weigh_columns`] for a single column, where fewer than a vector's lanes are left; returns 1.
+/// As [`add_value_columns`] for a single column, where fewer than a vector's lanes are left; returns 1.
 ///
 /// # Safety
 /// Walked rows lie in `v` (checked again by indexing).
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn weigh_one_column<T: Elem, W: Walk, const H: usize>(
-    v: &[T],
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+unsafe fn add_value_column<T: Elem, W: Walk, const H: usize>(
+    WalkedBlock { v, d, walk, begin, n, .. }: WalkedBlock<'_, T, W>,
     weights: &[f32],
     out: &mut [f32],
     c: usize,

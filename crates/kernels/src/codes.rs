@@ -44,9 +44,14 @@ impl Factors {
     /// Sets the factors for `queries: [query][ranges.len()]`.
     ///
     /// # Panics
-    /// If `queries` is not whole queries.
+    /// If `queries` is not `[query][ranges.len()]`.
     pub fn set(&mut self, queries: &[f32], ranges: &[CodeRange]) {
-        assert!(queries.len().is_multiple_of(ranges.len()), "whole queries");
+        assert!(
+            queries.len().is_multiple_of(ranges.len()),
+            "{} numbers of queries are no multiple of {} columns",
+            queries.len(),
+            ranges.len()
+        );
         self.least.clear();
         self.least.resize(queries.len() / ranges.len(), 0.0);
         self.steps.resize(queries.len(), 0.0);
@@ -89,9 +94,14 @@ fn shortened(x: f32) -> f32 {
 /// If the slices do not have these shapes, or codes have another number of bits.
 pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [&mut [f32]], first: usize) {
     let (columns, queries) = (group.ranges.len(), factors.least.len());
-    assert!(group.tokens <= GROUP && factors.steps.len() == queries * columns, "a group and its factors");
+    assert!(
+        group.tokens <= GROUP && factors.steps.len() == queries * columns,
+        "a group of {} tokens, and {} factors for {queries} queries of {columns} columns",
+        group.tokens,
+        factors.steps.len()
+    );
     let (bytes, whole) = ((group.tokens * group.bits).div_ceil(8), GROUP * group.bits / 8);
-    assert!(group.codes.len() >= columns * bytes, "codes of every column");
+    assert!(group.codes.len() >= columns * bytes, "{} bytes of codes for {columns} columns", group.codes.len());
     if bytes == whole {
         return all_sums(group.codes, group.bits, factors, group.tokens, out, first);
     }
@@ -130,7 +140,7 @@ unsafe fn all_sums_kernel<S: Simd>(
                 (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, to),
                 (2, 2..) if S::LANES == 16 => sums::<S, 4, 2>(codes, factors, query, tokens, out, to),
                 (2, _) => sums::<S, 4, 1>(codes, factors, query, tokens, out, to),
-                _ => unreachable!("2 or 4 bits"),
+                _ => unreachable!("codes have 2 or 4 bits, not {bits}"),
             }
         };
         query += took;
@@ -152,7 +162,10 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
 ) -> usize {
     let bytes = GROUP / PER_BYTE;
     let columns = factors.steps.len() / factors.least.len();
-    assert!(codes.len() >= columns * bytes && first_query + QUERIES <= factors.least.len(), "whole groups");
+    assert!(
+        codes.len() >= columns * bytes && first_query + QUERIES <= factors.least.len(),
+        "codes end before the last column, or factors before the last query"
+    );
     let least = &factors.least[first_query..first_query + QUERIES];
     let steps = &factors.steps[first_query * columns..][..QUERIES * columns];
     let mut scores = [[0.0f32; GROUP]; QUERIES];

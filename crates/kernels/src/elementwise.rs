@@ -10,8 +10,8 @@ const PARALLEL_ELEMENTS: usize = 1 << 17;
 /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
-    assert_eq!(x.len(), out.len(), "output shape");
-    assert_eq!(x.len() % width, 0, "not whole rows");
+    assert_eq!(x.len(), out.len(), "input and output differ in length");
+    assert_eq!(x.len() % width, 0, "the length is no multiple of the width {width}");
     let row = |(x, out): (&[f32], &mut [f32])| {
         let mean = x.iter().map(|x| (x * x) as f64).sum::<f64>() / width as f64;
         let scale = 1.0 / (mean as f32 + eps).sqrt();
@@ -28,8 +28,8 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 
 /// SwiGLU: `out[r][c] = silu(x[r][c]) · x[r][width + c]` for rows `x: [gate | up]` of `2·width`.
 pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
-    assert_eq!(x.len(), 2 * out.len(), "output shape");
-    assert_eq!(out.len() % width, 0, "not whole rows");
+    assert_eq!(x.len(), 2 * out.len(), "the input is not twice as long as the output");
+    assert_eq!(out.len() % width, 0, "the length is no multiple of the width {width}");
     let row = |(x, out): (&[f32], &mut [f32])| silu_gate_row(&x[..width], &x[width..], out);
     if x.len() < PARALLEL_ELEMENTS {
         x.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)).for_each(row);
@@ -40,8 +40,8 @@ pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
 
 /// GeGLU: as [`silu_gate`], with GELU by its approximation `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))` in place of SiLU.
 pub fn gelu_tanh_gate(x: &[f32], width: usize, out: &mut [f32]) {
-    assert_eq!(x.len(), 2 * out.len(), "output shape");
-    assert_eq!(out.len() % width, 0, "not whole rows");
+    assert_eq!(x.len(), 2 * out.len(), "the input is not twice as long as the output");
+    assert_eq!(out.len() % width, 0, "the length is no multiple of the width {width}");
     let gelu = |x: f32| {
         let inner = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
         0.5 * x * (1.0 + inner.tanh())
@@ -82,7 +82,7 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 /// # Panics
 /// If the slices differ in length.
 pub fn sigmoid(x: &[f32], out: &mut [f32]) {
-    assert_eq!(x.len(), out.len(), "output shape");
+    assert_eq!(x.len(), out.len(), "input and output differ in length");
     sigmoid_row(x, out);
 }
 

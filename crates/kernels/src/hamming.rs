@@ -54,9 +54,9 @@ fn mixed(mut x: u32) -> u32 {
 /// If the slices do not have these shapes, or `words` is 0.
 pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
-    assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
-    assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
-    assert_eq!(out.len(), queries.len() / words * rows, "output shape");
+    assert_eq!(planes.len(), rows * words, "`planes` is not `[words][rows]`");
+    assert_eq!(queries.len() % words, 0, "`queries` is not `[query][words]`");
+    assert_eq!(out.len(), queries.len() / words * rows, "`out` is not `[query][row]`");
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
@@ -66,9 +66,9 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Tie
 /// As [`hamming_scores`].
 pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
-    assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
-    assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
-    assert_eq!(out.len(), rows, "output shape");
+    assert_eq!(planes.len(), rows * words, "`planes` is not `[words][rows]`");
+    assert_eq!(queries.len() % words, 0, "`queries` is not `[query][words]`");
+    assert_eq!(out.len(), rows, "`out` does not have one number for each row");
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 

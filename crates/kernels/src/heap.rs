@@ -47,11 +47,11 @@ fn end(bytes: usize) -> ! {
     let mut rest = &mut line[..];
     let _ = rest.write_all(b"error: out of memory: ");
     let _ = match bytes {
-        0..1_000_000 => rest.write_all(b"not even 1 MB more can be had"),
-        _ => write!(rest, "{} MB more cannot be had", bytes / 1_000_000),
+        0..1_000_000 => rest.write_all(b"less than 1 MB more cannot be allocated"),
+        _ => write!(rest, "{} MB more cannot be allocated", bytes / 1_000_000),
     };
     let _ = rest.write_all(
-        b"\n  hint: take a shorter --length, fewer methods or fewer --threads, or raise the limit on memory; records are kept\n",
+        b"\n  hint: use a shorter --length, fewer methods or fewer --threads, or raise the limit on memory; records are kept\n",
     );
     let written = size - rest.len();
     #[cfg(any(target_os = "linux", target_os = "macos"))]

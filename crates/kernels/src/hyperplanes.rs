@@ -3,7 +3,7 @@
 //! The projections are a matrix product with a short inner dimension. It runs on the register tiles of the blocked product (lanes across
 //! planes, no sums across lanes), and only signs leave the cache.
 
-use super::prefill::product;
+use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
 /// Planes packed together: the bits of one output word.
@@ -24,10 +24,10 @@ impl Hyperplanes {
     /// Packs `normals: [plane][d]`.
     ///
     /// # Panics
-    /// If the normals are not whole rows.
+    /// If `normals` is not `[count][d]`.
     pub fn new(normals: &[f32], d: usize) -> Self {
         let count = normals.len() / d;
-        assert_eq!(normals.len(), count * d, "normals are not whole rows");
+        assert_eq!(normals.len(), count * d, "normals are not `[count][d]`");
         let mut packed = vec![0.0; count.div_ceil(PANEL) * PANEL * d];
         for (plane, normal) in normals.chunks_exact(d).enumerate() {
             let panel = &mut packed[plane / PANEL * PANEL * d..];
@@ -67,8 +67,8 @@ impl Hyperplanes {
     /// If the slices do not have these shapes.
     pub fn side_bits(&self, vectors: &[f32], bits: &mut [u64]) {
         let rows = vectors.len() / self.d;
-        assert_eq!(vectors.len(), rows * self.d, "vectors are not whole rows");
-        assert_eq!(bits.len(), rows * self.words(), "output shape");
+        assert_eq!(vectors.len(), rows * self.d, "vectors are not `[rows][d]`");
+        assert_eq!(bits.len(), rows * self.words(), "the output is not `[rows][words]`");
         side_bits(self, vectors, bits);
     }
 }
@@ -84,8 +84,10 @@ unsafe fn side_bits_kernel<S: Simd>(planes: &Hyperplanes, vectors: &[f32], bits:
     for (x, bits) in vectors.chunks(VECTORS * d).zip(bits.chunks_mut(VECTORS * words)) {
         let rows = x.len() / d;
         for (word, panel) in planes.packed.chunks_exact(PANEL * d).enumerate() {
+            let (a, b) = (RowMajor { data: x, stride: d }, RowMajor { data: panel, stride: PANEL });
+            let factors = Factors { a, b, rows, depth: d, width: PANEL };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe { product::<S>(x, d, d, panel, PANEL, PANEL, &mut projections, PANEL, false, rows) };
+            unsafe { product::<S>(factors, &mut projections, PANEL, Write::Replace) };
             for (row, bits) in projections.chunks_exact(PANEL).zip(bits.chunks_exact_mut(words)) {
                 // SAFETY: as above; a row holds one panel.
                 bits[word] = unsafe { positive_bits::<S>(row) };

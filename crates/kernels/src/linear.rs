@@ -28,9 +28,9 @@ const NARROW: usize = 512;
 /// If the slices do not have these shapes.
 pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32]) {
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
-    assert_eq!(x.len(), rows * columns, "activations are not whole rows");
-    assert_eq!(w.len(), outputs * columns, "weights are not whole rows");
-    assert_eq!(out.len(), rows * outputs, "output shape");
+    assert_eq!(x.len(), rows * columns, "activations are not `[rows][columns]`");
+    assert_eq!(w.len(), outputs * columns, "weights are not `[outputs][columns]`");
+    assert_eq!(out.len(), rows * outputs, "the output is not `[rows][outputs]`");
     let threads = rayon::current_num_threads();
     if threads == 1 || rows * outputs * columns < PARALLEL_WORK {
         dots(x, w, columns, OutputColumns::new(out, outputs));
@@ -47,7 +47,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
 /// Scores of `queries: [g][d]` against every row of `keys: [tokens][d]`: `out[g][token]`, unscaled.
 pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     let tokens = keys.len() / d;
-    assert_eq!(out.len(), queries.len() / d * tokens, "output shape");
+    assert_eq!(out.len(), queries.len() / d * tokens, "the output is not `[query][token]`");
     let all = OutputColumns::new(out, tokens);
     if tokens <= PIECE {
         return dots(queries, keys, d, all);
@@ -63,8 +63,8 @@ pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
 /// If a token is out of range or the slices do not have these shapes.
 pub fn scores_of<T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
     let d = query.len();
-    assert_eq!(out.len(), tokens.len(), "output shape");
-    assert!(tokens.iter().all(|&t| (t as usize + 1) * d <= keys.len()), "token out of range");
+    assert_eq!(out.len(), tokens.len(), "the output does not have one number for each token");
+    assert!(tokens.iter().all(|&t| (t as usize + 1) * d <= keys.len()), "a token is not below {}", keys.len() / d);
     gathered_dots(query, keys, tokens, out);
 }
 
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "token out of range")]
+    #[should_panic(expected = "a token is not below")]
     fn scores_of_a_missing_row_are_refused() {
         scores_of(&[1.0; 4], &[1.0f32; 12], &[3], &mut [0.0]);
     }

@@ -3,7 +3,7 @@
 //! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: many small networks
 //! are trained in parallel.
 
-use super::prefill::product;
+use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
 /// Columns of `b` in a pass over the rows.
@@ -17,9 +17,9 @@ const ROWS: usize = 192;
 /// If the slices do not have these shapes.
 pub fn matmul(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
     let rows = a.len() / depth;
-    assert_eq!(a.len(), rows * depth, "a is not whole rows");
-    assert_eq!(b.len(), depth * width, "b has another shape");
-    assert_eq!(out.len(), rows * width, "output shape");
+    assert_eq!(a.len(), rows * depth, "`a` is not `[rows][depth]`");
+    assert_eq!(b.len(), depth * width, "`b` is not `[depth][width]`");
+    assert_eq!(out.len(), rows * width, "the output is not `[rows][width]`");
     panels(a, depth, b, width, out);
 }
 
@@ -33,10 +33,10 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
         let rows = a.len() / depth;
         for first in (0..width).step_by(PANEL) {
             let columns = PANEL.min(width - first);
+            let (a, b) = (RowMajor { data: a, stride: depth }, RowMajor { data: &b[first..], stride: width });
+            let factors = Factors { a, b, rows, depth, width: columns };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe {
-                product::<S>(a, depth, depth, &b[first..], width, columns, &mut out[first..], width, false, rows)
-            };
+            unsafe { product::<S>(factors, &mut out[first..], width, Write::Replace) };
         }
     }
 }
@@ -44,11 +44,11 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
 /// `x: [rows][columns]` as `[columns][rows]`.
 ///
 /// # Panics
-/// If `x` is not whole rows.
+/// If `x` is not `[rows][columns]`.
 pub fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
     const TILE: usize = 16;
     let rows = x.len() / columns;
-    assert_eq!(x.len(), rows * columns, "not whole rows");
+    assert_eq!(x.len(), rows * columns, "`x` is not `[rows][columns]`");
     let mut out = vec![0.0; x.len()];
     for first in (0..rows).step_by(TILE) {
         for c in 0..columns {

@@ -10,12 +10,12 @@ pub const PIECE: usize = 8192;
 /// Fills `out: [row][columns]`, [`PIECE`] columns at a time. `work` gets the piece's first column, and the piece's part of every row.
 ///
 /// # Panics
-/// If `out` is not whole rows.
+/// If the length of `out` is no multiple of `columns`.
 pub fn deal_columns(out: &mut [f32], columns: usize, work: impl Fn(usize, &mut [&mut [f32]]) + Sync) {
     if columns == 0 {
         return;
     }
-    assert!(out.len().is_multiple_of(columns), "whole rows");
+    assert!(out.len().is_multiple_of(columns), "{} outputs are no multiple of {columns} columns", out.len());
     if columns <= PIECE {
         return work(0, &mut out.chunks_exact_mut(columns).collect::<Vec<_>>());
     }

@@ -51,7 +51,7 @@ impl PackedHead {
     }
 
     fn for_precision(precision: MatmulPrecision, keys: Rows, values: Rows, d: usize) -> Self {
-        assert_eq!(keys.elements(), values.elements(), "as many keys as values");
+        assert_eq!(keys.elements(), values.elements(), "keys and values differ in number");
         let packed = match precision {
             MatmulPrecision::F32 => Packed::F32(Panels::new(keys, values, d)),
             MatmulPrecision::Bf16 => Packed::Bf16 {
@@ -243,9 +243,12 @@ pub fn sliding_attention(
     let d = kv[0].d;
     let group = heads / kv.len();
     let rows = queries.len() / (heads * d);
-    assert_eq!(queries.len(), rows * heads * d, "queries are not whole rows");
-    assert_eq!(out.len(), queries.len(), "output shape");
-    assert!(kv.iter().all(|h| h.tokens >= rows && h.d == d), "fewer keys than queries");
+    assert_eq!(queries.len(), rows * heads * d, "queries are not `[rows][heads][d]`");
+    assert_eq!(out.len(), queries.len(), "queries and output differ in length");
+    assert!(
+        kv.iter().all(|h| h.tokens >= rows && h.d == d),
+        "a KV head has fewer than {rows} tokens, or not {d} channels"
+    );
     // Late blocks see more keys: handing them out first keeps threads evenly busy.
     let (width, query_rows) = (heads * d, kv[0].query_rows());
     let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(query_rows * width).enumerate().collect();
@@ -259,33 +262,44 @@ pub fn sliding_attention(
                 let end = kv.tokens - rows + first + row + 1;
                 RowVisibility::new(0, end.saturating_sub(window)..end)
             };
-            let sights: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
-            let hidden = sights[0].stretch.start;
-            attend_tile(Tile { queries, heads, head, rule, sights: &sights, hidden }, kv, out);
+            let visibility: Vec<RowVisibility> = (0..out.len() / width).map(seen).collect();
+            let hidden = visibility[0].stretch.start;
+            attend_tile(Tile { queries, heads, head, rule, visibility: &visibility, hidden }, kv, out);
         }
     });
 }
 
 /// Attention of some rows of one query head. Each row sees at least one of the packed tokens.
 ///
-/// `queries` and `out` are `[rows][heads][d]`, `sights` has one for each row; only `head` is written.
+/// `queries` and `out` are `[rows][heads][d]`, `visibility` has one for each row; only `head` is written.
 pub fn block_attention<'a>(
     queries: &[f32],
     (head, heads): (usize, usize),
     kv: &PackedHead,
-    sights: &[RowVisibility],
+    visibility: &[RowVisibility],
     rule: impl Into<LogitRule<'a>>,
     out: &mut [f32],
 ) {
     let width = heads * kv.d;
-    assert_eq!(queries.len(), sights.len() * width, "queries are not whole rows");
-    assert_eq!(out.len(), queries.len(), "output shape");
-    assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
-    debug_assert!(sights.iter().all(RowVisibility::is_sound), "single tokens between front and stretch");
+    assert_eq!(
+        queries.len(),
+        visibility.len() * width,
+        "queries are not `[rows][heads][d]`, one row for each of `visibility`"
+    );
+    assert_eq!(out.len(), queries.len(), "queries and output differ in length");
+    assert!(
+        visibility.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens),
+        "a row sees no token, or tokens beyond the {} that are packed",
+        kv.tokens
+    );
+    debug_assert!(
+        visibility.iter().all(RowVisibility::is_sound),
+        "single tokens of a row are not ascending between its two ranges"
+    );
     let (query_rows, rule) = (kv.query_rows(), rule.into());
     let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
-    for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
-        attend_tile(Tile { queries, heads, head, rule, sights, hidden: 0 }, kv, out);
+    for ((queries, out), visibility) in tiles.zip(visibility.chunks(query_rows)) {
+        attend_tile(Tile { queries, heads, head, rule, visibility, hidden: 0 }, kv, out);
     }
 }
 
@@ -298,7 +312,7 @@ struct Tile<'a> {
     head: usize,
     rule: LogitRule<'a>,
     /// One for each row.
-    sights: &'a [RowVisibility],
+    visibility: &'a [RowVisibility],
     /// How many of the first tokens no row sees.
     hidden: usize,
 }
@@ -365,7 +379,7 @@ struct ByVectors<'a> {
 
 impl<'a> ByVectors<'a> {
     fn new(tile: Tile, panels: &'a Panels) -> Self {
-        let (d, rows) = (panels.d, tile.sights.len());
+        let (d, rows) = (panels.d, tile.visibility.len());
         let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.rule.scale);
         Self { panels, q: (0..rows).flat_map(scaled).collect(), logits: vec![0.0; rows * KEY_BLOCK] }
     }
@@ -379,8 +393,10 @@ impl Products for ByVectors<'_> {
     unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
         let d = self.panels.d;
         let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
+        let (a, b) = (RowMajor { data: &self.q, stride: d }, RowMajor { data: keys, stride: KEY_BLOCK });
+        let factors = Factors { a, b, rows, depth: d, width: KEY_BLOCK };
         // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, &mut self.logits, KEY_BLOCK, false, rows) };
+        unsafe { product::<S>(factors, &mut self.logits, KEY_BLOCK, Write::Replace) };
     }
 
     #[inline(always)]
@@ -406,10 +422,11 @@ impl Products for ByVectors<'_> {
         for first in (0..d).step_by(PANEL) {
             let width = (d - first).min(PANEL);
             let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
+            let weights = RowMajor { data: &self.logits, stride: KEY_BLOCK };
+            let b = RowMajor { data: panel, stride: width };
+            let factors = Factors { a: weights, b, rows, depth: KEY_BLOCK, width };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe {
-                product::<S>(&self.logits, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
-            };
+            unsafe { product::<S>(factors, &mut acc[first..], d, Write::Add) };
         }
     }
 }
@@ -430,7 +447,7 @@ struct ByTiles<'a> {
 
 impl<'a> ByTiles<'a> {
     fn new(tile: Tile, keys: &'a RightTiles, values: &'a RightTiles) -> Self {
-        let (d, rows) = (keys.columns(), tile.sights.len());
+        let (d, rows) = (keys.columns(), tile.visibility.len());
         let (mut q, width) = (LeftTiles::zeros(rows, d), tile.heads * d);
         q.put(&tile.queries[tile.head * d..], width, rows);
         Self {
@@ -487,15 +504,15 @@ impl Products for ByTiles<'_> {
 
 #[inline(always)]
 unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, mut products: P, out: &mut [f32]) {
-    let (d, rows) = (kv.d, tile.sights.len());
+    let (d, rows) = (kv.d, tile.visibility.len());
     let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
     let mut acc = vec![0.0f32; rows * d];
-    let seen = tile.sights.iter().map(RowVisibility::end).max().unwrap_or(0);
+    let seen = tile.visibility.iter().map(RowVisibility::end).max().unwrap_or(0);
     for start in (tile.hidden / P::KEYS * P::KEYS..seen).step_by(P::KEYS) {
         let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
         // SAFETY: the CPU supports `S` (caller).
         unsafe { products.logits::<S>(start, keys, rows) };
-        for (i, sight) in tile.sights.iter().enumerate() {
+        for (i, sight) in tile.visibility.iter().enumerate() {
             let (logits, scale) = products.row(i, keys);
             if let Some(cap) = tile.rule.soft_cap {
                 cap_logits(logits, scale, cap);
@@ -556,29 +573,59 @@ unsafe fn scaled_softmax_block<S: Simd>(logits: &mut [f32], scale: f32, max: &mu
     }
 }
 
-/// `C (+)= A · B` for the first `rows` rows: `a: [rows][depth]` with stride `lda`, `b: [depth][width]`
-/// with stride `ldb`, `c` with stride `ldc`.
+/// A matrix in row-major order.
+#[derive(Clone, Copy)]
+pub(super) struct RowMajor<'a> {
+    /// From the first number of the first row on; behind the last number of the last row may be more.
+    pub data: &'a [f32],
+    /// Numbers from the start of a row to that of the next.
+    pub stride: usize,
+}
+
+/// The factors of a product `A · B`.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    /// `A`, `[rows][depth]`.
+    pub a: RowMajor<'a>,
+    /// `B`, `[depth][width]`.
+    pub b: RowMajor<'a>,
+    /// Rows of `A` and of the product.
+    pub rows: usize,
+    /// Columns of `A`, which are the rows of `B`.
+    pub depth: usize,
+    /// Columns of `B` and of the product.
+    pub width: usize,
+}
+
+/// What becomes of the numbers where a product is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// They are replaced.
+    Replace,
+    /// The product is added to them.
+    Add,
+}
+
+/// Writes `A · B` to `c`, `[rows][width]` with rows `c_stride` numbers apart.
 ///
 /// # Safety
 /// The CPU supports `S`; shapes are checked.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn product<S: Simd>(
-    a: &[f32],
-    lda: usize,
-    depth: usize,
-    b: &[f32],
-    ldb: usize,
-    width: usize,
-    c: &mut [f32],
-    ldc: usize,
-    accumulate: bool,
-    rows: usize,
-) {
+pub(super) unsafe fn product<S: Simd>(factors: Factors<'_>, c: &mut [f32], c_stride: usize, write: Write) {
+    let Factors { a, b, rows, depth, width } = factors;
     assert!(rows > 0 && depth > 0);
-    assert!(a.len() >= (rows - 1) * lda + depth && b.len() >= (depth - 1) * ldb + width);
-    assert!(c.len() >= (rows - 1) * ldc + width);
-    let p = Product { a: a.as_ptr(), lda, depth, b: b.as_ptr(), ldb, c: c.as_mut_ptr(), ldc, accumulate };
+    assert!(a.data.len() >= (rows - 1) * a.stride + depth && b.data.len() >= (depth - 1) * b.stride + width);
+    assert!(c.len() >= (rows - 1) * c_stride + width);
+    let p = Product {
+        a: a.data.as_ptr(),
+        lda: a.stride,
+        depth,
+        b: b.data.as_ptr(),
+        ldb: b.stride,
+        c: c.as_mut_ptr(),
+        ldc: c_stride,
+        accumulate: write == Write::Add,
+    };
     let mut j = 0;
     while j < width {
         let vectors = (width - j) / S::LANES;
@@ -597,6 +644,7 @@ pub(super) unsafe fn product<S: Simd>(
     }
 }
 
+/// [`Factors`] and where their product is written, after the shapes were checked.
 #[derive(Clone, Copy)]
 struct Product {
     a: *const f32,

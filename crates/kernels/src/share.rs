@@ -1,7 +1,7 @@
 //! Selects the fewest largest scores that together have a given share of the softmax mass; scores are logits.
 
 use super::simd::{Simd, dispatch};
-use super::topk::{Cut, Found, above, all, ordered, top_k};
+use super::topk::{Candidates, Threshold, above, all, ordered, top_k};
 
 /// Scores in the sample that a row is searched by. The share is reached between two neighbours of the sample, which are found by their
 /// masses. The count plus one is a product of `TRIED` + 1 for each round (4 = `TRIED` in the first), so every row needs the same number of
@@ -30,7 +30,7 @@ pub fn top_share(scores: &[f32], scale: f32, p: f64, least: usize) -> Vec<u32> {
     if !max.is_finite() {
         return top_k(scores, least.max(1));
     }
-    let row = Row { scores, weights: &weights };
+    let row = WeightedScores { scores, weights: &weights };
     let picked = row.cover(p);
     if picked.len() < least { top_k(scores, least) } else { picked }
 }
@@ -45,14 +45,14 @@ pub fn share_passes(scores: usize) -> u64 {
 }
 
 /// Scores with their weights.
-struct Row<'a> {
+struct WeightedScores<'a> {
     scores: &'a [f32],
     /// Relative to the largest, which is 1.
     weights: &'a [f32],
 }
 
 /// Bounds of the score at which a share is reached: below `high`, and at `low` or above.
-struct Between {
+struct ScoreBounds {
     low: f32,
     high: f32,
     /// Mass of all scores from `high` on.
@@ -61,7 +61,7 @@ struct Between {
     wanted: f64,
 }
 
-impl Row<'_> {
+impl WeightedScores<'_> {
     /// Positions of the fewest largest scores that have a share `p`.
     fn cover(&self, p: f64) -> Vec<u32> {
         let between = self.between(p);
@@ -71,7 +71,7 @@ impl Row<'_> {
     }
 
     /// The last score needed, among those found.
-    fn cut(&self, found: &Found, between: &Between) -> Cut {
+    fn cut(&self, found: &Candidates, between: &ScoreBounds) -> Threshold {
         let high = ordered(between.high);
         let mut undecided: Vec<(u32, u32)> =
             found.keys.iter().zip(&found.positions).filter(|(key, _)| **key < high).map(|(k, p)| (*k, *p)).collect();
@@ -85,14 +85,14 @@ impl Row<'_> {
                 break;
             }
         }
-        Cut { key: last, equal }
+        Threshold { key: last, equal }
     }
 
     /// The neighbours in a sample between which a share `p` is reached; for a short row, infinite bounds.
-    fn between(&self, p: f64) -> Between {
+    fn between(&self, p: f64) -> ScoreBounds {
         if self.scores.len() < LEAST_CUT {
             let wanted = p * self.masses([f32::NEG_INFINITY; TRIED])[0];
-            return Between { low: f32::NEG_INFINITY, high: f32::INFINITY, above: 0.0, wanted };
+            return ScoreBounds { low: f32::NEG_INFINITY, high: f32::INFINITY, above: 0.0, wanted };
         }
         let cuts = self.sample();
         // As if the sample had an infinite score in front and a negative infinite one at its end.
@@ -118,7 +118,7 @@ impl Row<'_> {
             let masses = self.masses([1, 2, 3, 4].map(|i| score(first + i * width)));
             narrow(&mut first, width, masses);
         }
-        Between { low: score(first + 1), high: score(first), above, wanted }
+        ScoreBounds { low: score(first + 1), high: score(first), above, wanted }
     }
 
     /// A sample at equal distances, largest first.
@@ -187,7 +187,7 @@ dispatch! {
 unsafe fn masses_kernel<S: Simd>(scores: &[f32], weights: &[f32], bounds: [f32; TRIED]) -> [f64; TRIED] {
     /// Vectors summed in f32 before the sum is added in f64.
     const STRETCH: usize = 8;
-    assert_eq!(scores.len(), weights.len(), "a weight of each score");
+    assert_eq!(scores.len(), weights.len(), "scores and weights differ in number");
     let whole = scores.len() / S::LANES * S::LANES;
     let mut masses = [0.0; TRIED];
     for begin in (0..whole).step_by(STRETCH * S::LANES) {

@@ -109,7 +109,13 @@ impl LeftTiles {
 
     /// Copies numbers into the first columns of a row.
     pub fn put_row(&mut self, row: usize, x: &[f32]) {
-        assert!(row < self.rows && x.len() <= self.columns, "a row that is there");
+        assert!(
+            row < self.rows && x.len() <= self.columns,
+            "row {row} of {}, {} of {} columns",
+            self.rows,
+            x.len(),
+            self.columns
+        );
         let of_tile = self.row_tile_len();
         put_row(x, &mut self.data[row / ROWS * of_tile..][..of_tile], row % ROWS);
     }
@@ -125,7 +131,7 @@ fn put_rows(x: &[f32], columns: usize, to: &mut [u16]) {
 
 /// Rounds numbers into one row of a tile of rows.
 fn put_row(x: &[f32], to: &mut [u16], row: usize) {
-    assert!(x.len().div_ceil(DEPTH) * TILE <= to.len() && row < ROWS, "room for the row");
+    assert!(x.len().div_ceil(DEPTH) * TILE <= to.len() && row < ROWS, "the row does not fit the tile");
     let mut done = 0;
     if unit() != Unit::Loop {
         done = x.len() / DEPTH;
@@ -214,7 +220,13 @@ impl RightTiles {
     /// # Panics
     /// If `output` is out of range, or `out` is not as long as a row.
     pub fn read_row(&self, output: usize, out: &mut [f32]) {
-        assert!(output < self.outputs && out.len() == self.columns, "a row that is there");
+        assert!(
+            output < self.outputs && out.len() == self.columns,
+            "row {output} of {}, {} of {} columns",
+            self.outputs,
+            out.len(),
+            self.columns
+        );
         let of_tile = &self.data[output / ROWS * self.output_tile_len()..];
         for (column, out) in out.iter_mut().enumerate() {
             *out = bf16::from_bits(of_tile[place(output % ROWS, column)]).to_f32();
@@ -255,8 +267,8 @@ pub fn multiply(x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
 }
 
 fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
-    assert_eq!(x.columns, w.columns, "factors of the same columns");
-    assert_eq!(out.len(), x.rows * w.outputs, "output shape");
+    assert_eq!(x.columns, w.columns, "the factors differ in columns");
+    assert_eq!(out.len(), x.rows * w.outputs, "the output is not `[rows][outputs]`");
     let sums = Sums { ptr: out.as_mut_ptr(), stride: w.outputs };
     let depth = w.columns.div_ceil(DEPTH);
     let of = |outputs: Range<usize>| {
@@ -317,7 +329,7 @@ impl Multiplier {
     /// # Panics
     /// If the processor does not have the unit.
     fn of(unit: Unit) -> Self {
-        assert!(units().contains(&unit), "a unit of this processor");
+        assert!(units().contains(&unit), "this processor does not have {unit:?}");
         if unit == Unit::Amx {
             if USERS.get() == 0 {
                 // SAFETY: AMX is among the units, so this process may use it.
@@ -336,11 +348,26 @@ impl Multiplier {
     pub fn multiply(&self, part: &Part, out: &mut [f32], stride: usize) {
         let Part { x, rows, w, ref outputs, first, depth, adds } = *part;
         let (depth, padded) = (depth.div_ceil(DEPTH), w.outputs.next_multiple_of(PAIR_OUTPUTS));
-        assert!(rows > 0 && rows <= x.rows && outputs.end <= padded, "rows and outputs that are there");
-        assert!(depth <= x.columns.div_ceil(DEPTH), "columns that are there");
-        assert!(first / DEPTH + depth <= w.columns.div_ceil(DEPTH), "columns that are there");
-        assert!(outputs.start.is_multiple_of(PAIR_OUTPUTS) && first.is_multiple_of(DEPTH), "whole tiles");
-        assert!(out.len() >= (rows - 1) * stride + outputs.len(), "room for the sums");
+        assert!(
+            rows > 0 && rows <= x.rows && outputs.end <= padded,
+            "{rows} of {} rows, outputs {outputs:?} of {padded}",
+            x.rows
+        );
+        assert!(depth <= x.columns.div_ceil(DEPTH), "{depth} tiles of {} columns", x.columns);
+        assert!(
+            first / DEPTH + depth <= w.columns.div_ceil(DEPTH),
+            "{depth} tiles from column {first} on of {}",
+            w.columns
+        );
+        assert!(
+            outputs.start.is_multiple_of(PAIR_OUTPUTS) && first.is_multiple_of(DEPTH),
+            "outputs {outputs:?} or column {first} do not begin a tile"
+        );
+        assert!(
+            out.len() >= (rows - 1) * stride + outputs.len(),
+            "{} numbers of output for {rows} rows {stride} apart",
+            out.len()
+        );
         let sums = Sums { ptr: out.as_mut_ptr().wrapping_sub(outputs.start), stride };
         let (unit, outputs, first) = (self.unit, outputs.clone(), first / DEPTH);
         // SAFETY: all of this was asserted, and `out` is borrowed exclusively; the unit stays configured while `self` lives.

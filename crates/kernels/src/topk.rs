@@ -24,20 +24,20 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     }
     let key = largest(&found.keys, k);
     let equal = k - found.keys.iter().filter(|other| **other > key).count();
-    found.keep(Cut { key, equal })
+    found.keep(Threshold { key, equal })
 }
 
 /// Ascending positions of scores that may be among the largest, with their [ordered] keys.
 ///
 /// [ordered]: ordered
-pub(super) struct Found {
+pub(super) struct Candidates {
     pub positions: Vec<u32>,
     pub keys: Vec<u32>,
 }
 
 /// The last selected score.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct Threshold {
     /// Its [ordered] key.
     ///
     /// [ordered]: ordered
@@ -46,9 +46,9 @@ pub(super) struct Cut {
     pub equal: usize,
 }
 
-impl Found {
+impl Candidates {
     /// The positions that the cut selects.
-    pub fn keep(self, cut: Cut) -> Vec<u32> {
+    pub fn keep(self, cut: Threshold) -> Vec<u32> {
         let Self { mut positions, keys } = self;
         let (mut keys, mut equal) = (keys.iter(), cut.equal);
         positions.retain(|_| match keys.next() {
@@ -64,7 +64,7 @@ impl Found {
 }
 
 /// At least `k` scores that include the `k` largest.
-fn candidates(scores: &[f32], k: usize) -> Found {
+fn candidates(scores: &[f32], k: usize) -> Candidates {
     if let Some(bound) = bound(scores, k) {
         let found = above(scores, bound);
         if found.positions.len() >= k {
@@ -75,9 +75,9 @@ fn candidates(scores: &[f32], k: usize) -> Found {
 }
 
 /// Every score.
-pub(super) fn all(scores: &[f32]) -> Found {
+pub(super) fn all(scores: &[f32]) -> Candidates {
     let keys = scores.iter().map(|score| ordered(*score)).collect();
-    Found { positions: (0..scores.len() as u32).collect(), keys }
+    Candidates { positions: (0..scores.len() as u32).collect(), keys }
 }
 
 /// A bound that, most likely, at least `k` scores exceed, and not many more. `None` if a sample would not pay.
@@ -131,11 +131,11 @@ unsafe fn largest_kernel<S: Simd>(keys: &[u32], k: usize) -> u32 {
 
 dispatch! {
     /// All scores above `bound`, which must be finite.
-    pub(super) fn above[](scores: &[f32], bound: f32) -> Found = above_kernel
+    pub(super) fn above[](scores: &[f32], bound: f32) -> Candidates = above_kernel
 }
 
 #[inline(always)]
-unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
+unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Candidates {
     /// Scores between two reservations of room.
     const STRETCH: usize = 1024;
     let (mut positions, mut kept) = (Vec::<u32>::new(), Vec::<f32>::new());
@@ -170,7 +170,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
     for score in kept {
         keys.push(ordered(score));
     }
-    Found { positions, keys }
+    Candidates { positions, keys }
 }
 
 dispatch! {

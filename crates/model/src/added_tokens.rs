@@ -67,13 +67,16 @@ pub(super) fn add(
     let mut notes = Vec::new();
     if !lacking.is_empty() {
         let own = &files.tokenizer.name;
-        notes.push(format!("{own}: it lacks {}, of {file}: they are added, as in transformers", several(&lacking)));
+        notes.push(format!(
+            "{own}: the tokens {} of {file} are missing there; they are added, as in transformers",
+            several(&lacking)
+        ));
     }
     let other = |(id, token): &(&u32, &AddedToken)| inner.token_to_id(&token.content) != Some(**id);
     notes.extend(listed.iter().find(other).map(|(id, token)| {
         let own = inner.token_to_id(&token.content).unwrap_or_default();
         format!(
-            "{file}: `{}` is token {id} there, and {own} in tokenizer.json, which counts",
+            "{file}: `{}` has the id {id}, and {own} in tokenizer.json, whose id is used",
             shortened(&token.content)
         )
     }));
@@ -159,9 +162,9 @@ fn mark_special(
 fn unknown(inner: &tokenizers::Tokenizer, files: &ModelTexts, settings: &Map<String, Value>) -> Vec<String> {
     let note = |(key, effect): (&str, &str)| {
         let text = settings.get(key).and_then(token_text).filter(|text| inner.token_to_id(text).is_none())?;
-        Some(format!("{}: `{key}` `{}` is not in it: {effect}", files.tokenizer.name, shortened(text)))
+        Some(format!("{}: `{key}` `{}` is not in its vocabulary: {effect}", files.tokenizer.name, shortened(text)))
     };
-    [("bos_token", "it is no token in prompts"), ("eos_token", "no answer ends by it")]
+    [("bos_token", "prompts do not begin with it"), ("eos_token", "answers do not end with it")]
         .into_iter()
         .filter_map(note)
         .collect()

@@ -39,7 +39,7 @@ pub struct ChatTemplate {
 }
 
 /// What a user can do if a template does not work.
-const HINT: &str = "--no-chat leaves the template out; or mend the template in a copy of the model's folder";
+const HINT: &str = "use --no-chat to leave the template out, or correct it in a copy of the model's folder";
 
 /// How many characters of a fault are shown: a template may raise a message of any length.
 const SHOWN: usize = 300;

@@ -14,6 +14,7 @@ use super::cpu::Cpu;
 use super::device::Device;
 pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::layers;
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
@@ -48,7 +49,7 @@ pub enum LoadError {
 fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
     if let Some(obstacle) = dimensions.gpu_obstacle() {
-        return Err(DeviceFailure(format!("{obstacle}: use --device cpu")).into());
+        return Err(DeviceFailure(format!("{obstacle}; use --device cpu")).into());
     }
     let free = Device::Cuda(ordinal).free_bytes();
     let gpu = spattn_cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
@@ -79,11 +80,12 @@ impl Decoder {
     /// # Errors
     /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.
     pub fn load(dimensions: &Dimensions, weights: &Weights, device: Device) -> Result<Self, LoadError> {
+        let dimensions = dimensions.clone().with_sinks(layers::sinks(&dimensions.config, weights)?);
         let engine = match device {
-            Device::Cpu => Box::new(Cpu::load(dimensions, weights)?),
-            Device::Cuda(ordinal) => cuda_engine(dimensions, weights, ordinal)?,
+            Device::Cpu => Box::new(Cpu::load(&dimensions, weights)?),
+            Device::Cuda(ordinal) => cuda_engine(&dimensions, weights, ordinal)?,
         };
-        Ok(Self { engine, dimensions: dimensions.clone() })
+        Ok(Self { engine, dimensions })
     }
 
     /// What the GPU is called, if it computes on one.
@@ -186,15 +188,18 @@ impl Decoder {
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
     ) -> Result<Prefill, EngineError> {
-        assert!(kept < tokens.len(), "the last token is read for its logits");
+        assert!(
+            kept < tokens.len(),
+            "{kept} kept tokens, but only {} tokens: the last one must be read for its logits",
+            tokens.len()
+        );
         let reading = Reading { observe: Some(observe), ..Reading::default() };
         self.engine.read(Some((prefix, kept)), tokens, prompt_tokens, reading)
     }
 
     /// Whether tokens of a prompt of one length are rotated as those of another.
     pub fn same_angles(&self, prompt_tokens: usize, others: usize) -> bool {
-        let fixed = |tokens| self.rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
-        prompt_tokens == others || fixed(prompt_tokens) && fixed(others)
+        self.ropes().iter().all(|rope| rope.same_for(prompt_tokens, others))
     }
 
     /// Logits `[tokens][vocab_size]` at every position of a prompt read densely.

@@ -36,7 +36,7 @@ impl FromStr for Device {
             None if text == "cpu" => return Ok(Self::Cpu),
             None if text == "cuda" => Some(0),
             Some(("cuda", ordinal)) => Some(ordinal.parse().map_err(|_| {
-                UsageError::new(format!("device `{text}`: `{ordinal}` is no number of a GPU")).hint("write cuda:0")
+                UsageError::new(format!("device `{text}`: `{ordinal}` is not the number of a GPU")).hint("write cuda:0")
             })?),
             _ => None,
         };

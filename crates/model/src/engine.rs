@@ -43,8 +43,8 @@ impl From<StartError> for EngineError {
 pub enum NotFinite {
     /// In what a layer passes on.
     #[error(
-        "the activations behind layer {layer} are NaN or infinite at position {position}: a calibration, or numbers \
-         beyond what --dtype holds (bf16 and f32 hold more than f16)"
+        "the activations after layer {layer} are NaN or infinite at position {position}: the cause is a calibration, or numbers \
+         beyond the range of --dtype (that of bf16 and f32 is larger than that of f16)"
     )]
     Activations {
         /// The layer, from 0.
@@ -53,7 +53,9 @@ pub enum NotFinite {
         position: usize,
     },
     /// Behind the last layer.
-    #[error("the logits are NaN or infinite at position {position}: numbers beyond what --dtype holds, or odd weights")]
+    #[error(
+        "the logits are NaN or infinite at position {position}: the cause is numbers beyond the range of --dtype, or broken weights"
+    )]
     Logits {
         /// The token's position, from 0.
         position: usize,
@@ -84,7 +86,7 @@ pub struct Stream<'a> {
 pub struct GpuUse {
     /// The most bytes that weights, prefixes, indexes and activations took together.
     pub most_bytes: usize,
-    /// What was worked out beforehand that they would take at most; 0 where that was not known.
+    /// What they would take at most, as estimated before the run; 0 where that was not known.
     pub expected_bytes: usize,
     /// Steps in which tokens were picked, and where their time went; of others there is no such split.
     pub steps: usize,
@@ -115,7 +117,7 @@ impl fmt::Display for GpuUse {
         write!(f, "GPU: {:.1} GB of its memory at most", self.most_bytes as f64 / 1e9)?;
         match self.expected_bytes {
             0 => f.write_str(".")?,
-            bytes => write!(f, ", {:.1} worked out beforehand.", bytes as f64 / 1e9)?,
+            bytes => write!(f, ", {:.1} estimated before the run.", bytes as f64 / 1e9)?,
         }
         if self.steps == 0 {
             return Ok(());
@@ -125,7 +127,7 @@ impl fmt::Display for GpuUse {
         let steps = if self.steps == 1 { "1 step".to_owned() } else { format!("{} steps", self.steps) };
         write!(
             f,
-            " {steps} with something to pick: weights {weights:.2} s, attending {attend:.2}, selecting on the device \
+            " {steps} with tokens to select: weights {weights:.2} s, attending {attend:.2}, selecting on the device \
              {device:.2}, waiting while the host selects {host:.2}."
         )
     }
@@ -207,11 +209,11 @@ mod tests {
         assert_eq!((both.most_bytes, both.steps), (3_000_000_000, 5));
         assert_eq!(
             both.to_string(),
-            "GPU: 3.0 GB of its memory at most. 5 steps with something to pick: weights 0.00 s, attending 2.00, selecting on \
+            "GPU: 3.0 GB of its memory at most. 5 steps with tokens to select: weights 0.00 s, attending 2.00, selecting on \
              the device 0.00, waiting while the host selects 2.00."
         );
         let foreseen = GpuUse { steps: 0, expected_bytes: 3_500_000_000, ..first };
-        assert_eq!(foreseen.to_string(), "GPU: 3.0 GB of its memory at most, 3.5 worked out beforehand.");
+        assert_eq!(foreseen.to_string(), "GPU: 3.0 GB of its memory at most, 3.5 estimated before the run.");
         assert_eq!(GpuUse { steps: 0, ..first }.to_string(), "GPU: 3.0 GB of its memory at most.");
     }
 }

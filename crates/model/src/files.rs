@@ -24,4 +24,5 @@ pub const SINGLE_FILE: &str = "model.safetensors";
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model folder has to hold, for hints.
-pub(super) const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and safetensors weights";
+pub(super) const FOLDER_HINT: &str =
+    "a model folder holds config.json, tokenizer.json and safetensors weights; a GGUF file ends with .gguf";

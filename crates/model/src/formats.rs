@@ -23,10 +23,10 @@ const MERGE: &str = "merge it into its base model (peft: `merge_and_unload()`, t
                      the base model";
 const SAVE: &str = "load it with transformers and save it with `save_pretrained`, which writes safetensors";
 
-const ADAPTER: Format = Format { what: "a PEFT adapter such as LoRA, which is no model by itself", hint: MERGE };
+const ADAPTER: Format = Format { what: "a PEFT adapter such as LoRA, which is not a model by itself", hint: MERGE };
 const GGUF: Format = Format {
     what: "GGUF weights of llama.cpp",
-    hint: "give the safetensors checkpoint that the GGUF file was made from",
+    hint: "give the file itself: FOLDER/FILE.gguf, or of a repository on the hub ORGANISATION/NAME/FILE.gguf",
 };
 const ORIGINAL: Format = Format {
     what: "weights in the layout of Meta or Mistral, not of transformers",
@@ -34,62 +34,62 @@ const ORIGINAL: Format = Format {
 };
 
 /// A format, and a test for names of its files, in lower case.
-struct Files {
+struct FormatByFileName {
     format: Format,
     has: fn(&str) -> bool,
 }
 
 /// The first match is reported.
-const FILES: [Files; 13] = [
-    Files { format: GGUF, has: |name| name.ends_with(".gguf") || name.starts_with("ggml") },
-    Files {
+const FILES: [FormatByFileName; 13] = [
+    FormatByFileName { format: GGUF, has: |name| name.ends_with(".gguf") || name.starts_with("ggml") },
+    FormatByFileName {
         format: Format {
             what: "shards without their index, model.safetensors.index.json",
             hint: "fetch the index as well, or save the model again with `save_pretrained`",
         },
         has: |name| name.starts_with("model-") && name.ends_with(".safetensors"),
     },
-    Files {
+    FormatByFileName {
         format: ORIGINAL,
         has: |name| name.starts_with("consolidated") || matches!(name, "params.json" | "tekken.json"),
     },
-    Files {
-        format: Format { what: "weights as PyTorch pickles them, which are not read", hint: SAVE },
+    FormatByFileName {
+        format: Format { what: "weights in PyTorch's pickle format, which is not read", hint: SAVE },
         has: |name| is_any(name, &[".bin", ".bin.index.json", ".pth", ".pt", ".ckpt"]) && !is_adapter(name),
     },
-    Files { format: ADAPTER, has: is_adapter },
-    Files {
+    FormatByFileName { format: ADAPTER, has: is_adapter },
+    FormatByFileName {
         format: Format {
             what: "safetensors of another name",
             hint: "the weights of a model are in model.safetensors, or in shards with model.safetensors.index.json",
         },
         has: |name| name.ends_with(".safetensors"),
     },
-    Files {
+    FormatByFileName {
         format: Format { what: "weights of TensorFlow", hint: SAVE },
         has: |name| name.ends_with(".h5") || name.ends_with(".tflite"),
     },
-    Files { format: Format { what: "weights of Flax", hint: SAVE }, has: |name| name.ends_with(".msgpack") },
-    Files {
+    FormatByFileName { format: Format { what: "weights of Flax", hint: SAVE }, has: |name| name.ends_with(".msgpack") },
+    FormatByFileName {
         format: Format { what: "an ONNX model", hint: "give the safetensors checkpoint that it was exported from" },
         has: |name| name.ends_with(".onnx") || name.ends_with(".onnx_data"),
     },
-    Files {
+    FormatByFileName {
         format: Format { what: "an OpenVINO model", hint: "give the safetensors checkpoint that it was exported from" },
         has: |name| name.starts_with("openvino"),
     },
-    Files {
+    FormatByFileName {
         format: Format {
             what: "an engine of TensorRT-LLM",
             hint: "give the safetensors checkpoint that it was built from",
         },
         has: |name| name.ends_with(".engine"),
     },
-    Files {
+    FormatByFileName {
         format: Format { what: "weights of NumPy, as early MLX models", hint: UNQUANTISED },
         has: |name| name.ends_with(".npz"),
     },
-    Files {
+    FormatByFileName {
         format: Format { what: "a NeMo archive", hint: "convert it to the Hugging Face layout with NeMo's scripts" },
         has: |name| name.ends_with(".nemo"),
     },
@@ -175,58 +175,61 @@ fn bits(setting: &Value) -> Option<u64> {
 }
 
 /// A format, and a test for names that only its tensors have.
-struct Tensors {
+struct FormatByTensorName {
     format: Format,
     has: fn(&str) -> bool,
 }
 
 /// The first match is reported.
-const TENSORS: [Tensors; 12] = [
-    Tensors {
+const TENSORS: [FormatByTensorName; 12] = [
+    FormatByTensorName {
         format: ADAPTER,
         has: |name| name.starts_with("base_model.model.") || name.contains(".lora_A.") || name.contains(".lora_B."),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised by GPTQ or AWQ (`qweight`)", hint: UNQUANTISED },
         has: |name| name.ends_with(".qweight"),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised by bitsandbytes", hint: UNQUANTISED },
         has: |name| name.ends_with(".absmax") || name.ends_with(".SCB") || name.contains(".quant_state.bitsandbytes"),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised by compressed-tensors (`weight_packed`)", hint: UNQUANTISED },
         has: |name| name.ends_with(".weight_packed"),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised to FP8 or INT8 (`weight_scale`)", hint: UNQUANTISED },
         has: |name| name.ends_with(".weight_scale") || name.ends_with(".weight_scale_inv"),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised by MLX (`scales`)", hint: UNQUANTISED },
         has: |name| name.ends_with("_proj.scales") || name == "model.embed_tokens.scales",
     },
-    Tensors {
+    FormatByTensorName {
         format: Format { what: "quantised to MXFP4 (`_blocks`)", hint: UNQUANTISED },
         has: |name| name.ends_with("_blocks"),
     },
-    Tensors { format: ORIGINAL, has: |name| name == "tok_embeddings.weight" || name.ends_with(".attention.wq.weight") },
-    Tensors { format: GGUF, has: |name| name.starts_with("blk.") },
-    Tensors {
+    FormatByTensorName {
+        format: ORIGINAL,
+        has: |name| name == "tok_embeddings.weight" || name.ends_with(".attention.wq.weight"),
+    },
+    FormatByTensorName { format: GGUF, has: |name| name.starts_with("blk.") },
+    FormatByTensorName {
         format: Format {
-            what: "a language model within one of several kinds of input (`language_model.`)",
+            what: "a multimodal model, of which the language model is a part (`language_model.`)",
             hint: "save the language model alone with transformers, and give that folder",
         },
         has: |name| name.starts_with("language_model.") || name.starts_with("model.language_model."),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format {
             what: "stored with queries, keys and values in one matrix (`qkv_proj`)",
             hint: "save the model with transformers under the architecture that config.json names",
         },
         has: |name| name.ends_with(".qkv_proj.weight"),
     },
-    Tensors {
+    FormatByTensorName {
         format: Format {
             what: "saved without its output layer (names lack `model.`)",
             hint: "save it with transformers' `AutoModelForCausalLM`, not `AutoModel`",
@@ -305,7 +308,7 @@ mod tests {
             ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "adapter"),
             ("layers.0.attention.wq.weight", "Meta or Mistral"),
             ("blk.0.attn_q.weight", "GGUF"),
-            ("model.language_model.layers.0.mlp.up_proj.weight", "language model within"),
+            ("model.language_model.layers.0.mlp.up_proj.weight", "multimodal model"),
             ("model.layers.0.self_attn.qkv_proj.weight", "in one matrix"),
             ("layers.0.self_attn.q_proj.weight", "without its output layer"),
         ] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::config::ModelConfig;
-use super::families::TensorNames;
+use super::families::{Experts, TensorNames};
 use super::layers;
 use super::tensors::{WeightDtype, Weights};
 use spattn_base::memory::product;
@@ -15,8 +15,9 @@ pub struct KeptBlocks {
     types: BTreeSet<BlockType>,
     /// Bytes of all matrices.
     pub(super) bytes: usize,
-    /// Bytes of the embedding table, 0 if it is the output matrix as well: all that a decode step does not read.
-    pub(super) table_bytes: usize,
+    /// Bytes of those that a decode step of one token reads: all but the embedding table, if it is not the output matrix as well, and the
+    /// experts that the token does not pass.
+    pub(super) step_bytes: usize,
     /// Bytes of the largest matrix.
     pub(super) largest: usize,
 }
@@ -25,7 +26,9 @@ impl KeptBlocks {
     /// Of the matrices of a model; `None` if none is in blocks.
     pub(super) fn of(config: &ModelConfig, weights: &Weights, dtype: WeightDtype) -> Option<Self> {
         let embedding = TensorNames::weight(config.block.names.embedding);
-        let mut kept = Self { types: BTreeSet::new(), bytes: 0, table_bytes: 0, largest: 0 };
+        let expert_names: BTreeSet<String> = layers::expert_names(config).collect();
+        let mut kept = Self { types: BTreeSet::new(), bytes: 0, step_bytes: 0, largest: 0 };
+        let mut of_experts = 0usize;
         for (name, shape) in layers::tensors(config) {
             let &[rows, columns] = shape.as_slice() else { continue };
             let numbers = product([rows, columns]);
@@ -34,10 +37,15 @@ impl KeptBlocks {
             kept.types.extend(block_type);
             kept.bytes = kept.bytes.saturating_add(bytes);
             kept.largest = kept.largest.max(bytes);
-            if name == embedding && !config.tie_word_embeddings {
-                kept.table_bytes = bytes;
+            if expert_names.contains(&name) {
+                of_experts = of_experts.saturating_add(bytes);
+            } else if name != embedding || config.tie_word_embeddings {
+                kept.step_bytes = kept.step_bytes.saturating_add(bytes);
             }
         }
+        // The experts of a layer are alike.
+        let passed = config.block.experts.map_or(0, |Experts { count, used, .. }| of_experts / count * used);
+        kept.step_bytes = kept.step_bytes.saturating_add(passed);
         (!kept.types.is_empty()).then_some(kept)
     }
 
@@ -101,7 +109,7 @@ mod tests {
         };
         let kept = of(&config, BlockType::Q4K);
         assert_eq!(kept.bytes, wide.weight_numbers() / 256 * 144);
-        assert_eq!(kept.bytes - kept.table_bytes, wide.step_weight_numbers() / 256 * 144);
+        assert_eq!(kept.step_bytes, wide.step_weight_numbers() / 256 * 144);
         assert_eq!((kept.largest, kept.name().as_str()), (128_256 * 4096 / 256 * 144, "q4_k"));
         assert_eq!(KeptBlocks::of(&config, &Weights::random(1), WeightDtype::F32), None);
 
@@ -111,7 +119,51 @@ mod tests {
         let down = config.layers * config.hidden_size * config.intermediate_size;
         let rest = Dimensions::new(&config, KvDtype::F32).weight_numbers() - down;
         let kept = of(&config, BlockType::Q4K);
-        assert_eq!((kept.bytes, kept.table_bytes), (rest / 256 * 144 + 4 * down, 0));
+        let bytes = rest / 256 * 144 + 4 * down;
+        assert_eq!((kept.bytes, kept.step_bytes), (bytes, bytes));
         assert_eq!(of(&config, BlockType::Q8_0).bytes, (rest + down) / 32 * 34);
+    }
+
+    #[test]
+    fn of_experts_in_blocks_a_step_reads_those_that_it_passes() {
+        let texts = ModelSource::parse("random:qwen3-30b-a3b").unwrap().resolve_texts().unwrap();
+        let config = texts.config().unwrap();
+        let wide = Dimensions::new(&config, KvDtype::F32);
+        let kept = KeptBlocks::of(&config, &Weights::random_in(1, BlockType::Q4K), WeightDtype::F32).unwrap();
+        assert_eq!(kept.bytes, wide.weight_numbers() / 256 * 144);
+        assert_eq!(kept.step_bytes, wide.step_weight_numbers() / 256 * 144);
+    }
+
+    /// A small model of a published shape with its inner width and experts in whole blocks.
+    fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
+        let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
+        let mut config = texts.config().unwrap();
+        (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 288);
+        (config.heads, config.kv_heads, config.head_dim) = (4, 2, 64);
+        config.keep_layers(&[0, 1]);
+        change(&mut config);
+        config
+    }
+
+    #[test]
+    fn experts_and_scaled_embeddings_in_blocks_give_the_bits_of_dequantised_ones() {
+        let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
+        let experts = |config: &mut ModelConfig| {
+            let experts = config.block.experts.as_mut().unwrap();
+            (experts.count, experts.used, experts.width) = (6, 2, 96);
+        };
+        let scaled = |config: &mut ModelConfig| config.block.embedding_scale = 16.5;
+        for config in [small("qwen3-30b-a3b", experts), small("llama-3.2-1b", scaled)] {
+            // Of Q4_K, rows of 96 and 288 numbers are no whole blocks.
+            for block_type in [BlockType::Q8_0, BlockType::Q4K] {
+                let weights = Weights::random_in(3, block_type);
+                let wide = Dimensions::new(&config, KvDtype::F32);
+                let kept = wide.clone().keeping_blocks(&weights);
+                assert!(kept.weight_bytes() < wide.weight_bytes() * 2 / 3);
+                let [got, expected] = [&kept, &wide].map(|dimensions| logits(dimensions, &weights, &tokens));
+                assert_eq!(got, expected, "{} of {}", block_type.name(), config.family);
+                assert!(expected[0].iter().any(|logit| logit.abs() > 1e-3));
+            }
+        }
     }
 }

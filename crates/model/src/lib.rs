@@ -7,7 +7,7 @@
 mod added_tokens;
 pub mod calibration;
 pub mod chat;
-mod checkpoint;
+pub mod checkpoint;
 pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -22,6 +22,7 @@ mod formats;
 mod generation;
 pub mod gguf;
 pub mod hub;
+pub mod hub_gguf;
 pub mod jinja;
 mod kept_blocks;
 mod layers;
@@ -31,7 +32,9 @@ mod markup;
 mod naive_tests;
 mod patterns;
 pub mod rope;
+mod routing;
 pub mod source;
+mod stacked_experts;
 pub mod tensors;
 pub mod texts;
 pub mod tokenizer;
@@ -53,7 +56,7 @@ use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
-use tensors::{Weights, WeightsError};
+use tensors::{StoredFormat, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
@@ -92,6 +95,8 @@ pub struct OpenModel {
     pub revision: Option<String>,
     /// Identity of the weights.
     pub weights_sha256: String,
+    /// How its files store the weights, where records name it.
+    pub format: Option<StoredFormat>,
     /// What the decoder is like.
     pub dimensions: Dimensions,
     /// Text to tokens and back, chat template included.
@@ -183,12 +188,15 @@ impl OpenModel {
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
-            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
+            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } | ModelSource::HubGguf { .. } => {
+                None
+            }
         };
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
             dimensions,
+            format: files.weights.format(),
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,

@@ -22,7 +22,7 @@ const LONGEST_PATTERN: usize = 20_000;
 const TRIED: usize = 1000;
 
 #[derive(Deserialize)]
-struct Parts {
+struct TokenizerParts {
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     decoder: Option<Value>,
@@ -33,7 +33,7 @@ struct Parts {
 /// # Errors
 /// What is wrong with it.
 pub fn check(text: &str) -> Result<(), String> {
-    let Ok(parts) = serde_json::from_str::<Parts>(text) else { return Ok(()) };
+    let Ok(parts) = serde_json::from_str::<TokenizerParts>(text) else { return Ok(()) };
     for (name, part) in [("normalizer", &parts.normalizer), ("decoder", &parts.decoder)] {
         if part.as_ref().is_some_and(replaces_nothing) {
             return Err(format!("its {name} replaces an empty text, which is between any two characters"));
@@ -53,10 +53,10 @@ pub fn check(text: &str) -> Result<(), String> {
 }
 
 /// A part of a tokenizer: its key, the key of the list in a `Sequence` of such parts, and its known kinds.
-type Kinds = (&'static str, &'static str, &'static [&'static str]);
+type PartKinds = (&'static str, &'static str, &'static [&'static str]);
 
 /// The parts, with the kinds of the tokenizers library.
-const KINDS: [Kinds; 5] = [
+const KINDS: [PartKinds; 5] = [
     ("model", "", &["BPE", "WordPiece", "WordLevel", "Unigram"]),
     (
         "normalizer",
@@ -189,7 +189,7 @@ fn try_all(patterns: &[&str]) -> Result<(), String> {
             for found in regex.find_iter(text) {
                 let shown: String = pattern.chars().take(80).collect();
                 if found.is_err() {
-                    return Err(format!("the pattern `{shown}` goes back over a text too often"));
+                    return Err(format!("the pattern `{shown}` backtracks too often"));
                 }
                 if start.elapsed() > PATIENCE {
                     return Err(format!("its patterns, such as `{shown}`, take too long"));

@@ -107,12 +107,12 @@ impl Tokenizer {
         let settings = added_tokens::settings(files)?;
         let mut notes = Vec::new();
         let mut inner = read_tokenizer(&files.tokenizer)?;
-        notes.extend(without_chance(&mut inner, &files.tokenizer.name));
+        notes.extend(without_dropout(&mut inner, &files.tokenizer.name));
         notes.extend(added_tokens::add(&mut inner, files, &settings, config.vocab_size)?);
         let named = |key: &str| settings.get(key).and_then(token_text);
         let stated_bos = named("bos_token").and_then(|t| inner.token_to_id(t));
         let mut front = front(&inner, &files.tokenizer.name)?;
-        notes.extend(front_notes(files, &settings, !front.is_empty()));
+        notes.extend(bos_notes(files, &settings, !front.is_empty()));
         if front.is_empty() && settings.get("add_bos_token") == Some(&Value::Bool(true)) {
             match (stated_bos, named("bos_token")) {
                 (Some(bos), _) => front.push(bos),
@@ -147,6 +147,7 @@ impl Tokenizer {
             notes,
         };
         tokenizer.check_system()?;
+        tokenizer.check_thinking()?;
         Ok(tokenizer)
     }
 
@@ -165,6 +166,15 @@ impl Tokenizer {
                 .fault("has no place for a system prompt")
                 .hint("leave --system-prompt out; what it says may be put into the rows of a file")),
         }
+    }
+
+    /// Checks that there is a chat template which can tell the model to think.
+    fn check_thinking(&self) -> Result<(), UsageError> {
+        if !self.options.thinking || self.chat.is_some() {
+            return Ok(());
+        }
+        let what = format!("{}: the model has no chat template, by which models are told to think", self.file);
+        Err(UsageError::new(what).hint("leave --thinking out, or give a model that can think"))
     }
 
     /// Renders a conversation with this user's turn.
@@ -443,42 +453,42 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
 
 /// Removes a BPE model's dropout, which splits the same text differently each time: runs must be repeatable, and models are evaluated
 /// without it. Returns a note if there was one.
-fn without_chance(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
+fn without_dropout(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
     let ModelWrapper::BPE(model) = inner.get_model() else { return None };
     let dropout = model.dropout.filter(|dropout| *dropout != 0.0)?;
     let mut model = model.clone();
     model.dropout = None;
     inner.with_model(model);
-    Some(format!("{file}: its `dropout` of {dropout} is left out, so that a text is the same tokens each time"))
+    Some(format!("{file}: its `dropout` of {dropout} is not applied, so that a text always has the same tokens"))
 }
 
 /// Notes where `tokenizer_config.json` and the post-processor of `tokenizer.json` disagree about BOS or EOS. Transformers 5 follows
 /// `tokenizer.json` only; the Llama and Gemma classes of transformers 4 follow `tokenizer_config.json`.
-fn front_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
+fn bos_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
     let flag = |key: &str| settings.get(key).and_then(Value::as_bool);
     let file = files.tokenizer_config.as_ref().unwrap_or(&files.tokenizer);
     let has_bos = settings.get("bos_token").and_then(token_text).is_some();
     let bos = match (flag("add_bos_token"), has_front) {
         (Some(false), true) => Some(
-            "`add_bos_token` is false, and tokenizer.json puts special tokens in front of a text: they are, as in transformers 5 \
+            "`add_bos_token` is false, and tokenizer.json puts special tokens in front of a text: they are kept, as in transformers 5 \
              (some tokenizers of transformers 4 leave them out)",
         ),
         (Some(true), false) if has_bos => Some(
-            "`add_bos_token` is true, and tokenizer.json puts no BOS in front of a text: it is put there, as by some tokenizers of \
+            "`add_bos_token` is true, and tokenizer.json puts no BOS in front of a text: BOS is added, as by some tokenizers of \
              transformers 4 (transformers 5 leaves it out)",
         ),
         (Some(true), false) => Some("`add_bos_token` is true, and no `bos_token` is named: prompts begin without one"),
         _ => None,
     };
     let eos = (flag("add_eos_token") == Some(true))
-        .then_some("`add_eos_token` is true: no EOS is put behind prompts, since the model is to go on from there");
+        .then_some("`add_eos_token` is true: no EOS is put after prompts, since the model continues them");
     bos.into_iter().chain(eos).map(|note| format!("{}: {note}", file.name)).collect()
 }
 
 fn unknown_bos(files: &ModelTexts, token: &str) -> UsageError {
     let stated = files.tokenizer_config.as_ref().map_or(files.tokenizer.name.as_str(), |file| file.name.as_str());
     UsageError::new(format!("{stated}: `add_bos_token` is true, and `bos_token` `{token}` is not in tokenizer.json"))
-        .hint("the two files belong to different models, or `add_bos_token` has to go")
+        .hint("the two files belong to different models, or `add_bos_token` must be removed")
 }
 
 fn one_line(error: &dyn std::error::Error) -> String {

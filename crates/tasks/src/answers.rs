@@ -24,8 +24,8 @@ pub fn check(metric: Metric, references: &[String]) -> Result<(), UsageError> {
         None => Ok(()),
         Some(Flaw::Blank) => Err(blank()),
         Some(Flaw::Nothing { reference }) => {
-            Err(UsageError::new(format!("`{metric}` compares nothing of the answer {:?}", shown(&reference)))
-                .hint("another metric may (`spattn list metrics`), or the answer is not the one that was meant"))
+            Err(UsageError::new(format!("`{metric}` ignores all of the answer {:?}", shown(&reference)))
+                .hint("use another metric (`spattn list metrics`), or correct the answer"))
         }
     }
 }
@@ -46,7 +46,7 @@ pub fn check_published(metric: Metric, references: &[String]) -> Result<bool, Us
 pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
     let rows = if count == 1 { "1 row has".to_owned() } else { format!("{count} rows have") };
     (count > 0).then(|| {
-        format!("{place}: {rows} answers of which `{metric}` compares nothing; scored as the published program does")
+        format!("{place}: {rows} answers that `{metric}` ignores; they are scored as by the published program")
     })
 }
 
@@ -61,8 +61,8 @@ pub fn check_one(answer: &str) -> Result<(), UsageError> {
     let is_quoted = inside.trim().starts_with(is_quote) && inside.trim().ends_with(is_quote);
     match is_quoted || python_literal::parse(answer).is_some_and(|value| value.is_array()) {
         false => Ok(()),
-        true => Err(UsageError::new("an answer is a list that was written as a text")
-            .hint("give a list of JSON: [\"a\", \"b\"]; an answer that is such a text is put into a list too")),
+        true => Err(UsageError::new("an answer is a list written as text")
+            .hint("write a list of JSON: [\"a\", \"b\"]; if the text itself is the answer, put it into a list")),
     }
 }
 
@@ -77,8 +77,8 @@ pub fn check_same(fields: &Map<String, Value>, names: &[&str]) -> Result<(), Usa
     match there.find(|(_, others)| *others != texts) {
         None => Ok(()),
         Some((other, _)) => {
-            Err(UsageError::new(format!("the fields `{first}` and `{other}` differ, and only one can be meant"))
-                .hint("take the other one out of the row"))
+            Err(UsageError::new(format!("the fields `{first}` and `{other}` mean the same, but differ"))
+                .hint("remove one of them from the row"))
         }
     }
 }
@@ -107,7 +107,7 @@ pub fn check_classes(
     if !metric.needs_classes() {
         return Ok(true);
     }
-    let wrong = |what: String| Err(UsageError::new(what).hint("give the name of every class once, as answers have it"));
+    let wrong = |what: String| Err(UsageError::new(what).hint("list every class once, spelled as in the answers"));
     let is_there = references.iter().any(|reference| classes.contains(reference));
     let twice = classes.iter().enumerate().find(|(at, class)| classes[..*at].contains(class));
     match twice.filter(|_| !is_published) {
@@ -129,7 +129,7 @@ fn shown(answer: &str) -> String {
 }
 
 fn blank() -> UsageError {
-    UsageError::new("an answer is empty or white space: any prediction would hold it, or an empty one equal it")
+    UsageError::new("an answer is empty or white space: any prediction, or an empty one, would be right")
         .hint("give the answer's text, or leave the row out")
 }
 
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// By metric: answers of which it compares nothing, and one of which it compares something. What each rule takes out
+    /// By metric: answers of which the test compares nothing, and one of which it compares something. What each rule takes out
     /// is as its published program has it: articles and ASCII punctuation (SQuAD, LongBench, CoQA), what is no letter or
     /// digit of ASCII (`rouge_score`), full stops (`rouge`), commas and dollars (GSM8K), LaTeX's spacing (AIME); what is found in a
     /// prediction is a number (GSM8K), or one of four letters (LongBench v2).
@@ -196,7 +196,7 @@ mod tests {
             let metric = Metric::parse(name).unwrap();
             for answer in nothing {
                 let error = check(metric, &references(&[answer])).unwrap_err();
-                assert!(error.what.starts_with(&format!("`{name}` compares nothing of the answer")), "{error}");
+                assert!(error.what.starts_with(&format!("`{name}` ignores all of the answer")), "{error}");
                 assert_eq!(check_published(metric, &references(&[answer])), Ok(false), "{name} {answer}");
             }
             assert_eq!(check(metric, &references(&[something])), Ok(()), "{name} {something}");
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_list_in_a_text_is_no_answer() {
         for text in ["['a', 'b']", "['a' 'b']", "[\"a\"]", " [1, 2] ", "['it''s']", "[]", "[None]", "['a',\n 'b']"] {
-            assert!(check_one(text).unwrap_err().what.contains("list that was written as a text"), "{text}");
+            assert!(check_one(text).unwrap_err().what.contains("list written as text"), "{text}");
         }
         for text in ["a", "[a]", "['a'] and", "[INST] a [/INST]", "x[1]", "[x for x in y]", "", "[", "(1, 2)"] {
             assert_eq!(check_one(text), Ok(()), "{text}");

@@ -67,10 +67,10 @@ impl KeyValueRow {
             serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(in_plain_words(&e.to_string())))?;
         let is_asked = |(key, value): &(String, String)| (key, value) == (&row.key, &row.value);
         if row.value.trim().is_empty() || !row.pairs().iter().any(is_asked) {
-            return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));
+            return Err(wrong(format!("no pair has the key `{}` and the value `{}`", row.key, row.value)));
         }
         if row.pairs().iter().any(|(key, value)| *key == row.key && *value != row.value) {
-            return Err(wrong(format!("the pairs give `{}` more than one value", row.key)));
+            return Err(wrong(format!("the pairs have several values for the key `{}`", row.key)));
         }
         Ok(row)
     }
@@ -83,7 +83,7 @@ impl KeyValueRow {
     /// The pair whose key is asked for.
     pub fn asked(&self) -> &(String, String) {
         let is_asked = |(key, value): &&(String, String)| (key, value) == (&self.key, &self.value);
-        self.pairs().iter().find(is_asked).expect("a row that was read holds what it asks for")
+        self.pairs().iter().find(is_asked).expect("`parse` checked that the pair is there")
     }
 }
 
@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn a_row_without_its_answer_is_an_error() {
         let error = row(r#"{"ordered_kv_records": [["a", "1"]], "key": "a", "value": "2"}"#).unwrap_err();
-        assert_eq!(error.what, "rows.jsonl:1: the pairs do not give `a` the value `2`");
+        assert_eq!(error.what, "rows.jsonl:1: no pair has the key `a` and the value `2`");
         let error = row(r#"{"ordered_kv_records": [["a", "1"], ["a", "2"]], "key": "a", "value": "1"}"#).unwrap_err();
-        assert_eq!(error.what, "rows.jsonl:1: the pairs give `a` more than one value");
+        assert_eq!(error.what, "rows.jsonl:1: the pairs have several values for the key `a`");
         let same =
             r#"{"ordered_kv_records": [["a", "1"], ["a", "1"], ["b", "2"], ["b", "3"]], "key": "a", "value": "1"}"#;
         assert!(row(same).is_ok(), "others may have two");

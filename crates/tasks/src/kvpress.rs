@@ -18,8 +18,7 @@ const TASK: &str = "task";
 const TOKENS: &str = "max_new_tokens";
 const PREFIX: &str = "answer_prefix";
 /// The field that kvpress needs in every row.
-const PREFIX_HINT: &str = "kvpress's rows have it, empty where nothing begins the answer: \"answer_prefix\": \"\"; other rows with context and \
-                           question have neither `task` nor `max_new_tokens`";
+const PREFIX_HINT: &str = "rows of kvpress need it, if empty as \"answer_prefix\": \"\"; for rows of another kind, remove `task` and `max_new_tokens`";
 /// The fields by which a row with context and question is recognised as one of kvpress.
 const OWN: [&str; 2] = [TASK, TOKENS];
 
@@ -72,8 +71,10 @@ pub fn metric(row: &Row) -> Result<Metric, UsageError> {
     match task(row)?.map(|name| Dataset::parse(&name)) {
         Some(Ok(dataset)) => Ok(dataset.metric),
         _ => {
-            let named = row.text(TASK)?.map_or("is missing".to_owned(), |name| format!("is `{name}`, none of RULER's"));
-            Err(row.wrong(format!("the field `{TASK}` {named}: how the row is scored is unknown")))
+            let named = row
+                .text(TASK)?
+                .map_or("is missing".to_owned(), |name| format!("is `{name}`, which is not a task of RULER"));
+            Err(row.wrong(format!("the field `{TASK}` {named}: the metric of the row is unknown")))
         }
     }
 }
@@ -88,7 +89,7 @@ pub fn max_new_tokens(row: &Row) -> Result<usize, UsageError> {
             .and_then(|name| ruler::max_new_tokens(&name))
             .ok_or_else(|| row.wrong(format!("the field `{TOKENS}` is missing"))),
         Some(value) => tokens(value)
-            .ok_or_else(|| row.wrong(format!("the field `{TOKENS}` is no whole number from 1 to {MOST_TOKENS}"))),
+            .ok_or_else(|| row.wrong(format!("the field `{TOKENS}` is not a whole number from 1 to {MOST_TOKENS}"))),
     }
 }
 
@@ -144,7 +145,7 @@ mod tests {
         assert!(hint.contains("\"answer_prefix\": \"\""), "{hint}");
         assert_eq!(told(with(PREFIX, Value::Null)).0, "f.jsonl:3: the field `answer_prefix` is null");
         for list in ["['a', 'b']", "['a' 'b']", "[\"a\"]"] {
-            assert!(told(with("answer", list.into())).0.contains("an answer is a list that was written as a text"));
+            assert!(told(with("answer", list.into())).0.contains("an answer is a list written as text"));
         }
         assert_eq!(told(with("answer", Value::Null)).0, "f.jsonl:3: the field `answer` is null");
         assert_eq!(with("answer", "a".into()).unwrap().references, ["a"]);
@@ -162,7 +163,7 @@ mod tests {
         let unknown = metric(&with(TASK, json!("passkey"))).unwrap_err().what;
         assert_eq!(
             unknown,
-            "f.jsonl:3: the field `task` is `passkey`, none of RULER's: how the row is scored is unknown"
+            "f.jsonl:3: the field `task` is `passkey`, which is not a task of RULER: the metric of the row is unknown"
         );
         assert!(metric(&with(TOKENS, json!(3))).unwrap_err().what.contains("the field `task` is missing"));
         assert!(metric(&with(TASK, json!(3))).unwrap_err().what.contains("the field `task` is not text"));
@@ -174,7 +175,7 @@ mod tests {
             assert_eq!(max_new_tokens(&with(TOKENS, value)).ok(), tokens);
         }
         for value in [json!(0), json!(-1), json!(2.5), json!("64"), json!(1e300), json!(MOST_TOKENS + 1), json!([3])] {
-            assert!(max_new_tokens(&with(TOKENS, value)).unwrap_err().what.contains("is no whole number from 1"));
+            assert!(max_new_tokens(&with(TOKENS, value)).unwrap_err().what.contains("is not a whole number from 1"));
         }
     }
 }

@@ -237,7 +237,7 @@ impl Name {
         let path = files.iter().find_map(|pattern| assets::matching(options, pattern).into_iter().next());
         let path = path.ok_or_else(|| {
             let hint = format!("give --data with one of: {}; {}", files.join(", "), self.hint());
-            UsageError::new(format!("`{name}` needs data that are not there")).hint(hint)
+            UsageError::new(format!("`{name}` needs data that were not found")).hint(hint)
         })?;
         match path.extension().is_some_and(|ending| ending == "json") {
             true => RowSource::document(&path),
@@ -277,7 +277,7 @@ impl Name {
             one => text_or_number(&one).map(|one| vec![one]),
         };
         let answers: Option<Vec<String>> = answers.filter(|answers: &Vec<String>| !answers.is_empty());
-        let answers = answers.ok_or_else(|| anyhow::anyhow!("there is no answer, or one that is no text"))?;
+        let answers = answers.ok_or_else(|| anyhow::anyhow!("an answer is missing or not text"))?;
         let compares = answers::check_published(self.definition.metric, &answers)?;
         let cut = match self.benchmark.cut {
             Shortening::Middle => Cut::Middle,
@@ -333,8 +333,8 @@ impl LongSet {
             Ok(true)
         })?;
         if rows.is_empty() {
-            let what = format!("task `{name}`: {} has no such row", rows.source().label());
-            return Err(UsageError::new(what).hint(format!("`{}` takes all", parsed.definition.name)).into());
+            let what = format!("task `{name}`: {} has no row of this group", rows.source().label());
+            return Err(UsageError::new(what).hint(format!("`{}` takes all rows", parsed.definition.name)).into());
         }
         let uncompared = answers::note(&rows.source().label(), uncompared, parsed.definition.metric);
         Ok(Self { name: name.to_owned(), parsed, rows, places, uncompared })

@@ -108,7 +108,7 @@ impl Set {
         &SETS
     }
 
-    /// How it is scored.
+    /// The metric of its predictions.
     pub fn scoring(&self) -> &'static Dataset {
         // Both tables are ours, and a test holds them together.
         Dataset::parse(&format!("{PREFIX}{}", self.name)).expect("every set has a row in the table of data sets")
@@ -168,7 +168,7 @@ impl Set {
 /// If it is missing or no whole number from 0.
 pub fn length(row: &Row) -> Result<u64, UsageError> {
     let length = row.fields.get("length").and_then(|value| value.as_u64());
-    length.ok_or_else(|| row.wrong("the field `length` is missing or no whole number").hint(FIELDS_HINT))
+    length.ok_or_else(|| row.wrong("the field `length` is missing or not a whole number").hint(FIELDS_HINT))
 }
 
 /// The names of all files, as published.
@@ -499,7 +499,7 @@ mod tests {
         other["all_classes"] = json!(["z"]);
         let (_dir, options) = self::options(&[("trec.jsonl", json!([other]))]);
         let notes = task("longbench/trec", &options).unwrap().notes();
-        assert!(notes[0].contains("1 row has answers of which `classification` compares nothing"), "{notes:?}");
+        assert!(notes[0].contains("1 row has answers that `classification` ignores"), "{notes:?}");
     }
 
     /// The prompt as Python's `str.format` fills it: an independent, slower way.

@@ -83,7 +83,9 @@ pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<LineQ
         return Err(wrong(format!("the prompt has no line with the number {answer}")));
     }
     let mark = &DEFINITION.question_mark;
-    let at = prompt.rfind(mark.as_str()).ok_or_else(|| wrong(format!("the prompt does not go on with `{mark}`")))?;
+    let at = prompt
+        .rfind(mark.as_str())
+        .ok_or_else(|| wrong(format!("the prompt has no question after its lines (`{mark}`)")))?;
     Ok(LineQuestion { question: prompt[at..].to_owned(), context: prompt[..at].to_owned(), answer })
 }
 
@@ -115,7 +117,7 @@ mod tests {
         for (text, what) in [
             (r#"{"expected_number": 3}"#, "missing field `prompt`"),
             (r#"{"prompt": "x", "correct_line": "<4>", "expected_number": 4}"#, "no line with the number 4"),
-            (r#"{"prompt": "<4>", "correct_line": "<4>", "expected_number": 4}"#, "does not go on with"),
+            (r#"{"prompt": "<4>", "correct_line": "<4>", "expected_number": 4}"#, "has no question after its lines"),
         ] {
             let error = row(text).unwrap_err();
             assert!(error.what.starts_with("lines.jsonl:7: ") && error.what.contains(what), "{error}");

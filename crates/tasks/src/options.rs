@@ -13,9 +13,10 @@ impl Given {
     /// If `what` was set before; `task` is the full name that the user wrote, for the message.
     pub fn once(&mut self, task: &str, key: &str, what: &str) -> Result<(), UsageError> {
         if self.0.iter().any(|said| said == what) {
-            let also = if key == what { String::new() } else { format!(" (`{what}` says the same)") };
-            return Err(UsageError::new(format!("`{task}`: `{key}` is given twice{also}"))
-                .hint("leave one out; what it is given once for counts"));
+            let also = if key == what { String::new() } else { format!(" (`{what}` means the same)") };
+            return Err(
+                UsageError::new(format!("`{task}`: `{key}` is given twice{also}")).hint("leave one of them out")
+            );
         }
         self.0.push(what.to_owned());
         Ok(())
@@ -58,6 +59,6 @@ mod tests {
         let mut given = Given::default();
         assert!(given.once("t:x=1,y=2", "x", "x").is_ok() && given.once("t:x=1,y=2", "y", "y").is_ok());
         assert_eq!(given.once("t:x=1,x=2", "x", "x").unwrap_err().what, "`t:x=1,x=2`: `x` is given twice");
-        assert!(given.once("t", "z", "x").unwrap_err().what.contains("`x` says the same"));
+        assert!(given.once("t", "z", "x").unwrap_err().what.contains("`x` means the same"));
     }
 }

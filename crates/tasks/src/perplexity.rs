@@ -111,7 +111,7 @@ impl Family for Perplexity {
         let path = match &spec.text {
             TextName::File(path) => path.clone(),
             TextName::Known(known) => (known.find)(options).ok_or_else(|| {
-                UsageError::new(format!("`{name}` needs a text that is not there")).hint(format!(
+                UsageError::new(format!("`{name}` needs a text that was not found")).hint(format!(
                     "give --data with one of: {}; {}",
                     (known.files)().join(", "),
                     known.how
@@ -159,10 +159,9 @@ impl Spec {
             spec.set(option, name)?;
         }
         if let (true, TextName::Known(Known { name: text, is_wikitext: false, .. })) = (spec.detokenize, &spec.text) {
-            let what = format!("`{name}`: {text} has no marks of tokens to take out");
-            return Err(
-                UsageError::new(what).hint("detokenize=true is for WikiText: ppl/wikitext2, or ppl/file:PATH of it")
-            );
+            let what = format!("`{name}`: {text} is plain text already, so detokenize=true does not apply");
+            return Err(UsageError::new(what)
+                .hint("detokenize=true is for WikiText: ppl/wikitext2, or ppl/file:PATH with its text"));
         }
         Ok(spec)
     }
@@ -316,7 +315,7 @@ impl Windows {
         places.sort_unstable();
         if places.is_empty() {
             let longest = tokens.iter().map(|text| text.ids.len()).max().unwrap_or(0);
-            let what = format!("`{}` has {longest} tokens in a text at most: no window of {length} fits", self.name);
+            let what = format!("the longest text of `{}` has {longest} tokens: no window of {length} fits", self.name);
             return Err(UsageError::new(what).hint("choose a shorter --length").into());
         }
         Ok(places.into_iter().map(|(first, text)| (text, first)).collect())
@@ -426,7 +425,7 @@ fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, Usag
     packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
     if bytes.len() as u64 > most {
         let what = format!("cannot read {}: longer than {} MiB unpacked", path.display(), most >> 20);
-        return Err(UsageError::new(what).hint("split it, or unpack it: a text that is not packed may be longer"));
+        return Err(UsageError::new(what).hint("split it, or unpack it: the limit for unpacked files is higher"));
     }
     Ok(bytes)
 }

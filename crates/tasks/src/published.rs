@@ -117,7 +117,7 @@ impl DataSet {
     /// The set of that name.
     ///
     /// # Errors
-    /// If there is none; the hint names the nearest.
+    /// If nothing has that name; the hint has the nearest one.
     pub fn find(name: &str) -> Result<&'static Self, UsageError> {
         let known = || SETS.iter().map(|set| set.name.as_str());
         SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))
@@ -321,7 +321,7 @@ mod tests {
             std::fs::write(dir.path().join(path), bytes).unwrap();
         };
         archive(dir.path(), "boolq/BoolQ.zip", &[("BoolQ/train.jsonl", "{}".to_owned())]);
-        assert!(told("boolq").ends_with("BoolQ.zip: there is no BoolQ/val.jsonl in it"), "{}", told("boolq"));
+        assert!(told("boolq").ends_with("BoolQ.zip: it has no BoolQ/val.jsonl"), "{}", told("boolq"));
         for bytes in [&b""[..], b"PK\x03\x04", b"<html>not found</html>"] {
             put("winogrande/winogrande_1.1.zip", bytes);
             assert!(told("winogrande").contains("cannot read "), "{}", told("winogrande"));

@@ -63,14 +63,14 @@ pub fn is_row(fields: &Map<String, Value>) -> bool {
 /// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If there is no document with a summary, the document is blank or no text, or the summary is neither a text nor a list of texts.
+/// If the row has no document with a summary, the document is blank or no text, or the summary is neither a text nor a list of texts.
 pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<SummaryQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}")).hint("a row has a document and its summary, both texts")
     };
-    let names = names(fields).ok_or_else(|| wrong("there is no document with a summary".to_owned()))?;
+    let names = names(fields).ok_or_else(|| wrong("the row has no document with a summary".to_owned()))?;
     let text = |value: &Value| value.as_str().filter(|text| !text.trim().is_empty()).map(str::to_owned);
-    let no_text = |name: &str| wrong(format!("the field `{name}` is empty or no text"));
+    let no_text = |name: &str| wrong(format!("the field `{name}` is empty or not text"));
     let document = text(&fields[&names.document]).ok_or_else(|| no_text(&names.document))?;
     let references: Option<Vec<String>> = match &fields[&names.summary] {
         Value::Array(several) => several.iter().map(text).collect(),
@@ -109,10 +109,10 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_place() {
         for (text, what) in [
-            (r#"{"document": 3, "summary": "x"}"#, "`document` is empty or no text"),
-            (r#"{"document": "x", "summary": []}"#, "`summary` is empty or no text"),
+            (r#"{"document": 3, "summary": "x"}"#, "`document` is empty or not text"),
+            (r#"{"document": "x", "summary": []}"#, "`summary` is empty or not text"),
             (r#"{"document": "x"}"#, "no document with a summary"),
-            (r#"{"document": "x", "summary": "['a', 'b']"}"#, "a list that was written as a text"),
+            (r#"{"document": "x", "summary": "['a', 'b']"}"#, "a list written as text"),
         ] {
             let error = question_of_row(&fields(text), "f.jsonl:3").unwrap_err();
             assert!(error.what.starts_with("f.jsonl:3: ") && error.what.contains(what), "{error}");

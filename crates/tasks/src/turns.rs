@@ -48,7 +48,9 @@ pub fn turn(fields: &Map<String, Value>, number: usize, place: &str) -> Result<T
     let at = |e: UsageError| UsageError { hint: e.hint, ..wrong(&e.what) };
     check_same(fields, &LISTS).map_err(at)?;
     if let Some(name) = QUESTIONS.iter().chain(&ANSWERS).find(|name| fields.get(**name).is_some_and(|v| !v.is_null())) {
-        return Err(wrong(&format!("the field `{name}` is beside a list of questions, which have their own")));
+        return Err(wrong(&format!(
+            "the field `{name}` does not belong in a row with `turns`, where each question has its own"
+        )));
     }
     let context = fields.get("context").and_then(Value::as_str).filter(|context| !is_blank(context));
     let context = context.ok_or_else(|| wrong("there is no context"))?;
@@ -105,7 +107,7 @@ mod tests {
             (r#"{"context": "C", "turns": [{"question": "q", "answers": []}]}"#, "question 1: there is no answer"),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answers": ["a"]}], "question": "r"}"#,
-                "the field `question` is beside a list of questions",
+                "the field `question` does not belong in a row with `turns`",
             ),
             (r#"{"context": " ", "turns": [{"question": "q", "answers": ["a"]}]}"#, "there is no context"),
             (r#"{"context": "C", "turns": [{"question": " ", "answers": ["a"]}]}"#, "question 1: there is no question"),
@@ -123,7 +125,7 @@ mod tests {
             ),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answer": "['a', 'b']"}]}"#,
-                "question 1: an answer is a list that was written as a text",
+                "question 1: an answer is a list written as text",
             ),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answer": 12345678901234567890123}]}"#,

@@ -1,4 +1,8 @@
 //! `train-rows`: writes the rows that the built-in model is trained on (`scripts/train_builtin/`).
+//!
+//! The rows themselves are made by [`spattn_tasks::training_rows`].
+
+mod tokens;
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +17,8 @@ use serde_json::json;
 use spattn_base::disk::WholeFile;
 use spattn_base::error::UsageError;
 use spattn_tasks::text;
-use spattn_train_rows::{Books, Encoder, PieceEncoder, Trainer};
+use spattn_tasks::training_rows::{Books, Encoder, Trainer};
+use tokens::PieceEncoder;
 
 /// Write training rows for a small model: contexts with many questions, in the tasks' own prompts.
 ///
@@ -59,7 +64,7 @@ fn main() -> ExitCode {
     let Err(error) = write_rows(&Args::parse()) else { return ExitCode::SUCCESS };
     let is_closed = |e: &io::Error| e.kind() == ErrorKind::BrokenPipe;
     if error.downcast_ref().is_some_and(is_closed) {
-        // Whoever reads the rows has read enough (`train-rows ... | head`).
+        // The reader of the pipe has closed it, as in `train-rows ... | head`.
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {error:#}");
@@ -75,21 +80,22 @@ fn main() -> ExitCode {
 /// One line of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Batch {
-    /// Its line, from 0.
+    /// Number of its line, from 0.
     number: usize,
     /// Tokens of a row.
     length: usize,
+    /// Number of rows.
     rows: usize,
-    /// The only family that its rows are of; `None` for a mix.
+    /// The family of all rows; `None` draws one for each row.
     family: Option<String>,
 }
 
-/// Batches that are made at once, so that all threads have rows to make.
+/// Batches that are made in parallel.
 const AT_ONCE: usize = 32;
-/// Numbers of rows that belong to a batch: rows of different batches never have the same number.
+/// Row numbers reserved for each batch, so that rows of different batches have different numbers. Also the bound of a batch's size.
 const ROWS_A_BATCH: usize = 1 << 16;
 
-/// A file, which has its name only when all rows are in it, or standard output.
+/// Where rows are written: standard output, or a file that gets its name when it is complete.
 enum Output {
     File(WholeFile),
     Stdout(BufWriter<io::Stdout>),
@@ -127,7 +133,7 @@ fn write_rows(args: &Args) -> Result<()> {
         let header = json!({ "families": trainer.families(), "bos": encoder.bos(), "eos": encoder.eos() });
         out.write_all(format!("{header}\n").as_bytes())?;
     }
-    // Rows are made while those before them are written.
+    // One thread writes finished batches while the others make the next.
     let (send, receive) = sync_channel::<Vec<Vec<u8>>>(2);
     std::thread::scope(|scope| {
         let write = move || -> Result<()> {
@@ -140,12 +146,12 @@ fn write_rows(args: &Args) -> Result<()> {
         for group in plan.get(args.from..).unwrap_or_default().chunks(AT_ONCE) {
             let batches = encode_batches(group, &trainer, &encoder, args)?;
             if send.send(batches).is_err() {
-                // The writer has failed, and says why below.
+                // The writer has failed; `join` below returns its error.
                 break;
             }
         }
         drop(send);
-        writer.join().map_err(|_| anyhow!("the writing thread failed"))?
+        writer.join().map_err(|_| anyhow!("the thread that writes the rows panicked"))?
     })
 }
 
@@ -165,10 +171,10 @@ fn parse_plan(text: &str, path: &Path) -> Result<Vec<Batch>, UsageError> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// A row in tokens, and its line of JSON if that was asked for.
+/// A row as tokens, and as a line of JSON if that is written.
 struct EncodedRow {
     family: u8,
-    /// Each below 65,536, as [`PieceEncoder`] checks.
+    /// All below 65,536, which [`PieceEncoder::new`] checks.
     ids: Vec<u32>,
     classes: Vec<u8>,
     line: Vec<u8>,

@@ -1,23 +1,23 @@
-//! Fast encoding for byte-level tokenizers that never join text across the start of white space.
+//! [`PieceEncoder`]: fast encoding with a byte-level tokenizer, for tokenizers without tokens in which white space follows other text.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 
-use super::page::Encoder;
 use spattn_base::error::UsageError;
+use spattn_tasks::training_rows::Encoder;
 
-/// Longer pieces (uuids) hardly ever come again.
+/// Longest piece that is cached, in bytes: longer ones, such as UUIDs, hardly ever occur twice.
 const LONGEST_CACHED: usize = 20;
-/// Pieces a thread keeps.
+/// Most pieces that a thread caches.
 const MOST_CACHED: usize = 400_000;
 
 type Cache = HashMap<Box<str>, Box<[u16]>>;
 
-/// A tokenizer that remembers the tokens of pieces: white space with what follows it, up to the next
-/// white space. One cache a thread, so that threads do not wait for each other.
-pub struct PieceEncoder {
+/// A tokenizer that caches the tokens of pieces. A piece is white space and the text after it, up to the next white space.
+/// Each thread has a cache of its own, so that none waits for another.
+pub(crate) struct PieceEncoder {
     inner: tokenizers::Tokenizer,
     bos: u16,
     eos: u16,
@@ -25,14 +25,14 @@ pub struct PieceEncoder {
 }
 
 impl PieceEncoder {
-    /// Reads a `tokenizer.json` whose special tokens `<s>` and `</s>` start a row and end an answer.
+    /// Reads the text of a `tokenizer.json`. Its special token `<s>` begins a row, and `</s>` ends an answer.
     ///
     /// # Errors
-    /// A [`UsageError`] if the text is no tokenizer, lacks these tokens, has more than 65,536, or joins
-    /// pieces.
-    pub fn new(json: &str) -> Result<Self, UsageError> {
+    /// A [`UsageError`] if the text is not a tokenizer, lacks these tokens, has more than 65,536 tokens, or has tokens in which
+    /// white space follows other text.
+    pub(crate) fn new(json: &str) -> Result<Self, UsageError> {
         let fault = |e: &dyn std::fmt::Display| {
-            UsageError::new(format!("not a tokenizer for training: {}", e.to_string().replace('\n', " ")))
+            UsageError::new(format!("not a tokenizer for training rows: {}", e.to_string().replace('\n', " ")))
         };
         let mut inner = tokenizers::Tokenizer::from_bytes(json.as_bytes()).map_err(|e| fault(&e))?;
         inner.with_truncation(None).map_err(|e| fault(&e))?;
@@ -42,7 +42,7 @@ impl PieceEncoder {
             return Err(fault(&"it has more than 65,536 tokens"));
         }
         let special = |token: &str| {
-            let id = inner.token_to_id(token).ok_or_else(|| fault(&format!("it has no `{token}`")))?;
+            let id = inner.token_to_id(token).ok_or_else(|| fault(&format!("it has no token `{token}`")))?;
             u16::try_from(id).map_err(|e| fault(&e))
         };
         let (bos, eos) = (special("<s>")?, special("</s>")?);
@@ -50,14 +50,14 @@ impl PieceEncoder {
         let encoder = Self { inner, bos, eos, caches };
         const PROBE: &str = "A b,  c\n\n12 34567.\tVAR ABCDE = 1 \n x-y: “quoted”  end ";
         if encoder.count(PROBE) != encoder.direct(PROBE).len() {
-            return Err(fault(&"its tokens join text across the start of white space"));
+            return Err(fault(&"it has tokens in which white space follows other text"));
         }
         Ok(encoder)
     }
 
-    /// The tokens of the whole text at once.
-    pub fn direct(&self, text: &str) -> Vec<u16> {
-        // Byte-level tokenizers encode every text.
+    /// Encodes the whole text without the cache.
+    pub(crate) fn direct(&self, text: &str) -> Vec<u16> {
+        // A byte-level tokenizer can encode every text.
         let encoding = self.inner.encode_fast(text, false).ok();
         encoding.map_or_else(Vec::new, |e| e.get_ids().iter().map(|&id| id as u16).collect())
     }
@@ -104,7 +104,7 @@ impl Encoder for PieceEncoder {
     }
 }
 
-/// White space with what follows it, up to the next white space.
+/// Splits a text into pieces: white space and the text after it, up to the next white space.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -121,11 +121,32 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use spattn_tasks::training_rows::{Books, Trainer};
 
     #[test]
     fn pieces_are_the_text() {
         let text = "one two  three\n\n four ";
         assert_eq!(pieces(text).collect::<Vec<_>>(), ["one", " two", "  three", "\n\n four", " "]);
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole_text() {
+        let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/builtin/tokenizer.json");
+        let encoder = PieceEncoder::new(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let trainer = Trainer::new(Books::default()).unwrap();
+        let mut compared = 0;
+        for index in 0..60 {
+            for segment in trainer.row(9, index, 1024, None, &encoder).unwrap().segments {
+                let mut ids = Vec::new();
+                encoder.encode(&segment.text, &mut ids);
+                let whole: Vec<u32> = encoder.direct(&segment.text).into_iter().map(u32::from).collect();
+                assert_eq!(ids, whole, "{}", segment.text);
+                compared += 1;
+            }
+        }
+        assert!(compared > 100, "{compared}");
     }
 }

@@ -36,7 +36,7 @@ impl RunRequest {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
             false => print(&as_text(&models))?,
         }
-        reporter.verdict("would be").map(|()| Done::Completed)
+        reporter.verdict("would run").map(|()| Done::Completed)
     }
 
     /// Prints what would run, and its approximate cost, for models whose weights may be missing.
@@ -61,6 +61,6 @@ impl RunRequest {
             models.push(PlanSummary::outlined(&planner)?);
         }
         print(&as_text(&models))?;
-        reporter.verdict("would be").map(|()| Done::Completed)
+        reporter.verdict("would run").map(|()| Done::Completed)
     }
 }

@@ -127,7 +127,7 @@ impl RunRequest {
         // Records that were moved away during the run cannot be drawn.
         let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
         if ending == Ending::Stopped {
-            let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded yet".to_owned());
+            let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded".to_owned());
             let is_preempted = is_preempted.load(Ordering::Relaxed);
             eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
             return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
@@ -135,7 +135,7 @@ impl RunRequest {
         let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
         let ended = ended.and_then(|()| reporter.verdict("are done"));
         let is_in_place = place.check().is_ok();
-        match (ended, resume_hint(&self.out, "once that is mended, go on").filter(|_| is_in_place)) {
+        match (ended, resume_hint(&self.out, "after correcting that, resume").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
             (ended, _) => ended.map(|()| Done::Completed),
         }

@@ -13,6 +13,7 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::manifest::ModelPart;
 use spattn_eval::plan::memory::example_bytes;
@@ -95,7 +96,11 @@ pub(super) fn storage_options(config: &RunConfig) -> StorageOptions {
 }
 
 pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
-    TokenizerOptions { chat: config.chat, system: config.system_prompt.clone(), ..TokenizerOptions::default() }
+    TokenizerOptions {
+        chat: config.chat,
+        thinking: config.thinking == Thinking::On,
+        system: config.system_prompt.clone(),
+    }
 }
 
 pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
@@ -186,8 +191,8 @@ impl RunRequest {
         }
         ready.recorded.name_model(&mut model);
         if let Some(twin) = ready.jobs.iter().find(|job| privacy::is_left_out() && job.part.id == model.id) {
-            let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
-            return Err(UsageError::new(what).hint("give their folders other names").into());
+            let what = format!("{} and {} would have one name in the records", twin.config.model, config.model);
+            return Err(UsageError::new(what).hint("rename one of their folders").into());
         }
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
         if !self.quiet && std::io::stderr().is_terminal() {

@@ -119,6 +119,6 @@ impl RunObserver for ProgressReporter {
     }
 
     fn mended(&mut self, SkippedWork { what, error }: &SkippedWork) {
-        self.meter.say(&format!("note: {what}: run one by one, since together: {error:#}"));
+        self.meter.say(&format!("note: {what}: methods are run one by one, because they failed together: {error:#}"));
     }
 }

@@ -71,7 +71,7 @@ impl RunRequest {
             }
         }
         if config.anonymous && config.keep_prompts && config.system_prompt.is_some() {
-            return Err(UsageError::new("--keep-prompts would keep the system prompt, which --anonymous leaves out")
+            return Err(UsageError::new("--keep-prompts would store the system prompt, which --anonymous leaves out")
                 .hint("leave one of them out"));
         }
         if config.anonymous {

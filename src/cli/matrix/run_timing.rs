@@ -21,11 +21,11 @@ impl std::fmt::Display for RunTiming {
             [self.all, prefill, index, steps, solo, rest].map(|t| t.as_secs_f64());
         write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, ")?;
         if !self.spent.solo.is_zero() {
-            write!(f, "methods alone {solo:.1}, ")?;
+            write!(f, "solo timing {solo:.1}, ")?;
         }
         write!(f, "the rest {rest:.1}.")?;
         if let Some(bytes) = peak_bytes() {
-            write!(f, " {:.1} GB of memory at most.", bytes as f64 / 1e9)?;
+            write!(f, " Peak memory {:.1} GB.", bytes as f64 / 1e9)?;
         }
         if self.gpu.most_bytes > 0 { write!(f, "\n{}", self.gpu) } else { Ok(()) }
     }
@@ -43,6 +43,6 @@ mod tests {
         let start = "10.0 s: prefill 2.0, indexes 1.0, steps 3.0, the rest 4.0.";
         assert!(timing.to_string().starts_with(start), "{timing}");
         let alone = RunTiming { spent: PhaseTimes { solo: s(4), ..spent }, ..timing };
-        assert!(alone.to_string().contains("steps 3.0, methods alone 4.0, the rest 0.0."), "{alone}");
+        assert!(alone.to_string().contains("steps 3.0, solo timing 4.0, the rest 0.0."), "{alone}");
     }
 }

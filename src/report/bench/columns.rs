@@ -28,7 +28,7 @@ const ALL: [BenchColumn; 17] = [
     },
     BenchColumn {
         heading: "threads",
-        about: "of the processor",
+        about: "threads of the processor",
         cell: |r| r.threads.to_string(),
         is_shown: |rows| differ(rows, |r| &r.threads),
     },
@@ -41,73 +41,73 @@ const ALL: [BenchColumn; 17] = [
     BenchColumn { heading: "time", about: "median with its 95 % interval", cell: time, is_shown: ALWAYS },
     BenchColumn {
         heading: "×full",
-        about: "time of full over this one",
+        about: "speed-up over full",
         cell: |r| optional(r.speedup_vs_full),
         is_shown: ALWAYS,
     },
     BenchColumn {
         heading: "GB/s",
-        about: "bytes touched a second",
+        about: "bytes read and written a second",
         cell: |r| if r.bytes > 0 { number(r.gbps) } else { String::new() },
         is_shown: ALWAYS,
     },
     BenchColumn {
         heading: "bandwidth %",
-        about: "GB/s over what plain reading reaches",
+        about: "GB/s as a share of the read bandwidth",
         cell: |r| percent(r.bandwidth_share),
         is_shown: ALWAYS,
     },
     BenchColumn {
         heading: "limit %",
-        about: "time that plain reading takes for what was picked and its index, over the time",
+        about: "time to read the selected keys and values and the index at the read bandwidth, as a share of the time",
         cell: |r| percent(r.limit_share),
         is_shown: ALWAYS,
     },
     BenchColumn {
         heading: "score",
-        about: "scoring candidates, part of select",
+        about: "scoring of candidates, a part of select",
         cell: |r| r.score_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.score_us),
     },
     BenchColumn {
         heading: "pick",
-        about: "picking by scores, the other part",
+        about: "choice of tokens by score, the other part of select",
         cell: |r| r.pick_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.pick_us),
     },
     BenchColumn {
         heading: "select",
-        about: "selecting what is attended",
+        about: "selection of the tokens to attend",
         cell: |r| r.select_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.select_us),
     },
     BenchColumn {
         heading: "attend",
-        about: "attending it",
+        about: "attention to the selected tokens",
         cell: |r| r.attend_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.attend_us),
     },
     BenchColumn {
         heading: "weights",
-        about: "all else of a step",
+        about: "all other work of a step",
         cell: |r| r.weights_us.map_or(String::new(), duration),
         is_shown: |rows| any(rows, |r| r.weights_us),
     },
     BenchColumn {
         heading: "index",
-        about: "building it, once",
+        about: "building the index, once",
         cell: |r| r.index_ms.map_or(String::new(), |ms| duration(1e3 * ms)),
         is_shown: |rows| any(rows, |r| r.index_ms),
     },
     BenchColumn {
         heading: "aux bits",
-        about: "auxiliary memory a token and KV head",
+        about: "memory of the index per token and KV head",
         cell: |r| optional(r.aux_bits),
         is_shown: |rows| any(rows, |r| r.aux_bits),
     },
     BenchColumn {
         heading: "aux MB",
-        about: "all of it",
+        about: "memory of the whole index",
         cell: |r| optional(r.aux_bytes.map(|bytes| bytes as f64 / 1e6)),
         is_shown: |rows| rows.iter().any(|r| r.aux_bytes.is_some()),
     },
@@ -192,14 +192,14 @@ pub fn roof_line(bench: &Bench) -> String {
     let (bytes, flops) = (number(bench.roof.read_gbps), number(bench.roof.peak_gflops));
     if bench.rows.iter().any(|row| row.device != "cpu") {
         return format!(
-            "a copy moves {bytes} GB/s, read and written, and a large product in bf16 computes {flops} GFLOP/s"
+            "a copy reads and writes {bytes} GB/s, and a large matrix product in bf16 computes {flops} GFLOP/s"
         );
     }
     let operations = match bench.roof.is_tiled {
-        true => "products of tiles of bf16 in the nearest cache",
-        false => "multiply-adds on numbers in registers",
+        true => "bf16 tile products from the L1 cache",
+        false => "multiply-adds in registers",
     };
-    format!("plain reading reaches {bytes} GB/s, {operations} {flops} GFLOP/s")
+    format!("the read bandwidth is {bytes} GB/s, and {operations} reach {flops} GFLOP/s")
 }
 
 /// Notes for the reader: the benchmark's own, and which times vary much.
@@ -234,8 +234,8 @@ fn scattered(bench: &Bench) -> Option<String> {
     let named = named.join(", ");
     match rows.len() {
         0 => None,
-        1 => Some(format!("the time of 1 row scatters by more than 10 %: {named}")),
-        n => Some(format!("times of {n} rows scatter by more than 10 %: {named}")),
+        1 => Some(format!("the time of 1 row varies by more than 10 %: {named}")),
+        n => Some(format!("the times of {n} rows vary by more than 10 %: {named}")),
     }
 }
 
@@ -247,9 +247,13 @@ mod tests {
     #[test]
     fn what_a_place_reaches_is_said_in_its_words() {
         let mut both = bench(vec![full(4096), peer(4096)]);
-        assert!(roof_line(&both).starts_with("plain reading reaches 20.0 GB/s, multiply-adds"), "{}", roof_line(&both));
+        assert!(
+            roof_line(&both).starts_with("the read bandwidth is 20.0 GB/s, and multiply-adds"),
+            "{}",
+            roof_line(&both)
+        );
         both.rows.iter_mut().for_each(|row| row.device = "NVIDIA H200".into());
-        assert!(roof_line(&both).starts_with("a copy moves 20.0 GB/s"), "{}", roof_line(&both));
+        assert!(roof_line(&both).starts_with("a copy reads and writes 20.0 GB/s"), "{}", roof_line(&both));
     }
 
     #[test]
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(notes(&bench(vec![full(4096), edge])), Vec::<String>::new());
         let two = notes(&bench(vec![loose(sparse("quest", 0.05, 4096)), full(4096), loose(peer(1000))]));
         let said =
-            "times of 2 rows scatter by more than 10 %: quest density=0.05 at 4K, torch_sdpa_bf16 (peer) at 1000";
+            "the times of 2 rows vary by more than 10 %: quest density=0.05 at 4K, torch_sdpa_bf16 (peer) at 1000";
         assert_eq!(two, [said]);
         let many = notes(&bench((1..=8).map(|i| loose(full(1024 * i))).collect()));
         assert!(many[0].starts_with("times of 8 rows") && many[0].ends_with("full at 6K, and 2 more"), "{many:?}");

@@ -106,13 +106,15 @@ pub fn read(folder: &Path) -> Result<Bench> {
     let rows = text(ROWS)?;
     let rows = rows_of(&rows).map_err(|e| {
         let line = e.position().map_or_else(String::new, |at| format!("line {} ", at.line()));
-        wrong(ROWS, &format!("{line}is no row of a bench"))
+        wrong(ROWS, &format!("{line}is not a row of a bench"))
     })?;
     let manifest: Value =
         serde_json::from_str(&text(MANIFEST)?).map_err(|e| wrong(MANIFEST, &format!("not valid JSON: {e}")))?;
     let machine = &manifest["machine"];
     let reached = |key: &str| {
-        machine[key].as_f64().ok_or_else(|| wrong(MANIFEST, &format!("`machine.{key}` is missing: it is of no bench")))
+        machine[key]
+            .as_f64()
+            .ok_or_else(|| wrong(MANIFEST, &format!("`machine.{key}` is missing: this is not the manifest of a bench")))
     };
     let roof = Roof {
         read_gbps: reached("read_gbps")?,
@@ -146,9 +148,9 @@ pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
     page.extend(lines.map(|line| format!("- {}\n", in_markdown(&line))));
     page.push_str("\n## Files\n\n");
     for (file, about) in [
-        ("bench.csv", "the rows with all that is known of them"),
+        ("bench.csv", "the rows with all their fields"),
         ("bench.json", "the same rows"),
-        ("manifest.json", "how they came about"),
+        ("manifest.json", "how they were made"),
     ] {
         let _ = writeln!(page, "- [{file}]({file}): {about}");
     }
@@ -248,14 +250,14 @@ mod tests {
         let loose = BenchRow { spread: 0.4, ..sparse("quest", 0.05, 4096) };
         let page = markdown(&bench(vec![full(4096), loose, peer(4096)]), &[figure]);
         for part in [
-            "# Bench\n\nOn this machine plain reading reaches 20.0 GB/s,",
+            "# Bench\n\nOn this machine the read bandwidth is 20.0 GB/s, ",
             "\n## attention, llama3-8b, batch 1, cpu\n\nf32, 2 threads, 1 layer\n\n### 4K tokens\n\n\
              | method | params | density | time | ×full | GB/s | bandwidth % | limit % |\n\
              |---|---|---:|---:|---:|---:|---:|---:|\n\
              | full |  | 1.00 | 100 µs | 1.00 |  |  |  |\n\
              | quest | density=0.05 | 0.0500 | 100 µs |  |  |  |  |\n\
              | torch_sdpa_bf16 (peer) |  | 1.00 | 100 µs |  |  |  |  |\n",
-            "- the time of 1 row scatters by more than 10 %: quest density=0.05 at 4K\n",
+            "- the time of 1 row varies by more than 10 %: quest density=0.05 at 4K\n",
             "- [bench.csv](bench.csv): ",
             "\n![Speed-up](plots/speedup.svg)\n",
         ] {

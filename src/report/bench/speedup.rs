@@ -161,8 +161,8 @@ fn draw_field(
 /// The legend of the shades that do not stand for methods.
 fn legend(bars: &[Bar]) -> Vec<(&'static str, RGBColor)> {
     let shades = [
-        ("oracles, which see all exact scores before they choose", Kind::Oracle),
-        ("floors, which choose without looking", Kind::Floor),
+        ("oracles, which select by exact scores of all tokens", Kind::Oracle),
+        ("floors, which select without scores", Kind::Floor),
         ("peers: other programs", Kind::Peer),
     ];
     let there = shades.into_iter().filter(|(_, kind)| bars.iter().any(|bar| bar.kind == *kind));

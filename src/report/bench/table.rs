@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(
             lines[..3],
             [
-                "plain reading reaches 20.0 GB/s, multiply-adds on numbers in registers 200 GFLOP/s",
+                "the read bandwidth is 20.0 GB/s, and multiply-adds in registers reach 200 GFLOP/s",
                 "",
                 "attention, llama3-8b, batch 1, cpu: f32, 2 threads, 1 layer",
             ]
@@ -142,7 +142,7 @@ mod tests {
             text.contains("2.50 s") && text.contains("4.50") && text.contains("\nindex, llama3-8b, batch 1, cpu: f32"),
             "{text}"
         );
-        assert!(text.contains("; index: building it, once; aux bits: ") && !plain.contains("score: "), "{text}");
+        assert!(text.contains("; index: building the index, once; aux bits: ") && !plain.contains("score: "), "{text}");
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn numbers_are_aligned_and_the_best_within_noise_bold() {
         "loki (density=0.0625, per=kv\\_\\allowbreak{}head) & \\bfseries 90.0 & [$68$, $99$] & -10.0 & ",
         " & 10.0 & [$1$, $32$] & -90.0 & [$-97$, $-59$]",
         "topk (k=64) & 100.0 & ",
-        "\\par Bold: the best score of a method that is no oracle",
+        "\\par Bold: the best score of a method (no oracle",
     ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }

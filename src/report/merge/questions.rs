@@ -69,8 +69,8 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
         let name_of = |group: &Vec<usize>| sources[group[0]].name.as_str();
         let names: Vec<&str> = groups.iter().map(name_of).collect();
         let differs =
-            if is_edited(&runs) { "has other answer keys for the same questions" } else { "asks other questions" };
-        notes.push(format!("`{}` {differs} in {}: each is a task of its own", named.1, names.join(", ")));
+            if is_edited(&runs) { "has different answers for the same questions" } else { "has different questions" };
+        notes.push(format!("`{}` {differs} in {}: each is shown as a separate task", named.1, names.join(", ")));
         for (group, name) in groups.iter().zip(names) {
             let label = InternedStr::from(format!("{} ({name})", named.1));
             group.iter().for_each(|run| drop(labels[*run].insert(named.clone(), label.clone())));
@@ -99,7 +99,7 @@ fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
         }
         notes.extend(tasks.into_iter().map(|task| {
             format!(
-                "records of `{task}` in {} answer different questions under one number: their scores do not belong together",
+                "records of `{task}` in {} answer different questions under the same number: their scores cannot be compared",
                 source.name
             )
         }));

@@ -88,8 +88,7 @@ fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<
     let names: Vec<&str> = layout.dimensions().filter(|d| d.is_param()).map(Dimension::name).collect();
     (without > 0).then(|| {
         format!(
-            "{without} rows are left out: they do not say {}; either they have it not, or they are from before parameters \
-             at their default were recorded",
+            "{without} rows are left out, because they have no value of {}: the method lacks the parameter, or the record is older than the recording of default values",
             names.join(" or ")
         )
     })
@@ -276,7 +275,7 @@ fn averaged_text(scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String
         let named = over(scope).join(", ");
         return match scope.len() {
             1 => format!(", {named} only"),
-            n => format!(", mean over {n} of {} that differ in task and length: {named}", all.len()),
+            n => format!(", mean over {n} of {} cells of task and length: {named}", all.len()),
         };
     }
     let mut averaged = Vec::new();

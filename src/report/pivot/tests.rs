@@ -143,7 +143,7 @@ fn means_over_other_tasks_have_tables_of_their_own() {
     let seen: Vec<_> = tables.iter().map(|t| (t.caption.clone(), t.rows.concat().join(" "))).collect();
     let caption = |lengths| {
         format!(
-            "score in % by method: builtin, sparse from question, mean over 2 of 4 that differ in task and length: {lengths}"
+            "score in % by method: builtin, sparse from question, mean over 2 of 4 cells of task and length:  {lengths}"
         )
     };
     assert_eq!(
@@ -172,7 +172,7 @@ fn parameters_at_their_default_are_dimensions_too() {
     // A record from before they were kept cannot say: it is left out, and that is said.
     records.push(at("ruler/vt", 1024, "hip", "k=64", 0, 0.0));
     let notes = made(&records, &["b_k"], &["b_q"], "score").remove(0).notes;
-    assert!(notes[0].starts_with("1 rows are left out: they do not say b_k or b_q"), "{notes:?}");
+    assert!(notes[0].starts_with("1 rows are left out, because they have no value of b_k or b_q"), "{notes:?}");
 }
 
 #[test]

@@ -65,8 +65,8 @@ impl Axis {
         if most == 0.0 {
             return Self::logarithmic(1.0, 10.0);
         }
-        let room = (LEAST_SPAN * least / most).sqrt().max(1.0);
-        Self::logarithmic(least / room, most * room)
+        let factor = (LEAST_SPAN * least / most).sqrt().max(1.0);
+        Self::logarithmic(least / factor, most * factor)
     }
 
     /// For numbers of either sign, with a small margin at both ends.

@@ -53,7 +53,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
         let left_out = shown.iter().filter(|r| r.is_timed_apart).count();
         let without = match left_out {
             0 => String::new(),
-            rows => format!(" (without {rows} rows timed under other conditions)"),
+            rows => format!(" ({rows} rows timed under other conditions left out)"),
         };
         let suffix = suffix(&[
             (scenes.iter().any(|s| s.0 != *model), model),
@@ -63,7 +63,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
         let title = format!("Time: {}, sparse from {protocol}{without}", end_of(model));
         let drawing =
             Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks };
-        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.room)?);
+        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.pages_left)?);
     }
     Ok(figures)
 }
@@ -79,9 +79,9 @@ fn prefill_name(protocol: &str) -> &'static str {
 /// The name of a step's time.
 fn step_name(kind: Option<Latency>) -> &'static str {
     match kind {
-        None => "a step after the prefix",
-        Some(Latency::Shared) => "a step after the prefix: share of one that all methods take together",
-        Some(Latency::Solo) => "a step after the prefix, of a method alone (median)",
+        None => "a decode step",
+        Some(Latency::Shared) => "a decode step: share of a step of all methods together",
+        Some(Latency::Solo) => "a decode step of a method alone (median)",
     }
 }
 
@@ -153,15 +153,15 @@ impl Drawing<'_> {
     fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
         // A block does not start on a page where fewer than this many of its bars would fit.
         const LEAST: i32 = 3;
-        let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
-        let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), room);
+        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
+        let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), available);
         for block in self.blocks {
             let mut first = 0;
             while first < block.bars.len() {
                 let rest = (block.bars.len() - first) as i32;
                 if !page.is_empty() && left < HEAD + FOOT + rest.min(LEAST) * LINE {
                     pages.push(std::mem::take(&mut page));
-                    left = room;
+                    left = available;
                 }
                 let count = ((left - HEAD - FOOT) / LINE).clamp(1, rest);
                 page.push((block, first..first + count as usize));
@@ -182,8 +182,11 @@ impl Drawing<'_> {
         let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
         let of = |(_, bars): &Piece| HEAD + bars.len() as i32 * LINE + FOOT;
         let height = TITLE_HEIGHT + pieces.iter().map(of).sum::<i32>() + LEGEND + 10;
-        let legend =
-            [(self.prefill, PREFILL), ("building the index, as if for this method alone", INDEX), (self.step, STEP)];
+        let legend = [
+            (self.prefill, PREFILL),
+            ("building the index, with no sharing between methods", INDEX),
+            (self.step, STEP),
+        ];
         pen::draw((width, height), title, |pen| {
             let mut top = TITLE_HEIGHT;
             for piece in pieces {
@@ -210,7 +213,7 @@ fn draw_block(pen: &Pen, (block, shown): &Piece, left: i32, top: i32) -> Result<
     let second = left + FIELD + RIGHT;
     let highest = |b: &Bar| b.step.map_or(0.0, |(ms, ends)| ends.map_or(ms, |(_, high)| high));
     let step = Field { axis: Axis::from_zero(most(highest)), left: second, width: FIELD, top, bottom };
-    once.frame(pen, "once an example (s)")?;
+    once.frame(pen, "once per example (s)")?;
     step.frame(pen, "each token after the prefix (ms)")?;
     for (i, bar) in (0..).zip(&block.bars[shown.clone()]) {
         let y = top + i * LINE;
@@ -345,7 +348,7 @@ mod tests {
             ]
         );
         assert_eq!((figure.file.as_str(), blocks[0].title.as_str()), ("time.svg", "mean over 2 tasks, 4K tokens"));
-        for text in ["once an example (s)", "each token after the prefix (ms)", "shared by all methods"] {
+        for text in ["once per example (s)", "each token after the prefix (ms)", "shared by all methods"] {
             assert!(figure.svg.contains(text), "{text}");
         }
         let own: Vec<Record> = records.into_iter().map(|r| Record { protocol: "prefill".into(), ..r }).collect();

@@ -20,8 +20,8 @@ const MOST_COLUMNS: usize = 3;
 /// The most columns of panels that are about one series each.
 const MOST_OF_SERIES: usize = 4;
 const LEGEND_LINE: i32 = 26;
-const ORACLE_NOTE: &str = "grey, hollow, dashed: an oracle, which sees all exact scores before it chooses";
-const FLOOR_NOTE: &str = "grey, hollow, dotted: a floor, which chooses without looking";
+const ORACLE_NOTE: &str = "grey, hollow, dashed: an oracle, which selects by exact scores of all tokens";
+const FLOOR_NOTE: &str = "grey, hollow, dotted: a floor, which selects without scores";
 /// The margins around a panel's frame, for labels.
 const LEFT: i32 = 74;
 const TOP: i32 = 32;

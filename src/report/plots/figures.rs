@@ -21,7 +21,7 @@ pub struct Figures {
     /// Figures of which pages were left out because there are many of their kind: their file and the number of pages.
     pub not_drawn: Vec<(String, usize)>,
     /// The number of pages that can still be drawn.
-    pub(in crate::report) room: usize,
+    pub(in crate::report) pages_left: usize,
 }
 
 impl Figures {
@@ -32,12 +32,12 @@ impl Figures {
 
     /// An empty set of a kind with at most `most` pages.
     pub(super) fn up_to(most: usize) -> Self {
-        Self { room: most, ..Self::default() }
+        Self { pages_left: most, ..Self::default() }
     }
 
     /// Whether no page is left for a figure. If so, the figure is listed as not drawn, and need not be prepared.
     pub(super) fn is_full(&mut self, file: &str) -> bool {
-        let is_full = self.room == 0;
+        let is_full = self.pages_left == 0;
         if is_full {
             self.not_drawn.push((file.to_owned(), 1));
         }
@@ -53,7 +53,7 @@ impl Figures {
         let is_one = numbers.all(|other| other == number);
         match number.filter(|_| is_one) {
             Some(number) => self.left_out.push((file.to_owned(), number)),
-            None => self.pages(file, &first.title, chart::pages(charts, self.room)?),
+            None => self.pages(file, &first.title, chart::pages(charts, self.pages_left)?),
         }
         Ok(())
     }
@@ -62,7 +62,7 @@ impl Figures {
     pub(super) fn grid(&mut self, file: &str, grid: &Grid) -> Result<()> {
         match grid.only_number() {
             Some(number) => self.left_out.push((file.to_owned(), number)),
-            None => self.pages(file, &grid.title, grid.pages(self.room)?),
+            None => self.pages(file, &grid.title, grid.pages(self.pages_left)?),
         }
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Figures {
     /// Adds the pages of a figure. The first page of the first figure goes to `first`.
     pub(super) fn pages(&mut self, file: &str, title: &str, pages: Pages) {
         let left = pages.of - pages.drawn.len();
-        self.room = self.room.saturating_sub(pages.drawn.len());
+        self.pages_left = self.pages_left.saturating_sub(pages.drawn.len());
         self.not_drawn.extend((left > 0).then(|| (file.to_owned(), left)));
         for page in paged(file, title, pages) {
             if self.first.is_empty() { self.first.push(page) } else { self.others.push(page) }
@@ -113,7 +113,7 @@ impl Figures {
     /// A line about figures that were left out; `None` if there are none.
     pub fn left_out_line(&self) -> Option<String> {
         let left_out = named(self.left_out.iter().map(|(file, number)| format!("{file} ({number})")));
-        Some(format!("Plots that would repeat one number are left out: {}.", left_out?))
+        Some(format!("Plots with one value only are left out: {}.", left_out?))
     }
 
     /// A line about figures with pages that were not drawn, and how to draw them; `None` if there are none.
@@ -121,7 +121,7 @@ impl Figures {
         let pages = |n: usize| if n == 1 { "1 page".to_owned() } else { format!("{n} pages") };
         let not_drawn = named(self.not_drawn.iter().map(|(file, n)| format!("{file} ({})", pages(*n))))?;
         Some(format!(
-            "Of each kind of plot {MOST_PAGES} pages are drawn, and `spattn report --all-plots` draws the rest: {not_drawn}."
+            "{MOST_PAGES} pages of each kind of plot are drawn; `spattn report --all-plots` draws the rest: {not_drawn}."
         ))
     }
 }
@@ -164,6 +164,6 @@ mod tests {
         let left_out = (0..6).map(|i| (format!("{i}.svg"), "100".to_owned())).collect();
         let said = Figures { left_out, ..Figures::default() }.left_out_line().unwrap();
         let files = "0.svg (100), 1.svg (100), 2.svg (100), 3.svg (100) and 2 more";
-        assert_eq!(said, format!("Plots that would repeat one number are left out: {files}."));
+        assert_eq!(said, format!("Plots with one value only are left out: {files}."));
     }
 }

@@ -128,12 +128,12 @@ impl Grid {
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
     pub fn pages(&self, most: usize) -> Result<Pages> {
-        let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
-        let most_lines = ((room - TOP - BOTTOM) / self.cell().1).max(1) as usize;
+        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
+        let most_lines = ((available - TOP - BOTTOM) / self.cell().1).max(1) as usize;
         let mut pages = Vec::new();
         for start in (0..self.lines.len()).step_by(most_lines) {
             let lines = start..(start + most_lines).min(self.lines.len());
-            let rows = (room / self.panel_size(lines.len()).1).max(1);
+            let rows = (available / self.panel_size(lines.len()).1).max(1);
             let panels = self.panels.chunks((rows * self.across()) as usize);
             pages.extend(panels.map(|panels| (panels, lines.clone())));
         }
@@ -182,11 +182,12 @@ impl Grid {
         if self.has_text() {
             return WITH_TEXT;
         }
-        let fitting = |room: i32, count: usize, least: i32, most: i32| (room / count.max(1) as i32).clamp(least, most);
-        let room = (MOST_WIDTH - self.left() - RIGHT, MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT - TOP - BOTTOM);
+        let fitting =
+            |available: i32, count: usize, least: i32, most: i32| (available / count.max(1) as i32).clamp(least, most);
+        let available = (MOST_WIDTH - self.left() - RIGHT, MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT - TOP - BOTTOM);
         (
-            fitting(room.0, self.columns.len(), SMALLEST.0, LARGEST.0),
-            fitting(room.1, self.lines.len(), SMALLEST.1, LARGEST.1),
+            fitting(available.0, self.columns.len(), SMALLEST.0, LARGEST.0),
+            fitting(available.1, self.lines.len(), SMALLEST.1, LARGEST.1),
         )
     }
 

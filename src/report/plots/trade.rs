@@ -34,7 +34,7 @@ impl Cost {
     /// The label of the axis for these rows.
     fn label(&self, rows: &[&SummaryRow]) -> &'static str {
         match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
-            Some(Latency::Shared) => "ms per token, share of a joint step",
+            Some(Latency::Shared) => "ms per token, share of a step of all methods",
             Some(Latency::Solo) => "ms per token, alone (median)",
             None => self.label,
         }
@@ -92,7 +92,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
     let scenes = distinct(rows.iter().map(Scene::of));
     let mut figures = Figures::default();
     for cost in &COSTS {
-        let mut room = most;
+        let mut pages_left = most;
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
@@ -102,7 +102,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
                 continue;
             }
             let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
-            let mut drawn = Figures::up_to(room);
+            let mut drawn = Figures::up_to(pages_left);
             if drawn.is_full(&file) {
                 figures.take(drawn);
                 continue;
@@ -112,12 +112,12 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
             let all = if of_each.is_some() { without_crowd(all, &file_of_each) } else { all };
             drawn.charts(&file, &[all], true)?;
             if let Some(chart) = of_each.filter(|_| cost.name == "density") {
-                let mut each = Figures::up_to(drawn.room);
+                let mut each = Figures::up_to(drawn.pages_left);
                 each.charts(&file_of_each, &[chart], true)?;
-                drawn.room = each.room;
+                drawn.pages_left = each.pages_left;
                 drawn.take(each);
             }
-            room = drawn.room;
+            pages_left = drawn.pages_left;
             if figures.first.is_empty() { figures.take(drawn) } else { figures.take_behind(drawn) }
         }
     }

@@ -27,7 +27,7 @@ impl DeviceIndex {
     /// # Panics
     /// If a form of another type built it.
     pub fn of<I: Any>(&self) -> &I {
-        self.index.downcast_ref().unwrap_or_else(|| panic!("the device index is no {}", type_name::<I>()))
+        self.index.downcast_ref().unwrap_or_else(|| panic!("the device index is not of type {}", type_name::<I>()))
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the device index is no u8")]
+    #[should_panic(expected = "the device index is not of type u8")]
     fn an_index_of_another_type_is_none() {
         DeviceIndex::new(3u16, 0).of::<u8>();
     }

@@ -9,38 +9,38 @@ use crate::types::schedule::Schedule;
 /// Why a method with its parameters, a model's shape or a protocol selects on the host although a GPU holds the prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostReason {
-    /// The method has no form on a GPU.
+    /// The method has no GPU implementation ([`DeviceForm`](super::form::DeviceForm)).
     NoForm,
-    /// The form does not do what this setting asks for.
+    /// The GPU implementation does not support this setting.
     Setting {
         /// The parameter.
         key: &'static str,
         /// Its value.
         value: String,
     },
-    /// This way of selecting by scores has no form on a GPU.
+    /// This way of selecting by scores has no GPU implementation.
     Selection(&'static str),
     /// There is nothing to select: only static tokens are attended.
     SelectsNothing,
-    /// The parameter that `density` asks for is not solved yet; it is when a sequence starts.
+    /// The budget of a `density` is not computed yet; it is when a sequence starts.
     UnsolvedDensity,
-    /// Kernels do not take heads of this width.
+    /// The kernels do not support heads of this width.
     HeadWidth {
         /// Width of the model's heads.
         d: usize,
-        /// The widest that kernels take.
+        /// The widest that the kernels support.
         most: usize,
         /// Widths are multiples of this.
         multiple_of: usize,
     },
-    /// Kernels do not support this many numbers for each key.
+    /// The kernels do not support this many numbers for each key.
     IndexWidth {
         /// Numbers of the index for each key.
         numbers: usize,
-        /// The most that kernels take.
+        /// The most that the kernels support.
         most: usize,
     },
-    /// Kernels do not take keys and values of this type.
+    /// The kernels do not support keys and values of this type.
     Storage(KvDtype),
     /// Tokens after the prefix become candidates (`tail`), and a GPU selects among those of the prefix.
     MovingCandidates,
@@ -52,10 +52,12 @@ pub enum HostReason {
     NoStatistics,
     /// A layer scales logits by another factor than one over the root of a head's width.
     SoftmaxScale,
+    /// A layer caps logits, or has sinks.
+    SoftmaxRule,
 }
 
 impl HostReason {
-    /// A parameter's value that the form does not do.
+    /// The reason of a parameter whose value the GPU implementation does not support.
     pub fn setting(key: &'static str, value: impl ToString) -> Self {
         Self::Setting { key, value: value.to_string() }
     }
@@ -85,26 +87,27 @@ impl HostReason {
 impl fmt::Display for HostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoForm => f.write_str("it has no form on a GPU"),
-            Self::Setting { key, value } => write!(f, "its form on a GPU does not do {key}={value}"),
-            Self::Selection(way) => write!(f, "selecting {way} has no form on a GPU"),
-            Self::SelectsNothing => f.write_str("it selects nothing"),
-            Self::UnsolvedDensity => f.write_str("its density is solved when a sequence starts"),
+            Self::NoForm => f.write_str("it has no GPU implementation"),
+            Self::Setting { key, value } => write!(f, "its GPU implementation does not support {key}={value}"),
+            Self::Selection(way) => write!(f, "selecting {way} has no GPU implementation"),
+            Self::SelectsNothing => f.write_str("it selects no tokens"),
+            Self::UnsolvedDensity => f.write_str("its budget is computed from the density when a sequence starts"),
             Self::HeadWidth { d, most, multiple_of: 1 } => {
-                write!(f, "heads are {d} wide, and the kernels take up to {most}")
+                write!(f, "heads have {d} channels, and the kernels support up to {most}")
             }
             Self::HeadWidth { d, most, multiple_of } => {
-                write!(f, "heads are {d} wide, and the kernels take multiples of {multiple_of} up to {most}")
+                write!(f, "heads have {d} channels, and the kernels support multiples of {multiple_of} up to {most}")
             }
             Self::IndexWidth { numbers, most } => {
-                write!(f, "its index has {numbers} numbers for each key, and the kernels take up to {most}")
+                write!(f, "its index has {numbers} numbers for each key, and the kernels support up to {most}")
             }
-            Self::Storage(dtype) => write!(f, "the kernels do not take keys in {}", dtype.name()),
+            Self::Storage(dtype) => write!(f, "the kernels do not support keys in {}", dtype.name()),
             Self::MovingCandidates => f.write_str("tokens after the prefix become candidates (tail)"),
             Self::MovedPositions => f.write_str("it attends tokens at other positions than their own"),
             Self::LayerBudgets => f.write_str("layers have budgets of their own (schedule)"),
-            Self::NoStatistics => f.write_str("what its index needs of the prompt was not gathered"),
+            Self::NoStatistics => f.write_str("the statistics of the prompt that its index needs were not gathered"),
             Self::SoftmaxScale => f.write_str("the model scales logits by a factor of its own"),
+            Self::SoftmaxRule => f.write_str("the model caps logits or has attention-sink logits"),
         }
     }
 }

@@ -11,7 +11,7 @@ impl Workspaces {
     /// The workspace of this type; made when it is first asked for. All who name the type share it.
     pub fn of<W: Any + Default + Send + Sync>(&mut self) -> &mut W {
         let workspace = self.0.entry(TypeId::of::<W>()).or_insert_with(|| Box::<W>::default());
-        workspace.downcast_mut().expect("workspaces are stored by their type")
+        workspace.downcast_mut().expect("a workspace is stored under its own type")
     }
 }
 

@@ -161,7 +161,7 @@ pub enum ArtefactError {
         expected: String,
     },
     /// The artefact was made by this program, but an imported one is required.
-    #[error("{file}: made with {key} `{found}`, not taken in from those who released theirs")]
+    #[error("{file}: made with {key} `{found}`, not imported from weights that the authors released")]
     NotImported {
         /// The file.
         file: String,
@@ -202,9 +202,9 @@ pub fn write(info: &ArtefactInfo, tensors: &[NamedTensor]) -> Vec<u8> {
         let view = TensorView::new(*dtype, tensor.shape.clone(), bytes);
         (tensor.name.as_str(), view.expect("a tensor has as many values as its shape says"))
     });
-    let info = serde_json::to_string(info).expect("plain fields are JSON");
+    let info = serde_json::to_string(info).expect("these fields can be written as JSON");
     let metadata = HashMap::from([(INFO_KEY.to_owned(), info)]);
-    serialize(views, Some(metadata)).expect("names differ, and the header is short")
+    serialize(views, Some(metadata)).expect("tensor names differ, and the header is short")
 }
 
 fn stored(tensor: &NamedTensor) -> (Dtype, Vec<u8>) {
@@ -336,7 +336,7 @@ impl Artefact {
         let values = self.read(name, expected)?;
         match values.chunks(row).position(|row| row.iter().all(|x| *x == 0.0)) {
             None => Ok(values),
-            Some(at) => Err(self.wrong(name, format!("holds nothing but zeros from its value {} on", at * row))),
+            Some(at) => Err(self.wrong(name, format!("has only zeros in the row that begins at value {}", at * row))),
         }
     }
 
@@ -364,7 +364,7 @@ impl Artefact {
             }
         }
         if let Some(missing) = layers.iter().find(|layer| **layer >= self.info.model.layers) {
-            return Err(self.malformed(&format!("nothing about layer {missing}")));
+            return Err(self.malformed(&format!("it has no layer {missing}")));
         }
         let model = ModelShape { layers: layers.len(), ..self.info.model.clone() };
         Self::parse(&self.file, write(&ArtefactInfo { model, ..self.info.clone() }, &kept))
@@ -451,7 +451,7 @@ pub(crate) mod tests {
         assert_eq!((read("layers.0.a", &[1]).unwrap(), read("layers.1.a", &[1]).unwrap()), (vec![3.0], vec![1.0]));
         assert_eq!(read("of_all", &[2]).unwrap(), [0.1, 7.0]);
         assert!(read("layers.2.a", &[1]).is_err());
-        assert!(whole.of_layers(&[4]).unwrap_err().to_string().ends_with("nothing about layer 4"));
+        assert!(whole.of_layers(&[4]).unwrap_err().to_string().ends_with("it has no layer 4"));
     }
 
     #[test]

@@ -217,7 +217,7 @@ pub trait Collector: Send {
     /// # Errors
     /// If the checkpoint has other settings or is malformed.
     fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
-        Err(checkpoint.malformed("nothing goes on from a checkpoint here"))
+        Err(checkpoint.malformed("calibrating this method cannot resume from a checkpoint"))
     }
 }
 

@@ -198,8 +198,8 @@ impl Method for DuoAttention {
         IndexKey::new((retrieval, heads.as_ref().map(|heads| heads.sha256.clone())))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> bool {
-        self.heads().is_among(self.share(), prefix.layer, prefix.kv_head)
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<bool, KvError> {
+        Ok(self.heads().is_among(self.share(), prefix.layer, prefix.kv_head))
     }
 
     /// Counts nothing: the class of a head belongs to the model, not to the prefix.
@@ -209,9 +209,9 @@ impl Method for DuoAttention {
 
     fn start(&self, _: &bool) {}
 
-    fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         let picked = if *attends_all { step.candidates.clone() } else { 0..0 };
-        Selection::Shared(SelectedTokens::softmax(picked.map(|token| token as u32).collect()))
+        Ok(Selection::Shared(SelectedTokens::softmax(picked.map(|token| token as u32).collect())))
     }
 
     fn is_data_independent(&self) -> bool {

@@ -11,7 +11,7 @@ pub(super) struct VisibleTokens<'a> {
     pub(super) values: Rows<'a>,
     pub(super) d: usize,
     pub(super) tokens: &'a [u32],
-    pub(super) sights: &'a [RowVisibility],
+    pub(super) visibility: &'a [RowVisibility],
 }
 
 /// Keys and values for rows whose queries have two positions: one for the first packed tokens, one for the others.
@@ -20,7 +20,7 @@ pub(super) struct VisibleTokens<'a> {
 /// side by side gives the right logit for either kind of token, and one softmax covers all.
 pub(super) struct DualPositionHead {
     pub(super) packed: PackedHead,
-    pub(super) sights: Vec<RowVisibility>,
+    pub(super) visibility: Vec<RowVisibility>,
     /// For each row, the distance by which its query is moved back for the first tokens.
     pub(super) shifts: Vec<usize>,
     pub(super) d: usize,
@@ -33,7 +33,7 @@ impl DualPositionHead {
         values: &[f32],
         d: usize,
         split: usize,
-        sights: Vec<RowVisibility>,
+        visibility: Vec<RowVisibility>,
         shifts: Vec<usize>,
     ) -> Self {
         let widened = |rows: &[f32], side: fn(usize, usize) -> usize| -> Vec<f32> {
@@ -46,26 +46,26 @@ impl DualPositionHead {
         let keys = widened(keys, |at, split| usize::from(at >= split));
         let values = widened(values, |_, _| 0);
         let packed = PackedHead::new(Rows::F32(&keys), Rows::F32(&values), 2 * d);
-        Self { packed, sights, shifts, d }
+        Self { packed, visibility, shifts, d }
     }
 
     /// Positions within each row's cache: its query is moved towards the first `sinks` tokens by the number of tokens
     /// that it does not see between them and its window.
     pub(super) fn within_cache(seen: &VisibleTokens<'_>, sinks: usize) -> Self {
-        let VisibleTokens { keys, values, d, tokens, sights } = *seen;
+        let VisibleTokens { keys, values, d, tokens, visibility } = *seen;
         let gap = |sight: &RowVisibility| match sight.stretch.is_empty() {
             true => 0,
             false => tokens[sight.stretch.start] as usize - sight.common,
         };
-        let shifts = sights.iter().map(gap).collect();
-        Self::new(&keys.gather(tokens, d), &values.gather(tokens, d), d, sinks, sights.to_vec(), shifts)
+        let shifts = visibility.iter().map(gap).collect();
+        Self::new(&keys.gather(tokens, d), &values.gather(tokens, d), d, sinks, visibility.to_vec(), shifts)
     }
 
     /// Grouped positions; the first row is at `first`. Tokens that are far for some rows and neighbours for others are
     /// packed twice.
     pub(super) fn grouped(seen: &VisibleTokens<'_>, grouped: Grouped<'_>, first: usize) -> Self {
-        let VisibleTokens { keys, values, d, tokens, sights } = *seen;
-        let positions = first..first + sights.len();
+        let VisibleTokens { keys, values, d, tokens, visibility } = *seen;
+        let positions = first..first + visibility.len();
         let far_of = |position: usize| grouped.grouping.far(position);
         let (far, far_places) = numbered(tokens, |token| token < far_of(positions.end - 1));
         let (near, near_places) = numbered(tokens, |token| token >= far_of(first));
@@ -78,12 +78,12 @@ impl DualPositionHead {
             let (front, back): (Vec<ScatteredToken>, Vec<ScatteredToken>) = sight.each().partition(is_far);
             RowVisibility::of(&front.into_iter().chain(back).map(moved).collect::<Vec<ScatteredToken>>())
         };
-        let sights = positions.clone().zip(sights).map(sight).collect();
+        let visibility = positions.clone().zip(visibility).map(sight).collect();
         let shifts = positions.map(|position| grouped.grouping.query_shift(position)).collect();
         let packed = [&far[..], &near[..]].concat();
         let (mut keys, values) = (keys.gather(&packed, d), values.gather(&packed, d));
         grouped.turn_keys(&mut keys[..far.len() * d], d, &far);
-        Self::new(&keys, &values, d, far.len(), sights, shifts)
+        Self::new(&keys, &values, d, far.len(), visibility, shifts)
     }
 }
 

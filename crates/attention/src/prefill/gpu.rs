@@ -63,11 +63,14 @@ impl SparsePrefill<'_> {
         if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {
             mark()?;
             gpu.prefill_attention(rows, cache, out)?;
-            let context = context(rows);
+            let spec = chunk.spec();
+            let seen = |position: usize| position + 1 - spec.first_visible(position + 1);
+            let context = (rows.first..rows.first + rows.count).map(seen).sum();
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
-        if self.dense[layer] || self.positions != Positions::Original || !gpu.attends_blocks(cache.storage, cache.d) {
+        let has_kernel = rows.rule.is_plain() && gpu.attends_blocks(cache.storage, cache.d);
+        if self.dense[layer] || self.positions != Positions::Original || !has_kernel {
             return Ok(false);
         }
         let mask = match self.pattern {
@@ -132,7 +135,7 @@ impl SparsePrefill<'_> {
             let count = (here * block_rows).min(rows.count - skip);
             let piece = Rows { skip: rows.skip + skip, count, first: rows.first + skip, ..*rows };
             let cost = send(gpu, &mut lists, &of_piece, block_rows, &piece, cache)?;
-            counted.push(cost.expect("the diagonals of a planned list are those of all of its blocks"));
+            counted.push(cost.expect("all blocks of a planned list have the same diagonals"));
             mark()?;
             gpu.attend_blocks(&piece, cache, &lists, out)?;
             sent += here;

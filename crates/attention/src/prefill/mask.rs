@@ -255,9 +255,9 @@ impl Mask {
                     .collect(),
             }
         };
-        let sights = singles.iter().enumerate().map(sight).collect();
+        let visibility = singles.iter().enumerate().map(sight).collect();
         let tokens = self.common[..front].iter().copied().chain(between).chain(begin as u32..end as u32).collect();
-        (tokens, sights)
+        (tokens, visibility)
     }
 
     /// Number of common tokens that lie before all bands or continue into them without a gap, and the token from which

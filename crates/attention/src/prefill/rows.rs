@@ -4,7 +4,6 @@
 //! [`RowReader`] attends the selections row by row, as in a decode step.
 
 use std::any::Any;
-use std::sync::Mutex;
 
 use rayon::prelude::*;
 
@@ -12,7 +11,7 @@ use crate::calibration::collector::PrefillChunk;
 use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
-use crate::kv::KvHead;
+use crate::kv::{KvHead, ReadCounter};
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
 use crate::types::attention_spec::AttentionSpec;
@@ -36,7 +35,7 @@ impl<'a> RowHead<'a> {
             d,
             kv_head: self.place.kv_head,
             spec: spec.clone(),
-            fetched: Mutex::default(),
+            reads: ReadCounter::default(),
         }
     }
 }
@@ -111,7 +110,7 @@ impl<'a> RowReader<'a> {
                     AttendedTokens { exact: StaticTokens::sliding(self.policy, total), selection: Some(selection) };
                 let scaled = Queries::new(&queries[of_row.clone()], spec.scale);
                 let done = head.up_to(total, &spec).attend(&scaled, &picked, &mut out[of_row]);
-                done.expect("a prompt that is read is in host memory");
+                done.expect("keys and values of a prompt are in host memory during prefill");
                 let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }

@@ -14,7 +14,7 @@ use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
-use crate::types::policy::Policy;
+use crate::types::policy::{LocalLayers, Policy};
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
 use spattn_kernels::LogitRule;
@@ -44,7 +44,8 @@ impl<'a> SparsePrefill<'a> {
     /// method's prefill is dense.
     pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = specs.dense(&method.policy);
+        // No mask knows a layer's own window, so a prompt's rows attend all of it.
+        let dense = specs.dense(&Policy { local_layers: LocalLayers::Dense, ..method.policy.clone() });
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
             PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, &dense, seed)),
@@ -82,12 +83,16 @@ impl<'a> SparsePrefill<'a> {
     /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
         let rows = self.pattern.query_rows();
-        debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
+        debug_assert!(
+            chunk.first.is_multiple_of(rows),
+            "a chunk begins with a block: token {} is no multiple of {rows}",
+            chunk.first
+        );
         chunk.show();
         let counted = match (self.dense[chunk.layer], self.pattern) {
             (true, _) | (_, PrefillPattern::Dense) => self.attend_all(chunk, out),
             (false, PrefillPattern::Rows(_)) => {
-                self.rows.as_mut().expect("a reader is made with the pattern").attend(chunk, out)
+                self.rows.as_mut().expect("a pattern of rows comes with a reader of rows").attend(chunk, out)
             }
             (false, PrefillPattern::Blocks(mask)) => {
                 self.attend_blocks(chunk, mask.query_rows(), &|block, cost| mask.masks(block, cost), out)
@@ -106,7 +111,7 @@ impl<'a> SparsePrefill<'a> {
 
     /// Attends a chunk that is the whole prompt: plans the masks of all blocks first, for each KV head.
     fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
-        assert_eq!(chunk.first, 0, "a mask over the whole prompt sees it in one chunk");
+        assert_eq!(chunk.first, 0, "a mask over the whole prompt needs the prompt as one chunk");
         let queries = queries_by_group(chunk);
         let (plans, costs) = self.plan(chunk, mask, &queries);
         let masking = |block: &QueryBlock<'_>, _: &mut Cost| plans[block.kv_head](block);
@@ -208,16 +213,16 @@ impl<'a> SparsePrefill<'a> {
                 Masks::PerHead(masks) => (masks, 1),
             };
             for (first_head, mask) in (kv_head * group..).step_by(sharing).zip(&masks) {
-                let (tokens, sights) = mask.resolve(first);
-                let seen = sights.iter().map(RowVisibility::tokens).sum();
+                let (tokens, visibility) = mask.resolve(first);
+                let seen = visibility.iter().map(RowVisibility::tokens).sum();
                 attended[first_head..first_head + sharing].fill(seen);
                 let of = (first_head..first_head + sharing).map(|head| (head, heads));
-                let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
+                let seen = VisibleTokens { keys: block.keys, values, d, tokens: &tokens, visibility: &visibility };
                 match self.dual_position(&seen, &block, mask) {
                     Some(cache) => of.for_each(|of| self.attend_dual_position(&cache, queries, of, &spec, out)),
                     None => {
                         let packed = PackedHead::gathered(block.keys, values, d, &tokens);
-                        of.for_each(|of| block_attention(queries, of, &packed, &sights, spec.logit_rule(), out));
+                        of.for_each(|of| block_attention(queries, of, &packed, &visibility, spec.logit_rule(), out));
                     }
                 }
             }
@@ -247,7 +252,7 @@ impl<'a> SparsePrefill<'a> {
         out: &mut [f32],
     ) {
         let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
-        let mut both = vec![0.0; cache.sights.len() * 2 * d];
+        let mut both = vec![0.0; cache.visibility.len() * 2 * d];
         for (row, (both, shift)) in both.chunks_exact_mut(2 * d).zip(&cache.shifts).enumerate() {
             let query = &queries[(row * heads + head) * d..][..d];
             both[..d].copy_from_slice(query);
@@ -257,7 +262,7 @@ impl<'a> SparsePrefill<'a> {
         let mut attended = vec![0.0; both.len()];
         let LogitRule { scale, soft_cap, sinks } = spec.logit_rule();
         let rule = LogitRule { scale, soft_cap, sinks: sinks.get(head..head + 1).unwrap_or(&[]) };
-        block_attention(&both, (0, 1), &cache.packed, &cache.sights, rule, &mut attended);
+        block_attention(&both, (0, 1), &cache.packed, &cache.visibility, rule, &mut attended);
         for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
             out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }

@@ -266,7 +266,7 @@ pub(crate) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
 
 /// What each row of a mask sees, as it is attended.
 pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
-    let (tokens, sights) = mask.resolve(first);
+    let (tokens, visibility) = mask.resolve(first);
     let of_row = |sight: &RowVisibility| {
         let plain = (0..sight.common).chain(sight.stretch.clone()).map(|place| (place, 0.0));
         let all = plain.chain(sight.singles.iter().map(|single| (single.place, single.log_weight)));
@@ -274,7 +274,7 @@ pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
         seen.sort_by_key(|(token, _)| *token);
         seen
     };
-    sights.iter().map(of_row).collect()
+    visibility.iter().map(of_row).collect()
 }
 
 /// Masks with arbitrary parts, which may overlap and may lie behind the rows.

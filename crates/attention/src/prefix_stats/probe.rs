@@ -9,11 +9,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
-use crate::kv::{HeadRows, KvDtype, KvError, KvShape, Prefix};
+use crate::kv::{KvDtype, KvError, KvPart, KvRows, KvShape, Prefix, ReadCounter};
 use crate::prefix_stats::stats::PromptHead;
 use crate::types::budget::{Budget, Context};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
-use crate::types::scores::score_into;
+use crate::types::scores::score_each;
 
 /// The last queries of a prefix, rotated and unscaled: `[query][query head][d]` for each layer.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -71,6 +71,8 @@ pub struct Probe<'a> {
     pub(crate) candidates: Range<usize>,
     /// Tokens in context and static tokens, on average over the tokens known to follow the prefix.
     pub(crate) context: Context,
+    /// Counts what is read of a prefix that is not lent.
+    pub(crate) reads: &'a ReadCounter,
 }
 
 /// One KV head of a probed prefix.
@@ -82,20 +84,24 @@ pub struct ProbeHead<'a> {
 }
 
 impl ProbeHead<'_> {
-    /// The candidates' keys, `[token][d]`.
-    pub fn keys(&self) -> spattn_kernels::Rows<'_> {
-        self.prefix.keys.slice(self.prefix.candidates.clone(), self.prefix.d)
+    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn each_logits(&self, mut visit: impl FnMut(&[f32])) -> Result<(), KvError> {
+        self.each_logits_of(self.prefix.candidates.clone(), |_, logits| visit(logits))
     }
 
-    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
-    pub fn each_logits(&self, mut visit: impl FnMut(&[f32])) {
-        let (d, scale) = (self.prefix.d, self.prefix.scale.factor());
-        let mut logits = vec![0.0; self.prefix.candidates.len()];
-        for query in self.queries.chunks_exact(d) {
-            score_into(query, self.keys(), d, &mut logits);
+    /// Calls `visit` with the number of every query and its logits of some tokens of the prefix.
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn each_logits_of(&self, tokens: Range<usize>, mut visit: impl FnMut(usize, &[f32])) -> Result<(), KvError> {
+        let scale = self.prefix.scale.factor();
+        score_each(&self.queries, self.prefix.keys.slice(tokens), |query, logits| {
             logits.iter_mut().for_each(|x| *x *= scale);
-            visit(&logits);
-        }
+            visit(query, logits);
+        })
     }
 }
 
@@ -123,24 +129,33 @@ impl Probe<'_> {
     ///
     /// # Errors
     /// If keys and values of a layer cannot be read.
-    pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Result<Vec<T>, KvError> {
+    pub fn measure<T: Send>(
+        &self,
+        measure: impl Fn(&ProbeHead<'_>) -> Result<T, KvError> + Sync,
+    ) -> Result<Vec<T>, KvError> {
         let layers: Vec<usize> = (0..self.prefix.layers()).filter(|layer| !self.dense[*layer]).collect();
         let kv_heads = self.prefix.shape().kv_heads;
         let heads = layers.into_par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)));
         let of_head = |(layer, kv_head)| {
-            let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
-            Ok(measure(&self.head(layer, kv_head, &rows)))
+            let (head, tokens) = (self.prefix.head(layer, kv_head)?, self.prefix.tokens());
+            let rows = [KvPart::Keys, KvPart::Values].map(|part| KvRows::of_head(head, part, tokens, self.reads));
+            measure(&self.head(layer, kv_head, rows)?)
         };
         heads.map(of_head).collect()
     }
 
-    fn head<'r>(&'r self, layer: usize, kv_head: usize, rows: &'r HeadRows<'_>) -> ProbeHead<'r> {
-        let (KvShape { d, kv_heads, .. }, keys, values) = (self.prefix.shape(), rows.keys(), rows.values());
+    fn head<'r>(
+        &'r self,
+        layer: usize,
+        kv_head: usize,
+        [keys, values]: [KvRows<'r>; 2],
+    ) -> Result<ProbeHead<'r>, KvError> {
+        let KvShape { d, kv_heads, .. } = self.prefix.shape();
         let mut queries = self.queries.of_group(layer, kv_head, kv_heads, d);
         if queries.is_empty() {
             let step = self.candidates.len().div_ceil(RecentQueries::COUNT);
-            let sampled = self.candidates.clone().step_by(step);
-            queries = sampled.flat_map(|token| keys.slice(token..token + 1, d).to_f32()).collect();
+            let sampled: Vec<u32> = self.candidates.clone().step_by(step).map(|token| token as u32).collect();
+            queries = keys.gather(&sampled)?;
         }
         let candidates = self.candidates.clone();
         let prompt = PromptHead::default();
@@ -159,7 +174,7 @@ impl Probe<'_> {
             prompt,
             seed: 0,
         };
-        ProbeHead { prefix, queries }
+        Ok(ProbeHead { prefix, queries })
     }
 }
 

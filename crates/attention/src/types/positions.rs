@@ -85,7 +85,7 @@ impl Positions {
 }
 
 /// Panic message; plans refuse such methods on models whose positions cannot be moved.
-pub(crate) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
+pub(crate) const GIVEN_ROTATION: &str = "the model gives its RoPE rotation to methods that move positions";
 
 /// Moves rotated vectors to other positions; only the model knows its frequencies.
 pub trait Rotation: Send + Sync {

@@ -27,12 +27,12 @@ impl Role {
     /// Its meaning, in one line.
     pub fn about(self) -> &'static str {
         match self {
-            Role::Reference => "reference: attends all, and is what every other is held against",
-            Role::Method => "method: published to be used",
+            Role::Reference => "reference: attends every token; all other methods are compared with it",
+            Role::Method => "method: published for practical use",
             Role::Oracle => {
-                "oracle: sees all exact scores before it chooses; shows what a budget allows, is never a winner"
+                "oracle: knows all exact scores before it selects; an upper bound for a budget, never named as the best"
             }
-            Role::Floor => "floor: chooses without looking; what it reaches is had for nothing",
+            Role::Floor => "floor: selects without looking at keys; a useful method does better",
         }
     }
 }

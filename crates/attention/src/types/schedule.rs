@@ -39,13 +39,13 @@ impl Schedule {
     pub fn check(&self, dense: &[bool]) -> Result<(), UsageError> {
         let Self::Weights(weights) = self else { return Ok(()) };
         if weights.len() != dense.len() {
-            let what = format!("a schedule has {} weights, and the model {} layers", weights.len(), dense.len());
+            let what = format!("the schedule has {} weights, and the model has {} layers", weights.len(), dense.len());
             return Err(UsageError::new(what).hint("give a weight for each layer, dense ones included"));
         }
         let is_sparse = dense.iter().any(|dense| !dense);
         let has_weight = weights.iter().zip(dense).any(|(weight, dense)| *weight > 0 && !dense);
         match is_sparse && !has_weight {
-            true => Err(UsageError::new("a schedule gives nothing to the layers that are not dense")
+            true => Err(UsageError::new("the schedule gives no budget to any layer that is not dense")
                 .hint("give one of them a weight above 0")),
             false => Ok(()),
         }
@@ -111,7 +111,7 @@ impl FromStr for Schedule {
             "uniform" => Ok(Self::Uniform),
             "linear" => Ok(Self::Linear),
             _ => text.split('+').map(weight).collect::<Option<Vec<u32>>>().map(Self::Weights).ok_or_else(|| {
-                UsageError::new(format!("`{text:.60}` is no schedule of budgets by layer")).hint(format!(
+                UsageError::new(format!("`{text:.60}` is not a schedule of budgets by layer")).hint(format!(
                     "write uniform, linear, or a whole number from 0 to {MOST_WEIGHT} for each layer with + between \
                      them: 4+2+1+1"
                 ))
@@ -170,7 +170,7 @@ mod tests {
         let check = |text: &str, dense: &[bool]| text.parse::<Schedule>().unwrap().check(dense);
         assert!(check("1+2", &[false; 2]).is_ok() && check("linear", &[false; 9]).is_ok());
         assert!(check("1+2", &[false; 3]).unwrap_err().what.contains("2 weights, and the model 3 layers"));
-        assert!(check("1+0", &[true, false]).unwrap_err().what.contains("gives nothing"));
+        assert!(check("1+0", &[true, false]).unwrap_err().what.contains("gives no budget"));
         assert!(check("0+0", &[true, true]).is_ok(), "nobody asks");
         for text in ["", "1+", "+", "-1+2", "1.5", "1000001", "Linear", "a+b"] {
             assert!(text.parse::<Schedule>().unwrap_err().hint.is_some(), "{text}");

@@ -26,7 +26,7 @@ use spattn_tasks::Task;
 use spattn_tasks::seed::{Draw, example_seed};
 use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
-use spattn_train_rows::{Books, Encoder, Trainer};
+use spattn_tasks::training_rows::{Books, Encoder, Trainer};
 
 /// The most bytes of a file with imported nets.
 const MOST_OF_IMPORT: u64 = 16 << 30;
@@ -142,7 +142,7 @@ pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(Stri
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
     if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-        let what = format!("{}: a zero at byte {at}: it is no text", path.display());
+        let what = format!("{}: a zero byte at offset {at}: this is not a text file", path.display());
         return Err(UsageError::new(what).hint(hint).into());
     }
     let ids = tokenizer.encode_text(&decode(bytes, path)?, false)?;
@@ -169,7 +169,7 @@ impl<'a> RowEncoder<'a> {
     fn new(model: &'a Model) -> Result<Self, UsageError> {
         let tokenizer = &model.tokenizer;
         let eos = tokenizer.eos_ids().first().copied().ok_or_else(|| {
-            UsageError::new(format!("{} has no end token, which training rows need", model.id))
+            UsageError::new(format!("{} has no end-of-text token, which training rows need", model.id))
                 .hint("give text with --data, or prompts with --task")
         })?;
         // A model without a BOS token reads rows after an EOS token.
@@ -222,7 +222,7 @@ impl CalibrationOrder {
                     UsageError::unknown("calibrated method", &spec.name, CALIBRATIONS.iter().map(|c| c.kind))
                 })?;
                 if orders.iter().any(|o| o.calibration.kind == spec.name) {
-                    return Err(UsageError::new(format!("`{}` is to be calibrated twice", spec.name))
+                    return Err(UsageError::new(format!("calibration `{}` is given twice", spec.name))
                         .hint("a folder holds one artefact of a kind: run once for each, with --out DIR"));
                 }
                 orders.push(Self { calibration, spec });
@@ -317,15 +317,15 @@ pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Resul
     let (kind, label) = (order.calibration.kind, path.display());
     if let Some((key, _)) = order.spec.params.first() {
         return Err(UsageError::new(format!(
-            "`{kind}:{key}` sets how something is learned, and --import takes in what was"
+            "`{kind}:{key}` is a training setting, but --import takes nets that are trained already"
         ))
         .hint(format!("write `spattn calibrate {kind} --import {label}`"))
         .into());
     }
     let import = order.calibration.import.ok_or_else(|| {
         let known = CALIBRATIONS.iter().filter(|c| c.import.is_some()).map(|c| c.kind).collect::<Vec<_>>();
-        UsageError::new(format!("nothing that was learned for {kind} elsewhere is read"))
-            .hint(format!("--import is for {}", known.join(", ")))
+        UsageError::new(format!("--import does not support {kind}"))
+            .hint(format!("--import supports {}", known.join(", ")))
     })?;
     let bytes = given::bytes(path, MOST_OF_IMPORT).map_err(|e| {
         UsageError::new(format!("cannot read {label}: {e}"))
@@ -382,7 +382,7 @@ impl CalibrationPlan<'_> {
         self.collectors(&model.shape(), None)?;
         let limit = model.decoder.config().context_limit();
         if self.tokens == 0 || self.length == 0 {
-            return Err(UsageError::new("0 tokens were asked for").hint("--tokens and --length take numbers from 1"));
+            return Err(UsageError::new("--tokens or --length is 0").hint("--tokens and --length take numbers from 1"));
         }
         let block = self.tokens.min(self.length);
         if block < LEAST_BLOCK {
@@ -399,7 +399,7 @@ impl CalibrationPlan<'_> {
         }
         let shortest = self.texts.iter().map(Text::shortest).max().unwrap_or(1);
         if self.tokens.min(self.length) < shortest {
-            let what = format!("{} have {shortest} tokens at least", self.texts[0].label());
+            let what = format!("{} have at least {shortest} tokens", self.texts[0].label());
             return Err(UsageError::new(what).hint("raise --tokens and --length, or give --data or --task"));
         }
         if self.length > limit {
@@ -417,10 +417,9 @@ impl CalibrationPlan<'_> {
         let mut read = vec![0; self.texts.len()];
         self.blocks().iter().enumerate().for_each(|(number, length)| read[number % self.texts.len()] += length);
         let note = |(text, read): (&Text, usize)| match text {
-            Text::File { label, ids } if read > ids.len() => Some(format!(
-                "{label} has {} tokens, of which {read} are read: more than once, which teaches nothing new",
-                ids.len()
-            )),
+            Text::File { label, ids } if read > ids.len() => {
+                Some(format!("{label} has {} tokens, but {read} are read: repeated tokens add nothing new", ids.len()))
+            }
             _ => None,
         };
         self.texts.iter().zip(read).filter_map(note).collect()
@@ -489,7 +488,7 @@ impl CalibrationPlan<'_> {
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<CalibrationOutcome>> {
         let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
-        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
+        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length, self.length))?;
         let mut read = match checkpoints {
             Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
             _ => Read::default(),
@@ -578,14 +577,14 @@ impl CalibrationPlan<'_> {
             let bytes = match std::fs::read(&path) {
                 Ok(bytes) => bytes,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    let what = format!("there is no checkpoint to go on from: no {}", path.display());
+                    let what = format!("there is no checkpoint to resume from: no {}", path.display());
                     return Err(UsageError::new(what).hint("leave --resume out to start from the beginning").into());
                 }
                 Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
             };
             let refused = |e: ArtefactError| {
                 UsageError::new(e.to_string())
-                    .hint("--resume needs the arguments and the model that calibration began with")
+                    .hint("--resume needs the arguments and the model of the run that wrote the checkpoint")
             };
             let checkpoint = Artefact::parse(&path.display().to_string(), bytes).map_err(refused)?;
             checkpoint.check(&checkpoint_kind(kind), model).map_err(refused)?;

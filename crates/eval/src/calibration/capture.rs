@@ -21,7 +21,7 @@ pub fn read_apart(
     before: &mut dyn FnMut(&PrefillChunk<'_>),
     behind: &mut dyn FnMut(&PrefillChunk<'_>),
 ) -> Result<Vec<LayerKv>> {
-    let alone = "nobody else holds a prefix that was just read";
+    let alone = "the prefix that was just read has one owner";
     let prefill = decoder.prefill_observed(&ids[..context], ids.len(), before)?;
     let mut prefix = Arc::into_inner(prefill.prefix).ok_or_else(|| anyhow!(alone))?;
     if context < ids.len() {

@@ -103,7 +103,7 @@ mod tests {
         wrong("positions = 'x'", "test.toml:1: `positions`: unknown value `x`");
         wrong("data = 3", "test.toml:1: `data`: invalid type: integer `3`, expected a path, in quotes");
         wrong("dtype = 'f64'", "test.toml:1: `dtype`: unknown dtype `f64`");
-        wrong("sparse_from = ['decode', 'x']", "test.toml:1: `sparse_from`: `x` is no place");
+        wrong("sparse_from = ['decode', 'x']", "test.toml:1: `sparse_from`: unknown start of sparse attention `x`");
         wrong("dense_layers = ['none',\n'3-1']", "test.toml:2: `dense_layers`: dense layers `3-1`");
         wrong("methods = ['full',\n\n'topk:k=x']", "test.toml:3: `methods`: method `topk`: `k=x` is out of range");
         wrong("samples = 3\nsamples = 4", "test.toml:2: ");

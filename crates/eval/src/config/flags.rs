@@ -20,11 +20,11 @@
 macro_rules! with_settings {
     ($make:ident) => {
         $make! {
-            /// One line that says what the config is for
+            /// Purpose of the config, in one line
             about: String,
                 Flag::key_only().anything();
 
-            /// Model: builtin, a folder, or a hub id; a sweep takes several
+            /// Model: builtin, a folder, a GGUF file, or a hub id; a sweep takes several
             ///
             /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
             model: OneOrMany<String>,
@@ -36,8 +36,8 @@ macro_rules! with_settings {
             tasks: Vec<String>,
                 Flag::value("task", "TASK,...").short('t').texts("ruler/vt", &["zzz", ""]);
 
-            /// Lengths in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
-            /// (before the chat template; without it, to the model's context)
+            /// Lengths in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to the length instead, before the
+            /// chat template is applied (to the model's context if no length is given)
             ///
             /// Example: --length 4096,16K (of 1,024 tokens)
             lengths: Vec<usize>,
@@ -55,7 +55,7 @@ macro_rules! with_settings {
             samples: usize => usize = 10,
                 Flag::value("samples", "N").short('n').whole(1, MOST_SAMPLES).refused_with(not_so_many_samples);
 
-            /// Seed of the examples and of methods that draw; a sweep takes several
+            /// Seed of the examples and of methods that use random numbers; a sweep takes several
             ///
             /// Example: --seed 7
             seed: OneOrMany<u64>,
@@ -68,51 +68,61 @@ macro_rules! with_settings {
             sparse_from: OneOrMany<Given<Protocol>>,
                 Flag::value("sparse-from", "WHERE,...").commas().texts("last:32", &["zzz", "last:0", "last:16777217"]).identity("protocol");
 
-            /// First tokens that every method attends; a sweep takes several
+            /// Attention sink: number of first tokens that every method attends; a sweep takes several
             ///
             /// Example: --sink 4
             sink: OneOrMany<usize>,
                 Flag::value("sink", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
 
-            /// Last tokens of the prefix that every method attends; a sweep takes several
+            /// Recent window: number of last tokens of the prefix that every method attends; a sweep takes several
             ///
             /// Example: --local 64
             local: OneOrMany<usize>,
                 Flag::value("local", "N,...").commas().whole(0, MOST_TOKENS).refused_with(not_so_many_static_tokens);
 
-            /// Layers that attend everything: none, layers, spans, or shares of the depth; a sweep takes several
+            /// Layers with dense attention: none, layers, spans, or shares of the depth; a sweep takes several
             ///
             /// Example: --dense-layers 0,1 or --dense-layers 0+50%
             dense_layers: OneOrMany<Given<DenseLayers>>,
                 Flag::value("dense-layers", "LIST").texts("0+50%", &["zzz", "3-1"]);
 
-            /// What becomes of the tokens after the prefix: exact, window:N or indexed; a sweep takes several
+            /// Methods in layers with a sliding window: dense (methods do not apply) or sparse (methods select within the window); for models
+            /// with such layers
             ///
-            /// exact: all are attended, beside the method's budget. window:N: only the last N tokens are; what leaves the window is
-            /// picked from like the rest. indexed: as window with the method's own --local. A method that keeps or drops generated
-            /// tokens by a rule of its own goes on to do so (`spattn list methods`).
+            /// By default, sliding layers attend all of their window under every method. With sparse, a method also selects among the tokens
+            /// of the window in decode steps; a prefill with a mask attends all of it.
+            ///
+            /// Example: --local-layers sparse
+            local_layers: LocalLayers => LocalLayers = LocalLayers::Dense,
+                Flag::value("local-layers", "WHAT").texts("sparse", &["zzz"]).identity("local_layers");
+
+            /// Attention to tokens after the prefix: exact, window:N or indexed; a sweep takes several
+            ///
+            /// exact: every method attends all of them, and they do not count towards the budget. window:N: only the last N are attended;
+            /// older ones are candidates like the tokens of the prefix. indexed: window:N with N from --local. Methods with a rule
+            /// of their own for generated tokens keep it (`spattn list methods`).
             ///
             /// Example: --tail indexed
             tail: OneOrMany<Given<Tail>>,
                 Flag::value("tail", "RULE,...").commas().texts("indexed", &["zzz", "window:0", "window:16777217"]);
 
-            /// Compare every step with exact attention: output error and top-k recall, by layer
+            /// Compare every decode step with exact attention: output error and top-k recall, by layer
             ///
             /// Example: --fidelity (slower: exact attention is computed beside each method)
             fidelity: bool => bool = false,
                 Flag::switch("fidelity").identity("fidelity");
 
-            /// What ms/token is: shared, a method's share of steps that all take together, or solo, its steps with all threads to
-            /// itself
+            /// Meaning of ms/token: shared (a method's share of steps that run all methods together) or solo (steps that run one method alone,
+            /// on all threads)
             ///
-            /// solo: after each example its methods take up to 16 of their steps again, one method at a time, five times in turns.
-            /// That is the latency a deployment would see. Predictions, scores and costs are the same either way.
+            /// solo: after each example, up to 16 decode steps of each method are run again, one method at a time, in five turns. That is
+            /// the latency of a deployment. Predictions, scores and costs are the same either way.
             ///
             /// Example: --latency solo
             latency: Latency => Latency = Latency::Shared,
                 Flag::value("latency", "HOW").texts("solo", &["zzz"]).identity("latency");
 
-            /// Storage of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
+            /// Storage type of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
             ///
             /// Example: --dtype f32
             dtype: Given<KvDtype> => Option<KvDtype> = None,
@@ -127,8 +137,8 @@ macro_rules! with_settings {
             dequantise: bool => bool = false,
                 Flag::switch("dequantise").identity("dequantise");
 
-            /// What a CPU rounds factors of matrix products to, of weights and of prompts' attention: f32 (nothing) or bf16, which is faster
-            /// where the CPU has AMX or AVX512_BF16; f32 if not given
+            /// Precision of the factors of matrix products on a CPU, in layers and in the attention of prefill: f32 (no rounding) or bf16, which
+            /// is faster on CPUs with AMX or AVX512_BF16; f32 if not given
             ///
             /// Example: --matmul-precision bf16
             matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
@@ -140,7 +150,7 @@ macro_rules! with_settings {
             device: Given<Device> => Device = Device::Cpu,
                 Flag::value("device", "cpu|cuda[:i]").texts("cuda:1", &["tpu", "cuda:x"]).after("latency").identity("engine");
 
-            /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
+            /// Folder, or data set on the hub, with the files of tasks: essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
             ///
             /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, longbench/hotpotqa.jsonl ...),
             /// --data hub:zai-org/LongBench
@@ -148,32 +158,75 @@ macro_rules! with_settings {
             data: PathBuf => Option<PathBuf> = None,
                 Flag::value("data", "DIR|hub:HUB_ID[@REV]").texts("hub:zai-org/LongBench", &["nowhere", ""]).identity("data");
 
-            /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
+            /// Folder with the output of `spattn calibrate`; `calibration` in the model's folder if not given
             ///
             /// Example: --calibration qwen-calibration
             #[serde(serialize_with = "as_shown")]
             calibration: PathBuf => Option<PathBuf> = None,
                 Flag::value("calibration", "DIR").anything();
 
-            /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
+            /// Placement of needles and answers in generated examples: varied, or published (RULER's fixed shuffles)
             ///
             /// Example: --positions published
             positions: Positions => Positions = Positions::Varied,
                 Flag::value("positions", "HOW").texts("published", &["zzz"]).identity("positions");
 
-            /// Give the model plain text even if it has a chat template
+            /// Give the model plain text, even if it has a chat template
             ///
             /// Example: --model meta-llama/Llama-3.2-1B --no-chat
             chat: bool => bool = true,
                 Flag::switch_off("no-chat").identity("chat_template");
 
-            /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+            /// System prompt for the model's chat template: a text, or @FILE to read it from a file
             ///
-            /// Tasks whose prompts are published as plain text go without it, as without the chat template.
+            /// Tasks whose prompts are published as plain text use neither system prompt nor chat template.
             ///
             /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
             system_prompt: Given<SystemPrompt> => Option<String> = None,
                 Flag::value("system-prompt", "TEXT|@FILE").texts("Be brief.", &["", "@nowhere"]).identity("system_prompt");
+
+            /// Whether the model thinks before it answers: on or off
+            ///
+            /// The chat template is told as `enable_thinking`. With on, a model may generate --thinking-tokens more, and its answer is
+            /// what follows the last `</think>`; records keep the thought as well. Tasks whose prompts are published as plain text are
+            /// asked without thinking.
+            ///
+            /// Example: --model Qwen/Qwen3-8B --thinking on
+            thinking: Thinking => Thinking = Thinking::Off,
+                Flag::value("thinking", "on|off").texts("on", &["zzz", "yes"]).identity("thinking");
+
+            /// Tokens that a model may generate with --thinking on, beside those of the answer; they are not part of --length
+            ///
+            /// Example: --thinking on --thinking-tokens 8K
+            thinking_tokens: usize => usize = 4096,
+                Flag::value("thinking-tokens", "N").tokens(1, MOST_TOKENS).identity("thinking_tokens");
+
+            /// Temperature of sampling; 0 takes the likeliest token each time
+            ///
+            /// Draws depend on the seed, the example, the repeat and the place in the answer, and not on the method: methods with
+            /// equal logits give equal answers.
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95 --repeats 5
+            temperature: f64 => f64 = 0.0,
+                Flag::value("temperature", "T").decimal(0.0, 100.0).identity("temperature");
+
+            /// Share of the probability from which tokens are sampled: the likeliest that together have it
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95
+            top_p: f64 => f64 = 1.0,
+                Flag::value("top-p", "P").decimal(0.001, 1.0).identity("top_p");
+
+            /// Answers to each example, each with draws of its own; scores are means over them
+            ///
+            /// Example: --temperature 0.6 --repeats 5
+            repeats: usize => usize = 1,
+                Flag::value("repeats", "K").whole(1, MOST_REPEATS).identity("repeats");
+
+            /// Text that ends an answer where it occurs, beside those of the task; may be repeated
+            ///
+            /// Example: --stop '###' --stop 'Question:'
+            stop: Vec<String>,
+                Flag::value("stop", "TEXT").texts("###", &[""]).checked(check_stop).identity("stop");
 
             /// Leave out `full`, the dense reference
             ///
@@ -187,22 +240,21 @@ macro_rules! with_settings {
             allow_extrapolation: bool => bool = false,
                 Flag::switch("allow-extrapolation");
 
-            /// Leave out rows of files that are malformed, or that the model cannot read, instead of stopping; their number and
-            /// lines are noted
+            /// Skip rows of files that are malformed or that the model cannot read, instead of stopping; a note gives their number and lines
             ///
             /// Example: --task jsonl:rows.jsonl --skip-bad
             skip_bad: bool => bool = false,
                 Flag::switch("skip-bad");
 
-            /// Keep what the model reads of each example, compressed, in the folder's prompts/; the page shows it on demand
+            /// Store each example's prompt, compressed, in the folder's prompts/; the HTML page shows it on demand
             ///
             /// Example: --out run --keep-prompts, then zcat run/prompts/*
             keep_prompts: bool => bool = false,
                 Flag::switch("keep-prompts");
 
-            /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+            /// Write nothing that names the user: no command line, host, job or system prompt, and of paths only the last part
             ///
-            /// docs/privacy.md lists what is written with it and without. A run goes on with it, or without it, as it began.
+            /// docs/privacy.md lists what is written with and without this flag. A run is resumed with it or without it, as it began.
             ///
             /// Example: spattn eval --model ~/models/qwen --anonymous --out run
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,7 +269,7 @@ macro_rules! with_settings {
 macro_rules! with_run_flags {
     ($make:ident) => {
         $make! {
-            /// A model of some shape with random weights, as --model random:SHAPE: for latency and memory, its scores mean nothing
+            /// Model of a given shape with random weights, as --model random:SHAPE; for latency and memory, because scores are meaningless
             ///
             /// Example: --random-weights llama-3.1-8b, --random-weights my/config.json
             random_weights: String,
@@ -235,19 +287,19 @@ macro_rules! with_run_flags {
             out: PathBuf,
                 Flag::value("out", "DIR").short('o').anything().after("threads");
 
-            /// Go on with the run in --out: records that are there are kept
+            /// Resume the run in --out and keep its records
             ///
             /// Example: --out results/qwen-4k --resume
             resume: bool,
                 Flag::switch("resume").conflicts_with("overwrite").after("out");
 
-            /// Throw away the records in --out and start anew
+            /// Delete the records in --out and start again
             ///
             /// Example: --out results/qwen-4k --overwrite
             overwrite: bool,
                 Flag::switch("overwrite").after("resume");
 
-            /// Run one share of the examples, about as much work as each other: I of N, I from 1
+            /// Run one shard of the examples: I of N, counted from 1; all shards are about equal work
             ///
             /// Example: --shard 1/4
             shard: String,

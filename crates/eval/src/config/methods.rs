@@ -22,7 +22,7 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
         return Err(UsageError::new(format!(
             "{count} combinations of `sink`, `local`, `dense_layers` and `tail` were asked for"
         ))
-        .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
+        .hint(format!("a run has {MOST_METHODS} methods at most: split it into several runs")));
     }
     let mut policies = Vec::new();
     let tails = meanings(&tails)?;
@@ -35,6 +35,7 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
                     dense_layers: dense_layers.clone(),
                     tail,
                     schedule: Schedule::default(),
+                    local_layers: s.local_layers.unwrap_or_default(),
                 };
                 policies.extend(locals.iter().map(of));
             }
@@ -52,7 +53,7 @@ pub fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     match policies.len() {
         1 => Ok(policies.remove(0)),
         n => Err(UsageError::new(format!("`sink`, `local`, `dense_layers` and `tail` have {n} combinations"))
-            .hint("give one value of each, and others in the methods' own specs")),
+            .hint("give one value of each, and set others in the methods' specs")),
     }
 }
 
@@ -65,9 +66,11 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
         let count = specs.len().saturating_mul(policies.len());
         if count > MOST_METHODS {
             let what = format!(
-                "{count} methods were asked for, up to `{text}`: grids, sinks, windows and dense layers multiply"
+                "{count} methods were asked for, including `{text}`: grids, sinks, windows and dense layers multiply"
             );
-            return Err(UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: run them in parts")));
+            return Err(
+                UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: split it into several runs"))
+            );
         }
     }
     let mut methods: Vec<Configured> = Vec::new();
@@ -89,28 +92,29 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
 pub(super) fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
     if protocol != Protocol::Prefill {
         if let Some(m) = methods.iter().find(|m| m.reader.is_some()) {
-            let what =
-                format!("`{}` says how the prompt is read, and sparse attention starts at {protocol}", m.label());
-            return Err(UsageError::new(what).hint("use --sparse-from prefill, or leave out what stands before `>`"));
+            let what = format!(
+                "`{}` names a prefill method, but with --sparse-from {protocol} the prefix is read densely",
+                m.label()
+            );
+            return Err(UsageError::new(what).hint("use --sparse-from prefill, or remove the part before `>`"));
         }
         return match methods.iter().find(|m| m.method.decodes_densely()) {
             None => Ok(()),
             Some(m) => Err(UsageError::new(format!(
-                "method `{}` is sparse only while the prompt is read, so it cannot be sparse from {protocol}",
+                "method `{}` is sparse in prefill only, so it cannot run with --sparse-from {protocol}",
                 m.label()
             ))
-            .hint("use --sparse-from prefill for it; after a dense prompt it would be full attention")),
+            .hint("use --sparse-from prefill; after a dense prefill this method is full attention")),
         };
     }
     match methods.iter().find(|m| m.reads().method.prefill_pattern().is_none()) {
         None => Ok(()),
         Some(m) => Err(UsageError::new(format!(
-            "method `{}` has no prefill pattern, so it cannot be sparse from prefill",
+            "method `{}` has no prefill pattern, so it cannot run with --sparse-from prefill",
             m.label()
         ))
         .hint(
-            "write full>... to decode with it after a dense prompt, or use --sparse-from decode, question or last:N; \
-             `spattn list methods` says which have one, and none has that is solved for a density on the prompt itself",
+            "write full>... to use it in decoding only, or use --sparse-from decode, question or last:N; `spattn list methods` shows which methods have one (not those with a density that is solved on the prompt itself)",
         )),
     }
 }

@@ -54,7 +54,7 @@ impl FromStr for Protocol {
             "prefill" => Ok(Self::Prefill),
             _ => match text.strip_prefix("last:").and_then(|n| n.parse().ok()) {
                 Some(n) if (1..=MOST_TOKENS).contains(&n) => Ok(Self::Last(n)),
-                _ => Err(UsageError::new(format!("`{text}` is no place for sparse attention to start"))
+                _ => Err(UsageError::new(format!("unknown start of sparse attention `{text}`"))
                     .hint(format!("use decode, question, last:N (N from 1 to {MOST_TOKENS}) or prefill"))),
             },
         }

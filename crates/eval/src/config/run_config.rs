@@ -9,10 +9,11 @@ use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
 use super::settings::Settings;
 use super::shipped::SHIPPED;
+use super::thinking::Thinking;
 use super::value::{Given, Item, alternatives, meanings};
 use crate::records::timing::Latency;
-use spattn_attention::Configured;
 use spattn_attention::kv::KvDtype;
+use spattn_attention::{Configured, LocalLayers};
 use spattn_base::error::UsageError;
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
@@ -132,7 +133,7 @@ impl RunConfig {
         if models.len().saturating_mul(variants) > MOST_VALUES {
             let (models, seeds, protocols) = (models.len(), config.seeds.len(), config.protocols.len());
             let what = format!("{models} models, {seeds} seeds and {protocols} protocols were asked for");
-            let hint = format!("a run has {MOST_VALUES} combinations of them at most: run them in parts");
+            let hint = format!("a run has {MOST_VALUES} combinations of them at most: split it into several runs");
             return Err(UsageError::new(what).hint(hint));
         }
         Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())
@@ -157,18 +158,52 @@ impl RunConfig {
         self.seeds.iter().flat_map(of_seed).collect()
     }
 
+    /// Texts that end an answer, beside those of the task.
+    pub fn stop_texts(&self) -> &[String] {
+        self.settings.stop.as_deref().unwrap_or_default()
+    }
+
+    /// Tokens that the thought before an answer may have; 0 without one.
+    pub fn thought_tokens(&self) -> usize {
+        match self.thinking {
+            Thinking::On => self.thinking_tokens,
+            Thinking::Off => 0,
+        }
+    }
+
+    /// Refuses settings of sampling and thinking that would change nothing.
+    fn check_generation(&self) -> Result<(), UsageError> {
+        let is_greedy = self.temperature == 0.0;
+        let without_effect = [
+            (is_greedy && self.repeats > 1, format!("{} repeats of a greedy answer are all the same", self.repeats)),
+            (is_greedy && self.top_p < 1.0, format!("`top_p` {} changes nothing where answers are greedy", self.top_p)),
+        ];
+        if let Some((_, what)) = without_effect.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave it out"));
+        }
+        if self.thinking == Thinking::On && !self.chat {
+            return Err(UsageError::new("`thinking` is told to the chat template, which is not to be used")
+                .hint("leave out --thinking, or --no-chat (`chat = false`)"));
+        }
+        if self.thinking == Thinking::Off && self.settings.thinking_tokens.is_some() {
+            return Err(UsageError::new("`thinking_tokens` is given, and the model is not to think")
+                .hint("add --thinking on, or leave it out"));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
+        self.check_generation()?;
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }
         if self.system_prompt.is_some() && !self.chat {
-            return Err(UsageError::new("a system prompt is part of the chat template, which is not to be used")
+            return Err(UsageError::new("a system prompt needs the chat template, which is turned off")
                 .hint("leave out --system-prompt, or --no-chat (`chat = false`)"));
         }
         if self.matmul_precision != MatmulPrecision::F32 && self.device != Device::Cpu {
-            return Err(UsageError::new("`matmul_precision` is of products on a CPU, and a GPU is to compute").hint(
-                "leave it out: on a GPU weights and activations are multiplied in the storage type, see --dtype",
-            ));
+            return Err(UsageError::new("`matmul_precision` applies to a CPU only, and this run uses a GPU")
+                .hint("leave it out: a GPU multiplies weights and activations in the storage type, see --dtype"));
         }
         Ok(())
     }
@@ -176,6 +211,8 @@ impl RunConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn resolve(text: &str) -> Result<RunConfig, UsageError> {
@@ -193,6 +230,43 @@ mod tests {
             assert!(settings.about.is_some(), "{}", shipped.name);
             assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
+    }
+
+    #[test]
+    fn shipped_configs_say_how_many_methods_they_have() {
+        let mut counted = 0;
+        for shipped in SHIPPED {
+            let settings = Settings::load(shipped.name).unwrap();
+            let about = settings.about.clone().unwrap();
+            let config = RunConfig::resolve(settings).unwrap().remove(0);
+            let sparse: BTreeSet<&str> =
+                config.methods.iter().map(|m| m.name.as_str()).filter(|name| *name != "full").collect();
+            let (before, said) = match about.split_once(" methods ") {
+                Some((before, _)) => (before, before.rsplit(' ').next().unwrap()),
+                None => (about.as_str(), ""),
+            };
+            assert!(!before.contains("very method"), "{}: say how many", shipped.name);
+            if let Ok(said) = said.parse::<usize>() {
+                assert_eq!(said, sparse.len(), "{}: {about}", shipped.name);
+                counted += 1;
+            }
+        }
+        assert_eq!(counted, 3, "`methods`, `budgets` and `parity` give a number");
+    }
+
+    #[test]
+    fn settings_of_generation_that_change_nothing_are_refused() {
+        for (text, what) in [
+            ("repeats = 3", "3 repeats of a greedy answer"),
+            ("top_p = 0.9", "`top_p` 0.9 changes nothing"),
+            ("thinking = 'on'\nchat = false", "`thinking` is told to the chat template"),
+            ("thinking_tokens = 100", "the model is not to think"),
+        ] {
+            assert!(resolve(text).unwrap_err().what.contains(what), "{text}");
+        }
+        let sampled = resolve("temperature = 1\ntop_p = 0.9\nrepeats = 3\nthinking = 'on'\nstop = ['#']").unwrap();
+        let values = (sampled.temperature, sampled.top_p, sampled.repeats, sampled.thought_tokens());
+        assert_eq!((values, sampled.stop_texts()), ((1.0, 0.9, 3, 4096), &["#".to_owned()][..]));
     }
 
     #[test]
@@ -275,7 +349,7 @@ mod tests {
             assert!(resolve(&format!("sparse_from = 'prefill'\nmethods = ['{method}']")).is_ok(), "{method}");
             if method.contains('>') {
                 let e = resolve(&format!("sparse_from = 'decode'\nmethods = ['{method}']")).unwrap_err();
-                assert!(e.what.contains("how the prompt is read") && e.hint.is_some(), "{e:?}");
+                assert!(e.what.contains("names a prefill method") && e.hint.is_some(), "{e:?}");
             }
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = []").is_ok());

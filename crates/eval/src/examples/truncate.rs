@@ -31,17 +31,17 @@ pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenize
     let user = example.user_turn();
     let said = prompt.user_start..prompt.user_start + user.len().saturating_sub(prompt.user_cut);
     if !prompt.offsets.iter().any(|(start, end)| start < end && *start < said.end && *end > said.start) {
-        return Err(UsageError::new("nothing of the prompt is left in tokens: there is nothing to answer")
-            .hint("it is empty, or the normaliser of the model's tokenizer.json takes all of it out"));
+        return Err(UsageError::new("the prompt has no tokens: there is nothing to answer")
+            .hint("it is empty, or the normaliser of the model's tokenizer.json removes all of it"));
     }
     match example.rules.may_be_templated.then(|| tokenizer.markup_in(&user)).transpose()?.flatten() {
         None => Ok(()),
         Some(sign) => {
-            let what =
-                format!("the prompt is in a chat template already (`{sign}`), and the model's would be put around it");
+            let what = format!(
+                "the prompt is in a chat template already (`{sign}`), and the model's template would be applied on top"
+            );
             Err(UsageError::new(what).hint(
-                "jsonl:FILE:chat=false runs its prompts as they are, --no-chat those of all tasks; chat=true puts the \
-                 template around them all the same",
+                "use jsonl:FILE:chat=false, or --no-chat for all tasks, to run prompts as they are; chat=true applies the template anyway",
             ))
         }
     }
@@ -109,9 +109,9 @@ fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Toke
         return Ok(0);
     }
     let end = tokenizer.encode_text(&format!("{separator}{}", example.question), false)?.len();
-    let room = keep.checked_sub(end).filter(|room| *room > 0).ok_or_else(|| too_few(example, keep))?;
+    let most_context = keep.checked_sub(end).filter(|most| *most > 0).ok_or_else(|| too_few(example, keep))?;
     let context = tokenizer.encode_text(&example.context, true)?;
-    let kept = &context[..room.min(context.len())];
+    let kept = &context[..most_context.min(context.len())];
     example.context = tokenizer.decode(kept)? + separator;
     Ok(all.saturating_sub(kept.len() + end))
 }
@@ -136,13 +136,13 @@ pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Tr
         return Ok(TruncatedExample { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
     }
     let most = if example.length > context { usize::MAX } else { context };
-    let room = most.saturating_sub(example.max_new_tokens);
-    let mut keep = if example.length == 0 { room } else { room.min(example.length) };
+    let most_prompt = most.saturating_sub(example.max_new_tokens);
+    let mut keep = if example.length == 0 { most_prompt } else { most_prompt.min(example.length) };
     loop {
         let mut shorter = example.clone();
         let cut_tokens = Some(cut(&mut shorter, keep, tokenizer)?);
         let prompt = encode(tokenizer, &shorter)?;
-        match prompt.ids.len().saturating_sub(room) {
+        match prompt.ids.len().saturating_sub(most_prompt) {
             0 => return Ok(TruncatedExample { example: shorter, prompt, cut_tokens }),
             // Further tokens come from the chat template, and from where the halves meet.
             excess => keep = keep.saturating_sub(excess),

@@ -159,7 +159,9 @@ impl Log {
         match job.filter(|job| fruitless(&before, job, records) >= MOST_FRUITLESS) {
             None => Ok(log),
             Some(job) => {
-                let what = format!("job {job} began {MOST_FRUITLESS} times and ended before one example was done");
+                let what = format!(
+                    "job {job} started {MOST_FRUITLESS} times and each time ended before it finished an example"
+                );
                 log.write(&Line::Ended(End::now(Ending::Error, records, Some(what.clone()))))?;
                 let hint = "give it more time or memory, or run fewer methods together".to_owned();
                 Err(RunFailure { what, hint }.into())

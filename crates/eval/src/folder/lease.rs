@@ -57,7 +57,7 @@ impl Found {
         match is_cut {
             true => Ok(Self::CutShort),
             false => {
-                let what = format!("{OWNER} is there, and spattn did not write it");
+                let what = format!("{OWNER} exists, and spattn did not write it");
                 Err(io::Error::new(ErrorKind::InvalidInput, what))
             }
         }
@@ -123,7 +123,7 @@ fn machine(is_left_out: bool) -> (String, String) {
 /// This machine's name.
 pub fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
-    named.map_or_else(|| "a machine without a name".to_owned(), |name| name.trim().to_owned())
+    named.map_or_else(|| "unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
 /// A folder that only this process writes to, until it is dropped.
@@ -167,7 +167,7 @@ impl Lease {
     fn take_within(dir: &Path, is_locked: bool, patience: Duration, settle: Duration) -> Result<Self, Refused> {
         let (path, owner) = (dir.join(OWNER), Owner::this());
         match create(&path, &owner) {
-            Ok(()) => return Ok(Self::held(path, owner)),
+            Ok(()) => return Ok(Self::acquired(path, owner)),
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
             Err(_) => {}
         }
@@ -191,11 +191,11 @@ impl Lease {
         }
         match Owner::of(dir) {
             Some(now) if !now.is(&owner) => Err(Refused::Owned(now)),
-            _ => Ok(Self::held(path, owner)),
+            _ => Ok(Self::acquired(path, owner)),
         }
     }
 
-    fn held(path: PathBuf, owner: Owner) -> Self {
+    fn acquired(path: PathBuf, owner: Owner) -> Self {
         let (is_lost, last) = (AtomicBool::new(false), Mutex::new(Some(Instant::now())));
         let shared = Arc::new(Shared { is_lost, last, ended: Condvar::new() });
         let (of_thread, path_there, mut own) = (shared.clone(), path.clone(), owner.clone());
@@ -297,7 +297,7 @@ fn wait_for_silence(dir: &Path, found: Owner, patience: Duration) -> Result<(), 
             told = true;
             let Owner { pid, host, .. } = &found;
             let (dir, wait) = (dir.display(), patience.as_secs());
-            eprintln!("note: {dir} was being written by process {pid} on {host}: waiting {wait} s for a sign of life");
+            eprintln!("note: process {pid} on {host} has a lock on {dir}: waiting {wait} s to see whether it is alive");
         }
     }
     Ok(())
@@ -371,7 +371,7 @@ mod tests {
         for foreign in ["alice", "{\"name\": \"alice\"}", "[1"] {
             fs::write(&path, foreign).unwrap();
             let error = take(dir.path()).unwrap_err().to_string();
-            assert!(error.contains(".owner is there, and spattn did not write it"), "{error}");
+            assert!(error.contains(".owner exists, and spattn did not write it"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
         }
     }

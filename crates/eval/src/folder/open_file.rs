@@ -50,13 +50,13 @@ pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
         Some(now) => RunFailure {
             what: format!("{happened}; its records are in {}", now.display()),
             hint: format!(
-                "go on with --out {} --resume, and leave the folder as it is during a run",
+                "resume with --out {} --resume, and do not change the folder during a run",
                 now.parent().unwrap_or(Path::new(".")).display()
             ),
         },
         None => RunFailure {
             what: format!("{happened}; the records in it are gone"),
-            hint: "run it again, and leave the folder as it is during a run".to_owned(),
+            hint: "run it again, and do not change the folder during a run".to_owned(),
         },
     })
 }

@@ -241,7 +241,7 @@ impl OwnFolder {
         if !is_there || self.names.contains(name) {
             return Ok(());
         }
-        Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
+        Err(UsageError::new(format!("{} exists, and spattn did not write it", path.display()))
             .hint(format!("it would be replaced: move it away, or {OTHER_FOLDER}")))
     }
 
@@ -326,7 +326,7 @@ fn listed(path: &Path) -> Result<BTreeSet<String>, UsageError> {
     let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines();
     if lines.next().is_some_and(|first| first != HEADING) {
-        return Err(refused(path, &"it is no list of this program's"));
+        return Err(refused(path, &"it is not a list that spattn wrote"));
     }
     let is_below = |name: &&str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     Ok(lines.filter(|name| !name.is_empty()).filter(is_below).map(str::to_owned).collect())
@@ -382,7 +382,7 @@ mod tests {
         put(dir, "summary.csv", "theirs");
         put(dir, "notes.txt", "theirs");
         let error = usage(write_all(dir, &[("summary.md", "ours"), ("summary.csv", "ours")]).unwrap_err());
-        assert!(error.what.ends_with("summary.csv is there, and spattn did not write it"), "{error}");
+        assert!(error.what.ends_with("summary.csv exists, and spattn did not write it"), "{error}");
         assert!(error.hint.unwrap().contains("choose another --out folder"));
         assert!(!dir.join("summary.md").exists() && text(dir, "summary.csv") == "theirs", "nothing of it was written");
         fs::remove_file(dir.join("summary.csv")).unwrap();
@@ -506,7 +506,7 @@ mod tests {
         OwnFolder::of(&dir).unwrap().clear(&[&RUN, &REPORT]).unwrap();
         assert!(outside.exists() && !dir.join("summary.csv").exists());
         put(&dir, WRITTEN, "eggs, milk\n");
-        assert!(OwnFolder::of(&dir).unwrap_err().what.ends_with("it is no list of this program's"));
+        assert!(OwnFolder::of(&dir).unwrap_err().what.ends_with("it is not a list that spattn wrote"));
     }
 
     #[cfg(unix)]

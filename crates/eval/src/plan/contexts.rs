@@ -27,11 +27,11 @@ impl Shard {
         let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
         match parts {
             Some((i, n)) if i >= 1 && i <= n && n > MOST_SHARDS => {
-                Err(UsageError::new(format!("--shard: {n} shares are more than a run can be split into"))
-                    .hint(format!("take {MOST_SHARDS} at most")))
+                Err(UsageError::new(format!("--shard: a run cannot be split into {n} shards"))
+                    .hint(format!("use {MOST_SHARDS} at most")))
             }
             Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
-            _ => Err(UsageError::new(format!("--shard: `{text}` is no share of a run"))
+            _ => Err(UsageError::new(format!("--shard: `{text}` is not a shard of a run"))
                 .hint("write I/N with I from 1 to N, for example --shard 1/4 to --shard 4/4")),
         }
     }

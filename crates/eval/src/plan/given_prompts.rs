@@ -6,7 +6,7 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::planner::{LENGTH_HINT, Planner, RunPlan, ShardedCell, TaskLength};
-use crate::examples::example_input::{self, ExampleInput};
+use crate::examples::example_input::ExampleInput;
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::truncate::TruncatedExample;
 use spattn_attention::kv::MOST_TOKENS;
@@ -14,8 +14,8 @@ use spattn_base::error::UsageError;
 use spattn_tasks::Task;
 use spattn_tasks::likelihood::Passage;
 
-const FILE_HINT: &str = "leave the row out, or see what happens with --allow-extrapolation";
-const SKIP_HINT: &str = "--skip-bad goes on without such rows";
+const FILE_HINT: &str = "leave the row out, or run it anyway with --allow-extrapolation";
+const SKIP_HINT: &str = "--skip-bad skips such rows";
 /// The most examples that a message names.
 const PLACES_NAMED: usize = 10;
 
@@ -86,8 +86,7 @@ impl Planner<'_> {
     /// Makes an example of a file, and checks it against the model.
     fn given(&self, place: TaskLength, index: usize) -> Result<()> {
         let task = self.tasks[place.task].as_ref();
-        let material =
-            example_input::make(task, place.length, index, self.config.seeds[0], self.model, self.most_tokens())?;
+        let material = self.make_example(task, place.length, index, self.config.seeds[0])?;
         Ok(self.check_fits(task, &material)?)
     }
 
@@ -104,7 +103,7 @@ impl Planner<'_> {
 
     /// The most tokens of a prompt with its answer.
     pub(crate) fn most_tokens(&self) -> usize {
-        if self.config.allow_extrapolation { MOST_TOKENS } else { self.model.dimensions.config().context_limit() }
+        self.longest().min(MOST_TOKENS)
     }
 
     /// Checks an example against the model's vocabulary and context, and that its prompt has content.
@@ -227,7 +226,7 @@ mod tests {
         let [only] = &told[..] else { panic!("{told:?}") };
         assert!(only.starts_with("builtin, jsonl:rows: rows.jsonl:2: the prompt with its answer, "), "{only}");
         assert!(only.contains("is beyond the context of builtin (32768); 1 more of 4 rows as well"), "{only}");
-        assert!(only.contains("(rows.jsonl:2, rows.jsonl:4)") && only.contains("--skip-bad goes on without"), "{only}");
+        assert!(only.contains("(rows.jsonl:2, rows.jsonl:4)") && only.contains("--skip-bad skips"), "{only}");
     }
 
     #[test]
@@ -267,7 +266,7 @@ mod tests {
             let model = edited(remove, template);
             let (examples, _, told) = planned(&[row("What is red?"), row("4711")], "", "", &model);
             assert_eq!(examples, [1]);
-            assert!(told[0].contains("rows.jsonl:1: nothing of the prompt is left in tokens"), "{told:?}");
+            assert!(told[0].contains("rows.jsonl:1: the prompt has no tokens"), "{told:?}");
         }
     }
 

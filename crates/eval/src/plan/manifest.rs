@@ -8,15 +8,17 @@ use serde_json::{Map, Value, json};
 use super::memory::example_bytes;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::config::settings::Settings;
+use crate::config::thinking::Thinking;
 use crate::program::Program;
 use crate::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::records::timing::Latency;
-use spattn_attention::Configured;
+use spattn_attention::{Configured, LocalLayers};
 use spattn_base::{clock, privacy};
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::OpenModel;
 use spattn_model::device::Device;
+use spattn_model::tensors::WeightDtype;
 use spattn_tasks::{Positions, Task};
 
 /// Incremented whenever the same settings may give other records than before.
@@ -53,13 +55,29 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if config.matmul_precision != MatmulPrecision::F32 {
         identity["matmul_precision"] = config.matmul_precision.name().into();
     }
-    // Weights that are rounded to the storage type are others than those in blocks. Runs without the key did not have the choice.
+    // Runs without these keys are those of plain weights, and those from before quantised weights stayed in their blocks. On a CPU in f32, these had
+    // the same results: products with blocks are the same bits as products with dequantised weights.
     if config.dequantise {
         identity["dequantise"] = true.into();
+    }
+    let as_before = config.device == Device::Cpu && model.dimensions.weight_dtype() == WeightDtype::F32;
+    if model.dimensions.blocks().is_some() && !as_before {
+        identity["kept_blocks"] = true.into();
     }
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
     }
+    // Runs without these keys are those from before answers could be sampled, or thought about.
+    let of_generation = [
+        ("thinking", config.thinking != Thinking::Off, json!(config.thinking.name())),
+        ("thinking_tokens", config.thinking != Thinking::Off, json!(config.thinking_tokens)),
+        ("temperature", config.temperature != 0.0, json!(config.temperature)),
+        ("top_p", config.top_p != 1.0, json!(config.top_p)),
+        ("repeats", config.repeats != 1, json!(config.repeats)),
+        ("stop", !config.stop_texts().is_empty(), json!(config.stop_texts())),
+    ];
+    let given = of_generation.into_iter().filter(|(_, is_given, _)| *is_given);
+    given.for_each(|(key, _, value)| identity[key] = value);
     // Engines round differently. Runs on the processor have never recorded an engine.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();
@@ -67,6 +85,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Solo timing changes no result, but a run must not contain both kinds of times.
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
+    }
+    // Runs without the key are those from before there was a choice.
+    if config.local_layers != LocalLayers::Dense {
+        identity["local_layers"] = config.local_layers.name().into();
     }
     let content = [json!(model.dimensions.config()), model.tokenizer.identity()];
     CONTENT.into_iter().zip(content).for_each(|(key, value)| identity[key] = value);
@@ -95,24 +117,6 @@ pub struct ModelPart {
 impl ModelPart {
     /// The part of an opened model; `data` as for [`identity`].
     pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
-        let c = model.dimensions.config();
-        let mut described = json!({
-            "id": model.id,
-            "revision": model.revision,
-            "architecture": c.family.class,
-            "layers": c.layers,
-            "heads": c.heads,
-            "kv_heads": c.kv_heads,
-            "head_dim": c.head_dim,
-            "context_limit": c.context_limit(),
-            "weight_bytes": model.dimensions.weight_bytes(),
-            "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
-            "notes": model.notes,
-            TOKENIZER_VALUE: model.tokenizer.value_sha256(),
-        });
-        if let Some(blocks) = model.dimensions.blocks() {
-            described["weight_blocks"] = blocks.name().into();
-        }
         Self {
             id: model.id.clone(),
             identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
@@ -131,10 +135,33 @@ impl ModelPart {
                     })
                 })
                 .collect(),
-            model: described,
+            model: described(model),
             example_bytes: example_bytes(config, model),
         }
     }
+}
+
+/// What the manifest says of a model.
+fn described(model: &OpenModel) -> Value {
+    let c = model.dimensions.config();
+    let mut described = json!({
+                "id": model.id,
+                "revision": model.revision,
+                "architecture": c.family.class,
+                "layers": c.layers,
+                "heads": c.heads,
+                "kv_heads": c.kv_heads,
+                "head_dim": c.head_dim,
+                "context_limit": c.context_limit(),
+                "weight_bytes": model.dimensions.weight_bytes(),
+                "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
+                "notes": model.notes,
+                TOKENIZER_VALUE: model.tokenizer.value_sha256(),
+    });
+    if let Some(format) = &model.format {
+        described["weights"] = json!(format);
+    }
+    described
 }
 
 /// The digests of what tasks are made from, by task.
@@ -202,6 +229,8 @@ mod tests {
     use super::*;
     use crate::config::protocol::Protocol;
     use crate::plan::memory::bytes_of_example;
+    use spattn_attention::kv::KvDtype;
+    use spattn_model::StorageOptions;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
 
@@ -219,6 +248,42 @@ mod tests {
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
+    }
+
+    #[test]
+    fn weights_in_blocks_are_another_identity_where_results_differ() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf/mixed.gguf");
+        let settings = Settings::parse("tasks = ['ruler/vt']\nlengths = [1024]", "test").unwrap();
+        let mut config = RunConfig::resolve_single(settings).unwrap();
+        let mut kept = |dtype, device, dequantise| {
+            (config.device, config.dequantise) = (device, dequantise);
+            let storage = StorageOptions { dtype, dequantise };
+            let source = ModelSource::parse(file).unwrap();
+            let model = OpenModel::open(&source, storage, TokenizerOptions::default()).unwrap();
+            assert_eq!(model.dimensions.blocks().is_none(), dequantise);
+            let identity = identity(&config, config.variants()[0], &model, None);
+            ["kept_blocks", "dequantise"].map(|key| identity.get(key).is_some())
+        };
+        assert_eq!(kept(None, Device::Cpu, false), [false, false], "the bits of f32 weights, as before");
+        assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, false), [true, false]);
+        assert_eq!(kept(None, Device::Cuda(0), false), [true, false]);
+        assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, true), [false, true]);
+    }
+
+    #[test]
+    fn the_manifest_names_how_a_gguf_file_stores_its_tensors() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf/mixed.gguf");
+        let open = |spec: &str| {
+            let source = ModelSource::parse(spec).unwrap();
+            OpenModel::open(&source, None, TokenizerOptions::default()).unwrap()
+        };
+        let gguf = open(file);
+        let weights = &described(&gguf)["weights"];
+        assert_eq!((&weights["name"], &weights["file_type"]), (&json!("GGUF"), &json!("Q4_K_M")));
+        assert_eq!((&weights["types"]["Q4_K"], &weights["types"]["F32"]), (&json!(2), &json!(8)));
+        let bytes = std::fs::read(file).unwrap();
+        assert_eq!(gguf.weights_sha256, spattn_model::checksum::sha256_hex(&bytes));
+        assert_eq!(described(&open("builtin")).get("weights"), None, "records of safetensors stay as they are");
     }
 
     #[test]

@@ -27,8 +27,16 @@ const OF_VALUES: &[(&str, &str)] = &[
     ("fidelity", "`--fidelity`"),
     ("latency", "`--latency`"),
     ("dequantise", "`--dequantise`"),
+    ("kept_blocks", "whether quantised weights stay in their blocks"),
+    ("local_layers", "`--local-layers`"),
     ("matmul_precision", "`--matmul-precision`"),
     ("system_prompt", "`--system-prompt`"),
+    ("thinking", "`--thinking`"),
+    ("thinking_tokens", "`--thinking-tokens`"),
+    ("temperature", "`--temperature`"),
+    ("top_p", "`--top-p`"),
+    ("repeats", "`--repeats`"),
+    ("stop", "`--stop`"),
     ("engine", "the engine (`--device`)"),
     ("chat_template", "the use of a chat template"),
     ("tokens.eos", "the list of tokens that end an answer"),
@@ -75,7 +83,7 @@ pub fn in_words(key: &str, then: &Value, now: &Value) -> String {
 pub fn lacking(key: &str, then: &Value) -> String {
     let name = OF_VALUES.iter().find(|(of, _)| *of == key).map_or(key, |(_, name)| name);
     let then = then.as_str().map_or_else(|| then.to_string(), str::to_owned);
-    format!("it has records of {name} {then}, which is not asked for now")
+    format!("it has records of {name} {then}, which this run leaves out")
 }
 
 /// A value as JSON, cut to a readable length; settings are left out where they are the default.
@@ -118,6 +126,6 @@ mod tests {
         );
         assert_eq!(told("latency", Value::Null, json!("solo")), "`--latency` was not set, is \"solo\"");
         assert_eq!(told("x.y", json!(1), json!(2)), "`x.y` was 1, is 2");
-        assert_eq!(lacking("seed", &json!(1)), "it has records of `--seed` 1, which is not asked for now");
+        assert_eq!(lacking("seed", &json!(1)), "it has records of `--seed` 1, which this run leaves out");
     }
 }

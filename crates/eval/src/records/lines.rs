@@ -102,10 +102,10 @@ pub fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
     let bytes = torn.len();
     let notice = match lines().next_back() {
         _ if !is_beginning(tail) => return Err(ends_wrongly(path).into()),
-        Some(last) if is_record(last) => format!("{name}: cut off a torn last line of {bytes} bytes"),
+        Some(last) if is_record(last) => format!("{name}: removed an incomplete last line of {bytes} bytes"),
         None if from == 0 => {
             let kept = keep(path, torn).with_context(failed)?;
-            format!("{name}: cut off a torn first line of {bytes} bytes; it is kept in {}", kept.display())
+            format!("{name}: removed an incomplete first line of {bytes} bytes; it is kept in {}", kept.display())
         }
         _ => return Err(ends_wrongly(path).into()),
     };
@@ -127,8 +127,8 @@ fn keep(path: &Path, torn: &[u8]) -> io::Result<PathBuf> {
 }
 
 fn ends_wrongly(path: &Path) -> UsageError {
-    UsageError::new(format!("{} does not end in a record, nor in the beginning of one", path.display()))
-        .hint("a record is a line; delete what is none at its end, or choose another --out folder")
+    UsageError::new(format!("{} ends neither in a record nor in the beginning of one", path.display()))
+        .hint("delete the lines at its end that are not records, or choose another --out folder")
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(super) fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Load
         let mut record: Record = match serde_json::from_slice(text) {
             Ok(record) => record,
             Err(_) if is_torn(&line) => {
-                notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
+                notices.push(format!("{}: ignored an incomplete last line of {} bytes", path.display(), line.len()));
                 break;
             }
             Err(e) => {
@@ -88,7 +88,7 @@ fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<St
     match others.first() {
         None => Some(said),
         Some((first, Record { task, sample, method, key, score, .. })) => Some(format!(
-            "{said}, but {} of them have another score or answer than the first: {task}, sample {sample}, method {method} has {} \
+            "{said}, but {} of them differ from the first in score or answer: {task}, sample {sample}, method {method} has {} \
              and {score}; delete the lines that are wrong (key {key}), or all of them and run the folder again with --resume",
             others.len(),
             first.score

@@ -59,7 +59,7 @@ pub fn read(path: &Path) -> Result<String> {
     let unpack = |file| MultiGzDecoder::new(file).take(MOST_BYTES).read_to_string(&mut text);
     given::plain(path).and_then(unpack).map_err(|e| {
         UsageError::new(format!("cannot read {}: {e}", path.display()))
-            .hint("it is damaged: delete it, and the page is drawn without this prompt")
+            .hint("the file is damaged: delete it to draw the page without this prompt")
     })?;
     Ok(text)
 }

@@ -77,10 +77,10 @@ impl Store {
         check_free(dir, mode)?;
         let had_lock = dir.join(LOCK).exists();
         let (lock, is_locked) = lock(dir)?;
-        let held = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
+        let own_lock = lock.try_clone().with_context(|| format!("cannot write to the folder {}", dir.display()))?;
         Self::open_locked(dir, mode, manifest, check, (lock, is_locked)).inspect_err(|_| {
             // A refused folder is left unchanged. The lock is held until its file is removed.
-            if !had_lock && open_file::is_of(&dir.join(LOCK), &held) {
+            if !had_lock && open_file::is_of(&dir.join(LOCK), &own_lock) {
                 let _ = fs::remove_file(dir.join(LOCK));
             }
         })
@@ -169,7 +169,7 @@ impl Store {
             let owner = Owner::of(&self.dir)
                 .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
             let why = match open_file::is_of(&self.dir.join(LOCK), &self.lock) {
-                true => "this process was silent for too long".to_owned(),
+                true => "this process did not renew its lock for too long".to_owned(),
                 false => format!("its {LOCK} was removed meanwhile"),
             };
             anyhow::bail!("{} is now written by {owner}: {why}", self.dir.display());
@@ -214,7 +214,7 @@ impl Samples {
         let (name, lost) = (self.path.display(), self.whole - length);
         Err(RunFailure {
             what: format!("{name} was shortened by another program during the run: its last {lost} bytes are gone"),
-            hint: "go on with --resume, which runs those examples again, and leave the folder as it is during a run"
+            hint: "resume with --resume, which runs those examples again, and do not change the folder during a run"
                 .to_owned(),
         })
     }
@@ -275,8 +275,7 @@ fn holds_records(dir: &Path) -> bool {
 }
 
 /// The end of the note on a folder without [`CONTENT`].
-const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: \
-                               nobody can check that these are still the same";
+const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: whether they have changed is unknown";
 
 const OUT_HINT: &str = "choose another --out folder";
 
@@ -304,7 +303,7 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     // Another program's file is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
-        return Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
+        return Err(UsageError::new(format!("{} exists, and spattn did not write it", path.display()))
             .hint(format!("move it away, or {OUT_HINT}"))
             .into());
     }

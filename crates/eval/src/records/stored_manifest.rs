@@ -25,7 +25,7 @@ const MOST_OF_MANIFEST: u64 = 256 << 20;
 /// A [`UsageError`] if it is missing, or not JSON.
 pub fn load_manifest(dir: &Path) -> Result<Value> {
     let path = dir.join(MANIFEST);
-    let wrong = |what: String| UsageError::new(what).hint("without it records say too little: give another folder");
+    let wrong = |what: String| UsageError::new(what).hint("records cannot be read without it: give another folder");
     let text = given::text(&path, MOST_OF_MANIFEST);
     let text = text.map_err(|e| wrong(format!("cannot read {}: {e}", path.display())))?;
     no_lfs_pointer(path.display(), text.as_bytes())?;
@@ -66,7 +66,9 @@ pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     changed.extend(changes.iter().map(|(key, (then, now))| changes::in_words(key, then, now)));
     if !changed.is_empty() || !lacking.is_empty() {
         let hint = match changed.is_empty() {
-            true => "a matrix may grow: ask for what it has as well, or use another --out folder (or --overwrite)",
+            true => {
+                "a run may grow, but not shrink: add what it has already, or use another --out folder (or --overwrite)"
+            }
             false => "use the same settings, --overwrite, or another --out folder",
         };
         let said: Vec<String> = changed.into_iter().chain(lacking).collect();
@@ -138,11 +140,11 @@ pub(super) fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> 
         Some(at) => {
             let Record { model, protocol, seed, .. } = &records[at];
             Err(UsageError::new(format!(
-                "{}: record {} is of no run in {MANIFEST}: {model}, {protocol}, seed {seed}",
+                "{}: record {} belongs to no run in {MANIFEST}: {model}, {protocol}, seed {seed}",
                 dir.join(SAMPLES).display(),
                 at + 1
             ))
-            .hint("keep the records of each run in a folder of its own; `spattn report` puts folders together")
+            .hint("keep the records of each run in a folder of its own; `spattn report` merges folders")
             .into())
         }
     }

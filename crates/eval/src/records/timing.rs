@@ -40,10 +40,10 @@ impl fmt::Display for TimingConditions {
             write!(f, "on {gpu}, ")?;
         }
         if let Some(place) = select_on {
-            write!(f, "picks made on the {place}, ")?;
+            write!(f, "tokens selected on the {place}, ")?;
         }
         let fidelity = if *fidelity { ", with --fidelity" } else { "" };
-        let cpu = cpu.as_deref().unwrap_or("a processor without a name");
+        let cpu = cpu.as_deref().unwrap_or("unknown processor");
         match latency {
             Some(Latency::Solo) => write!(f, "each alone on {threads} threads{fidelity}, {simd}, {cpu}"),
             Some(Latency::Shared) => {

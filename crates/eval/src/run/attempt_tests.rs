@@ -20,6 +20,7 @@ use crate::plan::planner::Planner;
 use crate::records::record::Record;
 use crate::records::store::{OpenMode, Store, load_records};
 use spattn_attention::cost::Cost;
+use spattn_attention::kv::KvError;
 use spattn_attention::{Configured, HeadPrefix, Method, SelectedTokens, Selection, Step};
 use spattn_model::Model;
 use spattn_model::source::ModelSource;
@@ -33,7 +34,9 @@ impl Method for Faulty {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -41,7 +44,7 @@ impl Method for Faulty {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         panic!("no selection")
     }
 }
@@ -53,7 +56,9 @@ impl Method for Shy {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -61,9 +66,9 @@ impl Method for Shy {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         assert!(self.0.swap(true, Ordering::Relaxed), "not in company");
-        Selection::Shared(SelectedTokens::softmax(Vec::new()))
+        Ok(Selection::Shared(SelectedTokens::softmax(Vec::new())))
     }
 }
 
@@ -95,7 +100,7 @@ fn a_method_with_a_fault_takes_no_other_with_it() {
     assert_eq!(methods, ["full", "quest", "full", "quest"]);
     assert_eq!(seen.failures.len(), 1, "it is not tried again: {:?}", seen.failures);
     assert_eq!(seen.failures[0].what, "builtin, ruler/niah_single_1 at 512, question, given:k=16");
-    assert!(format!("{:#}", seen.failures[0].error).contains("a fault of the program: no selection"));
+    assert!(format!("{:#}", seen.failures[0].error).contains("internal error (panic): no selection"));
     assert_eq!(seen.mended, [""; 0], "the first error is that one");
 }
 
@@ -160,9 +165,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
     let [(what, why)] = &needles[..] else { panic!("{needles:?}") };
     assert_eq!(what, "question");
     assert!(
-        why.starts_with(
-            "ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations behind layer 2"
-        ),
+        why.starts_with("ruler/niah_single_1 at 512, example 0: the prefill failed: the activations after layer 2"),
         "{why}"
     );
     // A method that reads by a mask reads for itself, and fails by itself.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 /// Added to the error if a shared prompt could not be read: no method is at fault, and reading it again for another method would fail
 /// again.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("the prompt could not be read")]
+#[error("the prefill failed")]
 struct Unread;
 
 /// Runs a shared reading. `is_of_none` says that no method's code runs in it, so that even a panic is no method's fault. Prompt statistics,
@@ -32,13 +32,13 @@ pub(crate) fn is_of_no_method(error: &anyhow::Error) -> bool {
 
 /// The error for a panic.
 pub(crate) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
-    anyhow!("a fault of the program: {}", said(panic))
+    anyhow!("internal error (panic): {}", said(panic))
 }
 
 /// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(test)]
@@ -51,10 +51,7 @@ mod tests {
         let broken = || -> Result<()> { Err(NotFinite::Logits { position: 3 }.into()) };
         let error = shared(false, broken).context("example 3").unwrap_err();
         assert!(is_of_no_method(&error));
-        assert!(
-            format!("{error:#}").starts_with("example 3: the prompt could not be read: the logits are NaN"),
-            "{error:#}"
-        );
+        assert!(format!("{error:#}").starts_with("example 3: the prefill failed: the logits are NaN"), "{error:#}");
         assert!(!is_of_no_method(&anyhow!("a step failed")));
     }
 
@@ -63,7 +60,7 @@ mod tests {
         let panics = || -> Result<()> { panic!("no room") };
         let error = shared(true, panics).unwrap_err();
         assert!(
-            is_of_no_method(&error) && format!("{error:#}").contains("a fault of the program: no room"),
+            is_of_no_method(&error) && format!("{error:#}").contains("internal error (panic): no room"),
             "{error:#}"
         );
         assert!(catch_unwind(|| shared(false, panics)).is_err(), "it goes on to where methods are told apart");
@@ -72,6 +69,6 @@ mod tests {
     #[test]
     fn panics_say_what_they_can() {
         let of = [said(&"why"), said(&"how".to_owned()), said(&7)];
-        assert_eq!(of, ["why", "how", "it did not say what"]);
+        assert_eq!(of, ["why", "how", "no message"]);
     }
 }

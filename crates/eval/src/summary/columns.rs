@@ -95,9 +95,9 @@ macro_rules! summary_columns {
 summary_columns! {
     /// Model id as given: `builtin`, a folder, a hub id.
     model: String = Text, Common, "model";
-    /// Full name of the task; of a mean, how many tasks it is over.
+    /// Full name of the task; in a row of means, the number of tasks.
     task: String = Text, Never, "task";
-    /// Length asked for in tokens; 0 if a file fixes it.
+    /// Requested length in tokens; 0 if a file determines it.
     length: usize = Tokens, Common, "length";
     /// Name of the method, without parameters.
     method: String = Text, Common, "method";
@@ -107,9 +107,9 @@ summary_columns! {
     protocol: String = Text, Common, "sparse from";
     /// Number of examples.
     n: usize = Count, Sum, "n";
-    /// Mean score; where `measure` is `perplexity`, the perplexity over all scored tokens.
+    /// Mean score; if `measure` is `perplexity`, the perplexity over all scored tokens.
     score: f64 = Percent, Joint(|rows| Some(mean_score(rows)?.mean)), "score" (More);
-    /// Lower end of the 95 % interval of `score`; empty where all examples are of one context.
+    /// Lower end of the 95 % interval of `score`; empty if all examples have one context.
     ci_low: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.low());
     /// Upper end of it.
     ci_high: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.high());
@@ -121,35 +121,35 @@ summary_columns! {
     delta_high: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.high());
     /// Tokens attended over tokens in context: mean over steps, query heads and all layers, dense ones too.
     density: f64 = Ratio, Mean, "density" (Less);
-    /// FLOPs of scoring over those of full attention.
+    /// FLOPs of scoring, relative to those of full attention.
     cost1: f64 = Ratio, Mean, "cost1" (Less);
-    /// FLOPs of the gathered attention over those of full attention.
+    /// FLOPs of attention to the selected tokens, relative to those of full attention.
     cost2: f64 = Ratio, Mean, "cost2" (Less);
-    /// `cost1` and `cost2` together.
+    /// Sum of `cost1` and `cost2`.
     cost_total: f64 = Ratio, Mean, "cost1 + cost2" (Less);
-    /// Auxiliary memory of the index: bits for each indexed token and KV head, mean over layers that are not dense by policy.
+    /// Memory of the index: bits per indexed token and KV head, mean over the sparse layers.
     aux_bits: f64 = Bits, Mean, "aux bits" (Less);
-    /// Bytes of K, V and auxiliary data read for each token after the prefix, over all layers; empty if there was no such token.
+    /// Bytes of K, V and index read per token after the prefix, over all layers; empty if there was no such token.
     kv_bytes_per_token: Option<f64> = Bytes, Mean, "KB/token" (Less);
-    /// Norm of the difference to exact attention's output over that output's; only with `--fidelity`.
+    /// Norm of the difference to exact attention's output, relative to the norm of that output; only with `--fidelity`.
     output_error: Option<f64> = Ratio, Mean, "output error" (Less);
-    /// Share of the k tokens with the largest logits that were attended, k being the number attended; only with `--fidelity`.
+    /// Share of the k tokens with the largest logits that were attended, where k is the number attended; only with `--fidelity`.
     recall: Option<f64> = Ratio, Mean, "recall" (More);
-    /// Time of reading the prefix; methods that share a prefix have the same.
+    /// Time of the prefill; equal for methods that share a prefix.
     prefill_s: f64 = Seconds, Mean, "prefill s" (Less);
-    /// Time of a step after the prefix, of the kind that `latency` says; empty where there were no steps.
+    /// Time of a decode step, as defined by `latency`; empty if there were no steps.
     decode_ms_per_token: Option<f64> = Milliseconds, Joint(|rows| Some(mean_step_ms(rows)?.mean)), "ms/token" (Less);
-    /// K and V that the method has to keep in the end: the whole context less what it evicts.
+    /// Bytes of K and V that the method still stores at the end: those of the whole context without evicted tokens.
     kv_bytes_held: Option<f64> = Bytes, Mean, "KB held" (Less);
-    /// Density asked for, where the budget was given as one; to be compared with `density_sparse_layers`.
+    /// Requested density, if the budget was given as a density; compare it with `density_sparse_layers`.
     density_target: Option<f64> = Ratio, Common;
-    /// As `density`, of the layers that are not dense by policy.
+    /// As `density`, over the sparse layers (those that are not dense by policy).
     density_sparse_layers: f64 = Ratio, Mean;
-    /// Least density of a query head in layers that are not dense by policy: mean over examples.
+    /// Smallest density of a query head in the sparse layers: mean over examples.
     density_min: Option<f64> = Ratio, Mean;
-    /// Median over these query heads.
+    /// Median density over the query heads of the sparse layers.
     density_median: Option<f64> = Ratio, Mean;
-    /// Greatest density of these query heads.
+    /// Largest density of a query head in the sparse layers.
     density_max: Option<f64> = Ratio, Mean;
     /// As `density_min`, of the output error.
     output_error_min: Option<f64> = Ratio, Mean;
@@ -163,7 +163,7 @@ summary_columns! {
     recall_median: Option<f64> = Ratio, Mean;
     /// As `density_max`, of the recall.
     recall_max: Option<f64> = Ratio, Mean;
-    /// Exact attention mass of the tokens that were not attended; only with `--fidelity`.
+    /// Exact attention weight of the tokens that were not attended; only with `--fidelity`.
     dropped_mass: Option<f64> = Ratio, Mean, "dropped mass" (Less);
     /// As `density_min`, of the dropped mass.
     dropped_mass_min: Option<f64> = Ratio, Mean;
@@ -171,51 +171,51 @@ summary_columns! {
     dropped_mass_median: Option<f64> = Ratio, Mean;
     /// As `density_max`, of the dropped mass.
     dropped_mass_max: Option<f64> = Ratio, Mean;
-    /// What `score`, its interval and its difference are: `score`, or `perplexity`, of which less is better.
+    /// The measure in `score`, its interval and its difference: `score`, or `perplexity`, where less is better.
     measure: Measure = Text, Common;
-    /// Perplexity of the same text counted by words; only where perplexity is measured.
+    /// Perplexity per word instead of per token; only where perplexity is measured.
     word_perplexity: Option<f64> = Perplexity, Never, "word ppl" (Less);
-    /// Negative log-likelihood for each byte of text; only where perplexity is measured.
+    /// Negative log-likelihood per byte of text; only where perplexity is measured.
     bits_per_byte: Option<f64> = FineBits, Never, "bits/byte" (Less);
     /// KL divergence of the next token's distribution from that of `full`, mean over scored tokens; only where perplexity is measured.
     kl_mean: Option<f64> = Nats, Never, "KL" (Less);
-    /// Its 99th percentile over scored tokens.
+    /// 99th percentile of that KL divergence over scored tokens.
     kl_p99: Option<f64> = Nats, Never, "KL p99" (Less);
-    /// Scored tokens at which the most probable token is that of `full`; only where perplexity is measured.
+    /// Share of scored tokens at which the most probable token is that of `full`; only where perplexity is measured.
     same_top: Option<f64> = Percent, Never, "same top %" (More);
-    /// Questions whose right option is the most likely one; only where options are scored.
+    /// Share of questions whose right option is the most likely one; only where options are scored.
     acc: Option<f64> = Percent, Mean, "acc %" (More);
-    /// The same by log-likelihood over characters.
+    /// As `acc`, by log-likelihood per character.
     acc_norm: Option<f64> = Percent, Mean, "acc_norm %" (More);
-    /// Tokens of which K and V have to be kept in the end, mean over layers and KV heads; empty where nothing was evicted.
+    /// Tokens whose K and V are still stored at the end, mean over layers and KV heads; empty if nothing was evicted.
     kv_tokens_held: Option<f64> = Tokens, Mean, "tokens held" (Less);
-    /// Time of building the index, as if for this row alone.
+    /// Time of building the index, with no sharing between methods.
     index_s: f64 = Seconds, Mean, "index s" (Less);
     /// Lower end of the 95 % interval of `decode_ms_per_token` over examples.
     decode_ms_low: Option<f64> = Milliseconds, Joint(|rows| mean_step_ms(rows)?.low());
     /// Upper end of it.
     decode_ms_high: Option<f64> = Milliseconds, Joint(|rows| mean_step_ms(rows)?.high());
-    /// Conditions under which times were taken; empty where the records do not say.
+    /// Conditions under which times were measured; empty if the records do not have them.
     timed: Option<String> = Text, Common;
-    /// Number of contexts that the examples ask about: these are independent, and intervals count them.
+    /// Number of contexts that the examples ask about. Contexts are independent, so intervals are computed over them.
     contexts: usize = Count, Sum;
-    /// True difference to `full`, in points, that 80 % of such runs would find beyond noise; only for scores.
+    /// True difference to `full`, in points, that 80 % of such runs would find significant; only for scores.
     detectable: Option<f64> = Percent, Joint(mean_detectable), "detectable Δ";
-    /// Bytes of what all heads and layers share (hyperplanes), as if each KV head read them anew for each token; no part of `kv_bytes_per_token`.
+    /// Bytes that all heads and layers share (hyperplanes), counted as if each KV head read them for each token; not part of `kv_bytes_per_token`.
     shared_bytes_per_token: Option<f64> = Bytes, Mean, "KB shared" (Less);
-    /// Scores and counts written and read again to select tokens, for each token after the prefix; no part of `kv_bytes_per_token`.
+    /// Bytes of scores and counts that selection writes and reads again, per token after the prefix; not part of `kv_bytes_per_token`.
     select_bytes_per_token: Option<f64> = Bytes, Mean, "KB scanned" (Less);
-    /// Of the tokens attended in layers that are not dense, the share that follows the prefix and is attended beside the budget.
+    /// Of the tokens attended in sparse layers, the share that follows the prefix and does not count towards the budget.
     free_share: Option<f64> = Ratio, Mean, "free";
-    /// What `decode_ms_per_token` is: `shared`, a method's part of steps of all methods, or `solo`, the median step alone; empty in old records.
+    /// Meaning of `decode_ms_per_token`: `shared`, a method's share of steps that run all methods, or `solo`, the median step that runs the method alone; empty in old records.
     latency: Option<Latency> = Text, Common;
-    /// Of a shared step, the time of selecting tokens; empty where it was not measured apart.
+    /// Of a shared step, the time of selecting tokens; empty if it was not measured separately.
     select_ms_per_token: Option<f64> = Milliseconds, Mean;
-    /// Of a shared step, the time of attending them.
+    /// Of a shared step, the time of attention.
     attend_ms_per_token: Option<f64> = Milliseconds, Mean;
-    /// Of a shared step, the time of all else, above all products with the weights.
+    /// Of a shared step, the remaining time, mostly products with the weights.
     weights_ms_per_token: Option<f64> = Milliseconds, Mean;
-    /// Tokens selected over tokens in context, without static tokens and dense layers; empty in old records, as the next five.
+    /// Tokens selected over tokens in context, without static tokens and dense layers; empty in old records, as are the next five columns.
     picked_density: Option<f64> = Ratio, Mean;
     /// `cost1` without dense layers.
     cost1_sparse_layers: Option<f64> = Ratio, Mean;
@@ -225,7 +225,7 @@ summary_columns! {
     cost2_picked: Option<f64> = Ratio, Mean;
     /// `cost1` without dense layers and projections onto shared hyperplanes.
     cost1_published: Option<f64> = Ratio, Mean;
-    /// Bytes that all heads share, held once; `shared_bytes_per_token` is what reading them anew would be.
+    /// Bytes that all heads share, stored once; `shared_bytes_per_token` counts reading them for each token.
     shared_bytes_resident: Option<f64> = Bytes, Mean;
 }
 

@@ -72,12 +72,11 @@ pub(super) fn above(cell: &SummaryCell, full: &SummaryCell, real: &Discoveries) 
     let (low, high) = gain.ends?;
     let message = match cell.measure() {
         Measure::Score => format!(
-            "better than dense beyond noise: {:+.1} points (95 % interval {low:+.1} to {high:+.1}); look for a flaw in the \
-             prompt",
+            "significantly better than dense: {:+.1} points (95 % interval {low:+.1} to {high:+.1}); check the prompt for a mistake",
             gain.mean
         ),
         Measure::Perplexity => format!(
-            "better than dense beyond noise: {:.4} nats a token less (95 % interval {low:.4} to {high:.4}); is the text \
+            "significantly better than dense: {:.4} nats a token less (95 % interval {low:.4} to {high:.4}); is the text \
              longer than the model can use?",
             gain.mean
         ),

@@ -12,7 +12,7 @@ use super::comparisons::{Discoveries, above, not_monotone};
 use super::times::{RowTimes, prevailing};
 use super::warnings::{Check, Warning};
 use crate::records::interning::InternedStr;
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::{REFERENCE, Record, Thought};
 use crate::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
@@ -55,7 +55,14 @@ fn check_place(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
     let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
     let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
     for cell in cells {
-        let of_cell = [repeated(cell), empty(cell), density_missed(cell), free_tokens(cell), no_dense_layers(cell)];
+        let of_cell = [
+            repeated(cell),
+            empty(cell),
+            unfinished(cell),
+            density_missed(cell),
+            free_tokens(cell),
+            no_dense_layers(cell),
+        ];
         warnings.extend(of_cell.into_iter().flatten());
         if let Some(full) = full {
             warnings.extend([truncated(cell, full), above(cell, full, real)].into_iter().flatten());
@@ -89,7 +96,9 @@ fn length(cells: &[SummaryCell]) -> Option<Warning> {
     let asked = all.first()?.length as f64;
     // For prompts that are cut, the length is a limit and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
-    let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
+    let fills: Vec<f64> = fills
+        .map(|r| (r.prompt_tokens + r.max_new_tokens - thought_limit(r).min(r.max_new_tokens)) as f64 / asked)
+        .collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
     if wrong == 0 {
         return None;
@@ -144,8 +153,7 @@ fn timed_apart(cells: &[SummaryCell]) -> Option<Warning> {
         conditions.map_or("not recorded".to_owned(), TimingConditions::to_string)
     };
     let message = format!(
-        "the times of {} of {} rows were taken under other conditions and cannot be compared with the rest ({}; the \
-         rest: {})",
+        "the times of {} of {} rows were measured under other conditions and cannot be compared with the rest ({}; the rest: {})",
         apart.len(),
         cells.len(),
         said(apart.first()?.conditions.as_ref()),
@@ -175,6 +183,33 @@ fn empty(cell: &SummaryCell) -> Option<Warning> {
         .then(|| Warning::of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
 }
 
+/// Whether all tokens of an answer were spent on a thought.
+fn is_unfinished(answer: &InternedStr, thought: Option<&Thought>, stopped: bool) -> bool {
+    !stopped && answer.is_empty() && thought.is_some_and(|thought| !thought.text.is_empty())
+}
+
+/// Tokens of the answer's limit that are for a thought.
+fn thought_limit(record: &Record) -> usize {
+    record.thought.as_ref().map_or(0, |thought| thought.limit)
+}
+
+fn unfinished(cell: &SummaryCell) -> Option<Warning> {
+    let of_record = |r: &&Record| match r.repeats.is_empty() {
+        true => vec![is_unfinished(&r.prediction, r.thought.as_deref(), r.stopped)],
+        false => r.repeats.iter().map(|a| is_unfinished(&a.prediction, a.thought.as_deref(), a.stopped)).collect(),
+    };
+    let answers: Vec<bool> = cell.records.iter().flat_map(of_record).collect();
+    let unfinished = answers.iter().filter(|is_unfinished| **is_unfinished).count();
+    (unfinished as f64 >= EMPTY_SHARE * answers.len() as f64 && unfinished > 0).then(|| {
+        let message = format!(
+            "{unfinished} of {} answers ended within the thought, at {} tokens; raise --thinking-tokens",
+            answers.len(),
+            thought_limit(cell.head())
+        );
+        Warning::of_cell(Check::UnfinishedThoughts, cell, message)
+    })
+}
+
 fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     let target = cell.head().density_target()?;
     let achieved = cell.mean(|r| r.density_sparse_layers);
@@ -182,14 +217,12 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
         let reason = match deviation > 0.0 {
             true => {
-                "; sink, window and question alone may be too many for this length, or steps attend more widely than \
-                 the prefix's last queries, by which parameters are solved"
+                "; sink, recent window and question alone may exceed the budget at this length, or decode steps attend more tokens than the prefix's last queries, for which the parameter was solved"
             }
             false => "",
         };
         let message = format!(
-            "a density of {target} was asked for, {achieved:.4} was attended in layers that are not dense \
-             ({:+.0} %){reason}",
+            "the density asked for is {target}, the measured one in sparse layers {achieved:.4} ({:+.0} %){reason}",
             100.0 * deviation
         );
         Warning::of_cell(Check::DensityMissed, cell, message)
@@ -203,8 +236,7 @@ fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "{:.0} % of the tokens attended followed the prefix and were attended beside the budget; --tail indexed makes them \
-         candidates, where the method can",
+        "{:.0} % of the attended tokens follow the prefix and do not count towards the budget; --tail indexed makes them candidates, if the method supports it",
         100.0 * share
     );
     Some(Warning::of_cell(Check::FreeTokens, cell, message))
@@ -218,8 +250,7 @@ fn no_dense_layers(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "none of {} layers was dense, and no publication of {MAGICPIG} runs so; preset=paper leaves layers 0, 16, 32 and 48 dense, as far as \
-         a model has them (dense_layers=0-48/16)",
+        "none of {} layers was dense, unlike in all publications of {MAGICPIG}; preset=paper keeps layers 0, 16, 32 and 48 dense, if the model has them (dense_layers=0-48/16)",
         r.density_by_layer.len()
     );
     Some(Warning::of_cell(Check::NoDenseLayers, cell, message))
@@ -259,10 +290,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
     };
     // Rounded to a number that people use.
     let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
-    let message = format!(
-        "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",
-        100.0 * TOLD
-    );
+    let message =
+        format!("{n}{which}: on one task {told} can be detected; n = {enough} would detect {:.0} points", 100.0 * TOLD);
     Some(Warning::general(Check::FewExamples, String::new(), message))
 }
 
@@ -272,7 +301,7 @@ fn random_weights(cells: &[SummaryCell]) -> Vec<Warning> {
         cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
     let warning = |model: &InternedStr| {
         let message =
-            format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
+            format!("{model} has random weights: times and memory are valid for its shape, but scores are meaningless");
         Warning::general(Check::RandomWeights, model.to_string(), message)
     };
     models.into_iter().map(warning).collect()

@@ -11,8 +11,8 @@ use spattn_base::error::UsageError;
 pub fn parse_url(text: &str) -> Result<Url, UsageError> {
     let no_address = || {
         let what = match may_hold_password(text) {
-            true => "it is no address (and is not repeated here, as it may hold a password)".to_owned(),
-            false => format!("`{text}` is no address"),
+            true => "it is not a URL (not shown here, as it may contain a password)".to_owned(),
+            false => format!("`{text}` is not a URL"),
         };
         UsageError::new(what).hint("give one that begins with https:// or http://")
     };
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn only_addresses_of_web_servers_are_asked() {
         for text in ["", "hub", "hub.example:80", "file:///etc/passwd", "https://", "gopher://x"] {
-            assert_eq!(parse_url(text).unwrap_err().what, format!("`{text}` is no address"));
+            assert_eq!(parse_url(text).unwrap_err().what, format!("`{text}` is not a URL"));
         }
     }
 

@@ -12,8 +12,8 @@ pub enum HttpError {
     /// The server answers with a status that is no success.
     #[error("{0}")]
     Refused(Refusal),
-    /// The host's address cannot be found.
-    #[error("the address of {host} cannot be found ({detail})")]
+    /// The host name cannot be resolved.
+    #[error("the host name {host} cannot be resolved ({detail})")]
     Unresolved {
         /// The host.
         host: String,
@@ -21,7 +21,7 @@ pub enum HttpError {
         detail: String,
     },
     /// The host cannot be reached.
-    #[error("no connection to {host} ({detail})")]
+    #[error("cannot connect to {host} ({detail})")]
     Unconnected {
         /// The host.
         host: String,
@@ -29,7 +29,7 @@ pub enum HttpError {
         detail: String,
     },
     /// TLS does not accept the connection.
-    #[error("no secure connection to {host} ({detail})")]
+    #[error("cannot open a secure connection to {host} ({detail})")]
     Insecure {
         /// The host.
         host: String,
@@ -53,7 +53,7 @@ pub enum HttpError {
         after: Duration,
     },
     /// Fewer bytes come than [`LEAST_RATE`].
-    #[error("{host} sent {bytes} bytes in {:.0} s, which leads nowhere", during.as_secs_f64())]
+    #[error("{host} sent {bytes} bytes in {:.0} s, too few to go on", during.as_secs_f64())]
     Slow {
         /// The host.
         host: String,
@@ -71,7 +71,7 @@ pub enum HttpError {
         detail: String,
     },
     /// The answer is not what the protocol, or the hub, promises.
-    #[error("{host} does not answer as it should ({detail})")]
+    #[error("{host} sent an answer that cannot be used ({detail})")]
     Unintelligible {
         /// The host.
         host: String,
@@ -146,11 +146,11 @@ impl HttpError {
             Self::Unanswered { .. } => format!("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer; {again}"),
             Self::Stalled { .. } => format!("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer for the next byte; {again}"),
             Self::Slow { .. } => format!(
-                "less than {LEAST_RATE} bytes a second is given up; HF_HUB_DOWNLOAD_TIMEOUT=60 gives it longer; {again}"
+                "a download slower than {LEAST_RATE} bytes a second is ended; HF_HUB_DOWNLOAD_TIMEOUT=60 allows more time; {again}"
             ),
-            Self::Broken { .. } => format!("the network or {} ended it; {again}", self.host()),
+            Self::Broken { .. } => format!("the network or {} closed the connection; {again}", self.host()),
             Self::Unintelligible { host, .. } => {
-                format!("look at what is between here and {host} (HF_ENDPOINT, HTTPS_PROXY, a login page); {again}")
+                format!("check HF_ENDPOINT and HTTPS_PROXY, and that no login page answers in place of {host}; {again}")
             }
         }
     }
@@ -175,16 +175,18 @@ impl Refusal {
         let host = &self.host;
         match (self.status, self.retry_after) {
             (401 | 403 | 407, _) if !self.by_first_host => format!(
-                "the file's store {host} denies it, not the server that names it: a firewall or proxy may block {host}, or the link has expired; {again}"
+                "{host}, which stores the file, denies access, not the server that names it: a firewall or proxy may block {host}, or the link has expired; {again}"
             ),
-            (401 | 403 | 407, _) => format!("{host} denies access: check the address, and what may block it; {again}"),
-            (404 | 410, _) => "the file was moved, or the address is wrong".to_owned(),
+            (401 | 403 | 407, _) => {
+                format!("{host} denies access: check the URL, and whether a firewall or proxy blocks it; {again}")
+            }
+            (404 | 410, _) => "the file was moved, or the URL is wrong".to_owned(),
             (429, Some(wait)) => {
                 format!("{host} limits the number of requests; wait {} s, then {again}", wait.as_secs())
             }
             (429, None) => format!("{host} limits the number of requests; wait some minutes, then {again}"),
-            (500..=599, _) => format!("{host} has a problem of its own; later {again}"),
-            _ => format!("{again} if what {host} says was mended"),
+            (500..=599, _) => format!("{host} reports an error of its own; later {again}"),
+            _ => format!("once the cause that {host} states is gone, {again}"),
         }
     }
 }

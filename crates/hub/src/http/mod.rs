@@ -105,12 +105,12 @@ impl Answer {
                     return self.window.take(read, waited, length).map(|()| read).map_err(slow);
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.torn(ureq::Error::from(e))),
+                Err(e) => return Err(self.broken_off(ureq::Error::from(e))),
             }
         }
     }
 
-    fn torn(&self, error: ureq::Error) -> HttpError {
+    fn broken_off(&self, error: ureq::Error) -> HttpError {
         let host = self.host.clone();
         match error {
             ureq::Error::Timeout(_) => HttpError::Stalled { host, after: self.stall },
@@ -123,8 +123,8 @@ impl Answer {
         HttpError::Broken { host: self.host.clone(), detail: format!("after {got} of {expected} bytes") }
     }
 
-    /// The error of an answer that makes no sense.
-    pub fn makes_no_sense(&self, detail: impl Into<String>) -> HttpError {
+    /// The error of an answer that cannot be used.
+    pub fn unusable(&self, detail: impl Into<String>) -> HttpError {
         HttpError::Unintelligible { host: self.host.clone(), detail: detail.into() }
     }
 
@@ -138,7 +138,7 @@ impl Answer {
             match self.read(&mut buffer)? {
                 0 => return Ok(all),
                 read if all.len() + read > most => {
-                    return Err(self.makes_no_sense(format!("more than {most} bytes")));
+                    return Err(self.unusable(format!("more than {most} bytes")));
                 }
                 read => all.extend(&buffer[..read]),
             }
@@ -285,7 +285,7 @@ impl Client {
         use ureq::{Error, Timeout};
         let (host, detail) = (host_of(at), plain(&error));
         // An address that is repeated there may have a password in it.
-        let detail = if detail.contains('@') { "an address is not as it should be".to_owned() } else { detail };
+        let detail = if detail.contains('@') { "a URL is not valid".to_owned() } else { detail };
         match error {
             Error::Timeout(Timeout::Resolve) | Error::HostNotFound => HttpError::Unresolved { host, detail },
             // The system's resolver has no error kind of its own.
@@ -318,7 +318,7 @@ fn plain(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Io(e) => e.to_string(),
         ureq::Error::Rustls(e) => e.to_string(),
-        ureq::Error::Timeout(_) => "it takes too long".to_owned(),
+        ureq::Error::Timeout(_) => "timed out".to_owned(),
         other => other.to_string(),
     }
 }
@@ -328,9 +328,10 @@ fn redirect(response: &Response<Body>, at: &Url) -> Result<Option<Url>, HttpErro
         return Ok(None);
     }
     let lost = |detail: &str| HttpError::Unintelligible { host: host_of(at), detail: detail.to_owned() };
-    let location = text(response.headers(), header::LOCATION.as_str()).ok_or_else(|| lost("a redirect to nowhere"))?;
+    let location =
+        text(response.headers(), header::LOCATION.as_str()).ok_or_else(|| lost("a redirect without a target"))?;
     let next = at.join(location).ok().filter(|next| matches!(next.scheme(), "https" | "http") && next.has_host());
-    next.map(Some).ok_or_else(|| lost("a redirect to what is no address"))
+    next.map(Some).ok_or_else(|| lost("a redirect to something that is not a URL"))
 }
 
 fn refusal(response: &Response<Body>, at: &Url, by_first_host: bool) -> Refusal {

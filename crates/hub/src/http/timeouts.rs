@@ -25,7 +25,7 @@ impl Timeouts {
     /// `HF_HUB_DOWNLOAD_TIMEOUT` for a stall, both in seconds.
     ///
     /// # Errors
-    /// If one of them is no number of seconds above 0.
+    /// If one of them is not a number of seconds above 0.
     pub fn from_env() -> Result<Self, UsageError> {
         let default = Self::default();
         Ok(Self {
@@ -40,7 +40,7 @@ fn seconds(variable: &str, default: Duration) -> Result<Duration, UsageError> {
     let read = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
     let seconds = read.filter(|seconds| *seconds > 0.0).and_then(|s| Duration::try_from_secs_f64(s).ok());
     seconds.ok_or_else(|| {
-        UsageError::new(format!("{variable} is `{}`, no number of seconds", text.display()))
+        UsageError::new(format!("{variable} is `{}`, not a number of seconds", text.display()))
             .hint(format!("give a number above 0, such as {variable}=30, or leave it out"))
     })
 }

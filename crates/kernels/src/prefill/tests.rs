@@ -40,7 +40,7 @@ fn row_by_row(q: &[f32], kv: &[(Vec<f16>, Vec<f16>)], heads: usize, d: usize, ro
 #[test]
 fn a_sight_is_of_the_tokens_that_it_sees() {
     let single = |place: usize, log_weight: f32| ScatteredToken { place, log_weight };
-    let sights = [
+    let visibility = [
         RowVisibility::new(0, 0..0),
         RowVisibility::new(7, 7..7),
         RowVisibility::new(3, 9..14),
@@ -48,7 +48,7 @@ fn a_sight_is_of_the_tokens_that_it_sees() {
         RowVisibility { common: 2, stretch: 20..22, singles: vec![single(4, 0.0), single(19, 0.5)] },
         RowVisibility { common: 0, stretch: 5..5, singles: vec![single(0, 1.0), single(4, -1.0)] },
     ];
-    for sight in sights {
+    for sight in visibility {
         let seen: Vec<ScatteredToken> = sight.each().collect();
         assert_eq!((RowVisibility::of(&seen), seen.len()), (sight.clone(), sight.tokens()));
     }
@@ -92,11 +92,11 @@ fn rows_see_the_front_and_a_stretch_of_their_own() {
         MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.map(|shape| (precision, shape)))
     {
         let kv = PackedHead::for_precision(precision, Rows::F32(&packed_k), Rows::F32(&packed_v), d);
-        let sights: Vec<RowVisibility> =
+        let visibility: Vec<RowVisibility> =
             (0..rows).map(|i| RowVisibility::new(common, begin + i / 2..begin + i / 2 + length)).collect();
         let mut out = vec![f32::NAN; q.len()];
-        (0..heads).for_each(|head| block_attention(&q, (head, heads), &kv, &sights, 0.125, &mut out));
-        for (i, sight) in sights.iter().enumerate() {
+        (0..heads).for_each(|head| block_attention(&q, (head, heads), &kv, &visibility, 0.125, &mut out));
+        for (i, sight) in visibility.iter().enumerate() {
             let seen: Vec<u32> = (0..common).chain(sight.stretch.clone()).map(|at| packed_tokens[at]).collect();
             assert_eq!(seen.len(), sight.tokens());
             for h in 0..heads {
@@ -128,10 +128,10 @@ fn rows_see_single_tokens_with_their_weights() {
             let singles = places.map(|place| ScatteredToken { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
             RowVisibility { singles: singles.collect(), ..RowVisibility::new(common, stretch.clone()) }
         };
-        let sights: Vec<RowVisibility> = (0..rows).map(sight).collect();
+        let visibility: Vec<RowVisibility> = (0..rows).map(sight).collect();
         let mut out = vec![f32::NAN; q.len()];
-        block_attention(&q, (0, 1), &kv, &sights, 0.2, &mut out);
-        for (i, sight) in sights.iter().enumerate() {
+        block_attention(&q, (0, 1), &kv, &visibility, 0.2, &mut out);
+        for (i, sight) in visibility.iter().enumerate() {
             let mut seen: Vec<(usize, f64)> = (0..common).chain(stretch.clone()).map(|at| (at, 0.0)).collect();
             seen.extend(sight.singles.iter().map(|single| (single.place, f64::from(single.log_weight))));
             assert_eq!(seen.len(), sight.tokens());

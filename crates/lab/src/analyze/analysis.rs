@@ -76,9 +76,7 @@ impl Method {
     /// As [`read_all`](Self::read_all), without calibrations: enough to know that the methods can be examined.
     pub(super) fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         if let Some(reason) = model.dimensions.layer_specs().beyond_plain().first() {
-            return Err(
-                UsageError::new(format!("what is looked at here does not know {reason} of {}", model.id)).into()
-            );
+            return Err(UsageError::new(format!("analyses do not support {reason} of {}", model.id)).into());
         }
         let mut all = Vec::new();
         for spec in specs {
@@ -96,14 +94,14 @@ impl Method {
     fn check(&self) -> Result<(), UsageError> {
         let refused = |why: &str| {
             let what = format!("method `{}` {why}", self.configured.label());
-            Err(UsageError::new(what).hint("look at one that picks tokens in decoding: spattn list methods"))
+            Err(UsageError::new(what).hint("name one that selects tokens in decoding: spattn list methods"))
         };
         if self.configured.reader.is_some() || self.configured.method.decodes_densely() {
-            return refused("is about how a prompt is read, and prompts are read densely here");
+            return refused("is sparse in prefill, but analyses read prompts densely");
         }
         match self.configured.method.positions() {
             spattn_attention::Positions::Original => Ok(()),
-            _ => refused("attends at other positions than tokens were read at"),
+            _ => refused("moves positions, which analyses do not support"),
         }
     }
 

@@ -14,7 +14,7 @@ use spattn_eval::calibration::supply::found;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "channels",
-    about: "channels that decide on scores: how concentrated they are, offline against online",
+    about: "channels with the largest share of scores: how concentrated they are, and whether offline and online choices agree",
     reference: "Double Sparsity Fig. 7",
     methods: &[],
     start: |setup| Ok(Box::new(Channels::new(setup)?)),
@@ -46,8 +46,7 @@ impl Channels {
             artefact.map(|artefact| (0..c.layers).map(|layer| of_layer(layer, &artefact)).collect::<Result<_>>());
         if offline.is_none() {
             notes.push(format!(
-                "{} has no calibration of {CALIBRATION}, so nothing is held against the channels that it would choose \
-                 offline: spattn calibrate {CALIBRATION} --model {0}",
+                "{} has no calibration of {CALIBRATION}, so online channels are not compared with offline ones; make it with: spattn calibrate {CALIBRATION} --model {0}",
                 model.id
             ));
         }
@@ -118,8 +117,7 @@ impl Observation for Channels {
             .flat_map(|of| ONE_IN.iter().map(move |one_in| format!("{of} d/{one_in}")))
             .collect();
         let columns: Vec<(&str, Unit)> = names.iter().map(|name| (name.as_str(), Unit::Share)).collect();
-        let about =
-            "Channels that decide on scores: overlap of offline and online, and the online ones' share of |q·k|";
+        let about = "Channels with the largest share of scores: overlap of offline and online choices, and the online ones' share of |q·k|";
         let title = format!("{about}; mean over KV heads, steps and documents");
         let by_layer = tally.layer_table("channels_by_layer", &title, &columns);
         let title = format!("{about}; by layer and KV head");
@@ -143,7 +141,7 @@ impl Observation for Channels {
         let series = series.into_iter().filter(|(_, points)| !points.is_empty());
         let lines = Lines {
             name: "channels".to_owned(),
-            title: "Channels chosen, from the least to the greatest KV head".to_owned(),
+            title: "Channels chosen: range over KV heads".to_owned(),
             x_label: "channels (% of d)".to_owned(),
             y_label: "%".to_owned(),
             log_x: true,

@@ -56,10 +56,10 @@ impl Observation for Documents {
             let heads: Vec<Vec<f64>> =
                 looked.iter().filter(|(of, _)| of == layer).map(|(_, shares)| shares.clone()).collect();
             let of_layer = mean(&heads);
-            self.by_layer.add(&document.task, *layer, 0, &held_against(&of_layer, parts));
+            self.by_layer.add(&document.task, *layer, 0, &compared(&of_layer, parts));
             layers.push(of_layer);
         }
-        self.overall.add(&document.task, 0, 0, &held_against(&mean(&layers), parts));
+        self.overall.add(&document.task, 0, 0, &compared(&mean(&layers), parts));
         Ok(())
     }
 
@@ -79,7 +79,7 @@ impl Observation for Documents {
         let mut notes = Vec::new();
         if without > 0 {
             notes.push(format!(
-                "{without} of {} prompts have no documents by number, or none or several that are right: they are left out",
+                "{without} of {} prompts are left out: they have no numbered documents, or not exactly one right document",
                 seen + without
             ));
         }
@@ -115,7 +115,7 @@ fn mean(rows: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// The [`NUMBERS`] of a prompt, from its documents' shares.
-fn held_against(shares: &[f64], parts: &[Part]) -> Vec<f64> {
+fn compared(shares: &[f64], parts: &[Part]) -> Vec<f64> {
     let sum = |of: &dyn Fn(&Part) -> bool| -> f64 {
         parts.iter().zip(shares).filter(|(part, _)| of(part)).map(|(_, share)| share).sum()
     };
@@ -154,7 +154,7 @@ mod tests {
         for (share, expected) in found.iter().zip([sum(5..15), sum(15..40), sum(40..50)]) {
             assert!((share - expected / all).abs() < 1e-9);
         }
-        let numbers = held_against(&[0.2, 0.5, 0.3], &parts);
+        let numbers = compared(&[0.2, 0.5, 0.3], &parts);
         for (number, expected) in numbers.iter().zip([0.5, 0.25, 0.3, 25.0 / 45.0]) {
             assert!((number - expected).abs() < 1e-12, "{numbers:?}");
         }

@@ -37,8 +37,7 @@ impl Embeddings {
         let mut notes = Vec::new();
         if artefact.is_none() {
             notes.push(format!(
-                "{} has no calibration of {CALIBRATION}, so vectors are looked at as they are alone: spattn calibrate {CALIBRATION} \
-                 --model {0}",
+                "{} has no calibration of {CALIBRATION}, so only the original vectors are measured; make it with: spattn calibrate {CALIBRATION} --model {0}",
                 model.id
             ));
         }

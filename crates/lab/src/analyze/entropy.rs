@@ -13,7 +13,7 @@ use spattn_stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "entropy",
-    about: "entropy of attention by layer and task, tokens for 75 % and 95 % of the mass, and how they go together",
+    about: "entropy of attention by layer and task, tokens for 75 % and 95 % of the mass, and their correlation",
     reference: "Top-k Table 3, Figs. 3, 5, 9, 10",
     methods: &[],
     start: |_| Ok(Box::new(Entropy::default())),
@@ -142,7 +142,7 @@ fn over_layers(tally: &Tally, name: &str, title: &str, label: &str, at: usize) -
         (task.clone(), points.map(|((_, layer), numbers)| Point::at(*layer as f64, numbers[at])).collect())
     };
     let all = Panel {
-        title: "mean, from the least to the greatest head".to_owned(),
+        title: "mean, and range over heads".to_owned(),
         series: vec![("all tasks".to_owned(), tally.by_layer(at))],
     };
     let each = Panel { title: "by task".to_owned(), series: tasks.keys().map(of_task).collect() };

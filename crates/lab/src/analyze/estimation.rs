@@ -130,7 +130,7 @@ impl Observation for Estimation {
     fn finish(self: Box<Self>) -> Findings {
         let Self { tallies, draws, sink, .. } = *self;
         let about = format!(
-            "Estimates of the attention output; {draws} draws, {sink} sink tokens and the last {LOCAL} static where any are"
+            "Estimates of the attention output; {draws} random draws; static tokens, if any, are {sink} sink tokens and the last {LOCAL}"
         );
         let mut by_budget = Table::new(
             "estimation",

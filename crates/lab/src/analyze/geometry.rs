@@ -106,7 +106,7 @@ impl Observation for Geometry {
         let drawings = vec![
             lines(
                 "cosines",
-                "Cosines by layer: mean, from the least to the greatest head",
+                "Cosines by layer: mean, and range over heads",
                 "cosine",
                 &[("queries", &[0, 1, 2, 3]), ("keys", &[4, 5])],
             ),
@@ -201,8 +201,7 @@ fn stability(first: &[Vec<Vec<Vec<f32>>>], layers: &[usize], means: &BTreeMap<(u
     let columns = ["k_sink, least", "k_sink, mean", "k_avg, least", "k_avg, mean"].map(|name| (name, Unit::Number));
     let documents = means.values().map(Vec::len).max().unwrap_or(0);
     let title = format!(
-        "Mutual cosines of the sink's key over prompts of one of {} drawn tokens, and of the mean key over {documents} documents; \
-         least and mean over pairs and KV heads",
+        "Pairwise cosines: of the sink's key, over prompts that start with one of {} random tokens, and of the mean key, over {documents} documents; minimum and mean over pairs and KV heads",
         first.len()
     );
     let mut table = Table::new("stability_by_layer", &title, &["layer"], &columns);

@@ -11,7 +11,7 @@ use super::{Analysis, Document, Findings, Observation};
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "layers",
-    about: "cosines of what enters a layer, and of its queries, with those of the next layer",
+    about: "cosines of a layer's inputs and queries with those of the next layer",
     reference: "Double Sparsity Fig. 2",
     methods: &[],
     start: |_| Ok(Box::new(Layers::default())),

@@ -135,7 +135,7 @@ impl Observation for Locality {
 /// The correlation by `β − α`, over all heads and by head.
 fn correlation_tables(correlations: &BTreeMap<usize, Tally>) -> (Table, Table) {
     let columns = [("r", Unit::Number)];
-    let about = format!("Correlation of differences of scores at {ALPHA} tokens and at so many more");
+    let about = format!("Correlation of score differences at {ALPHA} tokens and at larger distances");
     let mut by_distance = Table::new(
         "locality_correlation",
         &format!("{about}; mean over documents, layers, heads and queries"),
@@ -160,13 +160,13 @@ fn correlation_lines(correlations: &BTreeMap<usize, Tally>) -> Lines {
     };
     let independent = correlations.keys().map(|apart| Point::at(*apart as f64, 0.5)).collect();
     let series = vec![
-        ("mean over heads, from the least to the greatest".to_owned(), correlations.iter().filter_map(point).collect()),
-        ("scores that know nothing of each other".to_owned(), independent),
+        ("mean over heads, and range".to_owned(), correlations.iter().filter_map(point).collect()),
+        ("independent scores".to_owned(), independent),
     ];
     Lines {
         name: "locality_correlation".to_owned(),
-        title: format!("Differences of scores at {ALPHA} tokens and at so many more"),
-        x_label: format!("how much farther than {ALPHA} (tokens)"),
+        title: format!("Score differences at {ALPHA} tokens and at larger distances"),
+        x_label: format!("distance beyond {ALPHA} (tokens)"),
         y_label: "correlation".to_owned(),
         log_x: true,
         log_y: false,
@@ -283,8 +283,7 @@ fn deviations(distances: &BTreeMap<usize, Tally>, of_heads: &BTreeMap<(usize, us
         (format!("{:.2} ln(Δ + {:.2}) + {:.2}", fit.a, fit.b, fit.c), mean_deviation.iter().map(at).collect())
     });
     let named = |name: &str, at: usize| (name.to_owned(), line(at));
-    let deviation =
-        std::iter::once(named("mean over heads, from the least to the greatest", 1)).chain(fitted).collect();
+    let deviation = std::iter::once(named("mean over heads, and range", 1)).chain(fitted).collect();
     let panel = |title: &str, series| Panel { title: title.to_owned(), series };
     Lines {
         name: "locality".to_owned(),
@@ -295,8 +294,8 @@ fn deviations(distances: &BTreeMap<usize, Tally>, of_heads: &BTreeMap<(usize, us
         log_y: false,
         panels: vec![
             panel("deviation", deviation),
-            panel("mean", vec![named("mean over heads, from the least to the greatest", 0)]),
-            panel("divergence from normal", vec![named("mean over heads, from the least to the greatest", 2)]),
+            panel("mean", vec![named("mean over heads, and range", 0)]),
+            panel("divergence from normal", vec![named("mean over heads, and range", 2)]),
         ],
     }
 }

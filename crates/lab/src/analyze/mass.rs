@@ -51,7 +51,7 @@ impl Observation for Mass {
         let all: Vec<(String, Unit)> = head.into_iter().chain(named("")).chain(named(", no sink")).collect();
         let columns: Vec<(&str, Unit)> = all.iter().map(|(name, unit)| (name.as_str(), *unit)).collect();
         let about = format!(
-            "Weights covered by the largest; the sink are the first {sink} tokens, the window the last {WINDOW}"
+            "Attention covered by the top tokens; the sink is the first {sink} tokens, the recent window the last {WINDOW}"
         );
         let title = format!("{about}; by layer, mean over heads, queries and documents");
         let by_layer = tally.layer_table("mass_by_layer", &title, &columns);

@@ -124,7 +124,7 @@ impl DocumentReader {
     ) -> Result<Self> {
         let Request { device, length, samples, queries, seed, .. } = *request;
         if length < queries + LEAST_CONTEXT {
-            let what = format!("a prompt of {length} tokens is too short to look at the queries of its last {queries}");
+            let what = format!("a prompt of {length} tokens is too short for the queries of its last {queries} tokens");
             let hint = format!("take a --length of {} or more, or fewer --queries", queries + LEAST_CONTEXT);
             return Err(UsageError::new(what).hint(hint).into());
         }
@@ -150,13 +150,13 @@ impl DocumentReader {
         let dimensions = &self.model.dimensions;
         let (limit, length) = (dimensions.config().context_limit(), self.length);
         if length > limit {
-            let what = format!("prompts of {length} tokens are beyond what {} reads ({limit})", self.model.id);
+            let what = format!("prompts of {length} tokens are beyond the context of {} ({limit})", self.model.id);
             return Err(UsageError::new(what).hint(format!("take a --length of {limit} or less")));
         }
         if let Source::Text { label, ids } = &self.source {
             let needed = self.samples.saturating_mul(length);
             if ids.len() < needed {
-                let what = format!("{label} has {} tokens, and {needed} are to be read", ids.len());
+                let what = format!("{label} has {} tokens, but {needed} are needed", ids.len());
                 return Err(UsageError::new(what).hint("give a longer --text, or take a smaller --length or --samples"));
             }
         }
@@ -308,7 +308,7 @@ impl Loaded {
             prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
             heads: c.heads,
             layers: self.layers.clone(),
-            rotation: dimensions.rotation(ids.len()),
+            rotation: dimensions.rotation(ids.len(), ids.len()),
             dtype: dimensions.dtype(),
             seed: mix_seed(mix_seed(self.seed, task as u64), number as u64),
             ids,
@@ -469,13 +469,13 @@ impl Document {
     /// # Errors
     /// If keys and values of the context cannot be read, or an index cannot be built.
     pub fn choices(&self, method: &Configured, cache: &mut IndexCache) -> Result<Choices, StartError> {
-        let mut fork = cache.fork(method, false)?;
+        let mut sequence = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let mut of_layer = |layer: &usize| {
             let behind = &self.behind[*layer];
             let rows = behind.queries.chunks_exact(width).zip(behind.keys.chunks_exact(kv_width));
             let rows = rows.zip(behind.values.chunks_exact(kv_width));
-            rows.map(|((queries, key), value)| fork.begin_host_step(*layer).select(queries, key, value)).collect()
+            rows.map(|((queries, key), value)| sequence.begin_host_step(*layer).select(queries, key, value)).collect()
         };
         Ok(self.layers.iter().map(&mut of_layer).collect::<Result<_, KvError>>()?)
     }
@@ -485,14 +485,20 @@ impl Document {
     /// # Errors
     /// As [`choices`](Self::choices).
     pub fn outputs(&self, method: &Configured, cache: &mut IndexCache) -> Result<Vec<f32>, StartError> {
-        let mut fork = cache.fork(method, false)?;
+        let mut sequence = cache.fork(method, false)?;
         let (width, kv_width) = (self.heads * self.d(), self.kv_heads() * self.d());
         let (mut all, mut out) = (Vec::new(), vec![0.0; width]);
         for layer in &self.layers {
             let behind = &self.behind[*layer];
             for step in 0..self.steps() {
                 let (queries, kv) = (step * width..(step + 1) * width, step * kv_width..(step + 1) * kv_width);
-                fork.step(*layer, &behind.queries[queries], &behind.keys[kv.clone()], &behind.values[kv], &mut out)?;
+                sequence.step(
+                    *layer,
+                    &behind.queries[queries],
+                    &behind.keys[kv.clone()],
+                    &behind.values[kv],
+                    &mut out,
+                )?;
                 all.extend_from_slice(&out);
             }
         }

@@ -16,7 +16,7 @@ use spattn_attention::AttendedTokens;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "recall",
-    about: "recall of the true top 32, 64, ... tokens among a method's picks alone, by layer and head",
+    about: "recall of the true top 32, 64, ... tokens among those that a method selects, by layer and head",
     reference: "HashAttention §4.1, Fig. 5",
     methods: &[
         "topk:ratio=0.0625",
@@ -70,7 +70,7 @@ impl Observation for Recall {
         let names: Vec<String> = TOP.iter().map(|k| format!("recall@{k}")).collect();
         let columns: Vec<(&str, Unit)> =
             std::iter::once("picked").chain(names.iter().map(String::as_str)).map(|name| (name, Unit::Share)).collect();
-        let about = "Recall of the highest scores among picked tokens, and picks as a share of the candidates; dense layers left out";
+        let about = "Recall of the top tokens among selected ones, and selected tokens as a share of the candidates; without dense layers";
         let mut overall = Table::new(
             "recall",
             &format!("{about}; mean over documents, layers, heads and queries"),
@@ -91,7 +91,7 @@ impl Observation for Recall {
         for (method, tally) in methods.iter().zip(&tallies) {
             let label = method.configured.label();
             let Some(numbers) = tally.overall() else {
-                notes.push(format!("{label} picked nothing: all of its layers are dense, or all tokens static"));
+                notes.push(format!("{label} selected nothing: all of its layers are dense, or all tokens static"));
                 continue;
             };
             overall.push([&label], numbers);

@@ -258,7 +258,7 @@ fn plain(table: Table) -> SeenTable {
 
 fn read(path: &Path) -> Result<AnalysisTables> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is nothing that was seen", path.display()))
+    serde_json::from_str(&text).with_context(|| format!("{} is not a stored measurement", path.display()))
 }
 
 /// A model that is to read. Its weights are loaded when the first unit needs them.

@@ -13,10 +13,10 @@ use spattn_attention::kv::Prefix;
 use spattn_attention::{AttentionTime, Configured, IndexCache, Rotation, Sequence, StartError};
 use spattn_model::dimensions::Dimensions;
 
-/// The forks of one method, one for each sequence, that take a step together.
+/// The sequences of one method, one for each input, that take decode steps together.
 pub struct Stepping<'s> {
-    sequences: &'s [BenchSequence],
-    forks: Vec<Sequence>,
+    inputs: &'s [BenchSequence],
+    sequences: Vec<Sequence>,
     out: Vec<f32>,
 }
 
@@ -24,41 +24,41 @@ impl<'s> Stepping<'s> {
     /// Builds the indexes of `method` on each sequence, or reuses those that earlier methods left in `caches`.
     pub fn new(
         method: &Configured,
-        sequences: &'s [BenchSequence],
+        inputs: &'s [BenchSequence],
         caches: &mut [IndexCache],
         dimensions: &Dimensions,
     ) -> Result<Self, StartError> {
-        let fork = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
+        let start = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
             Ok(cache.fork(method, false)?.with_selection_breakdown())
         };
-        let (forks, c) = (caches.iter_mut().map(fork).collect::<Result<_, _>>()?, dimensions.config());
-        Ok(Self { sequences, forks, out: vec![0.0; c.heads * c.head_dim] })
+        let (sequences, c) = (caches.iter_mut().map(start).collect::<Result<_, _>>()?, dimensions.config());
+        Ok(Self { inputs, sequences, out: vec![0.0; c.heads * c.head_dim] })
     }
 }
 
 impl Runs for Stepping<'_> {
     fn turn(&mut self, number: usize) -> Result<Turn> {
-        let before = worked(&self.forks);
+        let before = worked(&self.sequences);
         let start = Instant::now();
-        for (fork, sequence) in self.forks.iter_mut().zip(self.sequences) {
-            for (layer, row) in sequence.steps[number].iter().enumerate() {
-                fork.step(layer, &row.queries, &row.key, &row.value, &mut self.out)?;
+        for (sequence, input) in self.sequences.iter_mut().zip(self.inputs) {
+            for (layer, row) in input.steps[number].iter().enumerate() {
+                sequence.step(layer, &row.queries, &row.key, &row.value, &mut self.out)?;
             }
         }
         let time = start.elapsed();
         std::hint::black_box(&self.out);
-        Ok(shared_out(time, time, worked(&self.forks) - before))
+        Ok(shared_out(time, time, worked(&self.sequences) - before))
     }
 
     fn count(&self, row: &mut BenchRow) {
-        count_steps(&self.forks, row);
+        count_steps(&self.sequences, row);
     }
 }
 
-/// The time that forks have spent on attention so far.
-pub fn worked(forks: &[Sequence]) -> AttentionTime {
+/// The time that sequences have spent on attention so far.
+pub fn worked(sequences: &[Sequence]) -> AttentionTime {
     let mut sum = AttentionTime::default();
-    forks.iter().for_each(|fork| sum += fork.attention_time());
+    sequences.iter().for_each(|sequence| sum += sequence.attention_time());
     sum
 }
 
@@ -85,20 +85,20 @@ pub fn aux_bytes(prefix: &Prefix, bits: f64) -> u64 {
     (rows as f64 * bits / 8.0).round() as u64
 }
 
-/// Writes into a row what forks counted: for one step of all forks, over all layers.
-pub fn count_steps(forks: &[Sequence], row: &mut BenchRow) {
-    let Some(first) = forks.first() else { return };
+/// Writes the counters of sequences into a row: for one step of all sequences, over all layers.
+pub fn count_steps(sequences: &[Sequence], row: &mut BenchRow) {
+    let Some(first) = sequences.first() else { return };
     let steps = (first.tokens() - first.prefix().tokens()).max(1) as u64;
     let mut cost = Cost::default();
-    forks.iter().for_each(|fork| cost += fork.costs().total(|_| true));
-    let index: Duration = forks.iter().map(|fork| fork.index_time().whole).sum();
+    sequences.iter().for_each(|sequence| cost += sequence.costs().total(|_| true));
+    let index: Duration = sequences.iter().map(|sequence| sequence.index_time().whole).sum();
     row.density = cost.density();
     row.limit_bytes += (cost.kv_bytes + cost.aux_bytes) / steps;
     row.bytes = row.limit_bytes + cost.select_bytes / steps;
     row.flops += (cost.score_flops + cost.attend_flops) / steps;
     if first.aux_bits() > 0.0 {
         (row.index_ms, row.aux_bits) = (Some(1e3 * index.as_secs_f64()), Some(first.aux_bits()));
-        row.aux_bytes = Some(forks.iter().map(|fork| aux_bytes(fork.prefix(), fork.aux_bits())).sum());
+        row.aux_bytes = Some(sequences.iter().map(|sequence| aux_bytes(sequence.prefix(), sequence.aux_bits())).sum());
     }
     if let Some(solved) = first.solved() {
         row.solved = solved.to_owned();
@@ -120,7 +120,7 @@ mod tests {
     fn scoring_and_picking_are_parts_of_selecting_and_selecting_of_the_turn() {
         let config = ModelSource::parse("builtin").unwrap().resolve_texts().unwrap().config().unwrap();
         let mut config = config.clone();
-        config.layers = 1;
+        config.keep_layers(&[0]);
         let dimensions = Dimensions::new(&config, KvDtype::Bf16);
         for context in [700, 5000] {
             let (angles, needs) = (dimensions.angles(context + 3), BTreeSet::new());

@@ -73,7 +73,7 @@ impl Reader {
         let model = OpenModel::open(&source, Some(dtype), TokenizerOptions::default())?;
         let all = model.dimensions.config().layers;
         if layers > all {
-            let what = format!("{layers} layers are to be timed, and {} has {all}", model.id);
+            let what = format!("--layers is {layers}, but {} has {all} layers", model.id);
             return Err(UsageError::new(what).hint(format!("take --layers from 1 to {all}")).into());
         }
         let source = match text {
@@ -98,7 +98,7 @@ impl Reader {
     pub fn dimensions(&self) -> Dimensions {
         let dimensions = &self.model.dimensions;
         let mut config = dimensions.config().clone();
-        config.layers = self.layers.len();
+        config.keep_layers(&self.layers);
         Dimensions::new(&config, dimensions.dtype())
     }
 
@@ -113,15 +113,15 @@ impl Reader {
             (self.model.dimensions.config().context_limit(), &self.model.id, &self.model.dimensions);
         let tokens = context + steps;
         if tokens > limit {
-            let behind = if steps > 0 { format!(" and the {steps} behind it") } else { String::new() };
-            let what = format!("a context of {context} tokens{behind} are beyond what {id} reads ({limit})");
+            let behind = if steps > 0 { format!(" and {steps} decode steps") } else { String::new() };
+            let what = format!("a context of {context} tokens{behind} is beyond the context of {id} ({limit})");
             let most = limit.saturating_sub(steps);
             return Err(UsageError::new(what).hint(format!("take contexts of up to {most} tokens, or fewer --rounds")));
         }
         if let Source::File { label, ids } = &self.source {
             let needed = sequences * tokens;
             if ids.len() < needed {
-                let what = format!("{label} has {} tokens, and {needed} are to be read", ids.len());
+                let what = format!("{label} has {} tokens, but {needed} are needed", ids.len());
                 return Err(
                     UsageError::new(what).hint("give a longer --text, or take shorter contexts, or fewer --rounds")
                 );
@@ -233,7 +233,7 @@ impl Capture {
             }
             length += 2 * (count - ids.len());
         }
-        Err(anyhow!("{} makes no prompt of {count} tokens", task.name()))
+        Err(anyhow!("{} cannot make a prompt of {count} tokens", task.name()))
     }
 
     /// Reads the first `context` of `ids`, then the others. `before` sees the chunks of the first part and `behind` those of the second, of
@@ -273,7 +273,7 @@ impl Capture {
             }
         };
         let kv = self.read(&self.tokens(context, 0)?, context, keep, |_| {})?.into_iter().next();
-        let kv = kv.ok_or_else(|| anyhow!("there is no layer to look at"))?;
+        let kv = kv.ok_or_else(|| anyhow!("the model has no layer to time"))?;
         Ok(Prompt { queries, heads, kv, first: 0 })
     }
 }
@@ -339,7 +339,7 @@ mod tests {
             reader(Some(&path), 1).check(&[plain.len() - 100, 10], steps, sequences).err().map(|error| error.what)
         };
         assert_eq!(refused(100, 1), None);
-        let said = format!("has {} tokens, and {} are to be read", plain.len(), 2 * plain.len());
+        let said = format!("has {} tokens, but {} are needed", plain.len(), 2 * plain.len());
         assert!(refused(100, 2).unwrap().contains(&said));
         assert!(refused(101, 1).is_some());
     }
@@ -349,14 +349,17 @@ mod tests {
         let reader = reader(None, 2);
         assert_eq!(reader.check(&[32_768 - 17, 64], 17, 1), Ok(()));
         let error = reader.check(&[64, 32_768 - 16], 17, 1).unwrap_err();
-        assert_eq!(error.what, "a context of 32752 tokens and the 17 behind it are beyond what builtin reads (32768)");
+        assert_eq!(
+            error.what,
+            "a context of 32752 tokens and 17 decode steps is beyond the context of builtin (32768)"
+        );
         assert!(error.hint.unwrap().starts_with("take contexts of up to 32751 tokens"));
         let error = reader.check(&[32_751], 17, 1 << 20).unwrap_err();
         assert!(
             error.what.starts_with("builtin reading 32768 tokens takes") && error.what.contains(" of memory, and ")
         );
         let error = Reader::open("builtin", KvDtype::Bf16, None, 11, 1).err().unwrap().to_string();
-        assert_eq!(error, "11 layers are to be timed, and builtin has 10");
+        assert_eq!(error, "--layers is 11, but builtin has 10 layers");
     }
 
     /// All queries `[layer][token][head][d]` of a prompt that is read in one go, and its prefix.

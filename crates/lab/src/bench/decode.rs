@@ -11,10 +11,10 @@ use spattn_attention::{Configured, IndexCache, Sequence, StartError};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::Stream;
 
-/// Forks of one method, one on each sequence, that step together.
+/// Sequences of one method, one for each context, that take decode steps together.
 pub struct Decoding<'m> {
     decoder: &'m Decoder,
-    forks: Vec<Sequence>,
+    sequences: Vec<Sequence>,
     prompt_tokens: usize,
 }
 
@@ -26,31 +26,32 @@ impl<'m> Decoding<'m> {
         caches: &mut [IndexCache],
         prompt_tokens: usize,
     ) -> Result<Self, StartError> {
-        let fork = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
+        let start = |cache: &mut IndexCache| -> Result<Sequence, StartError> {
             Ok(cache.fork(method, false)?.with_selection_breakdown())
         };
-        Ok(Self { decoder, forks: caches.iter_mut().map(fork).collect::<Result<_, _>>()?, prompt_tokens })
+        Ok(Self { decoder, sequences: caches.iter_mut().map(start).collect::<Result<_, _>>()?, prompt_tokens })
     }
 }
 
 impl Runs for Decoding<'_> {
     fn turn(&mut self, number: usize) -> Result<Turn> {
-        let before = worked(&self.forks);
+        let before = worked(&self.sequences);
         // Any token will do, as long as all methods read the same.
         let tokens = [number as u32 % self.decoder.config().vocab_size as u32];
         let start = Instant::now();
-        let mut streams: Vec<Stream<'_>> = self.forks.iter_mut().map(|fork| Stream { fork, tokens: &tokens }).collect();
+        let mut streams: Vec<Stream<'_>> =
+            self.sequences.iter_mut().map(|sequence| Stream { fork: sequence, tokens: &tokens }).collect();
         let logits = self.decoder.step(&mut streams, self.prompt_tokens)?;
         let time = start.elapsed();
         std::hint::black_box(&logits);
-        let attention = worked(&self.forks) - before;
+        let attention = worked(&self.sequences) - before;
         Ok(shared_out(time, attention.elapsed, attention))
     }
 
     fn count(&self, row: &mut BenchRow) {
         let numbers = self.decoder.step_weight_numbers();
         row.limit_bytes = self.decoder.step_weight_bytes() as u64;
-        row.flops = 2 * self.forks.len() as u64 * numbers as u64;
-        count_steps(&self.forks, row);
+        row.flops = 2 * self.sequences.len() as u64 * numbers as u64;
+        count_steps(&self.sequences, row);
     }
 }

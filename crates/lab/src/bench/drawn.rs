@@ -20,7 +20,7 @@ use spattn_attention::{SoftmaxScale, mix_seed};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::scores;
 use spattn_model::dimensions::Dimensions;
-use spattn_model::rope::{RopeTable, apply};
+use spattn_model::rope::RopeTable;
 
 /// One of this many channels of a head is heavy.
 const ONE_HEAVY_IN: usize = 16;
@@ -126,7 +126,7 @@ impl<'a> Drawn<'a> {
         for (channel, (out, heavy)) in out.iter_mut().zip(heavy).enumerate() {
             *out = common * heavy + content(channel);
         }
-        apply(out, self.angles.cos(position), self.angles.sin(position));
+        self.angles.rotate(out, position);
     }
 
     fn value(&self, kv_head: usize, position: usize, out: &mut [f32]) {
@@ -151,7 +151,7 @@ impl<'a> Drawn<'a> {
             let target = self.content(kv_head, target, &topic);
             out.iter_mut().enumerate().for_each(|(channel, out)| *out += WANTED * target(channel));
         }
-        apply(out, self.angles.cos(position), self.angles.sin(position));
+        self.angles.rotate(out, position);
     }
 
     /// The rows of some positions; queries for the last `asking` positions only.
@@ -222,8 +222,7 @@ impl fmt::Display for Looks {
             [self.sink, self.sixteenth, self.window, self.heavy].map(|share| 100.0 * share);
         write!(
             f,
-            "the first token takes {sink:.0} % of the attention; of the rest the 1/16 of the tokens that takes most takes \
-             {sixteenth:.0} %, the last 64 tokens {window:.0} %; 1/16 of the channels has {heavy:.0} % of the keys' squares"
+            "the first token has {sink:.0} % of the attention; of the rest, the top 1/16 of the tokens has {sixteenth:.0} % and the last 64 tokens {window:.0} %; the top 1/16 of the channels has {heavy:.0} % of the keys' squared norm"
         )
     }
 }

@@ -16,7 +16,7 @@ use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::kv::{KvDtype, KvError, LayerKv};
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
-use spattn_cuda::{Flood, Gpu, Into, Storage};
+use spattn_cuda::{Flood, Gpu, Into, Storage, WeightMatrix};
 use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
 use spattn_model::decoder::Decoder;
 use spattn_model::dimensions::Dimensions;
@@ -84,7 +84,8 @@ impl OnGpu {
         for _ in 0..PRODUCTS {
             self.gpu.synchronize()?;
             let start = Instant::now();
-            self.gpu.multiply(Storage::Bf16, &weights, &x, rows, &mut out, outputs, inputs, Into::Narrow)?;
+            let weights = WeightMatrix { data: &weights, outputs, inputs };
+            self.gpu.multiply(Storage::Bf16, weights, &x, rows, &mut out, Into::Narrow)?;
             self.gpu.synchronize()?;
             times.push(start.elapsed());
         }
@@ -162,8 +163,8 @@ impl<'s> SteppingThere<'s> {
             return Ok(None);
         }
         layer.ask(queries(sequences, batch, 0))?;
-        let fork = cache.fork(method, false)?;
-        Ok(layer.run(fork)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
+        let sequence = cache.fork(method, false)?;
+        Ok(layer.run(sequence)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
     }
 }
 
@@ -195,9 +196,9 @@ impl<'s> BuildingThere<'s> {
 impl Runs for BuildingThere<'_> {
     /// Wall-clock time until the device has finished.
     fn turn(&mut self, _: usize) -> Result<Turn> {
-        let fork = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false)?;
-        self.aux_bits = fork.aux_bits();
-        Ok(Turn::of(fork.index_time().whole))
+        let sequence = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false)?;
+        self.aux_bits = sequence.aux_bits();
+        Ok(Turn::of(sequence.index_time().whole))
     }
 
     fn count(&self, row: &mut BenchRow) {
@@ -209,25 +210,25 @@ impl Runs for BuildingThere<'_> {
 pub(super) struct DecodingThere<'s> {
     stepping: SteppingThere<'s>,
     decoder: &'s Decoder,
-    room: BatchWorkspace,
+    workspace: BatchWorkspace,
 }
 
 impl<'s> DecodingThere<'s> {
     /// Whole steps of `decoder`, with the attention of `stepping`.
     pub fn new(decoder: &'s Decoder, stepping: SteppingThere<'s>) -> Self {
-        Self { stepping, decoder, room: BatchWorkspace::default() }
+        Self { stepping, decoder, workspace: BatchWorkspace::default() }
     }
 }
 
 impl Runs for DecodingThere<'_> {
     /// The mean time of the steps that share one selection.
     fn turn(&mut self, number: usize) -> Result<Turn> {
-        let Self { stepping, decoder, room } = self;
+        let Self { stepping, decoder, workspace } = self;
         let cuda = decoder.cuda().expect("the model is on the device");
         let token = number as u32 % decoder.config().vocab_size as u32;
         let tokens = vec![token; stepping.batch];
         let refresh = stepping.run.refresh();
-        let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, room);
+        let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, workspace);
         let picking = step(true)?;
         let time = if refresh == 1 { picking } else { (picking + step(false)? * (refresh - 1)) / refresh };
         let (alone, layers) = (stepping.run.times()?, stepping.layer.copies() as u32);

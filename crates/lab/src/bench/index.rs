@@ -30,9 +30,9 @@ impl Runs for Building<'_> {
     /// The time includes that of the prompt statistics. They were gathered once, so their time is the same in every turn.
     fn turn(&mut self, _: usize) -> Result<Turn> {
         let mut cache = self.sequence.cache(self.dimensions, self.rotation.clone());
-        let fork = cache.fork(self.method, false)?;
-        self.aux_bits = fork.aux_bits();
-        Ok(Turn::of(fork.index_time().whole))
+        let sequence = cache.fork(self.method, false)?;
+        self.aux_bits = sequence.aux_bits();
+        Ok(Turn::of(sequence.index_time().whole))
     }
 
     fn count(&self, row: &mut BenchRow) {

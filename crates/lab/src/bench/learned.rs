@@ -35,7 +35,7 @@ pub fn calibrated(
             Some(artefact) => Ok(artefact),
             None => {
                 notes.push(format!(
-                    "the model has no calibration of {kind}: learned from {TOKENS} tokens that it reads."
+                    "the model has no calibration of {kind}: one is made from {TOKENS} tokens of the prompt."
                 ));
                 learn_from_read(kind, dimensions, capture, seed)
             }
@@ -69,7 +69,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
         }
         Ok(TOKENS)
     };
-    learn(kind, dimensions, model, seed, "drawn keys and queries", show)
+    learn(kind, dimensions, model, seed, "random keys and queries", show)
 }
 
 /// Learns one kind of artefact from a prompt that the model reads for this purpose.
@@ -91,10 +91,12 @@ fn learn(
     data: &str,
     show: impl FnOnce(&mut dyn Collector) -> Result<usize>,
 ) -> Result<Artefact> {
-    let calibration: &Calibration =
-        CALIBRATIONS.iter().find(|c| c.kind == kind).ok_or_else(|| anyhow!("nobody makes a calibration of {kind}"))?;
+    let calibration: &Calibration = CALIBRATIONS
+        .iter()
+        .find(|c| c.kind == kind)
+        .ok_or_else(|| anyhow!("no method makes a calibration of {kind}"))?;
     let assignment = Assignment {
-        rotation: dimensions.rotation(TOKENS),
+        rotation: dimensions.rotation(TOKENS, TOKENS),
         model: &model,
         seed,
         tokens: TOKENS,

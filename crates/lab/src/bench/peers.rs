@@ -77,7 +77,7 @@ impl Peers {
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("cannot talk to `{python}`");
+            bail!("cannot open pipes to `{python}`");
         };
         Ok(Self { child, commands: Some(commands), answers: BufReader::new(answers) })
     }
@@ -88,7 +88,7 @@ impl Peers {
     /// If the script ends or fails.
     pub fn prepare(&mut self, context: usize, batch: usize) -> Result<Prepared> {
         let answer = self.ask(&json!({ "prepare": { "context": context, "batch": batch } }))?;
-        serde_json::from_value(answer).context("the peers' script answers something else than what can be timed")
+        serde_json::from_value(answer).context("the script of --peers sent an unexpected answer")
     }
 
     /// Frees what was prepared.
@@ -101,12 +101,12 @@ impl Peers {
 
     fn time(&mut self, method: &str) -> Result<Duration> {
         let answer = self.ask(&json!({ "time": method }))?;
-        let us = answer["us"].as_f64().ok_or_else(|| anyhow!("the peer {method} gives no time: {answer}"))?;
+        let us = answer["us"].as_f64().ok_or_else(|| anyhow!("--peers: no time of {method}: {answer}"))?;
         Ok(Duration::from_secs_f64(us / 1e6))
     }
 
     fn ask(&mut self, command: &Value) -> Result<Value> {
-        let gone = "the peers' script has ended; what it said is above";
+        let gone = "the script of --peers has ended; its output is above";
         let commands = self.commands.as_mut().ok_or_else(|| anyhow!(gone))?;
         // A script that failed at its start has written why and reads no input, so a failed write is ignored.
         let _ = writeln!(commands, "{command}").and_then(|()| commands.flush());
@@ -114,9 +114,10 @@ impl Peers {
         if self.answers.read_line(&mut line).context(gone)? == 0 {
             bail!(gone);
         }
-        let answer: Value = serde_json::from_str(&line).with_context(|| format!("the peers' script says: {line}"))?;
+        let answer: Value =
+            serde_json::from_str(&line).with_context(|| format!("the script of --peers sent no JSON: {line}"))?;
         match answer["error"].as_str() {
-            Some(error) => Err(anyhow!("a peer fails: {error}")),
+            Some(error) => Err(anyhow!("--peers: {error}")),
             None => Ok(answer),
         }
     }

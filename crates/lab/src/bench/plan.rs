@@ -130,7 +130,9 @@ impl Plan {
             return self.dimensions.clone();
         }
         let mut config = self.dimensions.config().clone();
-        config.layers = 1;
+        let sees_all = |layer: &usize| config.layer_kind(*layer).window.is_none();
+        let layer = (0..config.layers).find(sees_all).unwrap_or(0);
+        config.keep_layers(&[layer]);
         Dimensions::new(&config, self.dimensions.dtype())
     }
 
@@ -173,7 +175,7 @@ pub fn check_memory(
     (whole, last): (bool, Option<usize>),
 ) -> Result<(), UsageError> {
     let (Some(context), Some(batch)) = (contexts.iter().max(), batches.iter().max()) else {
-        return Err(UsageError::new("there is no context or no batch to time"));
+        return Err(UsageError::new("--context or --batch is empty: there is nothing to time"));
     };
     let c = dimensions.config();
     let rows = if op == Op::Prefill && !whole { last.unwrap_or(*context).min(*context) } else { 0 };
@@ -265,7 +267,7 @@ impl At<'_> {
         let (dimensions, steps) = (&self.plan.timed_dimensions(), turns(*rounds));
         let layers = dimensions.config().layers;
         let angles = dimensions.angles(self.context + steps);
-        let rotation = dimensions.rotation(self.context + steps);
+        let rotation = dimensions.rotation(self.context + steps, self.context + steps);
         let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
         let sequence = |number: usize| {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));
@@ -419,12 +421,13 @@ impl At<'_> {
                 None => elsewhere.push(method.label()),
             }
         }
-        let note = format!("pick on the host, and are left out on a GPU: {}.", elsewhere.join(", "));
+        let note = format!("methods that select on the host are left out on a GPU: {}.", elsewhere.join(", "));
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
         if self.plan.op != Op::Index && self.batch > gpu::DRAWN {
-            let note = format!("of {} sequences {} are drawn; the others are copies.", self.batch, gpu::DRAWN);
+            let note =
+                format!("of {} sequences, {} have keys of their own; the others are copies.", self.batch, gpu::DRAWN);
             notes.extend((!notes.contains(&note)).then_some(note));
         }
         Ok(entries)
@@ -445,12 +448,12 @@ impl At<'_> {
                 None => elsewhere.push(method.label()),
             }
         }
-        let note = format!("read prompts on the host, and are left out on a GPU: {}.", elsewhere.join(", "));
+        let note = format!("methods that read prompts on the host are left out on a GPU: {}.", elsewhere.join(", "));
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
         if self.batch > 1 {
-            let note = format!("of {} prompts one is drawn; the others are copies.", self.batch);
+            let note = format!("of {} prompts, one has keys of its own; the others are copies.", self.batch);
             notes.extend((!notes.contains(&note)).then_some(note));
         }
         Ok(entries)
@@ -460,7 +463,7 @@ impl At<'_> {
     fn readers(&self, prompt: &Prompt, notes: &mut Vec<String>) -> Vec<&Configured> {
         let reads = |method: &&Configured| method.name == REFERENCE || method.masks_prefill();
         let dense: Vec<String> = self.methods.iter().filter(|m| !reads(m)).map(Configured::label).collect();
-        let note = format!("read prompts densely, as full does, and are left out: {}.", dense.join(", "));
+        let note = format!("methods with a dense prefill, which is timed as full, are left out: {}.", dense.join(", "));
         if !dense.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
@@ -476,8 +479,10 @@ impl At<'_> {
             notes.push(note);
         }
         if prompt.first > 0 {
-            let note =
-                format!("the last {} rows of a prompt are read, behind the others.", self.context - prompt.first);
+            let note = format!(
+                "only the last {} rows of a prompt are timed; the rows before them are in the cache.",
+                self.context - prompt.first
+            );
             notes.extend((!notes.contains(&note)).then_some(note));
         }
         self.methods.iter().filter(reads).filter(begins).collect()
@@ -516,8 +521,10 @@ impl At<'_> {
         let Some(peers) = &self.plan.peers else { return Ok(Vec::new()) };
         let prepared = locked(peers).prepare(self.context, self.batch)?;
         let parts = prepared.ready.iter().filter(|peer| peer.part);
-        let about = parts.map(|peer| format!("{}, without a speed-up for that reason: {}", peer.method, peer.about));
-        let drawn = "other programs are given keys that are drawn.".to_owned();
+        let about = parts.map(|peer| {
+            format!("{} has no speed-up over full, because it is a part of a method: {}", peer.method, peer.about)
+        });
+        let drawn = "other programs get random keys, not those of the prompt.".to_owned();
         let drawn = self.plan.capture.is_some().then_some(drawn);
         for note in about.chain(prepared.notes.iter().cloned()).chain(drawn).collect::<Vec<_>>() {
             if !notes.contains(&note) {

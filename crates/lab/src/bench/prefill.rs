@@ -146,7 +146,7 @@ impl<'p> AttendingThere<'p> {
 #[cfg(feature = "cuda")]
 impl Runs for AttendingThere<'_> {
     fn turn(&mut self, _: usize) -> Result<Turn> {
-        self.read()?.ok_or_else(|| anyhow!("a prompt that was read on the GPU is no longer"))
+        self.read()?.ok_or_else(|| anyhow!("a prompt that was read on the GPU is not on it any more"))
     }
 
     fn count(&self, row: &mut BenchRow) {

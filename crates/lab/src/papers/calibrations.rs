@@ -118,10 +118,12 @@ impl Lesson<'_> {
         let orders = self.learning.calibrations.iter().map(|spec| {
             let mut orders = CalibrationOrder::parse(std::slice::from_ref(spec))?;
             let order = orders.pop().filter(|_| orders.is_empty());
-            let order = order.ok_or_else(|| UsageError::new(format!("`{spec}` stands for several calibrations")))?;
+            let order = order.ok_or_else(|| UsageError::new(format!("`{spec}` expands to several calibrations")))?;
             match CalibrationOrder::reading(std::slice::from_ref(&order)).held_out {
-                0 => Err(UsageError::new(format!("`{spec}` is measured on no held-out text"))
-                    .hint("hash_attention is what learns and is measured")),
+                0 => Err(UsageError::new(format!(
+                    "`{spec}` is not trained, so nothing of it is measured on held-out text"
+                ))
+                .hint("name hash_attention, which is trained")),
                 _ => Ok(order),
             }
         });
@@ -158,7 +160,7 @@ impl Lesson<'_> {
         }
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let learned: Learned =
-            serde_json::from_str(&text).with_context(|| format!("{} is nothing that was learned", path.display()))?;
+            serde_json::from_str(&text).with_context(|| format!("{} is not a stored calibration", path.display()))?;
         match learned.identity == self.identity(at, model)? {
             true => Ok(Some(learned)),
             false => Err(UsageError::new(format!("{} was made with other settings", path.display()))
@@ -187,7 +189,7 @@ impl Lesson<'_> {
         let csv = outcome.made.into_iter().find_map(|made| made.held_out);
         let too_short = || {
             UsageError::new(format!("held-out blocks of {} tokens are too short to measure on", self.learning.length))
-                .hint("raise `length`, or lower what a query should find (`top`)")
+                .hint("raise `length`, or lower `top`, the keys that a query should find")
         };
         Ok(Some(csv.ok_or_else(too_short)?))
     }

@@ -265,7 +265,10 @@ impl Test {
             return Err(UsageError::new("it has no bound").hint("give at_least, at_most or both"));
         }
         match self.comparisons().is_empty() {
-            true => Err(UsageError::new("it compares nothing").hint("name rows and columns; an order has two or more")),
+            true => {
+                Err(UsageError::new("the test compares nothing")
+                    .hint("name rows and columns; an order has two or more"))
+            }
             false => Ok(()),
         }
     }

@@ -43,7 +43,7 @@ impl Reaching {
         match !self.steps.is_empty() && self.steps.windows(2).all(|pair| pair[0].1 < pair[1].1) {
             true => Ok(()),
             false => Err(UsageError::new("`reaches` needs `steps` whose amounts rise")
-                .hint("write [[\"column\", amount], ...], the least first")),
+                .hint("write [[\"column\", amount], ...], with the smallest amount first")),
         }
     }
 

@@ -109,7 +109,8 @@ struct Row {
 }
 
 fn rows(learned: &Learned) -> Result<Vec<Row>, UsageError> {
-    let wrong = |what: &str| UsageError::new(format!("what `{}` learned is no table: {what}", learned.calibration));
+    let wrong =
+        |what: &str| UsageError::new(format!("the measurements of `{}` are not a table: {what}", learned.calibration));
     let mut reader = csv::Reader::from_reader(learned.csv.as_bytes());
     let header: Vec<String> = reader.headers().map_err(|e| wrong(&e.to_string()))?.iter().map(str::to_owned).collect();
     let is_name = |column: &String| column == "layer" || NAMES.contains(&column.as_str());
@@ -125,7 +126,7 @@ fn rows(learned: &Learned) -> Result<Vec<Row>, UsageError> {
         for name in NAMES {
             names.push(field(name)?.to_owned());
         }
-        let layer = field("layer")?.parse().map_err(|_| wrong("a layer is no number"))?;
+        let layer = field("layer")?.parse().map_err(|_| wrong("a layer is not a number"))?;
         let number = |(column, text): (&String, &str)| (!is_name(column)).then(|| text.parse().ok());
         let numbers = header.iter().zip(&record).filter_map(number).collect();
         rows.push(Row { layer, names, columns: columns.clone(), numbers });
@@ -172,7 +173,7 @@ mod tests {
     fn what_is_no_such_table_is_refused() {
         for csv in ["nets,bits\nx,1\n", "nets,bits,layer\nx,1,first\n", "nets,bits,layer\nx,1\n"] {
             let wrong = Learned { csv: csv.to_owned(), ..learned(16, &[]) };
-            assert!(by_layer(&[wrong]).unwrap_err().what.contains("is no table"), "{csv}");
+            assert!(by_layer(&[wrong]).unwrap_err().what.contains("are not a table"), "{csv}");
         }
     }
 }

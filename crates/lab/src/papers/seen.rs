@@ -73,10 +73,10 @@ impl Observing {
         match self.samples % self.together {
             0 => Ok(()),
             _ => Err(UsageError::new(format!(
-                "`together`: {} prompts are no whole number of units of {}",
+                "`samples` is {}, which is not a multiple of `together`, {}",
                 self.samples, self.together
             ))
-            .hint("take a multiple of it as `samples`")),
+            .hint("use a multiple of `together`")),
         }
     }
 
@@ -189,7 +189,7 @@ impl TableSelection {
     pub fn of(&self, seen: &AnalysisTables) -> Result<Option<f64>, UsageError> {
         let unknown = |what: &str, name: &str, known: Vec<&str>| Err(UsageError::unknown(what, name, known));
         let (Some(name), Some(column)) = (&self.table, &self.column) else {
-            return Err(UsageError::new("a cell of what was found needs a table and a column")
+            return Err(UsageError::new("a measured cell needs a table and a column")
                 .hint("give `found` with `table` and `column` in its row, its column, or each in one of them"));
         };
         let Some(table) = seen.tables.iter().find(|table| table.name == *name) else {
@@ -396,7 +396,7 @@ pub(super) mod tests {
         let check = |more: &str| toml::from_str::<Observing>(&format!("{text}{more}")).unwrap().check();
         assert!(check("samples = 6\ntogether = 3").is_ok());
         assert!(check("samples = 0").unwrap_err().what.contains("`samples`: 0"));
-        assert!(check("samples = 5\ntogether = 2").unwrap_err().what.contains("no whole number of units"));
+        assert!(check("samples = 5\ntogether = 2").unwrap_err().what.contains("not a multiple of `together`"));
         assert!(check("samples = 5\ntogether = 6").unwrap_err().what.contains("`together`: 6"));
         assert!(check("samples = 5\nqueries = 0").unwrap_err().what.contains("`queries`"));
         let empty =

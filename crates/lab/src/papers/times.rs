@@ -117,7 +117,7 @@ impl ReferenceBench {
         }
         match all.rows.is_empty() {
             false => Ok(all),
-            true => Err(UsageError::new("[bench]: there is no time in its tables").hint("name one in `tables`")),
+            true => Err(UsageError::new("[bench]: its tables have no times").hint("name one in `tables`")),
         }
     }
 
@@ -141,7 +141,7 @@ impl ReferenceBench {
 impl Times {
     fn parse(text: &str, place: &str) -> Result<Self, UsageError> {
         let wrong = |e: csv::Error| {
-            UsageError::new(format!("[bench]: {place} is no table of times: {e}"))
+            UsageError::new(format!("[bench]: {place} is not a table of times: {e}"))
                 .hint("`spattn bench --out` writes one")
         };
         let mut reader = csv::Reader::from_reader(text.as_bytes());
@@ -153,7 +153,7 @@ impl Times {
 
     /// The machine that the times were taken on.
     pub fn machine(&self) -> &str {
-        self.rows.first().and_then(|row| row.get("device")).map_or("a machine without a name", String::as_str)
+        self.rows.first().and_then(|row| row.get("device")).map_or("unknown machine", String::as_str)
     }
 
     /// The selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if the

@@ -67,7 +67,7 @@ pub fn ladders(specs: &[String], asked: Asked<'_>, policy: &Policy) -> Result<Ve
 fn ladder(spec: &MethodSpec, parameter: &str, values: &[String], policy: &Policy) -> Result<Ladder, UsageError> {
     let base = written(spec);
     if spec.params.iter().any(|(key, _)| key == parameter) {
-        return Err(UsageError::new(format!("`{base}` says already what `{parameter}` is"))
+        return Err(UsageError::new(format!("`{base}` sets `{parameter}` already"))
             .hint(format!("leave `{parameter}` out of the spec, or tune another parameter with --parameter")));
     }
     let mut candidates: Vec<Candidate> = Vec::new();
@@ -99,16 +99,16 @@ fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
         (Some(range), _) => range,
         (None, DENSITY) => DENSITIES,
         (None, _) => {
-            return Err(UsageError::new(format!("it was not said which values `{parameter}` may have"))
-                .hint("give the smallest and the greatest budget: --range 16..1024"));
+            return Err(UsageError::new(format!("the range of `{parameter}` is not given"))
+                .hint("give the smallest and the largest budget: --range 16..1024"));
         }
     };
     let wrong = |why: &str| {
         UsageError::new(format!("--range: `{range:.60}` {why}")).hint(
-            "write FROM..TO, from the smallest budget to the greatest: 0.01..0.5, or 12..4 where less of it is more",
+            "write FROM..TO, from the smallest budget to the largest: 0.01..0.5, or 12..4 if a smaller value is a larger budget",
         )
     };
-    let (from, to) = range.split_once("..").ok_or_else(|| wrong("is no range"))?;
+    let (from, to) = range.split_once("..").ok_or_else(|| wrong("is not a range"))?;
     let number = |text: &str| text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
     let (Some(first), Some(last)) = (number(from), number(to)) else {
         return Err(wrong("does not lie between two numbers above 0"));
@@ -173,7 +173,7 @@ mod tests {
     fn what_cannot_be_tuned_is_said() {
         let wrong = |spec, parameter, range| read(spec, parameter, range, 12).unwrap_err().to_string();
         assert!(wrong("topk", "k", None).contains("which values `k` may have"));
-        assert!(wrong("topk:k=3", "k", Some("1..9")).contains("says already what `k` is"));
+        assert!(wrong("topk:k=3", "k", Some("1..9")).contains("sets `k` already"));
         assert!(wrong("topk:ratio=0.1", DENSITY, None).contains("ratio or density, not both"));
         assert!(wrong("quest", "pgae", Some("1..9")).contains("no parameter `pgae`"));
         assert!(wrong("full", DENSITY, None).contains("no parameter `density`"));

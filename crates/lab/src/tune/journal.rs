@@ -41,8 +41,8 @@ impl Journal {
         // Files that this program did not write are checked first: no flag lets them be replaced.
         OwnFolder::of(folder)?.check(&owned_files::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
-            let what = format!("{} holds what was tuned before", folder.display());
-            let hint = "go on with --resume, choose another --out folder, or throw it away with --overwrite";
+            let what = format!("{} holds an earlier tuning", folder.display());
+            let hint = "resume it with --resume, choose another --out folder, or delete it with --overwrite";
             return Err(UsageError::new(what).hint(hint).into());
         }
         let unwritable = |e: std::io::Error| {
@@ -106,8 +106,8 @@ fn read(text: &str, identity: &Value, path: &Path) -> Result<(BTreeMap<String, V
             break;
         }
         let damaged = || {
-            UsageError::new(format!("{}:{}: this is no line of measurements", path.display(), number + 1))
-                .hint("measure anew with --overwrite, or choose another --out folder")
+            UsageError::new(format!("{}:{}: this line is not a measurement", path.display(), number + 1))
+                .hint("measure again with --overwrite, or choose another --out folder")
         };
         let value: Value = serde_json::from_str(line).map_err(|_| damaged())?;
         if number == 0 {
@@ -154,15 +154,15 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "as if it had never been stopped");
 
         let said = |mode, identity: &Value| open(mode, identity).unwrap_err().to_string();
-        assert!(said(OpenMode::Fresh, &identity).contains("holds what was tuned before"));
+        assert!(said(OpenMode::Fresh, &identity).contains("holds an earlier tuning"));
         assert!(said(OpenMode::Resume, &json!({"model": "m", "seed": 4})).contains("other settings"));
         std::fs::write(&path, format!("{text}x\n")).unwrap();
-        assert!(said(OpenMode::Resume, &identity).contains("measured.jsonl:4: this is no line"));
+        assert!(said(OpenMode::Resume, &identity).contains("measured.jsonl:4: this line is not a measurement"));
         let journal = open(OpenMode::Overwrite, &identity).unwrap();
         assert_eq!(journal.known("a 1"), None);
         drop(journal);
         std::fs::remove_file(&path).unwrap();
         owned_files::write_all(folder.path(), &[(ANSWER, "{}")]).unwrap();
-        assert!(said(OpenMode::Fresh, &identity).contains("holds what was tuned before"));
+        assert!(said(OpenMode::Fresh, &identity).contains("holds an earlier tuning"));
     }
 }

@@ -58,22 +58,22 @@ impl Budgeted {
         let text = written(spec);
         let mut rest = spec.clone();
         let Some(at) = rest.params.iter().position(|(key, _)| BUDGETS.contains(&key.as_str())) else {
-            return Err(UsageError::new(format!("`{text}` does not say what is to be dealt out to layers"))
+            return Err(UsageError::new(format!("`{text}` sets no budget to distribute over layers"))
                 .hint("give the mean budget in the spec: topk:k=64, quest:ratio=0.05 or sparq:density=0.1")
                 .into());
         };
         let given = rest.params.remove(at);
         if rest.params.iter().any(|(key, _)| key == SCHEDULE) {
-            return Err(UsageError::new(format!("`{text}` says already what `{SCHEDULE}` is"))
+            return Err(UsageError::new(format!("`{text}` sets `{SCHEDULE}` already"))
                 .hint(format!("leave `{SCHEDULE}` out: --schedules finds one"))
                 .into());
         }
         // Reading the spec with a schedule errs if the method cannot have budgets by layer.
         read(&with(&with(&rest, &given), &schedule_of(&Schedule::Linear)), policy, model)?;
         let method = read(&with(&rest, &given), policy, model)?;
-        let dense = method.configured.policy.dense(model.dimensions.config().layers);
+        let dense = model.dimensions.layer_specs().dense(&method.configured.policy);
         if dense.iter().filter(|dense| !**dense).count() < 2 {
-            return Err(UsageError::new("fewer than two layers are sparse: there is nothing to deal out")
+            return Err(UsageError::new("fewer than two layers are sparse: there is no budget to distribute")
                 .hint("leave fewer layers dense")
                 .into());
         }

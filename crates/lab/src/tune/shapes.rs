@@ -52,7 +52,7 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, UsageError> {
         let wrong = || {
-            UsageError::new(format!("--target: `{text:.60}` is nothing to aim at"))
+            UsageError::new(format!("--target: unknown target `{text:.60}`"))
                 .hint("write density=0.03, or error=0.1 for the relative error of the attention output")
         };
         let (kind, value) = text.split_once('=').ok_or_else(wrong)?;
@@ -175,11 +175,11 @@ impl Sampler {
     pub fn new(spec: MethodSpec, policy: &Policy) -> Result<Self, UsageError> {
         let configured = configure(&spec, policy)?;
         let Some(law) = CollisionLaw::of(&configured) else {
-            return Err(UsageError::new(format!("`{}` has no K and L to find", configured.label()))
-                .hint("--target is for magicpig; without it the smallest budget of any method is looked for"));
+            return Err(UsageError::new(format!("`{}` has no parameters K and L", configured.label()))
+                .hint("--target is for magicpig; leave it out to find the smallest budget of any method"));
         };
         if let Some((key, _)) = spec.params.iter().find(|(key, _)| ["K", "L", "density"].contains(&key.as_str())) {
-            return Err(UsageError::new(format!("`{}` says already what `{key}` is", configured.label()))
+            return Err(UsageError::new(format!("`{}` sets `{key}` already", configured.label()))
                 .hint(format!("leave `{key}` out: --target finds K and L")));
         }
         Ok(Self { spec, policy: configured.policy, law })
@@ -323,7 +323,7 @@ impl<'a> Prediction<'a> {
     pub fn look(&self, document: &Document) -> Result<Vec<f64>> {
         let candidates = self.sampler.candidates(document.context());
         if candidates.is_empty() {
-            return Err(UsageError::new("sink and window are the whole prompt: there is nothing to sample")
+            return Err(UsageError::new("sink and recent window cover the whole prompt: there is nothing to sample")
                 .hint("take a longer --length, or a smaller --sink and --local")
                 .into());
         }

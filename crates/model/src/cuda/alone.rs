@@ -74,7 +74,7 @@ impl LayerAlone {
         let tokens = sequences[0].0.tokens();
         assert!(
             sequences.iter().all(|(kv, _)| kv.shape() == of_one && kv.tokens() == tokens),
-            "sequences of one shape"
+            "the sequences differ in shape or in tokens"
         );
         let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
         let mut first = DevicePrefix::new(&gpu, shape, 1, tokens)?;
@@ -154,7 +154,7 @@ impl LayerAlone {
     /// # Errors
     /// [`GpuError`].
     pub fn ask(&self, queries: Vec<f32>) -> Result<(), GpuError> {
-        assert_eq!(queries.len(), self.heads * self.shape.d, "queries of all heads");
+        assert_eq!(queries.len(), self.heads * self.shape.d, "queries are not `[sequence][head][d]`");
         let mut own = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
         Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
     }
@@ -406,7 +406,7 @@ impl RunAlone {
     ) -> Result<Option<T>, GpuError> {
         let Some((form, first)) = self.fork.device_form(0) else { return Ok(None) };
         let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
-        let cache = layer.caches().nth(copy).expect("there are so many copies");
+        let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
         let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let stride = layer.heads * layer.shape.d;
         let tail = layer.tail.view(layer.shape, layer.copies());
@@ -428,9 +428,9 @@ impl RunAlone {
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
         let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
-        let SelectionWorkspace { own, counters: room, .. } = &mut self.picks;
+        let SelectionWorkspace { own, counters: workspace, .. } = &mut self.picks;
         let tokens = self.fork.prefix_candidates().start..own.lists.end();
-        gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, room)?;
+        gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, workspace)?;
         let mut picked = vec![0; kv_heads + heads + 1];
         gpu.download(&counters, 0, &mut picked)?;
         self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];
@@ -459,13 +459,13 @@ impl RunAlone {
     }
 
     fn attend(&mut self, copy: usize) -> Result<(), GpuError> {
-        let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("it was prepared"));
+        let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("`prepare` ran before attention"));
         attend(layer, prepared, copy, &mut self.out)
     }
 
     /// Attends a copy, into `out` `[sequence][head][d]`.
     pub(super) fn attend_into(&mut self, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
-        attend(&self.layer, self.prepared.as_ref().expect("it was prepared"), copy, out)
+        attend(&self.layer, self.prepared.as_ref().expect("`prepare` ran before attention"), copy, out)
     }
 
     /// Makes the numbers of so many sequences.
@@ -480,9 +480,10 @@ impl RunAlone {
 }
 
 fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
-    let cache = layer.caches().nth(copy).expect("there are so many copies");
+    let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
     let scale = layer.prefix.spec(0).scale.factor();
-    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale };
+    let prefix =
+        kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale, rule: kernels::LayerRule::PLAIN };
     let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
     layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
 }

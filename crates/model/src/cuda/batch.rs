@@ -37,46 +37,55 @@ impl Cuda {
         run: &mut RunAlone,
         tokens: &[u32],
         picks: bool,
-        room_of_batch: &mut BatchWorkspace,
+        batch_workspace: &mut BatchWorkspace,
     ) -> Result<Duration, EngineError> {
         let (c, rows, context) = (&self.config, tokens.len(), alone.prefix().tokens());
-        assert!(alone.copies() == c.layers && alone.heads() == rows * c.heads, "a copy for each layer");
-        let mut guard = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = self.reserve(&mut guard, rows)?;
+        assert!(
+            alone.copies() == c.layers && alone.heads() == rows * c.heads,
+            "{} copies of {} heads, not {} of {}",
+            alone.copies(),
+            alone.heads(),
+            c.layers,
+            rows * c.heads
+        );
+        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.reserve(&mut guard, rows)?;
         // Everything is sent before the first event.
-        self.start(room, tokens, vec![context as u32; rows])?;
+        self.start(workspace, tokens, vec![context as u32; rows])?;
         let positions = vec![context; rows];
-        let (inverse, by_row, scaling) = self.step_frequencies(&positions, context);
-        self.gpu.reserve(&mut room.inverse, size_of_val(inverse.as_slice()))?;
-        self.gpu.upload_to(room.inverse.as_mut().expect("it was reserved"), 0, &inverse)?;
+        let angles = self.send_frequencies(workspace, &positions, context)?;
         let places: Vec<Place> = (0..c.layers).flat_map(|layer| alone.places(layer, rows)).collect();
-        self.gpu.reserve(&mut room.places, size_of_val(places.as_slice()))?;
-        self.gpu.upload_to(room.places.as_mut().expect("it was reserved"), 0, &places)?;
-        if room_of_batch.channels.is_none() {
-            room_of_batch.channels = Some(self.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
+        let to = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
+        self.gpu.upload_to(to, 0, &places)?;
+        if batch_workspace.channels.is_none() {
+            batch_workspace.channels = Some(self.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
         }
         let head = self.parts.head();
-        self.gpu.reserve(&mut room.logits, 4 * rows * head.outputs)?;
+        self.gpu.reserve(&mut workspace.logits, 4 * rows * head.outputs)?;
         run.rows_in_order(rows)?;
-        let BatchWorkspace { channels: Some(channels), timeline } = room_of_batch else { unreachable!("it was sent") };
+        let BatchWorkspace { channels: Some(channels), timeline } = batch_workspace else {
+            unreachable!("the numbers of channels were uploaded above")
+        };
         alone.flood()?;
         timeline.clear();
         self.gpu.mark(timeline)?;
         for index in 0..c.layers {
-            self.forward_layer(room, rows, index, 0, |room, layer| {
-                self.rotate_rows(room, rows, index, layer, (by_row, scaling))?;
-                self.take_queries(alone, run, &room.qkv, rows, channels)?;
+            self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
+                self.rotate_rows(workspace, rows, index, layer, &angles)?;
+                self.take_queries(alone, run, &workspace.qkv, rows, channels)?;
                 if picks {
                     run.select(index)?;
                 }
-                run.attend_into(index, &mut room.attended)
+                run.attend_into(index, &mut workspace.attended)
             })?;
         }
-        self.norm(room, 0, rows, &self.parts.norm, c.layers, 0)?;
-        let Workspace { normed, logits: Some(logits), .. } = &mut *room else { unreachable!("it was reserved") };
+        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, 0)?;
+        let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
+            unreachable!("the buffer of logits was reserved above")
+        };
         self.multiply(head, normed, rows, logits, Into::Wide)?;
         self.gpu.mark(timeline)?;
-        self.check(room, |row| row)?;
+        self.check(workspace, |row| row)?;
         Ok(timeline.spans()?[0])
     }
 

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::kv::DevicePrefix;
 use spattn_attention::calibration::DeviceChunk;
 use spattn_attention::kv::{KvDtype, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage, may_deal};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, Rows, Storage, may_deal};
 
 /// Numbers of a storage type on the host.
 pub(super) enum Numbers {
@@ -82,19 +82,19 @@ fn download_rows<T: Plain>(
     gpu: &Gpu,
     (buffer, skip): (&Buffer, usize),
     (rows, stride): (usize, usize),
-    room: &mut Vec<T>,
+    spare: &mut Vec<T>,
     (out, width): (&mut [f32], usize),
     widen: impl Fn(&mut [f32], &[T]) + Sync,
 ) -> Result<(), GpuError> {
-    room.resize(rows * stride, T::default());
-    gpu.download(buffer, skip * size_of::<T>(), room)?;
+    spare.resize(rows * stride, T::default());
+    gpu.download(buffer, skip * size_of::<T>(), spare)?;
     match may_deal() {
         true => {
-            let pairs = out.par_chunks_exact_mut(width).zip(room.par_chunks_exact(stride));
+            let pairs = out.par_chunks_exact_mut(width).zip(spare.par_chunks_exact(stride));
             pairs.for_each(|(out, row)| widen(out, &row[..width]));
         }
         false => {
-            let pairs = out.chunks_exact_mut(width).zip(room.chunks_exact(stride));
+            let pairs = out.chunks_exact_mut(width).zip(spare.chunks_exact(stride));
             pairs.for_each(|(out, row)| widen(out, &row[..width]));
         }
     }
@@ -113,10 +113,12 @@ pub(super) struct HostView<'a> {
     pub(super) end: usize,
     /// Factor of the logits.
     pub(super) scale: f32,
+    /// What the layer has beyond a softmax of scaled products.
+    pub(super) rule: LayerRule<'a>,
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
     /// Memory of this process.
-    pub(super) room: Mutex<&'a mut HostWorkspace>,
+    pub(super) workspace: Mutex<&'a mut HostWorkspace>,
     /// Room for what the chunk attends, which nobody needs yet.
     pub(super) attended: Mutex<&'a mut Buffer>,
     /// Logarithms of the sums of the rows' exponentials, once somebody asked for what follows from them.
@@ -128,18 +130,18 @@ pub(super) struct HostView<'a> {
 impl<'a> HostView<'a> {
     /// What came of looking: why it failed, if it did. The memory is kept.
     pub(super) fn close(self) -> Option<GpuError> {
-        let room = self.room.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.workspace.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(queries) = self.queries.into_inner() {
-            room.queries = queries;
+            workspace.queries = queries;
         }
         if let Some(kv) = self.kv.into_inner() {
-            room.kv = Some(kv);
+            workspace.kv = Some(kv);
         }
         self.failure.into_inner()
     }
 
-    fn room(&self) -> MutexGuard<'_, &'a mut HostWorkspace> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    fn workspace(&self) -> MutexGuard<'_, &'a mut HostWorkspace> {
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queries of the chunk's last tokens.
@@ -148,8 +150,8 @@ impl<'a> HostView<'a> {
         queries.resize(count * width, 0.0);
         let from = (self.qkv, (self.rows - count) * stride);
         let (shape, to) = ((count, stride), (&mut queries[..], width));
-        let mut room = self.room();
-        let HostWorkspace { f16, bf16, f32, .. } = &mut **room;
+        let mut workspace = self.workspace();
+        let HostWorkspace { f16, bf16, f32, .. } = &mut **workspace;
         let copied = match self.prefix.shape.dtype {
             KvDtype::F32 => download_rows(self.gpu, from, shape, f32, to, |to, row| to.copy_from_slice(row)),
             KvDtype::F16 => download_rows(self.gpu, from, shape, f16, to, |to, row| row.convert_to_f32_slice(to)),
@@ -174,6 +176,7 @@ impl<'a> HostView<'a> {
             heads,
             first: self.end - self.rows,
             scale: self.scale,
+            rule: self.rule,
         }
     }
 
@@ -205,8 +208,8 @@ impl<'a> HostView<'a> {
 impl DeviceChunk for HostView<'_> {
     fn queries(&self) -> &[f32] {
         self.queries.get_or_init(|| {
-            let room = std::mem::take(&mut self.room().queries);
-            self.copy_queries(self.rows, room)
+            let spare = std::mem::take(&mut self.workspace().queries);
+            self.copy_queries(self.rows, spare)
         })
     }
 
@@ -222,8 +225,8 @@ impl DeviceChunk for HostView<'_> {
 
     fn kv(&self) -> &LayerKv {
         self.kv.get_or_init(|| {
-            let room = self.room().kv.take().unwrap_or_else(|| LayerKv::zeros(self.prefix.shape, 0));
-            self.prefix.copy_tokens(self.layer, self.end, room).unwrap_or_else(|failure| {
+            let spare = self.workspace().kv.take().unwrap_or_else(|| LayerKv::zeros(self.prefix.shape, 0));
+            self.prefix.copy_tokens(self.layer, self.end, spare).unwrap_or_else(|failure| {
                 let _ = self.failure.set(failure);
                 LayerKv::zeros(self.prefix.shape, self.end)
             })

@@ -45,7 +45,7 @@ impl DevicePrefix {
 
     /// The first tokens of this prefix, with room for more.
     pub(super) fn kept(mut self, tokens: usize, capacity: usize) -> Result<Self, GpuError> {
-        assert!(tokens <= self.tokens, "cannot keep more tokens than there are");
+        assert!(tokens <= self.tokens, "cannot keep {tokens} of {} tokens", self.tokens);
         self.tokens = tokens;
         if capacity <= self.capacity {
             return Ok(self);
@@ -73,17 +73,17 @@ impl DevicePrefix {
     }
 
     /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
-    pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, room: LayerKv) -> Result<LayerKv, GpuError> {
+    pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, spare: LayerKv) -> Result<LayerKv, GpuError> {
         let (keys, values) = &self.layers[layer];
         let stride = self.capacity * self.shape.d * self.shape.dtype.bytes();
-        let store = |buffer: &Buffer, room: KvStore| {
-            room.refilled(self.shape, tokens, |head, rows| match rows {
+        let store = |buffer: &Buffer, spare: KvStore| {
+            spare.refilled(self.shape, tokens, |head, rows| match rows {
                 RowsMut::F32(rows) => self.gpu.download(buffer, head * stride, rows),
                 RowsMut::F16(rows) => self.gpu.download(buffer, head * stride, rows),
                 RowsMut::Bf16(rows) => self.gpu.download(buffer, head * stride, rows),
             })
         };
-        Ok(LayerKv { keys: store(keys, room.keys)?, values: store(values, room.values)? })
+        Ok(LayerKv { keys: store(keys, spare.keys)?, values: store(values, spare.values)? })
     }
 }
 
@@ -148,7 +148,7 @@ impl Tail {
 }
 
 /// What a run has on the device.
-pub(super) struct RunKv {
+pub(super) struct SequenceKv {
     pub(super) tail: Tail,
     /// Where the device picks: u64 `[layer][kv_heads + heads + 1]`, the tokens that were read and attended of what it picked,
     /// and the entries of an index.
@@ -160,30 +160,30 @@ pub(super) struct RunKv {
 }
 
 /// What a run has on the device.
-pub(super) fn run_kv(fork: &Sequence) -> &RunKv {
+pub(super) fn sequence_kv(fork: &Sequence) -> &SequenceKv {
     let own = fork.device().and_then(|own| own.downcast_ref());
-    own.expect("a step makes room for every run's tokens before it reads them")
+    own.expect("`make_tails` reserved the tail of every sequence")
 }
 
-/// As [`run_kv`], to change.
-pub(super) fn run_kv_mut(fork: &mut Sequence) -> &mut RunKv {
+/// As [`sequence_kv`], to change.
+pub(super) fn sequence_kv_mut(fork: &mut Sequence) -> &mut SequenceKv {
     let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut());
-    own.expect("a step makes room for every run's tokens before it reads them")
+    own.expect("`make_tails` reserved the tail of every sequence")
 }
 
 /// The tail that a run has on the device.
 pub(super) fn tail_of(fork: &Sequence) -> &Tail {
-    &run_kv(fork).tail
+    &sequence_kv(fork).tail
 }
 
 /// The device's part of a prefix that nobody else holds.
 pub(super) fn owned(prefix: Prefix) -> DevicePrefix {
-    let device: Box<dyn Any> = prefix.into_device().expect("a GPU's prefixes are on the GPU");
-    *device.downcast().expect("a GPU's prefixes are on the GPU")
+    let device: Box<dyn Any> = prefix.into_device().expect("the engine of a GPU made this prefix");
+    *device.downcast().expect("the engine of a GPU made this prefix")
 }
 
 /// The device's part of a prefix.
 pub(super) fn shared(prefix: &Prefix) -> &DevicePrefix {
-    let device: &dyn Any = prefix.device().expect("a GPU's runs go on from a prefix there");
-    device.downcast_ref().expect("a GPU's prefixes are on the GPU")
+    let device: &dyn Any = prefix.device().expect("a sequence of a GPU has its prefix on the GPU");
+    device.downcast_ref().expect("the engine of a GPU made this prefix")
 }

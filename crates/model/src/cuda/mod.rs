@@ -16,6 +16,8 @@
 
 mod alone;
 mod batch;
+mod expert_room;
+mod experts;
 mod host;
 mod kv;
 mod model;
@@ -34,15 +36,16 @@ pub(crate) use weights::LoadFailure;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use self::host::{HostView, HostWorkspace, Numbers};
-use self::kv::{DevicePrefix, RunKv, owned};
+use self::kv::{DevicePrefix, SequenceKv, owned};
 use self::step::StepPlan;
 use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::rope::Rope;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Positions, Rows};
+use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -57,20 +60,23 @@ impl Engine for Cuda {
             None => DevicePrefix::new(&self.gpu, self.shape(), self.config.layers, tokens.len())?,
         };
         let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
-        let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
-        let inverse = self.gpu.upload(&inverse)?;
+        let upload = |rope: &Rope| {
+            let (inverse, scaling) = rope.frequencies(prompt_tokens);
+            Ok((self.gpu.upload(&inverse)?, scaling))
+        };
+        let tables = self.ropes().iter().map(upload).collect::<Result<Vec<_>, GpuError>>()?;
         let kept = prefix.tokens;
         let mut logits = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(most).enumerate() {
             let first = kept + i * most;
             let is_last = first + chunk.len() == tokens.len();
-            let row = self.read_chunk(&mut prefix, chunk, first, (&inverse, scaling), &mut reading, is_last)?;
+            let row = self.read_chunk(&mut prefix, chunk, first, &tables, &mut reading, is_last)?;
             if is_last {
                 logits = row;
             }
         }
-        if let Some(room) = self.room.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            room.host = HostWorkspace::default();
+        if let Some(workspace) = self.workspace.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            workspace.host = HostWorkspace::default();
         }
         if let Some(sparse) = &mut reading.sparse {
             sparse.collect_device_counters(&self.gpu, (self.config.heads, self.shape()))?;
@@ -84,32 +90,30 @@ impl Engine for Cuda {
         let first = streams[0].fork.prefix();
         assert!(
             streams.iter().all(|s| Arc::ptr_eq(s.fork.prefix(), first)),
-            "streams that step together share a prefix"
+            "streams of one step have different prefixes"
         );
         let positions = positions(streams);
         let rows = positions.len();
         self.make_tails(streams)?;
-        let mut guard = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = self.reserve(&mut guard, rows)?;
+        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.reserve(&mut guard, rows)?;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
-        self.start(room, &tokens, positions.iter().map(|position| *position as u32).collect())?;
-        let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
-        self.gpu.reserve(&mut room.inverse, size_of_val(inverse.as_slice()))?;
-        self.gpu.upload_to(room.inverse.as_mut().expect("it was reserved"), 0, &inverse)?;
-        let plan = StepPlan { rows: &self.send_places(room, streams)?, by_row, scaling };
+        self.start(workspace, &tokens, positions.iter().map(|position| *position as u32).collect())?;
+        let angles = self.send_frequencies(workspace, &positions, prompt_tokens)?;
+        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, angles: &angles };
         let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
-            true => self.step_picking(room, streams, &plan)?,
+            true => self.step_picking(workspace, streams, &plan)?,
             false => {
-                room.timeline.clear();
-                self.step_exactly(room, streams, &plan)?;
+                workspace.timeline.clear();
+                self.step_exactly(workspace, streams, &plan)?;
             }
         }
         let mut x = vec![0.0; rows * c.hidden_size];
-        self.gpu.download(&room.x, 0, &mut x)?;
-        self.note_times(&room.timeline, &room.work, streams)?;
-        self.check(room, |row| positions[row])?;
+        self.gpu.download(&workspace.x, 0, &mut x)?;
+        self.note_times(&workspace.timeline, &workspace.work, streams)?;
+        self.check(workspace, |row| positions[row])?;
         match first_not_finite(&x, c.hidden_size) {
             Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
             None => Ok(x),
@@ -118,7 +122,9 @@ impl Engine for Cuda {
 
     fn collect_device_counters(&self, fork: &mut Sequence) -> Result<(), EngineError> {
         let kv_heads = self.config.kv_heads;
-        let Some(own) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<RunKv>()) else { return Ok(()) };
+        let Some(own) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceKv>()) else {
+            return Ok(());
+        };
         let Some(buffer) = own.picked.take() else { return Ok(()) };
         let mut picked = vec![0; self.counters()];
         self.gpu.download(&buffer, 0, &mut picked)?;
@@ -133,10 +139,10 @@ impl Engine for Cuda {
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
         let rows = x.len() / self.config.hidden_size;
-        let mut guard = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = self.reserve(&mut guard, rows)?;
-        self.gpu.upload_to(&mut room.x, 0, x)?;
-        self.logits_of(room, 0, rows)
+        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.reserve(&mut guard, rows)?;
+        self.gpu.upload_to(&mut workspace.x, 0, x)?;
+        self.logits_of(workspace, 0, rows)
     }
 
     fn gpu(&self) -> Option<&str> {
@@ -160,39 +166,40 @@ impl Cuda {
         prefix: &mut DevicePrefix,
         tokens: &[u32],
         first: usize,
-        (inverse, scaling): (&Buffer, f32),
+        tables: &[(Buffer, f32)],
         reading: &mut Reading<'_, '_>,
         wants_logits: bool,
     ) -> Result<Vec<f32>, EngineError> {
         let (c, rows) = (&self.config, tokens.len());
-        let mut guard = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = self.reserve(&mut guard, rows)?;
-        self.start(room, tokens, (first..first + rows).map(|position| position as u32).collect())?;
+        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.reserve(&mut guard, rows)?;
+        self.start(workspace, tokens, (first..first + rows).map(|position| position as u32).collect())?;
         prefix.tokens = first + rows;
         for index in 0..c.layers {
-            self.forward_layer(room, rows, index, first, |room, layer| {
-                let Workspace { qkv, positions, .. } = &mut *room;
-                let at = Positions { positions, inverse, by_row: false, scaling };
-                let norms = self.norms(layer);
-                self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
-                self.attend_chunk(room, prefix, index, first, rows, reading)
+            self.forward_layer(workspace, rows, index, first, |workspace, layer| {
+                let Workspace { qkv, positions, .. } = &mut *workspace;
+                let (inverse, scaling) = &tables[self.place_of_rope(index)];
+                let positions = self.angles_at(index, positions, inverse, (false, *scaling));
+                let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
+                self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
+                self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
         }
         // The last norm looks at what the last layer left.
-        self.norm(room, 0, rows, &self.parts.norm, c.layers, first)?;
-        self.check(room, |position| position)?;
+        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, first)?;
+        self.check(workspace, |position| position)?;
         if let Some(finished) = &mut reading.finished {
             let mut x = vec![0.0; rows * c.hidden_size];
-            self.gpu.download(&room.x, 0, &mut x)?;
+            self.gpu.download(&workspace.x, 0, &mut x)?;
             finished(first, &x);
         }
-        if wants_logits { self.logits_of(room, rows - 1, 1) } else { Ok(Vec::new()) }
+        if wants_logits { self.logits_of(workspace, rows - 1, 1) } else { Ok(Vec::new()) }
     }
 
     /// Attention of a chunk, by the device or a mask of the host, with whoever looks on.
     fn attend_chunk(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         prefix: &DevicePrefix,
         layer: usize,
         first: usize,
@@ -201,7 +208,7 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let (c, widths, spec) = (&self.config, self.widths(), self.layer_specs().layer(layer));
         let scale = spec.scale.factor();
-        let Workspace { qkv, attended, host, .. } = room;
+        let Workspace { qkv, attended, host, .. } = workspace;
         let view = HostView {
             gpu: &self.gpu,
             qkv,
@@ -211,9 +218,10 @@ impl Cuda {
             layer,
             end: first + rows,
             scale,
+            rule: self.rule(layer),
             queries: OnceLock::new(),
             kv: OnceLock::new(),
-            room: Mutex::new(host),
+            workspace: Mutex::new(host),
             attended: Mutex::new(&mut *attended),
             log_sums: OnceLock::new(),
             failure: OnceLock::new(),
@@ -223,7 +231,16 @@ impl Cuda {
             observe(&chunk);
         }
         let (queries, cache) = (
-            Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first, scale },
+            Rows {
+                queries: qkv,
+                skip: 0,
+                stride: widths.1,
+                count: rows,
+                heads: c.heads,
+                first,
+                scale,
+                rule: self.rule(layer),
+            },
             prefix.cache(layer),
         );
         let Some(sparse) = reading.sparse.as_mut() else {

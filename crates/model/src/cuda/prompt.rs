@@ -9,7 +9,7 @@ use crate::dimensions::GPU_PREFILL_CHUNK;
 use spattn_attention::SparsePrefill;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvShape, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Rows, Timeline};
 
 /// One layer of a prompt on a device. Several sequences that are read together lie as further heads of one.
 pub struct PromptAlone {
@@ -88,7 +88,8 @@ impl PromptAlone {
         for first in (*begin..prefix.tokens).step_by(most) {
             let count = most.min(prefix.tokens - first);
             let (skip, scale) = (first - *begin, prompt.scale().factor());
-            let rows = Rows { queries, skip, stride: width, count, heads: *heads, first, scale };
+            let rows =
+                Rows { queries, skip, stride: width, count, heads: *heads, first, scale, rule: LayerRule::PLAIN };
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {

@@ -15,7 +15,7 @@ pub(super) enum RowPlan {
     Done(Vec<f32>),
 }
 
-/// A row of the lists of a step: what each stream has [kept](super::kv::RunKv::kept), then those that the device picks for together.
+/// A row of the lists of a step: what each stream has [kept](super::kv::SequenceKv::kept), then those that the device picks for together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowOfLists {
     pub(super) lists: usize,

@@ -6,11 +6,12 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
-use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
-use super::model::Cuda;
+use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared, tail_of};
+use super::model::{Cuda, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
+use crate::rope::Rope;
 use spattn_attention::kv::KvError;
 use spattn_attention::{
     AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
@@ -24,15 +25,8 @@ use spattn_cuda::{
 /// What is the same at all layers of a step.
 pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
-    pub(super) by_row: bool,
-    pub(super) scaling: f32,
-}
-
-impl StepPlan<'_> {
-    /// Whether each row has frequencies of its own, and the factor of cos and sin.
-    fn angles(&self) -> (bool, f32) {
-        (self.by_row, self.scaling)
-    }
+    /// By the number of the RoPE table.
+    pub(super) angles: &'a [StepAngles],
 }
 
 /// Streams that the device picks for together, and their rows.
@@ -52,29 +46,46 @@ pub(super) struct Row {
     pub(super) total: usize,
 }
 
+/// Frequencies of all rows of a step, or of each, by one RoPE table.
+fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, StepAngles) {
+    if rope.fixed_up_to().is_none() {
+        let (inverse, scaling) = rope.frequencies(prompt_tokens);
+        return (inverse, StepAngles { by_row: false, scaling });
+    }
+    let of_row = |position: &usize| rope.frequencies(rope.length_at(prompt_tokens, *position));
+    let of_rows: Vec<(Vec<f32>, f32)> = positions.iter().map(of_row).collect();
+    let scaling = of_rows.first().map_or(1.0, |(_, scaling)| *scaling);
+    (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), StepAngles { by_row: true, scaling })
+}
+
 /// Whether the host looks at queries, keys and values of a stream at a layer.
 pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
 impl Cuda {
-    /// Frequencies of all rows of a step, or of each, and the factor of cos and sin.
-    pub(super) fn step_frequencies(&self, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, bool, f32) {
-        let length = |position: usize| prompt_tokens.max(position + 1);
-        if self.rope.fixed_up_to().is_none() {
-            let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
-            return (inverse, false, scaling);
+    /// Sends the frequencies of a step's rows, by the number of the RoPE table.
+    pub(super) fn send_frequencies(
+        &self,
+        workspace: &mut Workspace,
+        positions: &[usize],
+        prompt_tokens: usize,
+    ) -> Result<Vec<StepAngles>, GpuError> {
+        let tables = self.ropes().iter().map(|rope| step_frequencies(rope, positions, prompt_tokens));
+        let tables: Vec<(Vec<f32>, StepAngles)> = tables.collect();
+        workspace.inverse.resize_with(tables.len(), || None);
+        for ((inverse, _), buffer) in tables.iter().zip(&mut workspace.inverse) {
+            self.gpu.reserve(buffer, size_of_val(inverse.as_slice()))?;
+            self.gpu.upload_to(buffer.as_mut().expect("it was reserved"), 0, inverse)?;
         }
-        let of_rows: Vec<(Vec<f32>, f32)> = positions.iter().map(|p| self.rope.frequencies(length(*p))).collect();
-        let scaling = of_rows.first().map_or(1.0, |(_, scaling)| *scaling);
-        (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), true, scaling)
+        Ok(tables.into_iter().map(|(_, angles)| angles).collect())
     }
 
     /// Makes room for what each stream reads behind its prefix.
     pub(super) fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
         for stream in streams {
             let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<RunKv>().ok());
+            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<SequenceKv>().ok());
             let (tail, picked, mut kept, holding) = old
                 .map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
             let needed = held + stream.tokens.len();
@@ -87,7 +98,7 @@ impl Cuda {
                 kept.resize_with(self.config.layers, TokenLists::default);
             }
             let holding = self.hold(stream, holding)?;
-            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked, kept, held: holding }));
+            *stream.fork.device_mut() = Some(Box::new(SequenceKv { tail, picked, kept, held: holding }));
         }
         Ok(())
     }
@@ -112,7 +123,11 @@ impl Cuda {
     }
 
     /// Sends where the rows' keys and values go, at every layer; says what the rows are.
-    pub(super) fn send_places(&self, room: &mut Workspace, streams: &mut [Stream<'_>]) -> Result<Vec<Row>, GpuError> {
+    pub(super) fn send_places(
+        &self,
+        workspace: &mut Workspace,
+        streams: &mut [Stream<'_>],
+    ) -> Result<Vec<Row>, GpuError> {
         let (layers, shape) = (self.config.layers, self.shape());
         let mut rows = Vec::new();
         let mut places: Vec<Vec<Place>> = vec![Vec::new(); layers];
@@ -127,8 +142,7 @@ impl Cuda {
             }
         }
         let places = places.concat();
-        self.gpu.reserve(&mut room.places, size_of_val(places.as_slice()))?;
-        let buffer = room.places.as_mut().expect("it was reserved");
+        let buffer = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
         self.gpu.upload_to(buffer, 0, &places)?;
         Ok(rows)
     }
@@ -136,23 +150,23 @@ impl Cuda {
     /// All layers of a step where something is picked.
     pub(super) fn step_picking(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
-        let groups = self.send_groups(room, streams, plan.rows)?;
-        room.timeline.clear();
-        room.work.clear();
-        self.gpu.mark(&mut room.timeline)?;
+        let groups = self.send_groups(workspace, streams, plan.rows)?;
+        workspace.timeline.clear();
+        workspace.work.clear();
+        self.gpu.mark(&mut workspace.timeline)?;
         let rows = plan.rows.len();
         for index in 0..self.config.layers {
-            self.forward_layer(room, rows, index, 0, |room, layer| -> Result<(), EngineError> {
-                self.rotate_rows(room, rows, index, layer, plan.angles())?;
-                self.gpu.mark(&mut room.timeline)?;
-                self.attend_streams(room, index, streams, plan.rows, &groups)?;
-                Ok(self.gpu.mark(&mut room.timeline)?)
+            self.forward_layer(workspace, rows, index, 0, |workspace, layer| -> Result<(), EngineError> {
+                self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
+                self.gpu.mark(&mut workspace.timeline)?;
+                self.attend_streams(workspace, index, streams, plan.rows, &groups)?;
+                Ok(self.gpu.mark(&mut workspace.timeline)?)
             })?;
-            self.gpu.mark(&mut room.timeline)?;
+            self.gpu.mark(&mut workspace.timeline)?;
         }
         Ok(())
     }
@@ -191,49 +205,49 @@ impl Cuda {
     /// All layers of a step where nothing is picked: what each attends is known before the first.
     pub(super) fn step_exactly(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
         let (c, width) = (&self.config, self.widths().1);
         let prefix = streams[0].fork.prefix().clone();
         let device = shared(&prefix);
-        let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
-        let key = self.key_of(room, device, &prepared, &attention_of, plan);
-        let launch = |room: &mut Workspace| -> Result<(), EngineError> {
+        let (prepared, attention_of) = self.prepare_exactly(workspace, streams, plan.rows)?;
+        let key = self.key_of(workspace, device, &prepared, &attention_of, plan);
+        let launch = |workspace: &mut Workspace| -> Result<(), EngineError> {
             let rows = plan.rows.len();
             for index in 0..c.layers {
-                self.forward_layer(room, rows, index, 0, |room, layer| {
-                    self.rotate_rows(room, rows, index, layer, plan.angles())?;
+                self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
+                    self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                     let scale = prefix.spec(index).scale.factor();
-                    let prefix =
-                        kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index, scale };
-                    let Workspace { qkv, attended, .. } = &mut *room;
+                    let (cache, rule) = (device.cache(index), self.rule(index));
+                    let prefix = kernels::Prefix { cache, tokens: device.tokens, layer: index, scale, rule };
+                    let Workspace { qkv, attended, .. } = &mut *workspace;
                     self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
                 })?;
             }
             Ok(())
         };
         // Products of several rows are a library's, which may do more than launch kernels.
-        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8);
-        let known = room.recorded.take().filter(|known| repeats && known.key == key);
+        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8) && self.routes_on_device();
+        let known = workspace.recorded.take().filter(|known| repeats && known.key == key);
         let Some(Recorded { recording, .. }) = known else {
-            room.recorded = repeats.then_some(Recorded { key, recording: None });
-            return launch(room);
+            workspace.recorded = repeats.then_some(Recorded { key, recording: None });
+            return launch(workspace);
         };
         let mut recording = match recording {
             Some(recording) => recording,
-            None => self.gpu.record(|| launch(room))?,
+            None => self.gpu.record(|| launch(workspace))?,
         };
         self.gpu.replay(&mut recording)?;
-        room.recorded = Some(Recorded { key, recording: Some(recording) });
+        workspace.recorded = Some(Recorded { key, recording: Some(recording) });
         Ok(())
     }
 
     /// Sends what the layers attend, each list once; and says which of them each layer attends.
     fn prepare_exactly(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         streams: &mut [Stream<'_>],
         rows: &[Row],
     ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
@@ -243,7 +257,7 @@ impl Cuda {
         for layer in 0..c.layers {
             let static_tokens = |stream: &mut Stream<'_>| match stream.fork.begin_step(layer) {
                 LayerStep::StaticOnly(step) => step.finish(c.heads),
-                _ => unreachable!("a step that selects takes the other way"),
+                _ => unreachable!("steps with a selection are run by `step_picking`"),
             };
             let of_stream = |stream: &mut Stream<'_>| -> Vec<StaticTokens> {
                 (0..stream.tokens.len()).map(|_| static_tokens(stream)).collect()
@@ -255,9 +269,9 @@ impl Cuda {
                 different.push(exact);
             }
         }
-        room.exact.resize_with(room.exact.len().max(different.len()), AttentionWorkspace::default);
+        workspace.exact.resize_with(workspace.exact.len().max(different.len()), AttentionWorkspace::default);
         let mut prepared = Vec::with_capacity(different.len());
-        for (exact, lists) in different.into_iter().zip(&mut room.exact) {
+        for (exact, lists) in different.into_iter().zip(&mut workspace.exact) {
             let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
             let mut attention = self.attention_of(streams, rows, &plans, &[], lists);
             prepared.push(self.gpu.prepare(&mut attention, lists, c.head_dim)?);
@@ -268,22 +282,29 @@ impl Cuda {
     /// All that launching the layers of a step depends on.
     fn key_of(
         &self,
-        room: &Workspace,
+        workspace: &Workspace,
         prefix: &DevicePrefix,
         prepared: &[Prepared],
         attention_of: &[usize],
         plan: &StepPlan<'_>,
     ) -> Vec<u64> {
-        let ids = [&room.places, &room.inverse].map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
+        let buffers = std::iter::once(&workspace.places).chain(&workspace.inverse);
+        let ids = buffers.map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
         let counts = [plan.rows.len() as u64, prefix.tokens as u64, prefix.capacity as u64];
-        let numbers = [u64::from(plan.by_row), u64::from(plan.scaling.to_bits())];
+        let of_table = |angles: &StepAngles| [u64::from(angles.by_row), u64::from(angles.scaling.to_bits())];
+        let numbers = plan.angles.iter().flat_map(of_table);
         let layers = prefix.layers.iter().flat_map(|(keys, values)| [keys.id(), values.id()]);
         let lists = prepared.iter().flat_map(Prepared::launches).chain(attention_of.iter().map(|list| *list as u64));
-        ids.into_iter().chain(counts).chain(numbers).chain(layers).chain(lists).collect()
+        ids.chain(counts).chain(numbers).chain(layers).chain(lists).collect()
     }
 
     /// Puts together the rows that the device picks for together, and sends which they are.
-    fn send_groups(&self, room: &mut Workspace, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
+    fn send_groups(
+        &self,
+        workspace: &mut Workspace,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+    ) -> Result<Vec<Group>, GpuError> {
         let mut groups: Vec<Group> = Vec::new();
         for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.selects_on_device()) {
             let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_together_with(stream.fork);
@@ -312,11 +333,11 @@ impl Cuda {
                 group.again.push((i as u32, group.rows.iter().rposition(of_stream)));
             }
         }
-        if room.picks.len() < groups.len() {
-            room.picks.resize_with(groups.len(), SelectionWorkspace::default);
+        if workspace.picks.len() < groups.len() {
+            workspace.picks.resize_with(groups.len(), SelectionWorkspace::default);
         }
-        for (group, room) in groups.iter().zip(&mut room.picks) {
-            room.rows.set(&self.gpu, group.rows.clone())?;
+        for (group, workspace) in groups.iter().zip(&mut workspace.picks) {
+            workspace.rows.set(&self.gpu, group.rows.clone())?;
         }
         Ok(groups)
     }
@@ -324,25 +345,25 @@ impl Cuda {
     /// Has the device pick at a layer for rows that share a method, and count what it picked.
     fn pick_there(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         layer: usize,
         streams: &[Stream<'_>],
         rows: &[Row],
         groups: &[Group],
     ) -> Result<(), GpuError> {
         let c = &self.config;
-        let Workspace { qkv, picks, scratch, .. } = room;
-        for (group, room) in groups.iter().zip(picks) {
+        let Workspace { qkv, picks, scratch, .. } = workspace;
+        for (group, workspace) in groups.iter().zip(picks) {
             let fork = &*streams[group.streams[0]].fork;
             let Some((form, index)) = fork.device_form(layer) else { continue };
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
             let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
             let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
-            let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
-            let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
+            let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork);
+            let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
             if !group.rows.is_empty() {
-                let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
+                let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &workspace.rows };
                 let tails: Vec<kernels::Tail<'_>> =
                     streams.iter().map(|stream| tail_of(stream.fork).view(self.shape(), c.layers)).collect();
                 let there = |row: &u32| DeviceSequence {
@@ -352,17 +373,24 @@ impl Cuda {
                 let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
                 let step =
                     DeviceStep { prefix, queries, budget_units: &group.numbers, seeds: &group.seeds, runs: &runs };
-                form.select_all(&step, index, &mut room.own, scratch)?;
+                form.select_all(&step, index, &mut workspace.own, scratch)?;
                 let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
                 let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
                 let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
-                let SelectionWorkspace { own, counters: addresses, .. } = &mut *room;
+                let SelectionWorkspace { own, counters: addresses, .. } = &mut *workspace;
                 let tokens = candidates.start..own.lists.end();
                 self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
             }
             for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
                 let (kept, counters) = (&run_of(*row).kept[layer], [(counters_of(*row), 1)]);
-                self.gpu.count_picks(kept, heads, candidates.clone(), &counters, offset, &mut room.counters_of_kept)?;
+                self.gpu.count_picks(
+                    kept,
+                    heads,
+                    candidates.clone(),
+                    &counters,
+                    offset,
+                    &mut workspace.counters_of_kept,
+                )?;
             }
         }
         Ok(())
@@ -371,7 +399,7 @@ impl Cuda {
     /// Picks for all rows, where there is something to pick, and attends.
     fn attend_streams(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -379,28 +407,28 @@ impl Cuda {
     ) -> Result<(), EngineError> {
         let (width, stacked) = self.widths();
         let numbers = match streams.iter().any(|stream| looks(stream, layer)) {
-            true => download_wide(&self.gpu, &room.qkv, 0, rows.len() * stacked, self.storage())?,
+            true => download_wide(&self.gpu, &workspace.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
         // What the host picks, it picks meanwhile.
-        self.pick_there(room, layer, streams, rows, groups)?;
+        self.pick_there(workspace, layer, streams, rows, groups)?;
         let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups)?;
         let watched = streams.iter().any(|stream| stream.fork.fidelity().is_some());
         if watched {
-            self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
+            self.gpu.reserve(&mut workspace.wide, 4 * rows.len() * width)?;
         }
-        self.gpu.mark(&mut room.timeline)?;
-        self.note_work(room, layer, picking, streams, rows, &plans);
-        self.attend_rows(room, layer, streams, rows, &plans, watched)?;
-        self.keep_picks(&room.picks, layer, streams, rows, groups)?;
+        self.gpu.mark(&mut workspace.timeline)?;
+        self.note_work(workspace, layer, picking, streams, rows, &plans);
+        self.attend_rows(workspace, layer, streams, rows, &plans, watched)?;
+        self.keep_picks(&workspace.picks, layer, streams, rows, groups)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
                 let numbers = Numbers::narrow(out.clone(), self.storage());
-                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype().bytes())?;
+                numbers.upload_to(&self.gpu, &mut workspace.attended, i * width * self.dtype().bytes())?;
             }
         }
         if watched {
-            self.compare(room, layer, streams, rows, &plans, &numbers)?;
+            self.compare(workspace, layer, streams, rows, &plans, &numbers)?;
         }
         Ok(())
     }
@@ -408,7 +436,7 @@ impl Cuda {
     /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
     fn note_work(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         layer: usize,
         picking: Vec<Duration>,
         streams: &[Stream<'_>],
@@ -416,13 +444,13 @@ impl Cuda {
         plans: &[RowPlan],
     ) {
         let none = TokenLists::default();
-        let lists = lists_of(&room.picks, streams, layer, &none);
+        let lists = lists_of(&workspace.picks, streams, layer, &none);
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
             work[row.stream].picked_rows += usize::from(matches!(plan, RowPlan::Left(..)));
             work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
         }
-        room.work.extend(work);
+        workspace.work.extend(work);
     }
 
     /// Keeps what was picked last for each stream, where later tokens attend it again.
@@ -434,14 +462,14 @@ impl Cuda {
         rows: &[Row],
         groups: &[Group],
     ) -> Result<(), GpuError> {
-        for (group, room) in groups.iter().zip(picks) {
+        for (group, workspace) in groups.iter().zip(picks) {
             for stream in &group.streams {
                 let fork = &mut *streams[*stream].fork;
                 let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
                 let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.reuses_selections()) else {
                     continue;
                 };
-                run_kv_mut(fork).kept[layer].keep(&self.gpu, &room.own.lists, last)?;
+                sequence_kv_mut(fork).kept[layer].keep(&self.gpu, &workspace.own.lists, last)?;
             }
         }
         Ok(())
@@ -507,7 +535,7 @@ impl Cuda {
     /// Attends what was planned, but for rows that are done.
     fn attend_rows(
         &self,
-        room: &mut Workspace,
+        workspace: &mut Workspace,
         layer: usize,
         streams: &[Stream<'_>],
         rows: &[Row],
@@ -516,13 +544,13 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let Workspace { qkv, attended, wide, picks, attention: own, .. } = room;
+        let Workspace { qkv, attended, wide, picks, attention: own, .. } = workspace;
         let none = TokenLists::default();
         let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
-        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale };
+        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale, rule: self.rule(layer) };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
@@ -535,7 +563,7 @@ impl Cuda {
         rows: &[Row],
         plans: &[RowPlan],
         lists: &[&TokenLists],
-        room: &mut AttentionWorkspace,
+        workspace: &mut AttentionWorkspace,
     ) -> Attention {
         let (c, shape) = (&self.config, self.shape());
         let prefix_tokens = streams[0].fork.prefix().tokens();
@@ -545,7 +573,8 @@ impl Cuda {
         let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
         let expected: usize = rows.iter().zip(plans).map(of_row).sum();
         let units: usize = plans.iter().map(|plan| plan.units(c.kv_heads, lists)).sum();
-        let mut attention = Attention::new(rows.len(), c.heads, (units, expected), self.gpu.processors()).in_room(room);
+        let mut attention =
+            Attention::new(rows.len(), c.heads, (units, expected), self.gpu.processors()).in_workspace(workspace);
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             for kv_head in 0..c.kv_heads {
                 let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
@@ -558,7 +587,7 @@ impl Cuda {
     /// Shows runs that are compared with exact attention what was attended.
     fn compare(
         &self,
-        room: &Workspace,
+        workspace: &Workspace,
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -567,7 +596,7 @@ impl Cuda {
     ) -> Result<(), EngineError> {
         let (width, stacked) = self.widths();
         let mut out = vec![0.0; rows.len() * width];
-        self.gpu.download(room.wide.as_ref().expect("it was reserved"), 0, &mut out)?;
+        self.gpu.download(workspace.wide.as_ref().expect("attention reserved the outputs in f32"), 0, &mut out)?;
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             let RowPlan::Picked(picked) = plan else { continue };
             let queries = &numbers[i * stacked..][..width];
@@ -604,8 +633,8 @@ fn lists_of<'a>(
     layer: usize,
     none: &'a TokenLists,
 ) -> Vec<&'a TokenLists> {
-    let kept = streams.iter().map(|stream| run_kv(stream.fork).kept.get(layer).unwrap_or(none));
-    kept.chain(picks.iter().map(|room| &room.own.lists)).collect()
+    let kept = streams.iter().map(|stream| sequence_kv(stream.fork).kept.get(layer).unwrap_or(none));
+    kept.chain(picks.iter().map(|workspace| &workspace.own.lists)).collect()
 }
 
 /// What the device picks for a row of a step with so many streams, which is one of `stream`.
@@ -619,5 +648,5 @@ fn lists_of_row(groups: &[Group], row: usize, (stream, streams): (usize, usize))
         let kept = RowOfLists { lists: stream, row: 0 };
         Some(of.map_or(kept, |row| RowOfLists { lists, row }))
     };
-    groups.iter().enumerate().find_map(place).expect("every row that the device picks for is in a group")
+    groups.iter().enumerate().find_map(place).expect("each row that the device selects for is in a group")
 }

@@ -20,6 +20,16 @@ pub(super) enum Data {
     Blocks(Vec<QuantisedMatrix>),
 }
 
+impl Matrix {
+    /// The numbers in the storage type; `None` for a matrix in blocks.
+    pub(super) fn plain(&self) -> Option<&Buffer> {
+        match &self.data {
+            Data::Plain(buffer) => Some(buffer),
+            Data::Blocks(_) => None,
+        }
+    }
+}
+
 /// A weight matrix and its bias.
 pub(super) struct Linear {
     pub(super) weight: Matrix,

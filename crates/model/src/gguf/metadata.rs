@@ -1,4 +1,4 @@
-//! Metadata of a GGUF file, read by key and type; an error names the file and the key.
+//! The metadata of a GGUF file, read by key and type. Each error names the file and the key.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,22 @@ pub(super) struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// The pairs `values` of `file`.
+    /// Wraps the pairs `values`; `file` names the file in errors.
     pub(super) fn new(file: &'a str, values: &'a HashMap<String, Value>) -> Self {
         Self { file, values }
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> &'a str {
+        self.file
+    }
+
+    /// The keys that begin with `prefix`, in order.
+    pub(super) fn keys(&self, prefix: &str) -> Vec<&'a str> {
+        let mut keys: Vec<&str> =
+            self.values.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// An error about `key`.
@@ -37,7 +50,7 @@ impl<'a> Metadata<'a> {
             None => Ok(None),
             Some(value) => match read(value) {
                 Some(read) => Ok(Some(read)),
-                None => Err(self.error(key, &format!("expected {expected}, and it is {:?}", value.value_type()))),
+                None => Err(self.error(key, &format!("expected {expected}, and it is {}", kind(value)))),
             },
         }
     }
@@ -55,7 +68,7 @@ impl<'a> Metadata<'a> {
     /// A number, if the key is there.
     pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>, UsageError> {
         self.typed(key, "a number", |value| match value {
-            // The shortest text of an f32 is what a config.json has in its place: 1e-6, not 9.99999997e-7.
+            // Read as its shortest text, as a config.json states it: 1e-6, not 9.99999997e-7.
             Value::F32(number) => number.to_string().parse().ok(),
             Value::F64(number) => Some(*number),
             other => Some(whole(other)? as f64),
@@ -104,14 +117,29 @@ impl<'a> Metadata<'a> {
             value.to_vec().ok()?.iter().map(|item| item.to_f32().ok()).collect()
         })
     }
+}
 
-    /// Whether there is a key that begins with `prefix`.
-    pub(super) fn first_key(&self, prefix: &str) -> Option<&'a str> {
-        self.values.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).min()
+/// A text of a file as it is shown in a message: of one line, and not too long.
+pub(super) fn shown(text: &str) -> String {
+    const LONGEST: usize = 80;
+    let more = if text.chars().nth(LONGEST).is_some() { "…" } else { "" };
+    let escaped =
+        text.chars().take(LONGEST).map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() });
+    format!("{}{more}", escaped.collect::<String>())
+}
+
+/// What messages call a value.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Bool(_) => "true or false",
+        Value::F32(_) | Value::F64(_) => "a number with a fraction",
+        _ => "a whole number",
     }
 }
 
-/// A whole number of any width.
+/// An integer of any type, if it fits i64.
 fn whole(value: &Value) -> Option<i64> {
     Some(match value {
         Value::U8(n) => i64::from(*n),

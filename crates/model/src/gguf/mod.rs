@@ -1,18 +1,30 @@
 //! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
 //! tokenizer.
 //!
-//! What a file says is turned into what a Hugging Face folder holds: [`config`] writes the text of a `config.json`, [`tokenizer`]
-//! those of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So everything
-//! above works as it does for a folder. Whatever a file says that cannot be expressed so is refused by the name of its key.
+//! A file is translated to the contents of a Hugging Face folder: [`config`] writes the text of a `config.json`, [`tokenizer`] the
+//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So the rest of the
+//! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
-//! The container is read by `candle-core`, and so are quantised types that the kernels do not know; the others stay in blocks. Its tokenizer reader is not used: it falls back to GPT-2's
-//! splitting for names that it does not know.
+//! The container is read by `candle-core`, after [`directory`] has checked what it would take on trust, and so are quantised types that the
+//! kernels do not know; tensors of the others keep their blocks. Its tokenizer reader is not used: it falls back to GPT-2's splitting for
+//! names that it does not know.
 
 mod config;
+mod directory;
 mod files;
 mod metadata;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod refusal_tests;
+pub(crate) mod split;
 mod tensors;
 mod tokenizer;
+#[cfg(test)]
+mod tokenizer_tests;
+mod types;
+#[cfg(test)]
+mod writer;
 
 use std::path::{Path, PathBuf};
 
@@ -25,30 +37,47 @@ use crate::texts::{ModelTexts, TextFile};
 use anyhow::Result;
 use files::GgufFiles;
 use metadata::Metadata;
+use spattn_base::error::UsageError;
 use tensors::GgufTensors;
 
-/// Whether a path is named as a GGUF file is.
+pub(crate) use config::check_architecture;
+
+/// The key with the number of a file's type.
+const FILE_TYPE: &str = "general.file_type";
+
+/// Whether the name of a file ends with `.gguf`, in any case.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The folder of a file's calibrations: beside it, named after it, as a folder may hold several models.
+/// The folder of a file's calibrations. It is beside the file and named after it, since one folder may hold several models.
 pub fn calibration(path: &Path) -> PathBuf {
     path.with_extension(CALIBRATION)
 }
 
-/// Opens a GGUF file, and those that belong to it if it was split: its texts, and its weights without reading their numbers. `id` is
-/// how records name the model.
+/// Checks that the files of a model can be read as GGUF, without looking at what they say.
+///
+/// # Errors
+/// As [`open`] for a file that is no GGUF, cut off or damaged.
+pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
+    directory::check(path).map(drop)
+}
+
+/// Opens a GGUF file and, if the model is split, its other files. Returns the texts, and the weights without reading their numbers.
+/// Records name the model `id`.
 ///
 /// # Errors
 /// A [`UsageError`](spattn_base::error::UsageError) with the file and the key if the file is not GGUF, is truncated, has a tensor of a
 /// type that cannot be read, is of a family that is not supported, or has a tokenizer that is not known exactly.
 pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
-    let files = GgufFiles::open(path)?;
+    let files = GgufFiles::open(path, config::check_architecture)?;
     let metadata = Metadata::new(files.label(), files.metadata());
     let family = config::family(&metadata)?;
     let config = config::config_json(&metadata, family, &files)?;
     let tokenizer = tokenizer::read(&metadata)?;
+    let notes = config::unread_keys(&metadata, family).into_iter().chain(tokenizer.note.clone());
+    let notes = notes.chain(widened(&files)).collect();
+    let file_type = metadata.optional_size(FILE_TYPE)?.map(types::file_type);
     let text = |name: &str, value: &Value| TextFile {
         name: format!("{} ({name})", files.label()),
         text: value.to_string().into(),
@@ -63,9 +92,9 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
         chat_template: None,
         special_tokens: None,
         added_tokens: None,
-        notes: widened(&files).into_iter().collect(),
+        notes,
     };
-    Ok((texts, GgufTensors::new(files, family).into()))
+    Ok((texts, GgufTensors::new(files, family, file_type).into()))
 }
 
 /// Says which weights are not kept as the file has them.

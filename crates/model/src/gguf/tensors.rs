@@ -6,10 +6,10 @@ use rayon::prelude::*;
 
 use super::config::Family;
 use super::files::{GgufFiles, Place};
-use crate::tensors::{StoredTensor, TensorInfo, TensorSource, WeightsError};
-use spattn_hub::checksum::{sha256_hex, sha256_of_file};
+use crate::tensors::{StoredFormat, StoredTensor, TensorInfo, TensorSource, WeightsError, sha256_of_part};
+use spattn_hub::checksum::sha256_hex;
 
-/// What llama.cpp calls a tensor of a layer, and what Hugging Face does.
+/// Names of the tensors of a layer: that of llama.cpp, and that of Hugging Face.
 const LAYER: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -33,13 +33,15 @@ const OUTER: [(&str, &str); 3] =
 pub(super) struct GgufTensors {
     files: GgufFiles,
     family: Family,
-    /// By Hugging Face name: the name in the file, and what is known of it.
+    /// What the file calls the type of its tensors together.
+    file_type: Option<String>,
+    /// By Hugging Face name: the name in the file, and shape, type and size.
     tensors: BTreeMap<String, (String, TensorInfo)>,
 }
 
 impl GgufTensors {
-    /// The tensors of `files`, a model of `family`.
-    pub(super) fn new(files: GgufFiles, family: Family) -> Self {
+    /// The tensors of `files`, a model of `family`, which says that it is of `file_type`.
+    pub(super) fn new(files: GgufFiles, family: Family, file_type: Option<String>) -> Self {
         let info = |place: &Place| TensorInfo {
             shape: place.shape(),
             stored: Ok(place.read_type()),
@@ -47,7 +49,7 @@ impl GgufTensors {
         };
         let named = files.tensors().iter().filter(|(name, _)| !family.is_configuration(name));
         let tensors = named.map(|(name, place)| (hugging_face_name(name), (name.clone(), info(place)))).collect();
-        Self { files, family, tensors }
+        Self { files, family, file_type, tensors }
     }
 
     fn place(&self, name: &str) -> Result<(&str, &Place), WeightsError> {
@@ -92,18 +94,24 @@ impl TensorSource for GgufTensors {
 
     /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).
     fn sha256(&self) -> Result<String, WeightsError> {
-        let digest = |path: &std::path::PathBuf| {
-            sha256_of_file(path).map_err(|source| WeightsError::Io { file: path.display().to_string(), source })
-        };
-        let digests: Vec<String> = self.files.parts().par_iter().map(digest).collect::<Result<_, _>>()?;
+        let digests: Vec<String> =
+            self.files.parts().par_iter().map(|part| sha256_of_part(part)).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             several => sha256_hex(several.concat().as_bytes()),
         })
     }
+
+    fn format(&self) -> Option<StoredFormat> {
+        let mut types = BTreeMap::new();
+        for place in self.files.tensors().values() {
+            *types.entry(place.stored_type()).or_default() += 1;
+        }
+        Some(StoredFormat { name: "GGUF", file_type: self.file_type.clone(), types })
+    }
 }
 
-/// The Hugging Face name of a tensor; unknown names are kept, so that they are reported as unread.
+/// The Hugging Face name of a tensor. An unknown name stays as it is, and is then reported as not read.
 fn hugging_face_name(name: &str) -> String {
     let (stem, kind) = name.rsplit_once('.').unwrap_or((name, ""));
     let within_layer = stem.strip_prefix("blk.").and_then(|rest| {
@@ -115,8 +123,8 @@ fn hugging_face_name(name: &str) -> String {
     within_layer.or_else(outer).unwrap_or_else(|| name.to_owned())
 }
 
-/// Puts rows of q and k back in the order of Hugging Face: within a head the first halves of all rotated pairs, then the second. llama.cpp's
-/// converter writes the two rows of a pair beside each other.
+/// Restores the row order of Hugging Face in a query or key matrix: within a head, the first rows of all rotated pairs, then the second
+/// rows. llama.cpp's converter writes the two rows of a pair next to each other.
 fn unpermute(tensor: &mut StoredTensor, heads: usize) {
     let rows = tensor.shape.first().copied().unwrap_or(0);
     let row_bytes = tensor.bytes.len().checked_div(rows).unwrap_or(0);

@@ -1,38 +1,40 @@
 //! The tokenizer of a GGUF model, as the texts of a `tokenizer.json` and a `tokenizer_config.json`.
 //!
-//! A file holds the vocabulary, and how text is split before merging only by a name (`tokenizer.ggml.pre`). [`SPLITTINGS`] has the rule
-//! of each name that is known, as the original model's `tokenizer.json` states it. A name that is not known is refused: a
-//! tokenizer that splits in another way gives other tokens without any error.
+//! A file holds the vocabulary, but only the name of the pre-tokenizer, which splits text before merges (`tokenizer.ggml.pre`).
+//! [`PRE_TOKENIZERS`] has the rule of each known name, as the `tokenizer.json` of the original model states it. An unknown name is an
+//! error: another pre-tokenizer would give other tokens, which nothing would report.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::metadata::Metadata;
+use super::metadata::{Metadata, shown};
 use spattn_base::error::UsageError;
 
-/// The two texts.
+/// The texts of both files, and what the user should know about them.
 pub(super) struct GgufTokenizer {
     /// `tokenizer.json`.
     pub(super) tokenizer: Value,
     /// `tokenizer_config.json`.
     pub(super) config: Value,
+    /// A line for the user, if a file leaves open what text becomes.
+    pub(super) note: Option<String>,
 }
 
 /// How a byte-level BPE tokenizer splits text before it merges.
-struct Splitting {
-    /// The names in `tokenizer.ggml.pre`.
+struct PreTokenizer {
+    /// Its names in `tokenizer.ggml.pre`.
     names: &'static [&'static str],
-    split: Split,
-    /// Whether text is brought to Unicode's NFC first.
+    split: SplitRule,
+    /// Whether text is normalised to Unicode's NFC first.
     nfc: bool,
-    /// Whether a piece that is a token is taken whole, without merges.
+    /// Whether a piece that is itself a token is taken as a whole, without merges.
     ignores_merges: bool,
-    /// Whether prompts begin with the BOS token if the file does not say.
+    /// Whether prompts begin with the BOS token where the file does not state it.
     adds_bos: bool,
 }
 
-enum Split {
+enum SplitRule {
     /// GPT-2's own rule.
     Gpt2,
     /// Single digits, then GPT-2's rule.
@@ -46,33 +48,52 @@ const QWEN_2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The splittings that are known.
-const SPLITTINGS: [Splitting; 5] = [
-    Splitting {
+/// All pre-tokenizers that are supported.
+const PRE_TOKENIZERS: [PreTokenizer; 5] = [
+    PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3"],
-        split: Split::Regex(LLAMA_3),
+        split: SplitRule::Regex(LLAMA_3),
         nfc: false,
         ignores_merges: true,
         adds_bos: true,
     },
-    Splitting {
-        names: &["qwen2", "deepseek-r1-qwen"],
-        split: Split::Regex(QWEN_2),
+    PreTokenizer {
+        names: &["qwen2"],
+        split: SplitRule::Regex(QWEN_2),
         nfc: true,
         ignores_merges: false,
         adds_bos: false,
     },
-    Splitting { names: &["tekken"], split: Split::Regex(TEKKEN), nfc: false, ignores_merges: true, adds_bos: true },
-    Splitting { names: &["gpt-2"], split: Split::Gpt2, nfc: false, ignores_merges: false, adds_bos: false },
-    Splitting { names: &["smollm"], split: Split::Digits, nfc: false, ignores_merges: false, adds_bos: false },
+    PreTokenizer {
+        names: &["tekken"],
+        split: SplitRule::Regex(TEKKEN),
+        nfc: false,
+        ignores_merges: true,
+        adds_bos: true,
+    },
+    PreTokenizer { names: &["gpt-2"], split: SplitRule::Gpt2, nfc: false, ignores_merges: false, adds_bos: false },
+    PreTokenizer { names: &["smollm"], split: SplitRule::Digits, nfc: false, ignores_merges: false, adds_bos: false },
 ];
 
-/// Kinds of tokens, by number in `tokenizer.ggml.token_type`.
+/// The most that the squares of the tokens' lengths add up to, since each token is looked for in all its parts. A vocabulary of 256,000 tokens
+/// stays below a hundredth of it.
+const MOST_OF_SQUARES: usize = 1 << 32;
+
+/// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
 mod kind {
+    pub(super) const UNKNOWN: i64 = 2;
     pub(super) const CONTROL: i64 = 3;
     pub(super) const USER_DEFINED: i64 = 4;
     pub(super) const UNUSED: i64 = 5;
 }
+
+/// The key that says whether a text gets a space in front.
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+/// The key of the vocabulary.
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// The most bytes of a token. Those of published models have fewer than 600.
+const LONGEST_TOKEN: usize = 4096;
 
 /// The vocabulary of a file.
 struct Vocabulary<'a> {
@@ -83,15 +104,31 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(metadata: &Metadata<'a>) -> Result<Self, UsageError> {
         const KINDS: &str = "tokenizer.ggml.token_type";
-        let tokens = metadata.texts("tokenizer.ggml.tokens")?;
+        let tokens = metadata.texts(TOKENS)?;
         let kinds = metadata.optional_sizes(KINDS)?.unwrap_or_else(|| vec![1; tokens.len()]);
-        match kinds.len() == tokens.len() {
-            true => Ok(Self { tokens, kinds }),
-            false => Err(metadata.error(KINDS, &format!("{} kinds for {} tokens", kinds.len(), tokens.len()))),
+        if kinds.len() != tokens.len() {
+            return Err(metadata.error(KINDS, &format!("{} kinds for {} tokens", kinds.len(), tokens.len())));
         }
+        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > LONGEST_TOKEN) {
+            return Err(metadata.error(TOKENS, &format!("token {id} has {} bytes, which no model's has", token.len())));
+        }
+        let vocabulary = Self { tokens, kinds };
+        vocabulary.refuse_doubles(metadata)?;
+        Ok(vocabulary)
     }
 
-    /// Tokens that text can become, with their ids. Unused rows of the table have names that no text should match.
+    /// Refuses a token that two ids have: a text could become only one of them.
+    fn refuse_doubles(&self, metadata: &Metadata<'_>) -> Result<(), UsageError> {
+        let mut ids = HashMap::new();
+        for (id, token) in self.used() {
+            if let Some(other) = ids.insert(token, id) {
+                return Err(metadata.error(TOKENS, &format!("{other} and {id} are the same token, `{}`", shown(token))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ids and texts of the tokens that can occur. Unused rows of the table have placeholders as texts, which are left out.
     fn used(&self) -> impl Iterator<Item = (usize, &'a str)> + '_ {
         let all = self.tokens.iter().zip(&self.kinds).enumerate();
         all.filter(|(_, (_, kind))| **kind != kind::UNUSED).map(|(id, (token, _))| (id, *token))
@@ -101,19 +138,20 @@ impl<'a> Vocabulary<'a> {
         Value::Object(self.used().map(|(id, token)| (token.to_owned(), id.into())).collect::<Map<_, _>>())
     }
 
-    /// Tokens that are found in text before it is split: control tokens and those that users defined.
+    /// The `added_tokens` of a `tokenizer.json`, which are found in a text before it is split: control tokens, the unknown token and
+    /// user-defined ones.
     fn added(&self) -> Value {
-        let is_added = |id: &usize| matches!(self.kinds[*id], kind::CONTROL | kind::USER_DEFINED);
+        let is_added = |id: &usize| matches!(self.kinds[*id], kind::UNKNOWN | kind::CONTROL | kind::USER_DEFINED);
         let added = (0..self.tokens.len()).filter(is_added).map(|id| {
             json!({
                 "id": id, "content": self.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": self.kinds[id] == kind::CONTROL,
+                "normalized": false, "special": self.kinds[id] != kind::USER_DEFINED,
             })
         });
         Value::Array(added.collect())
     }
 
-    /// The text of a token by the key of its id.
+    /// The text of the token whose id is stored under `key`.
     fn named(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<&'a str>, UsageError> {
         let Some(id) = metadata.optional_size(key)? else { return Ok(None) };
         match self.tokens.get(id) {
@@ -128,7 +166,7 @@ impl<'a> Vocabulary<'a> {
 /// Reads the tokenizer.
 ///
 /// # Errors
-/// If its kind or its splitting is not known, or the vocabulary is incomplete.
+/// If the tokenizer or the pre-tokenizer is not supported, or the vocabulary is incomplete.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError> {
     const MODEL: &str = "tokenizer.ggml.model";
     let vocabulary = Vocabulary::read(metadata)?;
@@ -137,7 +175,7 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError>
         "llama" => sentence_piece(metadata, &vocabulary)?,
         other => {
             return Err(metadata
-                .error(MODEL, &format!("the tokenizer `{other}` is not supported"))
+                .error(MODEL, &format!("the tokenizer `{}` is not supported", shown(other)))
                 .hint("supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)"));
         }
     };
@@ -155,21 +193,28 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError>
         "chat_template": metadata.optional_text("tokenizer.chat_template")?,
         "clean_up_tokenization_spaces": false,
     });
-    Ok(GgufTokenizer { tokenizer, config })
+    let note = match metadata.text(MODEL)? {
+        "llama" => space_note(metadata, &vocabulary, &config),
+        _ => None,
+    };
+    Ok(GgufTokenizer { tokenizer, config, note })
 }
 
-/// Byte-level BPE, and whether it puts BOS before prompts by default.
+/// A byte-level BPE tokenizer, and whether it puts BOS before prompts by default.
 fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
     const PRE: &str = "tokenizer.ggml.pre";
     let name = metadata.optional_text(PRE)?.ok_or_else(|| {
-        metadata.error(PRE, "the file does not say how text is split into pieces before merging").hint(
+        metadata.error(PRE, "the file does not name the pre-tokenizer, which splits text before merges").hint(
             "it was written by an old converter: convert the model again with llama.cpp's, or give its safetensors",
         )
     })?;
-    let Some(splitting) = SPLITTINGS.iter().find(|splitting| splitting.names.contains(&name)) else {
-        let known = SPLITTINGS.iter().flat_map(|splitting| splitting.names).copied().collect::<Vec<_>>().join(", ");
+    let Some(rule) = PRE_TOKENIZERS.iter().find(|rule| rule.names.contains(&name)) else {
+        let known = PRE_TOKENIZERS.iter().flat_map(|rule| rule.names).copied().collect::<Vec<_>>().join(", ");
         return Err(metadata
-            .error(PRE, &format!("the splitting `{name}` is not known, and another would give other tokens"))
+            .error(
+                PRE,
+                &format!("the pre-tokenizer `{}` is not known, and another one would give other tokens", shown(name)),
+            )
             .hint(format!("known: {known}; give the model's safetensors instead")));
     };
     let byte_level = |own_rule: bool| {
@@ -177,10 +222,10 @@ fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(V
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": own_rule,
         })
     };
-    let pre_tokenizer = match splitting.split {
-        Split::Gpt2 => byte_level(true),
-        Split::Digits => sequence([json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
-        Split::Regex(regex) => sequence([
+    let pre_tokenizer = match rule.split {
+        SplitRule::Gpt2 => byte_level(true),
+        SplitRule::Digits => sequence([json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
+        SplitRule::Regex(regex) => sequence([
             json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false }),
             byte_level(false),
         ]),
@@ -194,23 +239,24 @@ fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(V
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": vocabulary.added(),
-        "normalizer": if splitting.nfc { json!({ "type": "NFC" }) } else { Value::Null },
+        "normalizer": if rule.nfc { json!({ "type": "NFC" }) } else { Value::Null },
         "pre_tokenizer": pre_tokenizer,
         "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": splitting.ignores_merges, "vocab": vocabulary.as_json(), "merges": merges,
+            "ignore_merges": rule.ignores_merges, "vocab": vocabulary.as_json(), "merges": merges,
         },
     });
-    Ok((tokenizer, splitting.adds_bos))
+    Ok((tokenizer, rule.adds_bos))
 }
 
 fn sequence(steps: [Value; 2]) -> Value {
     json!({ "type": "Sequence", "pretokenizers": steps })
 }
 
-/// SentencePiece BPE, as transformers converts it: pieces with scores become merges, the best first.
+/// A SentencePiece BPE tokenizer, as transformers converts it: pieces with scores become merges, the highest score first. The flag is as
+/// for [`byte_level`].
 fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = metadata.optional_numbers(SCORES)?.unwrap_or_default();
@@ -218,7 +264,11 @@ fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Resul
         let what = format!("{} scores for {} tokens", scores.len(), vocabulary.tokens.len());
         return Err(metadata.error(SCORES, &what));
     }
-    let adds_space = metadata.optional_flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let squares = vocabulary.tokens.iter().fold(0usize, |sum, token| sum.saturating_add(token.len() * token.len()));
+    if squares > MOST_OF_SQUARES {
+        return Err(metadata.error(TOKENS, "the tokens are longer than those of any model"));
+    }
+    let adds_space = metadata.optional_flag(ADD_SPACE)?.unwrap_or(true);
     let marks_spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let normalizer = match adds_space {
         true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, marks_spaces] }),
@@ -247,8 +297,27 @@ fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Resul
     Ok((tokenizer, true))
 }
 
-/// The merges that a vocabulary with scores stands for: each piece from any two others that make it up, by falling score
-/// (transformers' `generate_merges`).
+/// Says that a file leaves open whether text behind a control token gets a space in front, where such tokens may occur within a prompt.
+/// Llama 2's tokenizer and llama.cpp put one there, transformers' newer SentencePiece tokenizers (Mistral v0.3) do not.
+fn space_note(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>, config: &Value) -> Option<String> {
+    let is_named = |token: &str| {
+        ["bos_token", "eos_token", "unk_token", "pad_token"].iter().any(|key| config[*key].as_str() == Some(token))
+    };
+    let has_space = metadata.optional_flag(ADD_SPACE).ok().flatten().unwrap_or(true);
+    let (_, token) =
+        vocabulary.used().find(|(id, token)| vocabulary.kinds[*id] == kind::CONTROL && !is_named(token))?;
+    has_space.then(|| {
+        format!(
+            "{}: text behind a control token such as `{}` gets a space in front, as in llama.cpp and Llama 2; some tokenizers of \
+             transformers put none there, and the file does not say",
+            metadata.file(),
+            shown(token)
+        )
+    })
+}
+
+/// The merges of a vocabulary with scores: each split of a piece into two other pieces, by descending score (transformers'
+/// `generate_merges`).
 fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
     let ids: HashMap<&str, usize> = vocabulary.used().map(|(id, token)| (token, id)).collect();
     let mut merges: Vec<(&str, &str, f32)> = Vec::new();
@@ -264,7 +333,7 @@ fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
     merges.into_iter().map(|(left, right, _)| json!([left, right])).collect()
 }
 
-/// BOS and EOS around a text.
+/// The post-processor that puts BOS before a text and EOS after it, where they are given.
 fn post_processor(vocabulary: &Vocabulary<'_>, bos: Option<&str>, eos: Option<&str>) -> Value {
     if bos.is_none() && eos.is_none() {
         return Value::Null;

@@ -240,7 +240,9 @@ impl Expression {
         kind.children(&mut |child| depth = depth.max(child.depth));
         match depth < TREE {
             true => Ok(Self { kind: Box::new(kind), depth: depth + 1 }),
-            false => Err(Fault::new(format!("an expression has more than {TREE} parts in a row or in one another"))),
+            false => Err(Fault::new(format!(
+                "an expression has more than {TREE} parts in sequence, or is nested more than {TREE} deep"
+            ))),
         }
     }
 }

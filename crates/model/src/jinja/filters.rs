@@ -72,7 +72,7 @@ fn of_text(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Result
     Ok(Value::text(&match name {
         "trim" => {
             let [chars] = passed.bind(name, ["chars"], 0)?;
-            let chars = optional_text("what is trimmed", chars.as_ref())?;
+            let chars = optional_text("the characters to trim", chars.as_ref())?;
             budget.work(text.len().saturating_mul(chars.as_ref().map_or(1, |chars| chars.len())) / 64)?;
             strings::strip(&text, chars.as_deref(), true, true).to_owned()
         }
@@ -121,7 +121,7 @@ fn of_text(name: &str, value: &Value, passed: Passed, budget: &Budget) -> Result
 
 fn indent(value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     let [width, first, blank] = passed.bind("indent", ["width", "first", "blank"], 0)?;
-    let text = text_of("what is indented", value)?;
+    let text = text_of("the text to indent", value)?;
     let indention = match width {
         None => "    ".into(),
         Some(Value::Text(text)) => text,
@@ -147,7 +147,7 @@ fn indent(value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault
 
 fn truncate(value: &Value, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     let [length, kill, end, leeway] = passed.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
-    let text = text_of("what is truncated", value)?;
+    let text = text_of("the text to truncate", value)?;
     let length = int_or(length.as_ref(), 255)?;
     let end = optional_text("the end", end.as_ref())?.unwrap_or_else(|| "...".into());
     let leeway = match leeway {
@@ -184,7 +184,7 @@ fn word_count(text: &str) -> Result<Value, Fault> {
 
 fn url_encoded(value: &Value, text: &str) -> Result<String, Fault> {
     if !matches!(value, Value::Text(_)) {
-        return Err(unsupported("the filter `urlencode` of what is no string"));
+        return Err(unsupported("the filter `urlencode` of a value that is not a string"));
     }
     let mut out = String::new();
     for byte in text.bytes() {
@@ -528,7 +528,7 @@ fn merge_sorted(all: Vec<Keyed>, first: &dyn Fn(&Keyed, &Keyed) -> Result<bool, 
 type KeyOrder = fn(&[Value], &[Value], &Budget) -> Result<Ordering, Fault>;
 
 fn order_of(a: &Value, b: &Value, budget: &Budget) -> Result<Ordering, Fault> {
-    a.order(b, "<", budget)?.ok_or_else(|| unsupported("sorting what has no order"))
+    a.order(b, "<", budget)?.ok_or_else(|| unsupported("sorting values that have no order"))
 }
 
 /// Compares lists of keys as Python compares lists: the first unequal keys decide.

@@ -42,7 +42,7 @@ fn hostile() -> Vec<(&'static str, String)> {
         (CYCLE, s("{% set ns = namespace() %}{% set ns.x = cycler(ns) %}{{ ns }}")),
         (CYCLE, s("{% set ns = namespace() %}{% set ns.x = [ns]|select %}")),
         (CYCLE, s("{% set ns = namespace() %}{% for x in [1] %}{% set ns.x = loop %}{% endfor %}")),
-        ("`loop.changed` of what may change", s("{% for x in [1] %}{{ loop.changed(loop) }}{% endfor %}")),
+        ("`loop.changed` of a value that may change", s("{% for x in [1] %}{{ loop.changed(loop) }}{% endfor %}")),
         // Deep values.
         (DEEP, looped("[]", "[ns.x]", "{{ ns.x }}")),
         (DEEP, looped("{}", "{'a': ns.x}", "{{ ns.x|tojson }}")),

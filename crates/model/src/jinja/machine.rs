@@ -149,7 +149,7 @@ impl Machine<'_> {
         self.depth += 1;
         match self.depth <= CALLS {
             true => self.budget.work(1),
-            false => Err(Fault::new(format!("calls and loops stand in one another more than {CALLS} deep"))),
+            false => Err(Fault::new(format!("calls and loops are nested more than {CALLS} deep"))),
         }
     }
 

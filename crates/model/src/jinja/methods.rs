@@ -34,7 +34,7 @@ pub fn call(value: &Value, name: &'static str, passed: Passed, budget: &Budget) 
         Value::Loop(state) => {
             let now = positional(name, passed)?;
             if now.iter().any(Value::changes) {
-                return Err(unsupported("`loop.changed` of what may change"));
+                return Err(unsupported("`loop.changed` of a value that may change"));
             }
             let now = Items::new(now, budget)?.all;
             let mut same = state.seen.borrow().as_ref().is_some_and(|seen| seen.len() == now.len());
@@ -114,7 +114,7 @@ fn of_text(text: &Arc<str>, name: &'static str, passed: Passed, budget: &Budget)
     match name {
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = passed.bind(name, [""], 0)?;
-            let chars = optional_text("what is stripped", chars.as_ref())?;
+            let chars = optional_text("the characters to strip", chars.as_ref())?;
             budget.work(text.len().saturating_mul(chars.as_ref().map_or(1, |chars| chars.len())) / 64)?;
             Ok(Value::text(strings::strip(text, chars.as_deref(), name != "rstrip", name != "lstrip")))
         }
@@ -126,14 +126,14 @@ fn of_text(text: &Arc<str>, name: &'static str, passed: Passed, budget: &Budget)
         "partition" | "rpartition" => partition(text, name == "rpartition", passed, budget),
         "replace" => {
             let [old, new, count] = passed.bind(name, ["", "", ""], 2)?;
-            let old = text_of("what is replaced", &old.unwrap_or(Value::None))?;
-            let new = text_of("what replaces it", &new.unwrap_or(Value::None))?;
+            let old = text_of("the text to replace", &old.unwrap_or(Value::None))?;
+            let new = text_of("the replacement", &new.unwrap_or(Value::None))?;
             Ok(Value::text(&strings::replace(text, &old, &new, int_or(count.as_ref(), -1)?, budget)?))
         }
         "startswith" | "endswith" => affix(text, name == "startswith", passed, budget),
         "removeprefix" | "removesuffix" => {
             let [affix] = passed.bind(name, [""], 1)?;
-            let affix = text_of("what is removed", &affix.unwrap_or(Value::None))?;
+            let affix = text_of("the text to remove", &affix.unwrap_or(Value::None))?;
             let left = if name == "removeprefix" { text.strip_prefix(&*affix) } else { text.strip_suffix(&*affix) };
             Ok(Value::text(left.unwrap_or(text)))
         }
@@ -262,7 +262,7 @@ fn between<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Res
 
 fn find(text: &str, name: &str, passed: Passed, budget: &Budget) -> Result<Value, Fault> {
     let [wanted, start, end] = passed.bind(name, ["", "", ""], 1)?;
-    let wanted = text_of("what is looked for", &wanted.unwrap_or(Value::None))?;
+    let wanted = text_of("the text to search for", &wanted.unwrap_or(Value::None))?;
     budget.work(text.len() / 16)?;
     let within = between(text, start.as_ref(), end.as_ref())?;
     if name == "count" {

@@ -87,6 +87,8 @@ fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Resu
         let worker = thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);
         let started = worker.spawn_scoped(scope, work);
         let started = started.map_err(|e| Fault::new(format!("no thread can be started to run it: {e}")))?;
-        started.join().unwrap_or_else(|_| Err(Fault::new("it ended in a way that was not expected")))
+        started.join().unwrap_or_else(|_| {
+            Err(Fault::new("the interpreter of templates failed, which is a defect of this program"))
+        })
     })
 }

@@ -117,7 +117,7 @@ impl Parser {
 
     fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.nesting == NESTING {
-            return self.fail(format!("more than {NESTING} expressions or tags stand in one another"));
+            return self.fail(format!("expressions or tags are nested more than {NESTING} deep"));
         }
         self.nesting += 1;
         let parsed = parse(self);
@@ -302,7 +302,7 @@ impl Parser {
             }
             let name = self.assignable()?;
             if parameters.iter().any(|(other, _)| *other == name) {
-                return self.fail(format!("the parameter '{name}' is there twice"));
+                return self.fail(format!("the parameter '{name}' appears twice"));
             }
             let default = if self.skip_op("=") { Some(self.expression()?) } else { None };
             if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {

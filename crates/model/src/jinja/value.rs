@@ -158,7 +158,7 @@ impl Items {
 /// The depth of a value that contains these.
 fn deeper<'a>(all: impl Iterator<Item = &'a Value>) -> Result<usize, Fault> {
     match all.map(Value::depth).max().unwrap_or(0) {
-        VALUE_DEPTH.. => Err(Fault::new(format!("values stand in one another more than {VALUE_DEPTH} deep"))),
+        VALUE_DEPTH.. => Err(Fault::new(format!("values are nested more than {VALUE_DEPTH} deep"))),
         depth => Ok(depth + 1),
     }
 }
@@ -425,8 +425,8 @@ impl Value {
                 (0..length as i128).map(|i| Value::Int(start + i * step)).collect()
             }
             Value::Generator(generator) => generator.left.take().into(),
-            Value::Loop(_) => return Err(unsupported("going through `loop` itself")),
-            Value::Safe(_) => return Err(unsupported("going through a text that is marked as safe")),
+            Value::Loop(_) => return Err(unsupported("iterating over `loop` itself")),
+            Value::Safe(_) => return Err(unsupported("iterating over a text that is marked as safe")),
             other => return Err(Fault::new(format!("'{}' object is not iterable", other.type_name()))),
         };
         Ok(all)

@@ -1,5 +1,6 @@
 //! Where tensors come from: the interface between file formats and what is made of tensors.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::error::WeightsError;
@@ -37,13 +38,25 @@ impl TensorInfo {
     }
 }
 
+/// How files store their tensors, where that is more than the types of numbers that are read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct StoredFormat {
+    /// The file format.
+    pub name: &'static str,
+    /// What the files say of all their tensors together, such as `Q4_K_M`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_type: Option<String>,
+    /// How many tensors are stored in each type.
+    pub types: BTreeMap<String, usize>,
+}
+
 /// Tensors by name: a file format, or numbers that are made up.
 ///
 /// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. What they mean is
 /// the decoder's business.
 ///
 /// # Adding a format
-/// A format, GGUF say, is one file beside `safetensors.rs` that implements this trait, and a constructor of
+/// A format, as GGUF is, is one file beside `safetensors.rs` that implements this trait, and a constructor of
 /// [`Weights`](super::Weights) that opens it:
 ///
 /// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] of each tensor. No numbers
@@ -87,6 +100,32 @@ pub trait TensorSource: Debug + Send + Sync {
     /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
     fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
 
+    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on. A part
+    /// of blocks is widened to f32 if it does not begin and end with a block.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the tensor has fewer.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        Ok(self.read(name, whole)?.part(first, shape))
+    }
+
+    /// Bytes of a tensor as they are stored, whatever their type: so many from byte `first` on.
+    ///
+    /// # Errors
+    /// If there is no such tensor, reading fails, or the format gives numbers alone.
+    fn read_bytes(&self, name: &str, _first: u64, _len: usize) -> Result<Vec<u8>, WeightsError> {
+        Err(WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() })
+    }
+
     /// Whether two tensors have the same shape and numbers.
     ///
     /// # Errors
@@ -105,6 +144,11 @@ pub trait TensorSource: Debug + Send + Sync {
     /// # Errors
     /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     fn sha256(&self) -> Result<String, WeightsError>;
+
+    /// How the files store the tensors, if records are to name it.
+    fn format(&self) -> Option<StoredFormat> {
+        None
+    }
 
     /// Whether numbers are made up, so that what a model answers means nothing.
     fn is_random(&self) -> bool {

@@ -79,6 +79,28 @@ impl StoredTensor {
         self.len() == 0
     }
 
+    /// As many numbers as `shape` has, from number `first` on: as they are stored, unless they do not begin and end with a block.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn part(self, first: usize, shape: &[usize]) -> Self {
+        let (all, count) = (self.plain_unless_whole(first), shape.iter().product::<usize>());
+        let all = all.plain_unless_whole(count);
+        let (start, len) = (all.dtype.bytes_of(first), all.dtype.bytes_of(count));
+        Self { dtype: all.dtype, shape: shape.to_vec(), bytes: all.bytes[start..start + len].to_vec() }
+    }
+
+    /// Itself, with numbers in blocks widened to f32 if so many numbers are not whole blocks.
+    pub(super) fn plain_unless_whole(self, numbers: usize) -> Self {
+        match self.dtype {
+            StoredType::Blocks(block_type) if !numbers.is_multiple_of(block_type.numbers()) => {
+                let bytes = self.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
+                Self { dtype: StoredType::F32, bytes, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// The numbers as `f32`; exact from every stored type, quantised numbers with offsets rounded once.
     pub fn to_f32(&self) -> Vec<f32> {
         self.convert(|bytes, out| widen(self.dtype, bytes, out))

@@ -97,7 +97,9 @@ impl Options {
             }
         }
         if options.file.is_some() && options.count.is_some() {
-            return Err(UsageError::new(format!("`{text}`: the file says how many there are")).hint("leave one out"));
+            return Err(
+                UsageError::new(format!("`{text}`: the number of records is fixed by the file")).hint("leave one out")
+            );
         }
         Ok(options)
     }
@@ -116,7 +118,7 @@ impl Options {
 
 fn at_least_two(key: &str, value: &str) -> Result<usize, UsageError> {
     let wrong = || {
-        UsageError::new(format!("`{key}={value}` is no number from 2 to {MOST_RECORDS}"))
+        UsageError::new(format!("`{key}={value}` is not a number from 2 to {MOST_RECORDS}"))
             .hint(format!("for example {key}=75"))
     };
     value.parse().ok().filter(|n| (2..=MOST_RECORDS).contains(n)).ok_or_else(wrong)

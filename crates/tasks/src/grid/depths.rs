@@ -25,7 +25,7 @@ impl Depths {
     /// If it is no number from 1 to 1001.
     pub fn of_steps(value: &str) -> Result<Self, UsageError> {
         let steps = value.parse().ok().filter(|n| (1..=MOST).contains(n));
-        let wrong = || UsageError::new(format!("`steps={value}` is no number from 1 to {MOST}")).hint(HINT);
+        let wrong = || UsageError::new(format!("`steps={value}` is not a number from 1 to {MOST}")).hint(HINT);
         steps.map(Self::even).ok_or_else(wrong)
     }
 
@@ -40,7 +40,8 @@ impl Depths {
             match depth.filter(|d| !depths.contains(d)) {
                 Some(depth) => depths.push(depth),
                 None => {
-                    let what = format!("`depths={value}`: `{part}` is no percentage from 0 to 100, or there twice");
+                    let what =
+                        format!("`depths={value}`: `{part}` is not a percentage from 0 to 100, or is given twice");
                     return Err(UsageError::new(what).hint(HINT));
                 }
             }

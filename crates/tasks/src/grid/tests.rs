@@ -161,11 +161,11 @@ fn groups_stand_for_their_tasks_and_options_go_with_them() {
 fn wrong_options_are_usage_errors() {
     assert_eq!(error("needle/number:step=5").hint.as_deref(), Some("did you mean `steps`?"));
     assert!(error("needle/numbers").hint.unwrap().contains("needle/number"));
-    assert!(error("needle/number:depths=0+120").what.contains("`120` is no percentage"));
+    assert!(error("needle/number:depths=0+120").what.contains("`120` is not a percentage"));
     assert!(error("needle/number:pairs=7").what.contains("unknown option of needle `pairs`"));
-    assert!(error("kv_retrieval:pairs=1").what.contains("no number from 2"));
+    assert!(error("kv_retrieval:pairs=1").what.contains("not a number from 2"));
     assert!(error("kv_retrieval:file=/nowhere.jsonl").what.contains("cannot read /nowhere.jsonl"));
-    assert!(error("kv_retrieval:file=x,pairs=3").what.contains("the file says how many"));
+    assert!(error("kv_retrieval:file=x,pairs=3").what.contains("the number of records is fixed by the file"));
     let too_short = task("passkey/hip", &TaskOptions::default()).example(64, 0, 1, &Subwords).unwrap_err();
     assert!(too_short.to_string().contains("cannot fit 64 tokens"), "{too_short}");
 }

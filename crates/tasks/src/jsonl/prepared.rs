@@ -73,14 +73,18 @@ impl SeenRows {
         let metrics = list("metrics", self.metrics.iter().copied().collect());
         let rows = match (self.tasks.len() > 1, self.metrics.len() > 1) {
             (false, false) => None,
-            (false, true) => Some(format!("rows of {metrics} are one mean")),
-            (true, false) => Some(format!("rows of {tasks} are one mean")),
-            (true, true) => Some(format!("rows of {tasks} are one mean, over {metrics}")),
+            (false, true) => Some(format!("{metrics} are averaged to one score")),
+            (true, false) => Some(format!("{tasks} are averaged to one score")),
+            (true, true) => Some(format!("{tasks} and {metrics} are averaged to one score")),
         };
-        let several = rows.map(|rows| format!("{label}: {rows}; a file each gives a score for each"));
+        let several = rows.map(|rows| format!("{label}: {rows}; split the file to get a score of each"));
         let unread: Vec<String> = self.unread.iter().map(|name| format!("`{name}`")).collect();
-        let unread = (!unread.is_empty())
-            .then(|| format!("{label}: of some rows {} is not read, and is no part of the prompt", unread.join(", ")));
+        let unread = (!unread.is_empty()).then(|| {
+            format!(
+                "{label}: some rows have fields that are ignored and are not part of the prompt: {}",
+                unread.join(", ")
+            )
+        });
         uncompared.chain(several).chain(unread).collect()
     }
 }

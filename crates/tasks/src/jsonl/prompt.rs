@@ -78,8 +78,10 @@ impl RowPrompt {
         }
         let prefix = row.text(PREFIX_FIELD)?.unwrap_or_default().trim();
         if !prefix.is_empty() && prompt.question.trim_end().ends_with(prefix) {
-            let what = format!("the prompt ends with the `{PREFIX_FIELD}` already, and it would be there twice");
-            return Err(row.wrong(what).hint(format!("take it out of one of them: \"{PREFIX_FIELD}\": \"\"")));
+            let what = format!("the prompt ends with the text of `{PREFIX_FIELD}` already, which would be repeated");
+            return Err(row
+                .wrong(what)
+                .hint(format!("remove it from one of them, for example with \"{PREFIX_FIELD}\": \"\"")));
         }
         let checked = match is_published {
             true => answers::check_published(prompt.metric, &prompt.references).map(drop),
@@ -238,9 +240,11 @@ fn no_other_prompt(row: &Row) -> Result<(), UsageError> {
     for name in ["context", "question"] {
         let Ok(Some(text)) = row.text(name) else { continue };
         if !input.contains(text.trim()) {
-            let what = format!("the field `{name}` is not part of `input`, which is a whole prompt beside `outputs`");
+            let what = format!(
+                "the field `{name}` is not part of `input`; in a row with `outputs`, `input` is the whole prompt"
+            );
             return Err(row.wrong(what).hint(
-                "a row has input and outputs, or context, question and answer; take out the field that is not meant",
+                "a row has input and outputs, or context, question and answer; remove the field that does not belong",
             ));
         }
     }

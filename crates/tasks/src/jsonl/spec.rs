@@ -27,12 +27,12 @@ pub(super) struct FileSpec {
 impl FileSpec {
     /// What the user may add to the path so that rows can be scored.
     pub fn scoring_hint(&self) -> String {
-        format!("say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64", self.path.display())
+        format!("set the metric: jsonl:{}:metric=string_match_all,max_new_tokens=64", self.path.display())
     }
 
     /// The error for a row whose task cannot be told.
     pub fn unscored(&self, row: &Row) -> UsageError {
-        row.wrong("this prompt is of no known task, so its metric is unknown").hint(self.scoring_hint())
+        row.wrong("the prompt belongs to no known task, so its metric is unknown").hint(self.scoring_hint())
     }
 
     /// Parses a task name, `jsonl:PATH:key=value,...`.

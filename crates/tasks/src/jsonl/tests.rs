@@ -86,7 +86,10 @@ fn a_question_about_answers_is_not_cut() {
 fn prompts_of_unknown_shape_need_a_metric() {
     let row = r#"{"input": "Some text.\nQuestion: why?\nThink.", "outputs": ["x", 3]}"#;
     let error = usage_error(row, "");
-    assert!(error.what.ends_with("rows.jsonl:1: this prompt is of no known task, so its metric is unknown"), "{error}");
+    assert!(
+        error.what.ends_with("rows.jsonl:1: the prompt belongs to no known task, so its metric is unknown"),
+        "{error}"
+    );
     assert!(error.hint.unwrap().contains("metric=string_match_all"));
     let (_dir, name) = file(row);
     let task = open(&format!("{name}:metric=string_match_part,max_new_tokens=64")).unwrap();
@@ -188,7 +191,7 @@ fn a_published_row_without_words_is_scored_as_published_and_noted() {
     let row = r#"{"context": "x", "input": "y", "answers": ["The The"], "dataset": "hotpotqa"}"#;
     let (_dir, name) = file(row);
     let task = open(&name).unwrap();
-    assert!(task.notes()[0].contains("1 row has answers of which `qa_f1` compares nothing"), "{:?}", task.notes());
+    assert!(task.notes()[0].contains("1 row has answers that `qa_f1` ignores"), "{:?}", task.notes());
     assert_eq!(task.example(0, 0, 0, &Words).unwrap().score("The The"), 0.0);
 }
 
@@ -228,10 +231,10 @@ fn rows_of_kvpress_are_never_read_as_needles() {
     for (rest, what) in [
         (
             r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#,
-            "the field `task` is `longbook_qa_eng`, none of RULER's",
+            "the field `task` is `longbook_qa_eng`, which is not a task of RULER",
         ),
         (r#", "max_new_tokens": 40"#, "the field `task` is missing"),
-        (r#", "task": "vt", "max_new_tokens": "40""#, "the field `max_new_tokens` is no whole number"),
+        (r#", "task": "vt", "max_new_tokens": "40""#, "the field `max_new_tokens` is not a whole number"),
     ] {
         let error = usage_error(&row(rest), "");
         assert!(error.what.contains(what) && error.hint.unwrap().contains("metric="), "{}", error.what);
@@ -243,7 +246,7 @@ fn rows_of_kvpress_are_never_read_as_needles() {
     let task = open(&name).unwrap();
     let of = |index| task.example(0, index, 0, &Words).map(|e| (e.metric, e.max_new_tokens)).unwrap();
     assert_eq!([of(0), of(1)], [(Metric::StringMatchAll, 30), (Metric::StringMatchPart, 32)]);
-    assert!(task.notes()[0].contains("rows of 2 tasks (qa_1, vt) are one mean"), "{:?}", task.notes());
+    assert!(task.notes()[0].contains("2 tasks (qa_1, vt) are averaged to one score"), "{:?}", task.notes());
 }
 
 #[test]
@@ -260,11 +263,17 @@ fn rows_of_several_metrics_in_one_mean_are_noted_in_every_kind_of_row() {
     for (rows, note) in [
         (
             [longbench("trec"), longbench("hotpotqa")],
-            "rows of 2 tasks (hotpotqa, trec) are one mean, over 2 metrics (classification, qa_f1); a file each",
+            "2 tasks (hotpotqa, trec) and 2 metrics (classification, qa_f1) are averaged to one score; split the file",
         ),
-        ([longbench("qasper"), longbench("hotpotqa")], "rows of 2 tasks (hotpotqa, qasper) are one mean; a file each"),
-        ([vt.clone(), qa], "rows of 2 metrics (string_match_all, string_match_part) are one mean; a file each"),
-        ([needle, vt.clone()], "rows of 2 metrics (string_match_all, string_match_part) are one mean; a file each"),
+        (
+            [longbench("qasper"), longbench("hotpotqa")],
+            "2 tasks (hotpotqa, qasper) are averaged to one score; split the file",
+        ),
+        ([vt.clone(), qa], "2 metrics (string_match_all, string_match_part) are averaged to one score; split the file"),
+        (
+            [needle, vt.clone()],
+            "2 metrics (string_match_all, string_match_part) are averaged to one score; split the file",
+        ),
     ] {
         let (_dir, name) = file(&rows.join("\n"));
         let notes = open(&name).unwrap().notes();
@@ -311,7 +320,7 @@ fn an_answer_prefix_is_put_behind_a_prompt_once() {
         serde_json::json!({"input": input, "outputs": ["7"], "answer_prefix": prefix}).to_string()
     };
     let error = usage_error(&row(format!("{ask}{prefix}"), prefix), "");
-    assert!(error.what.ends_with("the prompt ends with the `answer_prefix` already, and it would be there twice"));
+    assert!(error.what.ends_with("the prompt ends with the text of `answer_prefix` already, which would be repeated"));
     for (input, prefix) in [(ask.to_owned(), prefix), (ask.to_owned(), " "), (format!("{ask}{prefix}"), "")] {
         let (_dir, name) = file(&row(input, prefix));
         assert!(open(&name).is_ok(), "{prefix}");
@@ -384,7 +393,7 @@ fn a_list_in_a_text_is_no_answer_in_any_kind_of_row() {
         r#"{"document": "x", "summary": "['a', 'b']"}"#,
     ] {
         let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
-        assert!(error.what.contains("an answer is a list that was written as a text"), "{error}");
+        assert!(error.what.contains("an answer is a list written as text"), "{error}");
     }
 }
 
@@ -552,7 +561,7 @@ fn questions_on_one_context_are_examples_that_say_so() {
         r#"{"context": "One.", "turns": [{"question": "d?", "answers": ["4"]}]}"#,
     ];
     let (_dir, name) = file(&rows.join("\n"));
-    assert!(open(&name).err().unwrap().to_string().contains("rows.jsonl:1: this prompt is of no known task"));
+    assert!(open(&name).err().unwrap().to_string().contains("rows.jsonl:1: the prompt belongs to no known task"));
     let task = open(&format!("{name}:metric=qa_f1,max_new_tokens=8")).unwrap();
     assert_eq!((task.available(), task.cells()), (Some(4), 1));
     assert_eq!([0, 1, 2, 3].map(|i| task.context_of(i)), [0, 0, 2, 0]);

@@ -95,7 +95,7 @@ fn parts_have_the_rows_of_the_published_table() {
     assert_eq!(counts("longbench_v2/hard", &lines.join("\n")), named(&[("hard", 2)]));
     let only_easy = json!([question(0, "short", "easy")]).to_string();
     let error = open("longbench_v2/hard", "data.json", &only_easy, false).err().unwrap().to_string();
-    assert!(error.contains("data.json has no such row"), "{error}");
+    assert!(error.contains("data.json has no row of this group"), "{error}");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn malformed_rows_are_named_with_what_they_lack() {
         ),
         (
             r#"{"context": "x", "input": "Q?", "answer": ["b"], "options": ["a", "b", null, "d"]}"#,
-            "a field is none, no text",
+            "a field is none, not text",
         ),
         ("{", "not JSON"),
     ] {

@@ -1,11 +1,11 @@
-//! lm-eval's `exact_match` of AIME: what stands in the last `\boxed{}`, or else between the first and the last dollar sign, or
-//! else the whole answer, compared after LaTeX has been written in one way.
+//! lm-eval's `exact_match` for AIME: compares the content of the last `\boxed{}`, or else the text between the first and the last
+//! dollar sign, or else the whole answer, after the LaTeX of both sides is normalised.
 //!
-//! Where the published program fails on a text, it compares what was there before; so does this.
+//! If the published program fails to normalise a text, it compares both texts as they were; this does too.
 
 use super::python::{is_digit, strip};
 
-/// 1 if the answer is the reference.
+/// 1 if prediction and answer are equal after normalisation.
 pub fn aime(prediction: &str, answer: &str) -> f64 {
     let said = boxed(prediction).unwrap_or_else(|| in_dollars(prediction));
     let is_same = match (one_way(said), one_way(answer)) {
@@ -15,7 +15,7 @@ pub fn aime(prediction: &str, answer: &str) -> f64 {
     f64::from(u8::from(is_same))
 }
 
-/// Whether anything of an answer is left that is compared.
+/// Whether an answer is not empty after normalisation.
 pub fn compares(answer: &str) -> bool {
     one_way(answer).is_none_or(|text| !text.is_empty())
 }
@@ -27,13 +27,13 @@ fn in_dollars(text: &str) -> &str {
     }
 }
 
-/// What stands in the last box; nothing where there is no box, or one that does not end.
+/// The content of the last box; `None` if there is no box, or if it is not closed.
 fn boxed(text: &str) -> Option<&str> {
     const SPACED: &str = "\\boxed ";
     if let Some((_, last)) = text.rsplit_once(SPACED) {
         return last.split('$').next();
     }
-    // The other box is looked for as well, but never opened.
+    // The published code also finds `\fbox`, but does not open it, so it is not looked for here.
     let start = text.rfind("\\boxed")?;
     let mut open = 0;
     for (at, c) in text[start..].char_indices() {
@@ -49,7 +49,7 @@ fn boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// LaTeX as it is compared; nothing where the published program fails on it.
+/// Normalised LaTeX; `None` if the published program fails on the text.
 fn one_way(text: &str) -> Option<String> {
     const REPLACED: [(&str, &str); 10] = [
         ("\n", ""),
@@ -99,7 +99,7 @@ fn roots(text: &str) -> Option<String> {
     Some(written)
 }
 
-/// `\frac12` and `\frac1{2}` as `\frac{1}{2}`; a text with a fraction of one character stays as it is.
+/// `\frac12` and `\frac1{2}` as `\frac{1}{2}`; a text with a `\frac` of a single character is not changed.
 fn fractions(text: &str) -> Option<String> {
     let mut parts = text.split("\\frac");
     let mut written = parts.next()?.to_owned();
@@ -130,7 +130,7 @@ fn slash(text: String) -> Option<String> {
     }
 }
 
-/// Whether a whole number is written as Python writes it; nothing where Python reads none.
+/// Whether a whole number is written as Python prints it; `None` if Python's `int` rejects the text.
 fn whole(text: &str) -> Option<bool> {
     let bare = strip(text);
     let digits = bare.strip_prefix(['+', '-']).unwrap_or(bare);

@@ -1,9 +1,9 @@
-//! LongBench's scores for Chinese text: its English ones on the words that the segmenter `jieba` finds.
+//! LongBench's scores for Chinese text: its scores for English, on words found by the segmenter `jieba`.
 //!
-//! The published code cuts with the Python package `jieba` 0.42.1: default dictionary, and the hidden Markov
-//! model for words that are not in it. The crate `jieba-rs` carries the same dictionary and model; what it keeps whole
-//! among Latin letters and digits (`COVID-19`, `U.S.`) is cut here as the package cuts it. `tests/golden/jieba.json` has
-//! what the package makes of several hundred texts.
+//! The published code segments text with the Python package `jieba` 0.42.1: its default dictionary, and a hidden Markov model for
+//! words that are not in it. The crate `jieba-rs` has the same dictionary and model, but does not split some runs of Latin letters
+//! and digits (`COVID-19`, `U.S.`); they are split here as the package does it. `tests/golden/jieba.json` has the output of the
+//! package for several hundred texts.
 
 use std::sync::LazyLock;
 
@@ -12,15 +12,15 @@ use jieba_rs::Jieba;
 use super::python::words;
 use super::{qa_f1, rouge};
 
-/// Loading the dictionary takes a noticeable part of a second, so it is done once, when first needed.
+/// Loading the dictionary takes a fraction of a second, so it is done once, at first use.
 static SEGMENTER: LazyLock<Jieba> = LazyLock::new(|| {
     let mut jieba = Jieba::new();
-    // The package's dictionary has one word (`B超`, frequency 3) twice, and counts both among all words.
+    // The package's dictionary has one word (`B超`, frequency 3) twice, and adds both to the total frequency.
     jieba.add_word("\0", Some(3), None);
     jieba
 });
 
-/// Punctuation that the published normalisation removes besides ASCII's; `《` is not in it, although `》` is.
+/// Punctuation that the published normalisation removes besides that of ASCII; as published, `》` is in it and `《` is not.
 const PUNCTUATION: &str = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
 
 /// `qa_f1_zh_score`: F1 of the multisets of words, each in lower case without punctuation and white space.
@@ -44,7 +44,7 @@ pub fn compares_characters(reference: &str) -> bool {
     !normalize(reference).is_empty()
 }
 
-/// `rouge_zh_score`: ROUGE-L of the words with blanks between them.
+/// `rouge_zh_score`: ROUGE-L of the words, joined by spaces.
 pub fn rouge_l_zh(prediction: &str, reference: &str) -> f64 {
     rouge::rouge_l(&segment(prediction).join(" "), &segment(reference).join(" "))
 }
@@ -61,9 +61,8 @@ fn normalize(word: &str) -> String {
 }
 
 /// `jieba.cut(text, cut_all=False)`.
-///
-/// The Python package looks for words in runs of the characters of [`is_in_words`] and takes every other by itself;
-/// the crate counts rarer Chinese characters among the former, so the runs are found here.
+/// The Python package looks for words in runs of the characters of [`is_in_words`], and each other character is a word of its own.
+/// The crate has more (rare) Chinese characters in its runs, so the runs are found here.
 pub fn segment(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -80,8 +79,9 @@ pub fn segment(text: &str) -> Vec<&str> {
     found
 }
 
-/// Cuts a word that is not in the dictionary as the package cuts what its Markov model does not cover: into letters and digits (with one decimal
-/// fraction and a percent sign, [`latin_length`]) and what stands between. The crate joins letters and digits over `.`, `_` and `-`.
+/// Splits a word that is not in the dictionary as the package splits text outside its Markov model: into runs of letters and digits
+/// (with one decimal fraction and a percent sign, [`latin_length`]) and the characters between them. The crate would join letters
+/// and digits across `.`, `_` and `-`.
 fn cut_latin<'t>(word: &'t str, found: &mut Vec<&'t str>) {
     if !word.is_ascii() || SEGMENTER.has_word(word) {
         return found.push(word);
@@ -97,7 +97,7 @@ fn cut_latin<'t>(word: &'t str, found: &mut Vec<&'t str>) {
     }
 }
 
-/// The bytes of `[a-zA-Z0-9]+(?:\.\d+)?%?` at the start of an ASCII text.
+/// The length in bytes of a match of `[a-zA-Z0-9]+(?:\.\d+)?%?` at the start of an ASCII text.
 fn latin_length(text: &str) -> usize {
     let run = |from: usize, of: fn(&u8) -> bool| text.bytes().skip(from).take_while(of).count();
     let word = run(0, u8::is_ascii_alphanumeric);

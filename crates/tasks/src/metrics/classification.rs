@@ -1,10 +1,9 @@
 //! LongBench's classification score.
 
-/// `classification_score`: of the class names that occur in the prediction, some contained in the answer
-/// are dropped; if the answer is left, 1 over the number left, else 0.
-///
-/// The published loop removes from the list it walks, so the entry after a removed one is never looked
-/// at, and a removal takes the first equal entry. Both are kept: they change scores.
+/// `classification_score`: takes the class names that occur in the prediction, and drops some that are contained in the answer.
+/// If the answer remains, the score is 1 over the number of remaining names, else 0.
+/// The published loop removes entries from the list that it iterates over, so it skips the entry after a removed one, and a removal
+/// takes the first equal entry. Both are reproduced here because they change scores.
 pub fn classification(prediction: &str, answer: &str, all_classes: &[String]) -> f64 {
     let mut left: Vec<&str> = all_classes.iter().map(String::as_str).filter(|c| prediction.contains(c)).collect();
     let mut at = 0;

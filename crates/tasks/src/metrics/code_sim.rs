@@ -1,8 +1,8 @@
 //! LongBench's code similarity: `fuzz.ratio` of `fuzzywuzzy` 0.18.0 on the first line of code.
 //!
-//! That ratio is `difflib`'s unless `python-Levenshtein` is installed, which LongBench does not ask for. Then it is
-//! that package's, which finds the longest common subsequence where `difflib` finds common blocks: never fewer characters,
-//! and usually more. Published figures are of either kind.
+//! `fuzzywuzzy` uses `difflib`, or `python-Levenshtein` if that is installed, which LongBench does not require. `difflib` counts the
+//! characters of common blocks, `python-Levenshtein` those of the longest common subsequence: never fewer, and usually more.
+//! Published figures are of either kind.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub fn code_sim_levenshtein(prediction: &str, answer: &str) -> f64 {
     rounded(first_line_of_code(prediction), answer, levenshtein_ratio)
 }
 
-/// The first line of a prediction without a backquote, `#` or `//`; nothing, if every line has one.
+/// The first line of a prediction without a backquote, `#` or `//`; empty if every line has one of them.
 fn first_line_of_code(prediction: &str) -> &str {
     prediction.trim_start_matches('\n').split('\n').find(|line| !is_excluded(line)).unwrap_or("")
 }
@@ -27,8 +27,8 @@ fn is_excluded(line: &str) -> bool {
     line.contains('`') || line.contains('#') || line.contains("//")
 }
 
-/// `fuzz.ratio / 100`: equal texts give 1, an empty one 0, else a ratio of their characters, rounded to whole percent
-/// (half to even).
+/// `fuzz.ratio / 100`: 1 for equal texts, 0 if one is empty, else `ratio` of their characters, rounded to whole percent (half to
+/// even).
 fn rounded(a: &str, b: &str, ratio: fn(&[char], &[char]) -> f64) -> f64 {
     if a == b {
         return 1.0;
@@ -40,22 +40,22 @@ fn rounded(a: &str, b: &str, ratio: fn(&[char], &[char]) -> f64) -> f64 {
     (100.0 * ratio(&a, &b)).round_ties_even() / 100.0
 }
 
-/// `difflib`'s ratio: twice the characters in matching blocks over all.
+/// `difflib`'s ratio: twice the number of characters in matching blocks, over the length of both texts.
 fn ratio(a: &[char], b: &[char]) -> f64 {
     2.0 * Matcher::new(a, b).matching() as f64 / (a.len() + b.len()) as f64
 }
 
-/// `Levenshtein.ratio`: what is left of 1 after the characters to insert and delete over all of both; computed in that order,
-/// which decides about halves of a percent.
+/// `Levenshtein.ratio`: 1 minus the number of insertions and deletions over the length of both texts. The order of operations
+/// matters where the result is a half percent.
 fn levenshtein_ratio(a: &[char], b: &[char]) -> f64 {
     1.0 - indel::distance(a.iter().copied(), b.iter().copied()) as f64 / (a.len() + b.len()) as f64
 }
 
-/// `difflib.SequenceMatcher(None, a, b)`: repeatedly the longest common block, then left and right of it.
+/// `difflib.SequenceMatcher(None, a, b)`: finds the longest common block, then those to its left and right, and so on.
 struct Matcher<'a> {
     a: &'a [char],
     b: &'a [char],
-    /// Where each character stands in `b`, the popular ones left out.
+    /// The positions of each character in `b`, without popular characters.
     positions: HashMap<char, Vec<usize>>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Matcher<'a> {
         for (j, c) in b.iter().enumerate() {
             positions.entry(*c).or_default().push(j);
         }
-        // difflib's "autojunk": in texts of 200 characters and more, those that make up over 1 % start no block.
+        // difflib's "autojunk": in texts of 200 characters and more, no block starts with a character that makes up over 1 % of the text.
         const AUTOJUNK_LEN: usize = 200;
         if b.len() >= AUTOJUNK_LEN {
             let popular = b.len() / 100 + 1;
@@ -98,8 +98,8 @@ impl<'a> Matcher<'a> {
         total
     }
 
-    /// `find_longest_match`: the longest block, the earliest in `a` and then in `b` among equals, grown over
-    /// popular characters at both ends.
+    /// `find_longest_match`: the longest block (of equal ones the earliest in `a`, then in `b`), extended by popular characters at both
+    /// ends.
     fn longest(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
         let mut block = self.longest_of_rare(low_a, high_a, low_b, high_b);
         while block.start_a > low_a && block.start_b > low_b && self.a[block.start_a - 1] == self.b[block.start_b - 1] {
@@ -116,7 +116,7 @@ impl<'a> Matcher<'a> {
 
     fn longest_of_rare(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
         let mut best = Block { start_a: low_a, start_b: low_b, len: 0 };
-        // Length of the common block that ends at the previous character of `a` and at each one of `b`.
+        // By position in `b`: the length of the common block that ends there and at the previous character of `a`.
         let mut ending: HashMap<usize, usize> = HashMap::new();
         for i in low_a..high_a {
             let mut next = HashMap::new();

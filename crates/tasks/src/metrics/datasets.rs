@@ -10,11 +10,11 @@ pub struct Dataset {
     pub name: &'static str,
     /// Family: `longbench` or `ruler`.
     pub family: &'static str,
-    /// How it is scored.
+    /// The metric of its predictions.
     pub metric: Metric,
     /// Whether only the first line of the prediction counts (LongBench `eval.py`).
     pub first_line: bool,
-    /// Further metrics that published figures are given by.
+    /// Other metrics that published figures use.
     pub also: &'static [Metric],
 }
 
@@ -26,7 +26,7 @@ const fn longbench_first_line(name: &'static str, metric: Metric) -> Dataset {
     Dataset { first_line: true, ..longbench(name, metric) }
 }
 
-/// Code, whose similarity depends on a package that may be installed.
+/// A data set of code, whose similarity depends on whether an optional package is installed.
 const fn longbench_code(name: &'static str) -> Dataset {
     Dataset { also: &[Metric::CodeSimLevenshtein], ..longbench(name, Metric::CodeSim) }
 }
@@ -78,7 +78,7 @@ pub static DATASETS: [Dataset; 34] = [
 pub struct LengthRange {
     /// Name as published.
     pub name: &'static str,
-    /// The first length that is too long for it; `None` if none is.
+    /// The end of the range (exclusive); `None` if it has no end.
     below: Option<u64>,
 }
 
@@ -98,11 +98,11 @@ impl LengthRange {
 }
 
 impl Dataset {
-    /// The data set of that name; `longbench/` or `ruler/` before it is allowed, and `_e` after a LongBench name
-    /// (LongBench-E is scored alike).
+    /// The data set of that name. The name may begin with `longbench/` or `ruler/`, and a LongBench name may end with `_e` (LongBench-E
+    /// is scored in the same way).
     ///
     /// # Errors
-    /// If there is none; the hint names the nearest.
+    /// If nothing has that name; the hint has the nearest one.
     pub fn parse(name: &str) -> Result<&'static Dataset, UsageError> {
         let (family, bare) = name.split_once('/').map_or((None, name), |(family, bare)| (Some(family), bare));
         DATASETS

@@ -1,7 +1,6 @@
-//! InfiniteBench's scorers (`compute_scores.py`), and those of SCBench that differ from them.
+//! Scorers of InfiniteBench (`compute_scores.py`), and the scorers of SCBench that differ from them.
 //!
-//! Where the published code fails with an exception (a fraction where a whole number is the answer), the answer is
-//! read as SCBench reads it.
+//! Where the published code raises an exception (for a fraction where the answer is a whole number), the answer is parsed as in SCBench.
 
 use std::sync::LazyLock;
 
@@ -9,11 +8,11 @@ use regex::Regex;
 
 use super::python::{strip, words};
 
-/// What ends a word besides white space.
+/// Characters that separate words, besides white space.
 const MARKS: [char; 9] = [':', '"', '\'', '.', ',', '?', '!', '{', '}'];
-/// What announces a letter among options.
+/// Phrases before the letter of an option.
 const CHOICE_MARKS: [&str; 4] = ["answer is:", "answer:", "answer is", "option is"];
-/// What announces a function among options.
+/// Phrases before the name of a function.
 const FUNCTION_MARKS: [&str; 4] = ["answer is:", "is:", "answer:", "correct option is:"];
 const LETTERS: [char; 4] = ['A', 'B', 'C', 'D'];
 
@@ -21,7 +20,7 @@ fn right(is_right: bool) -> f64 {
     f64::from(u8::from(is_right))
 }
 
-/// The words between any of `marks` and white space.
+/// The words of a text, separated by `marks` and white space.
 fn words_between<'a>(text: &'a str, marks: &'a [char]) -> impl Iterator<Item = &'a str> {
     text.split(|c| marks.contains(&c)).flat_map(words)
 }
@@ -31,7 +30,7 @@ pub fn word(prediction: &str, answer: &str) -> f64 {
     right(words_between(prediction, &MARKS).any(|word| word == answer))
 }
 
-/// `longdialogue_qa_eng`: 1 if the name is a word of the prediction in capitals.
+/// `longdialogue_qa_eng`: 1 if the name is a word of the upper-cased prediction.
 pub fn name(prediction: &str, answer: &str) -> f64 {
     right(words_between(prediction, &MARKS).any(|word| word.to_uppercase() == answer))
 }
@@ -40,7 +39,7 @@ fn digit_runs(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_digit()).filter(|run| !run.is_empty())
 }
 
-/// `passkey`, `number_string`: 1 if the first run of digits is written like the answer.
+/// `passkey`, `number_string`: 1 if the first run of digits equals the answer as text.
 pub fn first_digits(prediction: &str, answer: &str) -> f64 {
     right(digit_runs(prediction).next().unwrap_or_default() == answer)
 }
@@ -67,7 +66,7 @@ pub fn is_number(answer: &str) -> bool {
     strip(answer).parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// Whether an answer, a list of numbers as text, has any.
+/// Whether an answer, a list of whole numbers as text, has a number.
 pub fn has_whole_number(answer: &str) -> bool {
     !whole_numbers(answer).is_empty()
 }
@@ -79,18 +78,18 @@ pub fn last_word_number(prediction: &str, answer: &str) -> f64 {
     right(said.is_some() && said == integer(strip(answer)))
 }
 
-/// `math_find`: 1 if the first number has the value of the answer; of a whole answer, but for what follows the point.
+/// `math_find`: 1 if the first number has the value of the answer; if the answer is a whole number, decimals are cut off.
 pub fn first_value(prediction: &str, answer: &str) -> f64 {
     static NUMBER: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"[0-9]+\.[0-9]+|[0-9]+").expect("a constant pattern, which the tests read"));
+        LazyLock::new(|| Regex::new(r"[0-9]+\.[0-9]+|[0-9]+").expect("the constant pattern is valid"));
     let first = NUMBER.find(prediction).and_then(|number| number.as_str().parse::<f64>().ok());
     let (Some(first), Ok(answer_value)) = (first, strip(answer).parse::<f64>()) else { return 0.0 };
     let first = if integer(strip(answer)).is_some() { first.trunc() } else { first };
     right(first == answer_value)
 }
 
-/// `math_calc`: the share of the answer's numbers before the first that the prediction's numbers do not equal. The answer
-/// is a list of whole numbers as text.
+/// `math_calc`: the share of the answer's numbers before the first one that differs from the prediction's. The answer is a list of
+/// whole numbers as text.
 pub fn leading_numbers(prediction: &str, answer: &str) -> f64 {
     let answer = whole_numbers(answer);
     if answer.is_empty() {
@@ -106,7 +105,7 @@ fn whole_numbers(list: &str) -> Vec<String> {
     list.split(|c: char| "[], ".contains(c) || c.is_whitespace()).filter_map(integer).collect()
 }
 
-/// A text with a blank for each of `marks`, and never two of them beside each other.
+/// A text with each of `marks` replaced by a space, and runs of spaces by one.
 fn blanked(text: &str, marks: &[&str]) -> String {
     let mut text = marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "));
     while text.contains("  ") {
@@ -115,8 +114,7 @@ fn blanked(text: &str, marks: &[&str]) -> String {
     text
 }
 
-/// What follows the first of `marks` that is in the text, but for one character between them; the first in the order of
-/// `marks`.
+/// The text after the first of `marks` that occurs in it, without the character after the mark. Marks are tried in their order.
 fn announced<'a>(text: &'a str, marks: &[&str]) -> Option<&'a str> {
     let (at, mark) = marks.iter().find_map(|mark| Some((text.find(mark)?, mark)))?;
     let mut after = text[at + mark.len()..].chars();
@@ -124,8 +122,7 @@ fn announced<'a>(text: &'a str, marks: &[&str]) -> Option<&'a str> {
     Some(after.as_str())
 }
 
-/// `longbook_choice_eng`: 1 if the letter of the right option, or its text, is what the prediction gives. `answers` are
-/// both.
+/// `longbook_choice_eng`: 1 if the prediction gives the letter or the text of the right option. `answers` are the two.
 pub fn choice(prediction: &str, answers: &[String]) -> f64 {
     let is_right = |said: &str| answers.iter().any(|answer| answer == said);
     let prediction = strip(prediction);
@@ -140,12 +137,13 @@ pub fn choice(prediction: &str, answers: &[String]) -> f64 {
     if let Some(after) = announced(&text, &CHOICE_MARKS) {
         return right(!after.is_empty() && answers.iter().any(|answer| after.starts_with(answer)));
     }
-    // As published: `AB` is also in `ABCD`, and no answer.
+    // As published, the letter is tested as a substring of `ABCD`; `AB` is one too, but equals no answer.
     let letter = words(&text).find(|word| "ABCD".contains(word));
     right(letter.is_some_and(is_right))
 }
 
-/// `code_debug`: 1 if the prediction begins with the letter, or announces the letter or the function. `answers` are both.
+/// `code_debug`: 1 if the prediction begins with the letter, or has the letter or the function after one of the phrases. `answers`
+/// are the two.
 pub fn function_choice(prediction: &str, answers: &[String]) -> f64 {
     let prediction = strip(prediction);
     let begins = |letter: &String| {
@@ -167,12 +165,12 @@ pub fn contains(prediction: &str, answer: &str) -> f64 {
     right(prediction.contains(answer))
 }
 
-/// SCBench's `qa_eng`, `many_shot`: the same whatever the case.
+/// SCBench's `qa_eng`, `many_shot`: as [`contains`], ignoring case.
 pub fn contains_in_capitals(prediction: &str, answer: &str) -> f64 {
     right(strip(prediction).to_uppercase().contains(&answer.to_uppercase()))
 }
 
-/// SCBench's `vt`: the share of the answers in the prediction whatever the case, in whole percents.
+/// SCBench's `vt`: the share of the answers that are in the prediction, ignoring case, rounded to whole percent.
 pub fn contains_all_percent(prediction: &str, answers: &[String]) -> f64 {
     if answers.is_empty() {
         return 0.0;
@@ -182,11 +180,11 @@ pub fn contains_all_percent(prediction: &str, answers: &[String]) -> f64 {
     (100.0 * found as f64 / answers.len() as f64).round_ties_even() / 100.0
 }
 
-/// LongBench v2: 1 if "The correct answer is" is followed by the letter, in brackets or else without.
+/// LongBench v2: 1 if "The correct answer is" is followed by the letter, in brackets or, if that does not occur, without.
 pub fn correct_letter(prediction: &str, answer: &str) -> f64 {
     static SAID: LazyLock<[Regex; 2]> = LazyLock::new(|| {
         [r"The correct answer is \(([A-D])\)", r"The correct answer is ([A-D])"]
-            .map(|pattern| Regex::new(pattern).expect("a constant pattern, which the tests read"))
+            .map(|pattern| Regex::new(pattern).expect("the constant pattern is valid"))
     });
     let bare = strip(prediction).replace('*', "");
     let said = SAID.iter().find_map(|pattern| Some(pattern.captures(&bare)?.get(1)?.as_str()));

@@ -1,5 +1,4 @@
-//! lm-eval's ways of scoring generated answers: numbers picked out of GSM8K's reasoning, and CoQA's answers of several
-//! people.
+//! lm-eval's scorers of generated answers: numbers extracted from GSM8K's reasoning, and CoQA, which has answers of several people.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -8,22 +7,22 @@ use regex::Regex;
 
 use super::{python, qa_f1};
 
-/// What lm-eval scores where nothing was found.
+/// The text that lm-eval scores if its pattern does not match.
 const NOTHING: &str = "[invalid]";
 
 fn pattern(text: &str) -> Regex {
-    Regex::new(text).expect("a constant pattern, which the tests read")
+    Regex::new(text).expect("the constant pattern is valid")
 }
 
-/// `strict-match`: the number of the first "The answer is", compared by `exact_match` without commas, dollar signs and
-/// a full stop at the end.
+/// `strict-match`: the number after the first "The answer is", compared by `exact_match` without commas, dollar signs and a full
+/// stop at the end.
 pub fn gsm8k_strict(prediction: &str, answer: &str) -> f64 {
     static SAID: LazyLock<Regex> = LazyLock::new(|| pattern(r"The answer is (\-?[0-9\.,]+)."));
     let said = SAID.captures(prediction).and_then(|found| found.get(1));
     same_number(said.map_or(NOTHING, |said| said.as_str()), answer)
 }
 
-/// `strict-match` of the set whose examples are training rows: the number of the first `####`.
+/// `strict-match` of the data set whose examples are training rows: the number after the first `####`.
 pub fn gsm8k_hashes(prediction: &str, answer: &str) -> f64 {
     static MARKED: LazyLock<Regex> = LazyLock::new(|| pattern(r"#### (\-?[0-9\.,]+)"));
     let marked = MARKED.captures(prediction).and_then(|found| found.get(1));
@@ -41,22 +40,22 @@ fn same_number(number: &str, answer: &str) -> f64 {
     f64::from(u8::from(bare_number(number) == bare_number(answer)))
 }
 
-/// What `exact_match` compares of a number.
+/// A number as `exact_match` compares it.
 fn bare_number(text: &str) -> String {
     let text = text.trim().replace([',', '$'], "");
     let text = text.rsplit("#### ").next().unwrap_or_default().to_lowercase();
     text.strip_suffix('.').map_or(text.clone(), str::to_owned)
 }
 
-/// Whether an answer of GSM8K is a number, as those are that are found in predictions.
+/// Whether an answer of GSM8K is a number of the form that is extracted from predictions.
 pub fn compares_number(answer: &str) -> bool {
     let bare = bare_number(answer);
     let digits = bare.strip_prefix('-').unwrap_or(&bare);
     digits.contains(|c: char| c.is_ascii_digit()) && digits.chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
-/// `get-answer` of MMLU as it is thought through: what follows the first "answer is " up to the last character but one of its line,
-/// compared by `exact_match` whatever the case and without punctuation.
+/// `get-answer` of MMLU with chain of thought: the text after the first "answer is ", without the last character of its line,
+/// compared by `exact_match` ignoring case and punctuation.
 pub fn answer_is(prediction: &str, answer: &str) -> f64 {
     const SAID: &str = "answer is ";
     let behind = |(at, _): (usize, &str)| {
@@ -68,30 +67,31 @@ pub fn answer_is(prediction: &str, answer: &str) -> f64 {
     f64::from(u8::from(bare_letters(said) == bare_letters(answer)))
 }
 
-/// What `exact_match` compares of a text without punctuation.
+/// A text as `exact_match` compares it when it ignores case and punctuation.
 fn bare_letters(text: &str) -> String {
     text.to_lowercase().replace(|c: char| c.is_ascii_punctuation(), "")
 }
 
-/// Whether anything of an answer is compared by [`answer_is`].
+/// Whether an answer has characters that [`answer_is`] compares.
 pub fn compares_letters(answer: &str) -> bool {
     !python::strip(&bare_letters(answer)).is_empty()
 }
 
-/// Answers that differ by more than capitals, in their order: what lm-eval makes of CoQA's before it scores, so that an
-/// answer given twice is not its own best. (CoQA's own evaluation script keeps them, and gives more points for them.)
+/// The answers without those that equal an earlier one ignoring case, in their order. lm-eval removes them from CoQA's answers before
+/// scoring, so that an answer given twice is not compared with itself. (CoQA's own script keeps them, and gives higher scores.)
 pub fn distinct_answers(answers: &[String]) -> Vec<&String> {
     let mut seen = BTreeSet::new();
     answers.iter().filter(|answer| seen.insert(answer.to_lowercase())).collect()
 }
 
-/// CoQA's F1 of the first line: the mean over the answers left out in turn, each of the best among the others; of a
-/// single answer, that. Answers that are there several times count once ([`distinct_answers`]).
+/// CoQA's F1 of the prediction's first line. Each answer is left out in turn, the best score among the other answers is taken, and
+/// the score is the mean of these; with a single answer it is the score against that. Repeated answers count once
+/// ([`distinct_answers`]).
 pub fn coqa_f1(prediction: &str, answers: &[String]) -> f64 {
     leaving_one_out(prediction, answers, qa_f1::squad_f1)
 }
 
-/// The same of exact matches.
+/// As [`coqa_f1`], with exact match instead of F1.
 pub fn coqa_em(prediction: &str, answers: &[String]) -> f64 {
     leaving_one_out(prediction, answers, qa_f1::squad_exact)
 }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(gsm8k_strict("The answer is 7. The answer is 8.", "8"), 0.0, "the first counts");
         assert_eq!(gsm8k_strict("The answer is $7.", "7"), 0.0, "no dollar sign in the pattern");
         assert_eq!(gsm8k_strict("the answer is 7.", "7"), 0.0);
-        // The pattern wants one more character after the number, and takes the number's last for it.
+        // The pattern needs one more character after the number, so it takes the last character of the number.
         assert_eq!((gsm8k_strict("The answer is 12", "12"), gsm8k_strict("The answer is 12", "1")), (0.0, 1.0));
     }
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(gsm8k_flexible("3 and then $1,234.", "1234"), 1.0);
         assert_eq!(gsm8k_flexible("7 of 8 are left", "8"), 1.0);
         assert_eq!(gsm8k_flexible("none", "8"), 0.0);
-        // Two full stops are a match of the published pattern, and hold no number.
+        // Two full stops match the published pattern, but are not a number.
         assert_eq!(gsm8k_flexible("It is 8 ... well", "8"), 0.0);
     }
 

@@ -1,7 +1,7 @@
 //! Automatic scorers of LooGLE (`Evaluation/automatic_metrics.py`): BLEU as NLTK computes it, recall of ROUGE, and masked names.
 //!
-//! Not here: METEOR, which it computes of sets whose order is another in each run; BERTScore and the judgement of GPT-4, which
-//! need those models.
+//! Not implemented: METEOR, whose published score depends on the order of sets, which differs in each run; BERTScore and the judgement
+//! of GPT-4, which need those models.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::python::words;
 use super::{python_literal, rouge};
 
-/// What a prediction is scored as: an empty one is the word "None".
+/// The text that is scored for a prediction: "None" for an empty one.
 fn said(prediction: &str) -> &str {
     if prediction.is_empty() { "None" } else { prediction }
 }
@@ -36,7 +36,7 @@ pub fn bleu(n: usize, prediction: &str, reference: &str) -> f64 {
         (matched, of_prediction.values().sum::<usize>().max(1))
     };
     let (matched, all) = precision(n);
-    // Without one word in common there is no score; without an n-gram in common Python's least positive number stands for none.
+    // The score is 0 without a common word. With common words but no common n-gram, NLTK replaces 0 by Python's smallest positive float.
     if precision(1).0 == 0 {
         return 0.0;
     }
@@ -64,17 +64,17 @@ pub fn rouge_l_recall(prediction: &str, reference: &str) -> f64 {
     rouge::rouge_l_recall(said(prediction), reference)
 }
 
-/// `get_exact_match`: the share of the masked names that the prediction, a dictionary of Python, has as they are.
+/// `get_exact_match`: the share of the masked names that the prediction, a Python dictionary, has exactly.
 pub fn cloze_exact(prediction: &str, reference: &str) -> f64 {
     cloze(prediction, reference, |said, right| said == right)
 }
 
-/// `get_partial_match`: the share of the masked names of which the prediction has a word.
+/// `get_partial_match`: the share of the masked names of which the prediction has at least one word.
 pub fn cloze_partial(prediction: &str, reference: &str) -> f64 {
     cloze(prediction, reference, |said, right| words(said).any(|word| words(right).any(|other| other == word)))
 }
 
-/// The published number is that of all names of a data set, this one that of a question's.
+/// The published number is a share of all names of a data set, this one of the names of a question.
 fn cloze(prediction: &str, reference: &str, fits: impl Fn(&str, &str) -> bool) -> f64 {
     let (Some(said), Some(right)) = (dict(prediction), dict(reference)) else { return 0.0 };
     let fits = |(mask, name): &(&String, &Value)| {

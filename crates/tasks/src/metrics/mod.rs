@@ -44,7 +44,7 @@ impl Metric {
     /// The metric of that name.
     ///
     /// # Errors
-    /// If there is none; the hint names the nearest.
+    /// If nothing has that name; the hint has the nearest one.
     pub fn parse(name: &str) -> Result<Self, UsageError> {
         RULES
             .iter()

@@ -1,8 +1,8 @@
-//! Scores that look for a number in the prediction: LongBench's, and those of passkeys and LongEval's lines.
+//! Metrics that look for a number in the prediction: those of LongBench, passkeys and LongEval's lines.
 
 use super::python::{digit_runs, is_digit};
 
-/// `count_score`: the share of the numbers in the prediction that are written like the answer.
+/// `count_score`: the share of the numbers in the prediction that equal the answer as text.
 pub fn count(prediction: &str, answer: &str) -> f64 {
     let (mut total, mut right) = (0usize, 0usize);
     for number in digit_runs(prediction) {
@@ -13,8 +13,7 @@ pub fn count(prediction: &str, answer: &str) -> f64 {
 }
 
 /// `retrieval_score`: [`count`] of the number that follows `label` in the answer.
-///
-/// An answer without one scores 0 (the published code fails there).
+/// An answer without such a number scores 0 (the published code raises an exception).
 pub fn retrieval(label: &str, prediction: &str, answer: &str) -> f64 {
     match labelled_number(label, answer) {
         Some(id) => count(prediction, id),
@@ -51,14 +50,14 @@ pub fn last(prediction: &str, answer: &str) -> f64 {
     same_value(digit_runs(prediction).last(), answer)
 }
 
-/// As the published scripts compare whole numbers: leading zeros do not matter.
+/// Compares whole numbers as the published scripts do: leading zeros do not matter.
 fn same_value(number: Option<&str>, answer: &str) -> f64 {
     let value = |digits: &str| digits.trim_start_matches('0').to_owned();
     f64::from(u8::from(number.is_some_and(|number| value(number) == value(answer))))
 }
 
-/// The share of the answer's digits that stand at their place among the digits of the prediction, whatever
-/// lies between those.
+/// The share of the answer's digits that are equal to the digit at the same position among the digits of the prediction; other
+/// characters of the prediction are skipped.
 pub fn digit_match(prediction: &str, answer: &str) -> f64 {
     let digits = prediction.chars().filter(|c| is_digit(*c));
     let right = answer.chars().zip(digits).filter(|(a, b)| a == b).count();

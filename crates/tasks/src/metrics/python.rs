@@ -1,6 +1,6 @@
-//! Python's notions of text that differ from Rust's: white space, digits, words.
+//! Python's definitions of white space, digits and words, which differ from Rust's.
 //!
-//! The published scorers are Python; these few predicates are where a plain port drifts from them.
+//! The published scorers are written in Python, and a port with Rust's own predicates would give other scores.
 
 /// `str.isspace` of one character: Unicode white space, and the four separators U+001C..=U+001F.
 pub fn is_space(c: char) -> bool {
@@ -12,15 +12,14 @@ pub fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// `str.split()`: the words between runs of white space, none of them empty.
+/// `str.split()`: the words between runs of white space, without empty ones.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(is_space).filter(|word| !word.is_empty())
 }
 
 /// `\w` of `re`: a letter, a number of any kind, or the underscore.
-///
-/// Rust's alphabetic characters also include vowel signs and circled letters, which Python's do not;
-/// that can only matter for an English article glued to one of them.
+/// Rust's alphabetic characters also include vowel signs and circled letters, unlike Python's. That makes a difference only for an
+/// English article directly beside one of them.
 pub fn is_word(c: char) -> bool {
     c == '_' || c.is_alphanumeric()
 }
@@ -40,7 +39,7 @@ pub fn is_digit(c: char) -> bool {
     following > 0 && c - DIGIT_ZEROS[following - 1] < 10
 }
 
-/// The zero of each run of ten decimal digits in Unicode 14, the version of Python 3.11.
+/// The first digit, zero, of each run of ten decimal digits in Unicode 14, which Python 3.11 uses.
 #[rustfmt::skip]
 const DIGIT_ZEROS: [u32; 66] = [
     0x30, 0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50, 0xed0,

@@ -1,16 +1,17 @@
-//! Literals of Python, as `ast.literal_eval` reads them: what some data sets write their fields in, and what a published
-//! scorer reads a prediction as.
+//! Parser of Python literals, as `ast.literal_eval`: some data sets write fields as literals, and a published scorer parses predictions
+//! as literals.
 //!
-//! Values come as JSON. What JSON does not have (bytes, complex numbers, keys that are no texts) is no value here, or no key.
+//! Values are returned as JSON. Literals that JSON does not have (bytes, complex numbers) are rejected, and dictionary entries whose key
+//! is not a text are dropped.
 
 use serde_json::{Map, Number, Value};
 
 use super::python::is_space;
 
-/// More brackets than this within one another are no literal.
+/// The deepest nesting of brackets; deeper text is not a literal.
 const DEEPEST: usize = 64;
 
-/// The value that a text is, with white space around it; `None` if it is no literal.
+/// The value of a text, which may have white space around it; `None` if it is not a literal.
 pub fn parse(text: &str) -> Option<Value> {
     let mut reader = Reader { rest: text };
     reader.skip_space();
@@ -28,7 +29,7 @@ impl Reader<'_> {
         self.rest = self.rest.trim_start_matches(is_space);
     }
 
-    /// Reads a text that is expected there, and the white space after it.
+    /// Skips `expected` and the white space after it; `false` if the rest does not start with it.
     fn takes(&mut self, expected: &str) -> bool {
         let rest = self.rest.strip_prefix(expected);
         self.rest = rest.unwrap_or(self.rest);
@@ -52,7 +53,7 @@ impl Reader<'_> {
             '{' => self.dict(depth),
             '[' => self.list("[", "]", depth).map(|(items, _)| Value::Array(items)),
             '(' => {
-                // Brackets around one value without a comma are no tuple.
+                // Brackets around one value without a comma are not a tuple.
                 let (mut items, comma) = self.list("(", ")", depth)?;
                 if items.len() == 1 && !comma { items.pop() } else { Some(Value::Array(items)) }
             }
@@ -126,7 +127,7 @@ impl Reader<'_> {
         let number = number.replace('_', "");
         let negative = signs.matches('-').count() % 2 == 1;
         match number.parse::<i64>() {
-            // Python has no other numbers that begin with a zero.
+            // Python rejects all other whole numbers that begin with a zero.
             Ok(whole) if whole == 0 || !number.starts_with('0') => {
                 Some(Value::from(if negative { -whole } else { whole }))
             }
@@ -139,7 +140,7 @@ impl Reader<'_> {
         }
     }
 
-    /// One text, or several that stand one after another and are one.
+    /// A string literal, or several in a row, which are joined.
     fn text(&mut self) -> Option<String> {
         let mut text = String::new();
         loop {
@@ -161,7 +162,7 @@ impl Reader<'_> {
 
     fn quoted(&mut self, raw: bool, text: &mut String) -> Option<()> {
         let quote = self.next()?;
-        // Two more open a long text; one more ends an empty one.
+        // Two more quotes open a triple-quoted string; one more ends an empty string.
         let two = [quote; 2].iter().collect::<String>();
         let triple = self.rest.starts_with(&two);
         self.rest = if triple { &self.rest[2..] } else { self.rest };
@@ -180,7 +181,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What comes after a backslash.
+    /// Reads an escape sequence after its backslash.
     fn escaped(&mut self, text: &mut String) -> Option<()> {
         let c = self.next()?;
         let plain = match c {
@@ -202,7 +203,7 @@ impl Reader<'_> {
                 self.rest = &self.rest[more..];
                 char::from_u32(u32::from_str_radix(&digits, 8).ok()?)?
             }
-            // Names of characters.
+            // Characters by their Unicode name are not supported.
             'N' => return None,
             other => {
                 text.push('\\');
@@ -213,7 +214,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A character by its code in `digits` hexadecimal digits; half of a pair, which is no character, is the replacement
+    /// A character by its code of `digits` hexadecimal digits. Half of a surrogate pair, which is not a character, becomes the replacement
     /// character.
     fn coded(&mut self, digits: usize) -> Option<char> {
         let code = self.rest.get(..digits).filter(|code| code.chars().all(|c| c.is_ascii_hexdigit()))?;

@@ -20,9 +20,8 @@ pub fn f1(prediction: &[String], reference: &[String]) -> f64 {
 }
 
 /// SQuAD's `exact_match_score`: 1 if both are equal after [`normalize`].
-///
-/// A reference that normalises to nothing (a choice `A`, or `!`) is compared as it stands, but for white
-/// space around it: SQuAD's rule would take any prediction without words for right.
+/// A reference that is empty after normalisation (a choice `A`, or `!`) is compared as it is, without white space around it: by
+/// SQuAD's rule any prediction without words would be right.
 pub fn exact_match(prediction: &str, reference: &str) -> f64 {
     let normalized = normalize(reference);
     let equal = match normalized.is_empty() {
@@ -42,7 +41,7 @@ pub fn squad_exact(prediction: &str, reference: &str) -> f64 {
     f64::from(u8::from(normalize(prediction) == normalize(reference)))
 }
 
-/// SQuAD 2's `compute_f1`: as [`qa_f1`], but 1 if both are without words.
+/// SQuAD 2's `compute_f1`: as [`qa_f1`], but 1 if neither has words.
 pub fn squad_f1(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (normalize(prediction), normalize(reference));
     if prediction.is_empty() || reference.is_empty() {
@@ -51,8 +50,8 @@ pub fn squad_f1(prediction: &str, reference: &str) -> f64 {
     f1(&prediction, &reference)
 }
 
-/// `normalize_answer`, split into words: lower case, ASCII punctuation removed, articles removed, split at
-/// white space. Curly quotes and dashes stay.
+/// `normalize_answer`, split into words: lower-cases, removes ASCII punctuation and articles, and splits at white space. Curly quotes
+/// and dashes are kept.
 pub(super) fn normalize(text: &str) -> Vec<String> {
     let text: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
     words(&without_articles(&text)).map(str::to_owned).collect()

@@ -13,9 +13,9 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum Metric {
-    /// RULER: share of the references found in the prediction, case-insensitively.
+    /// RULER: share of the references that are in the prediction, ignoring case.
     StringMatchAll,
-    /// RULER: 1 if any reference is found in the prediction, case-insensitively.
+    /// RULER: 1 if any reference is in the prediction, ignoring case.
     StringMatchPart,
     /// SQuAD: 1 if the prediction equals a reference after both are normalised.
     ExactMatch,
@@ -45,19 +45,19 @@ pub enum Metric {
     FirstNumber,
     /// LongEval lines: 1 if the last number in the prediction is the reference.
     LastNumber,
-    /// HiP's passkey: share of the reference's digits that the prediction's digits equal, place by place.
+    /// HiP's passkey: share of the reference's digits that equal the prediction's digit at the same position.
     DigitMatch,
     /// lm-eval's GSM8K, `strict-match`: 1 if the number after "The answer is" is the reference.
     Gsm8kStrict,
     /// lm-eval's GSM8K, `flexible-extract`: 1 if the last number is the reference.
     Gsm8kFlexible,
-    /// lm-eval's CoQA: F1 of the first line, each of several answers left out in turn.
+    /// lm-eval's CoQA: F1 of the first line, mean over leaving out each of several answers.
     CoqaF1,
-    /// The same of exact matches.
+    /// As [`coqa_f1`], with exact match instead of F1.
     CoqaEm,
-    /// LongBench `code_sim_score` where `python-Levenshtein` is installed.
+    /// LongBench `code_sim_score` if `python-Levenshtein` is installed.
     CodeSimLevenshtein,
-    /// lm-eval's GSM8K as its training rows are answered, `strict-match`: 1 if the number after `####` is the reference.
+    /// lm-eval's GSM8K with training rows as examples, `strict-match`: 1 if the number after `####` is the reference.
     Gsm8kHashes,
     /// LongBench v2: 1 if the letter after "The correct answer is" is the reference.
     CorrectLetter,
@@ -65,7 +65,7 @@ pub enum Metric {
     Word,
     /// InfiniteBench `longdialogue_qa_eng`: 1 if the reference, in capitals, is a word of the prediction.
     Name,
-    /// InfiniteBench `passkey`, `number_string`: 1 if the first digits are written like the reference.
+    /// InfiniteBench `passkey`, `number_string`: 1 if the first run of digits equals the reference as text.
     FirstDigits,
     /// InfiniteBench `code_run`: 1 if the last word is the number.
     LastWordNumber,
@@ -73,7 +73,7 @@ pub enum Metric {
     FirstValue,
     /// InfiniteBench `math_calc`: share of the reference's numbers before the first mistake.
     LeadingNumbers,
-    /// InfiniteBench `longbook_choice_eng`: 1 if the option is given by its letter or its text, which the references are.
+    /// InfiniteBench `longbook_choice_eng`: 1 if the prediction gives the letter or the text of the option; the references are both.
     Choice,
     /// InfiniteBench `code_debug`: the same of the names of functions.
     FunctionChoice,
@@ -85,19 +85,19 @@ pub enum Metric {
     Contains,
     /// SCBench `scbench_qa_eng`: the same whatever the case.
     ContainsInCapitals,
-    /// SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents.
+    /// SCBench `scbench_vt`: share of the references in the prediction, ignoring case, in whole percent.
     ContainsAllPercent,
-    /// lm-eval's MMLU as it is thought through, `get-answer`: 1 if what follows "answer is" is the reference.
+    /// lm-eval's MMLU with chain of thought, `get-answer`: 1 if the text after "answer is" is the reference.
     AnswerIs,
-    /// lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way.
+    /// lm-eval's AIME: 1 if the boxed text, or else that between dollar signs, or else all, equals the reference after LaTeX is normalised.
     Aime,
     /// ZeroSCROLLS `f1`: F1 of the bags of normalised words, written in ASCII.
     QaF1Ascii,
-    /// ZeroSCROLLS `accuracy`: 1 if the first letter of A to D that is a word is that of the reference.
+    /// ZeroSCROLLS `accuracy`: 1 if the first of the letters A to D that is a word of its own is the reference's.
     FirstLetter,
-    /// ZeroSCROLLS `exp_similarity`: halved for each ten points between two percentages.
+    /// ZeroSCROLLS `exp_similarity`: 1 for equal percentages, halved for each ten points between them.
     PercentSimilarity,
-    /// ZeroSCROLLS `concordance_index`: share of the pairs that stand in the right order.
+    /// ZeroSCROLLS `concordance_index`: share of the pairs in the right order.
     OrderConcordance,
     /// F of ROUGE-1 of the Python package `rouge_score`.
     RougeScore1,
@@ -117,7 +117,7 @@ pub enum Metric {
     Bleu1,
     /// LooGLE: BLEU of runs of four words, as NLTK computes it.
     Bleu4,
-    /// LooGLE `get_exact_match`: share of the masked names that a dictionary in Python has as they are.
+    /// LooGLE `get_exact_match`: share of the masked names that the predicted Python dictionary has exactly.
     ClozeExact,
     /// LooGLE `get_partial_match`: the same of names of which it has a word.
     ClozePartial,
@@ -175,7 +175,7 @@ pub(super) static RULES: &[Rule] = &[
         ..rule(
             Metric::StringMatchAll,
             "string_match_all",
-            "RULER: share of the references found in the prediction, case-insensitively",
+            "RULER: share of the references that are in the prediction, ignoring case",
             |p, r, _| string_match::all(p, r),
         ).comparing(string_match::compares)
     },
@@ -184,7 +184,7 @@ pub(super) static RULES: &[Rule] = &[
         ..rule(
             Metric::StringMatchPart,
             "string_match_part",
-            "RULER: 1 if any reference is found in the prediction, case-insensitively",
+            "RULER: 1 if any reference is in the prediction, ignoring case",
             |p, r, _| string_match::part(p, r),
         ).comparing(string_match::compares)
     },
@@ -269,7 +269,7 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::DigitMatch,
         "digit_match",
-        "HiP's passkey: share of the reference's digits that the prediction's digits equal, place by place",
+        "HiP's passkey: share of the reference's digits that equal the prediction's digit at the same position",
         |p, r, _| best(r, |r| numbers::digit_match(p, r)),
     ).comparing(numbers::compares),
     rule(
@@ -287,25 +287,25 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::CoqaF1,
         "coqa_f1",
-        "lm-eval's CoQA: F1 of the first line, each of several answers left out in turn",
+        "lm-eval's CoQA: F1 of the first line, mean over leaving out each of several answers",
         |p, r, _| lm_eval::coqa_f1(p, r),
     ).comparing(qa_f1::compares).or_nothing(),
     rule(
         Metric::CoqaEm,
         "coqa_em",
-        "lm-eval's CoQA: exact match of the first line, each of several answers left out in turn",
+        "lm-eval's CoQA: exact match of the first line, mean over leaving out each of several answers",
         |p, r, _| lm_eval::coqa_em(p, r),
     ).comparing(qa_f1::compares).or_nothing(),
     rule(
         Metric::CodeSimLevenshtein,
         "code_sim_levenshtein",
-        "LongBench `code_sim_score` where `python-Levenshtein` is installed",
+        "LongBench `code_sim_score` if `python-Levenshtein` is installed",
         |p, r, _| best(r, |r| code_sim::code_sim_levenshtein(p, r)),
     ),
     rule(
         Metric::Gsm8kHashes,
         "gsm8k_hashes",
-        "lm-eval's GSM8K as its training rows are answered, `strict-match`: 1 if the number after `####` is the reference",
+        "lm-eval's GSM8K with training rows as examples, `strict-match`: 1 if the number after `####` is the reference",
         |p, r, _| best(r, |r| lm_eval::gsm8k_hashes(p, r)),
     ).comparing(lm_eval::compares_number).or_nothing(),
     rule(
@@ -329,7 +329,7 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::FirstDigits,
         "first_digits",
-        "InfiniteBench `passkey`, `number_string`: 1 if the first digits are written like the reference",
+        "InfiniteBench `passkey`, `number_string`: 1 if the first run of digits equals the reference as text",
         |p, r, _| best(r, |r| infinitebench::first_digits(p, r)),
     ).comparing(numbers::compares),
     rule(
@@ -353,13 +353,13 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::Choice,
         "choice",
-        "InfiniteBench `longbook_choice_eng`: 1 if the option is given by its letter or its text, which the references are",
+        "InfiniteBench `longbook_choice_eng`: 1 if the prediction gives the letter or the text of the option; the references are both",
         |p, r, _| infinitebench::choice(p, r),
     ),
     rule(
         Metric::FunctionChoice,
         "function_choice",
-        "InfiniteBench `code_debug`: 1 if the function is given by its letter or its name, which the references are",
+        "InfiniteBench `code_debug`: 1 if the prediction gives the letter or the name of the function; the references are both",
         |p, r, _| infinitebench::function_choice(p, r),
     ),
     rule(
@@ -380,25 +380,25 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::ContainsInCapitals,
         "contains_in_capitals",
-        "SCBench `scbench_qa_eng`: 1 if the reference is in the prediction, whatever the case",
+        "SCBench `scbench_qa_eng`: 1 if the reference is in the prediction, ignoring case",
         |p, r, _| best(r, |r| infinitebench::contains_in_capitals(p, r)),
     ),
     rule(
         Metric::ContainsAllPercent,
         "contains_all_percent",
-        "SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents",
+        "SCBench `scbench_vt`: share of the references in the prediction, ignoring case, in whole percent",
         |p, r, _| infinitebench::contains_all_percent(p, r),
     ),
     rule(
         Metric::AnswerIs,
         "answer_is",
-        "lm-eval's MMLU as it is thought through, `get-answer`: 1 if what follows \"answer is\" is the reference",
+        "lm-eval's MMLU with chain of thought, `get-answer`: 1 if the text after \"answer is\" is the reference",
         |p, r, _| best(r, |r| lm_eval::answer_is(p, r)),
     ).comparing(lm_eval::compares_letters).or_nothing(),
     rule(
         Metric::Aime,
         "aime",
-        "lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way",
+        "lm-eval's AIME: 1 if the boxed text, or else that between dollar signs, or else all, equals the reference after LaTeX is normalised",
         |p, r, _| best(r, |r| aime::aime(p, r)),
     ).comparing(aime::compares).or_nothing(),
     rule(
@@ -410,19 +410,19 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::FirstLetter,
         "first_letter",
-        "ZeroSCROLLS `accuracy`: 1 if the first letter of A to D that is a word is that of the reference",
+        "ZeroSCROLLS `accuracy`: 1 if the first of the letters A to D that is a word of its own is the reference's",
         |p, r, _| best(r, |r| zeroscrolls::first_letter(p, r)),
     ).comparing(zeroscrolls::has_letter),
     rule(
         Metric::PercentSimilarity,
         "percent_similarity",
-        "ZeroSCROLLS `exp_similarity`: halved for each ten points between two percentages",
+        "ZeroSCROLLS `exp_similarity`: 1 for equal percentages, halved for each ten points between them",
         |p, r, _| best(r, |r| zeroscrolls::percent_similarity(p, r)),
     ).comparing(zeroscrolls::has_percentage),
     rule(
         Metric::OrderConcordance,
         "order_concordance",
-        "ZeroSCROLLS `concordance_index`: share of the pairs that stand in the right order",
+        "ZeroSCROLLS `concordance_index`: share of the pairs in the right order",
         |p, r, _| best(r, |r| zeroscrolls::order_concordance(p, r)),
     ).comparing(zeroscrolls::has_order),
     rule(Metric::RougeScore1, "rouge_score_1", "F of ROUGE-1 of the Python package `rouge_score`", |p, r, _| {
@@ -458,13 +458,13 @@ pub(super) static RULES: &[Rule] = &[
     rule(
         Metric::ClozeExact,
         "cloze_exact",
-        "LooGLE `get_exact_match`: share of the masked names that a dictionary in Python has as they are",
+        "LooGLE `get_exact_match`: share of the masked names that the predicted Python dictionary has exactly",
         |p, r, _| best(r, |r| loogle::cloze_exact(p, r)),
     ).comparing(loogle::has_names),
     rule(
         Metric::ClozePartial,
         "cloze_partial",
-        "LooGLE `get_partial_match`: share of the masked names of which a dictionary in Python has a word",
+        "LooGLE `get_partial_match`: share of the masked names of which the predicted Python dictionary has a word",
         |p, r, _| best(r, |r| loogle::cloze_partial(p, r)),
     ).comparing(loogle::has_names),
 ];

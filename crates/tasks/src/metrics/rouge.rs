@@ -1,7 +1,7 @@
 //! ROUGE as the Python package `rouge` 1.0.1 computes it, which is what LongBench uses.
 //!
-//! It is its own dialect: sentences end at every full stop, n-grams and words are counted once
-//! (sets), nothing is lower-cased or stemmed, and a perfect score is 0.999999995.
+//! It differs from other ROUGE packages: a sentence ends at every full stop, n-grams and words are sets (repetitions count once),
+//! nothing is lower-cased or stemmed, and a perfect score is 0.999999995.
 
 use super::python::words;
 use std::collections::{HashMap, HashSet};
@@ -11,18 +11,18 @@ pub fn rouge_n(n: usize, prediction: &str, reference: &str) -> f64 {
     overlap_of_ngrams(n, prediction, reference).map_or(0.0, Overlap::f)
 }
 
-/// Recall of the same.
+/// Recall of ROUGE-N over sets of n-grams; 0 if either text has no sentence.
 pub fn rouge_n_recall(n: usize, prediction: &str, reference: &str) -> f64 {
     overlap_of_ngrams(n, prediction, reference).map_or(0.0, Overlap::recall)
 }
 
-/// F of the summary-level ROUGE-L; 0 where the package raises, which LongBench's scorer turns into 0:
-/// a text without a sentence, and a walk too deep for Python's stack.
+/// F of the summary-level ROUGE-L. It is 0 where the package raises an exception, as in LongBench's scorer: for a text without a
+/// sentence, and for a recursion too deep for Python's stack.
 pub fn rouge_l(prediction: &str, reference: &str) -> f64 {
     overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::f)
 }
 
-/// Recall of the same.
+/// Recall of the summary-level ROUGE-L; 0 where [`rouge_l`] is.
 pub fn rouge_l_recall(prediction: &str, reference: &str) -> f64 {
     overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::recall)
 }
@@ -37,7 +37,7 @@ pub fn compares_pairs(reference: &str) -> bool {
     compares_words(reference) && sentences(reference).concat().len() > 1
 }
 
-/// What two texts have in common, and how much each has.
+/// The number of common items of two texts, and the number of items of each.
 #[derive(Clone, Copy)]
 struct Overlap {
     both: usize,
@@ -54,7 +54,7 @@ impl Overlap {
         self.share(self.of_reference)
     }
 
-    /// The package's F, with its 1e-8 against a division by zero, in its order of operations.
+    /// The package's F, with 1e-8 added against a division by zero, in its order of operations.
     fn f(self) -> f64 {
         let (precision, recall) = (self.share(self.of_prediction), self.recall());
         2.0 * ((precision * recall) / (precision + recall + 1e-8))
@@ -74,7 +74,7 @@ fn overlap_of_ngrams(n: usize, prediction: &str, reference: &str) -> Option<Over
     Some(Overlap { both, of_prediction: of_prediction.len(), of_reference: of_reference.len() })
 }
 
-/// `None` if either text has no sentence, or a walk is too deep.
+/// `None` if either text has no sentence, or a recursion is too deep.
 fn overlap_of_lcs(prediction: &str, reference: &str) -> Option<Overlap> {
     let (prediction, reference) = (sentences(prediction), sentences(reference));
     if prediction.is_empty() || reference.is_empty() {
@@ -87,8 +87,8 @@ fn overlap_of_lcs(prediction: &str, reference: &str) -> Option<Overlap> {
     Some(Overlap { both, of_prediction: distinct(&prediction), of_reference: distinct(&reference) })
 }
 
-/// The words of the pieces between full stops. As in the package, a piece of white space only is a
-/// sentence with one empty word, while an empty piece is none.
+/// The words of each sentence, where full stops separate sentences. As in the package, white space only is a sentence with one empty
+/// word, while an empty piece is not a sentence.
 fn sentences(text: &str) -> Vec<Vec<&str>> {
     text.split('.').filter(|piece| !piece.is_empty()).map(words_or_empty).collect()
 }
@@ -98,7 +98,7 @@ fn words_or_empty(piece: &str) -> Vec<&str> {
     if found.is_empty() { vec![""] } else { found }
 }
 
-/// The words as numbers, equal for equal words.
+/// The words as numbers; equal words have equal numbers.
 fn numbered<'a>(sentences: &[Vec<&'a str>], ids: &mut HashMap<&'a str, u32>) -> Vec<Vec<u32>> {
     let mut number = |word: &&'a str| {
         let next = ids.len() as u32;
@@ -111,7 +111,7 @@ fn distinct(sentences: &[Vec<u32>]) -> usize {
     sentences.iter().flatten().collect::<HashSet<_>>().len()
 }
 
-/// The words in the longest common subsequence of any pair of sentences; `None` if a walk is too deep.
+/// All words that are in the longest common subsequence of some pair of sentences; `None` if a recursion is too deep.
 fn union_of_lcs(prediction: &[Vec<u32>], reference: &[Vec<u32>]) -> Option<HashSet<u32>> {
     let mut union = HashSet::new();
     for of_reference in reference {
@@ -122,12 +122,12 @@ fn union_of_lcs(prediction: &[Vec<u32>], reference: &[Vec<u32>]) -> Option<HashS
     Some(union)
 }
 
-/// The package walks back through its table by recursion, one frame a step. Under CPython's standard limit of
-/// 1000 frames, LongBench's evaluation has room for 990 steps; beyond it the exception makes the score 0.
+/// The package walks back through its table by recursion, with a stack frame for each step. CPython's limit of 1000 frames leaves
+/// LongBench's evaluation 990 steps; beyond them an exception makes the score 0.
 const DEEPEST_WALK: usize = 990;
 
-/// The words of a longest common subsequence, chosen as the package chooses among equals;
-/// `None` if the walk through the table is longer than [`DEEPEST_WALK`].
+/// The words of a longest common subsequence; of several, the one that the package finds. `None` if the walk through the table has
+/// more than [`DEEPEST_WALK`] steps.
 fn lcs(x: &[u32], y: &[u32]) -> Option<Vec<u32>> {
     let table = LcsTable::new(x, y);
     let mut found = Vec::new();
@@ -147,7 +147,7 @@ fn lcs(x: &[u32], y: &[u32]) -> Option<Vec<u32>> {
     (steps <= DEEPEST_WALK).then_some(found)
 }
 
-/// Lengths of the longest common subsequences of all pairs of beginnings.
+/// Lengths of the longest common subsequences of all pairs of prefixes.
 struct LcsTable {
     lengths: Vec<u32>,
     width: usize,

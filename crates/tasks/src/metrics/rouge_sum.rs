@@ -1,7 +1,7 @@
-//! ROUGE of Google's Python package `rouge_score` 0.1.2, as Hugging Face's `evaluate` takes it: without stemming.
+//! ROUGE of Google's Python package `rouge_score` 0.1.2, as used by Hugging Face's `evaluate`: without stemming.
 //!
-//! Unlike the package `rouge`, it takes lines for sentences (for `rougeLsum` alone, the others know none), lower-cases, keeps the
-//! letters and digits of ASCII alone, and counts each word as often as it is in both texts.
+//! Unlike the package `rouge`, it lower-cases, keeps only ASCII letters and digits, and counts each word as often as it occurs in both
+//! texts. For `rougeLsum` each line is a sentence; the other scores have no sentences.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -26,7 +26,7 @@ fn counts(lines: &[Vec<u32>]) -> HashMap<u32, usize> {
     counts
 }
 
-/// Words of a reference that are compared.
+/// The words of a reference, after normalisation.
 fn words_in(reference: &str) -> usize {
     lines(reference, &mut HashMap::new()).iter().map(Vec::len).sum()
 }
@@ -63,7 +63,7 @@ pub fn rouge_score_l(prediction: &str, reference: &str) -> f64 {
     f_score(common_places(&reference, &prediction).len(), prediction.len(), reference.len())
 }
 
-/// F of what two texts have in common.
+/// F of the number of common items of two texts.
 fn f_score(hits: usize, of_prediction: usize, of_reference: usize) -> f64 {
     if hits == 0 {
         return 0.0;
@@ -95,7 +95,7 @@ pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
     f_score(hits, of_prediction, of_reference)
 }
 
-/// Places in `x` of a longest common subsequence, chosen as the package chooses among equals.
+/// Positions in `x` of a longest common subsequence; of several, the one that the package finds.
 fn common_places(x: &[u32], y: &[u32]) -> Vec<usize> {
     let width = y.len() + 1;
     let mut lengths = vec![0u32; (x.len() + 1) * width];

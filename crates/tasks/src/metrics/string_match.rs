@@ -1,4 +1,4 @@
-//! RULER's substring matching (`scripts/eval/synthetic/constants.py`) and its cleaning of predictions.
+//! RULER's substring matching (`scripts/eval/synthetic/constants.py`), and how it cleans predictions.
 
 use super::python::strip;
 
@@ -8,7 +8,7 @@ pub fn postprocess(prediction: &str) -> String {
     strip(&lines).to_owned()
 }
 
-/// Whether a reference holds more than what [`postprocess`] takes out of predictions.
+/// Whether a reference has characters besides those that [`postprocess`] removes from predictions.
 pub fn compares(reference: &str) -> bool {
     !postprocess(reference).is_empty()
 }

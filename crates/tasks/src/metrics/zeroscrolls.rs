@@ -1,13 +1,12 @@
-//! Scorers of ZeroSCROLLS, as those of `metrics/` in its data set on the hub.
+//! Scorers of ZeroSCROLLS, equal to those in `metrics/` of its data set on the hub.
 
 use super::python::{is_digit, is_word};
 use super::qa_f1;
 use super::rouge_sum::{rouge_score_l, rouge_score_n};
 
 /// `f1_score`: F1 of the bags of normalised words, written in ASCII.
-///
-/// The published rule writes them with `unidecode`, this one with its descendant: they agree on 425 of the 432 signs from Latin-1
-/// to Latin Extended-B and on the letters of modern Greek and Russian, not on all of other scripts.
+/// The published rule converts to ASCII by `unidecode`, this one by a port of it: both agree on 425 of the 432 characters from
+/// Latin-1 to Latin Extended-B and on the letters of modern Greek and Russian, but not on all characters of other scripts.
 pub fn qa_f1_ascii(prediction: &str, reference: &str) -> f64 {
     qa_f1::f1(&ascii_words(prediction), &ascii_words(reference))
 }
@@ -37,7 +36,7 @@ pub fn has_order(reference: &str) -> bool {
     places(reference).is_some_and(|places| places.len() > 1)
 }
 
-/// `accuracy_score`: 1 if the first letter of A to D that is a word is that of the reference.
+/// `accuracy_score`: 1 if the first of the letters A to D that is a word of its own is the reference's.
 pub fn first_letter(prediction: &str, reference: &str) -> f64 {
     let [said, right] = [prediction, reference].map(letter);
     f64::from(right.is_some() && said == right)
@@ -57,7 +56,7 @@ fn letter(text: &str) -> Option<char> {
     None
 }
 
-/// `exp_similarity_score`: halved for each ten points between two percentages; a text without one is wrong.
+/// `exp_similarity_score`: 1 for equal percentages, halved for each ten points between them; 0 if a text has no percentage.
 pub fn percent_similarity(prediction: &str, reference: &str) -> f64 {
     match (percentage(prediction), percentage(reference)) {
         (Some(said), Some(right)) => 0.5f64.powf((said - right).abs() / 10.0),
@@ -65,7 +64,7 @@ pub fn percent_similarity(prediction: &str, reference: &str) -> f64 {
     }
 }
 
-/// `re.search(r"\d+\.?\d*%", text)` without its sign.
+/// `re.search(r"\d+\.?\d*%", text)` without the percent sign.
 fn percentage(text: &str) -> Option<f64> {
     let starts = text.char_indices().filter(|(_, c)| is_digit(*c)).map(|(at, _)| &text[at..]);
     let number = |text: &str| {
@@ -77,7 +76,7 @@ fn percentage(text: &str) -> Option<f64> {
     starts.filter_map(number).next()
 }
 
-/// `concordant_index_score`: the share of pairs that stand in the right order, 0 if other numbers are named than those of the
+/// `concordant_index_score`: the share of pairs in the right order; 0 if the prediction does not have exactly the numbers of the
 /// reference.
 pub fn order_concordance(prediction: &str, reference: &str) -> f64 {
     let (Some(said), Some(right)) = (places(prediction), places(reference)) else { return 0.0 };
@@ -93,7 +92,7 @@ pub fn order_concordance(prediction: &str, reference: &str) -> f64 {
     same as f64 / all as f64
 }
 
-/// Where each number from 1 stands in a text that names them all, each once.
+/// The positions of the numbers from 1 in a text that has each of them once.
 fn places(text: &str) -> Option<Vec<usize>> {
     let kept: String = text.chars().filter(|c| c.is_ascii_digit() || c.is_whitespace() || *c == ',').collect();
     let numbers = kept.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
@@ -107,8 +106,7 @@ fn places(text: &str) -> Option<Vec<usize>> {
 }
 
 /// Geometric mean of ROUGE-1, -2 and -L of the package `rouge_score`, each the best over the references.
-///
-/// The published score is that of the means over a data set, which [`rouge_score_n`] and [`rouge_score_l`] give beside it.
+/// The published score is computed from means over a data set; [`rouge_score_n`] and [`rouge_score_l`] give the scores of each text.
 pub fn rouge_score_mean(prediction: &str, references: &[String]) -> f64 {
     let best = |score: &dyn Fn(&str) -> f64| references.iter().map(|r| score(r)).fold(0.0, f64::max);
     let all = best(&|r| rouge_score_n(1, prediction, r)) * best(&|r| rouge_score_n(2, prediction, r));

@@ -3,7 +3,7 @@
 use spattn_base::error::UsageError;
 
 pub(super) const FILE_HINT: &str = "a prepared file has one JSON object a line";
-const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
+const SKIP_HINT: &str = "--skip-bad skips malformed rows";
 /// The most malformed rows whose places a message names.
 const PLACES_NAMED: usize = 10;
 
@@ -51,7 +51,7 @@ impl Malformed {
     /// names the places of the others.
     pub fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
         match self.bad.as_slice() {
-            [] if usable == 0 => Err(UsageError::new(format!("{}: there is no row in it", self.file)).hint(FILE_HINT)),
+            [] if usable == 0 => Err(UsageError::new(format!("{}: the file has no rows", self.file)).hint(FILE_HINT)),
             [first, more @ ..] if usable == 0 || !skip_bad => {
                 let mut error = first.error.clone();
                 if !more.is_empty() {

@@ -171,8 +171,7 @@ impl Rows {
         let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
         let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
             if has_lines_of_old(text) {
-                return UsageError::new(format!("{place}: lines end in CR alone, which ends no line here"))
-                    .hint(CR_HINT);
+                return UsageError::new(format!("{place}: lines end in CR alone, not in LF or CR LF")).hint(CR_HINT);
             }
             // The parser's own "at line 1" would contradict the line of the file.
             let reason = e.to_string();
@@ -181,7 +180,7 @@ impl Rows {
         })?;
         match (value, given_twice(text)) {
             (Value::Object(_), Some(name)) => {
-                Err(UsageError::new(format!("{place}: the field `{name}` is there twice, and only one can be meant")))
+                Err(UsageError::new(format!("{place}: the field `{name}` is given twice")))
             }
             (Value::Object(fields), None) => Ok(Row { fields, place, number }),
             _ => Err(UsageError::new(format!("{place}: not a JSON object"))),

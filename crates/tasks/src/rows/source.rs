@@ -20,7 +20,7 @@ const DOCUMENT_HINT: &str =
     "a JSON document is expected: a list of rows, or an object with the rows as its list `data`";
 const TABLE_HINT: &str = "a table in Parquet is expected, uncompressed or compressed by Snappy";
 const LARGE_HINT: &str =
-    "a table is held as JSON in memory; JSON lines are read one at a time, and larger ones can be given";
+    "a table is kept in memory as JSON; convert a larger one to JSON lines, which are read one at a time";
 
 /// Where rows are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,7 +147,7 @@ pub(crate) fn read_member<T, E: From<UsageError>>(
 ) -> Result<T, E> {
     let mut zip = open_archive(archive)?;
     let mut reader = zip.by_name(member).map_err(|e| match e {
-        ZipError::FileNotFound => unreadable(archive, &format!("there is no {member} in it")),
+        ZipError::FileNotFound => unreadable(archive, &format!("it has no {member}")),
         other => unreadable(archive, &other),
     })?;
     with(&mut reader)

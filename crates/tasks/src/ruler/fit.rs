@@ -74,7 +74,7 @@ impl Request<'_> {
     /// The error of a task that has too few units to fill the length.
     pub fn runs_out(&self, tokens: usize) -> UsageError {
         UsageError::new(format!(
-            "task `{}` cannot fill {} tokens: all of its material makes {tokens}",
+            "task `{}` cannot fill {} tokens: all of its data make {tokens}",
             self.task, self.length
         ))
         .hint("ask for a shorter length (--length), or give more data (--data DIR)")
@@ -288,7 +288,7 @@ mod tests {
     fn material_that_runs_out_is_an_error() {
         let counter = Bytes(AtomicUsize::new(0));
         let error = fill(&request(1000, &counter), Units { most: 30, ..UNITS }, |_, n| of_bytes(n)).unwrap_err();
-        assert_eq!(error.to_string(), "task `ruler/test` cannot fill 1000 tokens: all of its material makes 40");
+        assert_eq!(error.to_string(), "task `ruler/test` cannot fill 1000 tokens: all of its data make 40");
     }
 
     #[test]

@@ -242,7 +242,7 @@ impl Sorted {
 
     fn collection(self, documents: Vec<String>, skip_bad: bool) -> Result<Collection> {
         if self.good.is_empty() && self.bad.is_empty() {
-            return Err(UsageError::new(format!("{}: there is no question in it", self.file)).into());
+            return Err(UsageError::new(format!("{}: the file has no questions", self.file)).into());
         }
         self.bad.judge(self.good.len(), skip_bad)?;
         Ok(Collection { label: self.label, note: self.bad.note(), documents, questions: self.good })

@@ -50,7 +50,7 @@ pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
             let mut skimmed = Skimmed::new(left);
             let size = skimmed.structure(PAGE, PACKED_SIZE);
             if let Some(flaw) = skimmed.flaw {
-                bail!("a page of the column {}: {}", said_of(flaw), column.column_path());
+                bail!("a page of the column {}: {}", column.column_path(), said_of(flaw));
             }
             let after = size.flatten().and_then(|size| skimmed.bytes.get(usize::try_from(size).ok()?..));
             // What means nothing, the reader refuses where it comes to it.

@@ -13,7 +13,7 @@ pub(super) struct Limits {
     /// Bytes of all texts of a row, and of the row as a line of JSON.
     pub row: u64,
     /// Values in lists that are in memory at once; each takes more bytes there than in the file.
-    pub held: u64,
+    pub list_values: u64,
     /// Rows of the table.
     pub rows: u64,
     /// Bytes of all lines.
@@ -26,7 +26,7 @@ impl Limits {
     pub fn of_file(bytes: u64) -> Self {
         Self {
             row: LONGEST_LINE,
-            held: 4 << 20,
+            list_values: 4 << 20,
             rows: (1 << 16) + bytes.saturating_mul(8),
             bytes: (256 << 20).max(bytes.saturating_mul(32)),
         }

@@ -58,7 +58,7 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
         let mut texts: Vec<_> = columns.into_iter().filter_map(measured).collect();
         let tree = TreeBuilder::new().with_batch_size(BATCH);
         let mut rows = tree.as_iter(schema.clone(), &group).map_err(plain)?;
-        for _ in 0..usize::try_from(metadata.num_rows()).context("a negative number of rows")? {
+        for _ in 0..usize::try_from(metadata.num_rows()).context("the number of rows is negative")? {
             number += 1;
             ensure!(number <= limits.rows, TooLarge(format!("more than {} rows", limits.rows)));
             ahead.next_row();

@@ -29,7 +29,7 @@ fn refused(what: String) -> ParquetError {
 
 /// How many values in lists the readers of a row group have in memory.
 #[derive(Default)]
-struct Held {
+struct ListValues {
     row: u64,
     /// For each column, the last row for which a page was read, and the number of values on all pages that were read for it.
     columns: Vec<(u64, u64)>,
@@ -39,18 +39,23 @@ struct Held {
 pub(super) struct Group<'a> {
     file: Arc<File>,
     metadata: &'a RowGroupMetaData,
-    held: Arc<Mutex<Held>>,
-    most_held: u64,
+    list_values: Arc<Mutex<ListValues>>,
+    most_list_values: u64,
 }
 
 impl<'a> Group<'a> {
     pub fn new(file: &Arc<File>, metadata: &'a RowGroupMetaData, limits: &Limits) -> Self {
-        let held = Held { row: 0, columns: vec![(0, 0); metadata.num_columns()] };
-        Self { file: file.clone(), metadata, held: Arc::new(Mutex::new(held)), most_held: limits.held }
+        let list_values = ListValues { row: 0, columns: vec![(0, 0); metadata.num_columns()] };
+        Self {
+            file: file.clone(),
+            metadata,
+            list_values: Arc::new(Mutex::new(list_values)),
+            most_list_values: limits.list_values,
+        }
     }
 
     pub fn next_row(&self) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).row += 1;
+        self.list_values.lock().unwrap_or_else(PoisonError::into_inner).row += 1;
     }
 }
 
@@ -73,8 +78,8 @@ impl RowGroupReader for Group<'_> {
             is_packed: column.compression() == Compression::SNAPPY,
             column: column.column_descr_ptr(),
             index,
-            held: self.held.clone(),
-            most_held: self.most_held,
+            list_values: self.list_values.clone(),
+            most_list_values: self.most_list_values,
         }))
     }
 
@@ -93,8 +98,8 @@ struct Pages {
     is_packed: bool,
     column: ColumnDescPtr,
     index: usize,
-    held: Arc<Mutex<Held>>,
-    most_held: u64,
+    list_values: Arc<Mutex<ListValues>>,
+    most_list_values: u64,
 }
 
 impl Pages {
@@ -108,7 +113,7 @@ impl Pages {
                 }
             }
             Page::DataPage { buf, num_values, encoding, .. } => {
-                self.hold(u64::from(*num_values))?;
+                self.count_list_values(u64::from(*num_values))?;
                 let (rest, levels) = (&buf[..], (self.column.max_rep_level(), self.column.max_def_level()));
                 self.check_differences(*encoding, || {
                     let rest = if levels.0 > 0 { after_levels(rest)? } else { rest };
@@ -116,7 +121,7 @@ impl Pages {
                 })?;
             }
             Page::DataPageV2 { buf, num_values, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
-                self.hold(u64::from(*num_values))?;
+                self.count_list_values(u64::from(*num_values))?;
                 let start = *def_levels_byte_len as usize + *rep_levels_byte_len as usize;
                 self.check_differences(*encoding, || buf.get(start..))?;
             }
@@ -143,18 +148,18 @@ impl Pages {
 
     /// Counts the values of a page among those in memory if they are in lists. A list is read as a whole, and all values of a page
     /// may be one list. Other columns are read by [`BATCH`] values at a time.
-    fn hold(&self, values: u64) -> ParquetResult<()> {
+    fn count_list_values(&self, values: u64) -> ParquetResult<()> {
         if self.column.max_rep_level() == 0 {
             return Ok(());
         }
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = held.row;
-        let column = &mut held.columns[self.index];
+        let mut list_values = self.list_values.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = list_values.row;
+        let column = &mut list_values.columns[self.index];
         *column = if column.0 == row { (row, column.1 + values) } else { (row, values) };
-        match held.columns.iter().map(|(_, values)| values).sum::<u64>() <= self.most_held {
+        match list_values.columns.iter().map(|(_, values)| values).sum::<u64>() <= self.most_list_values {
             true => Ok(()),
             false => {
-                let what = format!("more than {} values on the pages of a row's lists", self.most_held);
+                let what = format!("more than {} values on the pages of a row's lists", self.most_list_values);
                 Err(ParquetError::External(Box::new(TooLarge(what))))
             }
         }

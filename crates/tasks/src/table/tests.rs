@@ -110,7 +110,7 @@ fn a_text_repeated_in_a_list_is_counted_before_it_is_copied() {
 
 #[test]
 fn values_repeated_in_a_list_are_counted_before_they_are_read() {
-    let most = limits(&Arc::new(tempfile::tempfile().unwrap())).held as usize;
+    let most = limits(&Arc::new(tempfile::tempfile().unwrap())).list_values as usize;
     let of = |length: usize| {
         let mut levels = vec![1; length];
         levels[0] = 0;
@@ -123,7 +123,7 @@ fn values_repeated_in_a_list_are_counted_before_they_are_read() {
     assert!(file.metadata().unwrap().len() < 3000);
     let error = too_large(&file, &limits(&file));
     assert_eq!(error, format!("more than {most} values on the pages of a row's lists"));
-    let (file, low) = (of(100), |held| Limits { held, ..limits(&of(1)) });
+    let (file, low) = (of(100), |list_values| Limits { list_values, ..limits(&of(1)) });
     assert!(lines_within(&file, &low(100)).is_ok() && lines_within(&file, &low(99)).is_err());
 }
 

@@ -272,7 +272,7 @@ fn draw_examples(
 ) -> Result<Vec<Vec<usize>>, UsageError> {
     let wanted = count + rule.spare();
     if examples.len() < wanted {
-        let what = format!("`{name}`: there are {} examples, and {wanted} are drawn at a time", examples.len());
+        let what = format!("`{name}`: {wanted} examples are needed, but there are {}", examples.len());
         return Err(UsageError::new(what).hint("ask for fewer shots"));
     }
     examples.sort_by_key(|example| example.place);
@@ -310,10 +310,10 @@ impl Choice {
             .or_else(|| right.parse().ok().filter(|_| is_place))
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
-        anyhow::ensure!(options.len() > 1, "there is one option, which cannot be wrong");
+        anyhow::ensure!(options.len() > 1, "there is only one option");
         let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
         if options.iter().chain(&rest).any(|text| is_blank(text)) {
-            anyhow::bail!("an option, or what follows it, is empty");
+            anyhow::bail!("an option, or the text after it, is empty");
         }
         let (description, prompt) = (fields.text(&self.description)?, fields.prompt(&self.prompt)?);
         Ok(Question { description, prompt, options, rest, right, subject, row: hasher.finish(), place: 0 })
@@ -381,7 +381,7 @@ impl LikelihoodTask for ChoiceTask {
         };
         let continuations: Vec<Continuation> = question.options.iter().zip(&splits).map(continuation).collect();
         if common == 0 && continuations.iter().any(|c| c.given == 0) {
-            let what = format!("`{}`, question {index}: nothing comes before the options", self.name);
+            let what = format!("`{}`, question {index}: there is no prompt before the options", self.name);
             return Err(UsageError::new(what).into());
         }
         Ok(Passage {

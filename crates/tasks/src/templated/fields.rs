@@ -82,7 +82,7 @@ impl Fields {
         let item = |value: Filled| match is_text(&value) {
             true => Ok(value.to_string()),
             false if value.is_undefined() => Err(anyhow::anyhow!("a field is missing for `{expression}`")),
-            false => Err(anyhow::anyhow!("`{expression}` has an item that is {}, no text", value.kind())),
+            false => Err(anyhow::anyhow!("`{expression}` has an item that is {}, not text", value.kind())),
         };
         list.try_iter()?.map(item).collect()
     }

@@ -34,7 +34,7 @@ fn written_out(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Filled) 
     if is_text(value) || value.is_undefined() {
         return minijinja::escape_formatter(out, state, value);
     }
-    Err(Error::new(ErrorKind::InvalidOperation, format!("a field is {}, no text", value.kind())))
+    Err(Error::new(ErrorKind::InvalidOperation, format!("a field is {}, not text", value.kind())))
 }
 
 /// The text of a field.
@@ -42,7 +42,7 @@ fn text_of(field: &Filled) -> Result<&str, Error> {
     match field.as_str() {
         Some(text) => Ok(text),
         None if field.is_undefined() => Err(Error::from(ErrorKind::UndefinedError)),
-        None => Err(Error::new(ErrorKind::InvalidOperation, "a field is no text")),
+        None => Err(Error::new(ErrorKind::InvalidOperation, "a field is not text")),
     }
 }
 
@@ -56,7 +56,7 @@ fn found_in(field: &Filled, pattern: &str) -> Result<String, Error> {
     let text = text_of(field)?;
     let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
     let pattern = Regex::new(pattern).map_err(|e| failed(e.to_string()))?;
-    let found = pattern.find(text).ok_or_else(|| failed(format!("nothing like `{pattern}` is in the text")))?;
+    let found = pattern.find(text).ok_or_else(|| failed(format!("the text does not match `{pattern}`")))?;
     Ok(found.as_str().to_owned())
 }
 
@@ -108,7 +108,7 @@ fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Err
 fn literal(field: Filled) -> Result<Filled, Error> {
     let Some(text) = field.as_str() else { return Ok(field) };
     let value = python_literal::parse(text);
-    let value = value.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "a field is no literal of Python"))?;
+    let value = value.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "a field is not a literal of Python"))?;
     Ok(Filled::from(Serde(value)))
 }
 

@@ -158,7 +158,7 @@ impl AnswerKind for Generation {
     }
 
     fn seed_refusal(&self, name: &str) -> Option<(String, &'static str)> {
-        let why = || format!("the examples of {name} are given, not drawn");
+        let why = || format!("the examples of {name} are fixed, not drawn at random");
         self.drawn.is_none().then(|| (why(), "leave out shots_seed"))
     }
 
@@ -200,7 +200,7 @@ impl Generation {
         let subject = self.by_subject.as_ref().map_or_else(String::new, |_| subject_of(&mut row, path));
         let fields = Fields::new(&row)?;
         let answers: Vec<String> =
-            serde_json::from_str(&fields.text(&self.answers)?).context("answers are no texts")?;
+            serde_json::from_str(&fields.text(&self.answers)?).context("answers are not text")?;
         answers::check_published(self.metric, &answers)?;
         Ok(Question {
             subject,

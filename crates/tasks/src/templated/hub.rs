@@ -68,7 +68,7 @@ pub(super) fn find_files(
 ) -> Result<Vec<PathBuf>, UsageError> {
     let files = patterns.iter().map(|pattern| assets::matching(options, pattern)).find(|files| !files.is_empty());
     files.ok_or_else(|| {
-        UsageError::new(format!("`{name}` needs data that are not there")).hint(format!(
+        UsageError::new(format!("`{name}` needs data that were not found")).hint(format!(
             "give --data with one of: {}; {}",
             patterns.join(", "),
             hub.hint(patterns)

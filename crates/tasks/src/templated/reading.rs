@@ -79,7 +79,8 @@ fn of_lines<T>(
     let rows = Rows::open(source, skip_bad, |row| {
         let mut fields = row.fields.clone();
         if let Some(labels) = &labels {
-            let label = labels.get(row.number - 1).ok_or_else(|| row.wrong("it has no label in the file beside"))?;
+            let label =
+                labels.get(row.number - 1).ok_or_else(|| row.wrong("the file of labels has no label for it"))?;
             fields.insert("label".to_owned(), label.as_str().into());
         }
         items.push((row.number, make(fields, path).map_err(|e| row.wrong(format!("{e:#}")))?));

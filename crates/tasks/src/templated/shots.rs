@@ -55,7 +55,7 @@ impl Shots {
     pub fn check(self, name: &str, example: &str) -> Result<Self, UsageError> {
         match self {
             Self { count: 0, seed: Some(_) } => {
-                let what = format!("`{name}`: shots_seed draws no examples without shots");
+                let what = format!("`{name}`: shots_seed needs shots, which is 0");
                 Err(UsageError::new(what).hint(example))
             }
             _ => Ok(self),

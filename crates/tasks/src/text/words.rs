@@ -70,12 +70,12 @@ impl Words {
         let keys = adjectives.len() * nouns.len();
         if keys < LEAST_KEYS {
             let what = format!(
-                "{}: {} adjectives and {} nouns make {keys} keys, too few to tell needles apart",
+                "{}: {} adjectives and {} nouns make {keys} keys, too few for distinct needles",
                 folder.display(),
                 adjectives.len(),
                 nouns.len()
             );
-            return Err(UsageError::new(what).hint(format!("{LEAST_KEYS} are needed at least")).into());
+            return Err(UsageError::new(what).hint(format!("at least {LEAST_KEYS} are needed")).into());
         }
         let pool = sorted_set(nouns.iter().chain(&adjectives).chain(&verbs).cloned());
         let label = if is_wonderwords(folder) { "wonderwords" } else { "wordlists" };

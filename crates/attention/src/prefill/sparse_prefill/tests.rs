@@ -224,8 +224,8 @@ fn a_block_of_one_row_is_searched_as_a_decoding_step_is() {
             queries: &layer.queries[160 * 2 * D..],
             d: D,
             scale: crate::SoftmaxScale::of_factor(0.25),
-            keys: keys.slice(0..160, D),
-            values: keys.slice(0..160, D),
+            keys: crate::kv::KvRows::lent(keys.slice(0..160, D), D),
+            values: crate::kv::KvRows::lent(keys.slice(0..160, D), D),
             tail_keys: keys.slice(160..161, D),
             tail_values: Rows::F32(&[]),
             dtype: crate::kv::KvDtype::F32,
@@ -238,7 +238,7 @@ fn a_block_of_one_row_is_searched_as_a_decoding_step_is() {
             seed: 1,
         };
         let mut state = method.method.start(&());
-        let picked = match method.method.select(&step, &(), state.as_mut(), &mut Cost::default()) {
+        let picked = match method.method.select(&step, &(), state.as_mut(), &mut Cost::default()).unwrap() {
             crate::Selection::Shared(picks) => vec![picks.clone(), picks],
             crate::Selection::PerHead(heads) => heads,
         };

@@ -13,8 +13,8 @@ fn methods_that_select_on_the_host_are_named_with_their_reasons() {
     assert_eq!(
         note(&["topk:tail=indexed", "quest", "knn:k=8", "sparq"]).unwrap(),
         "tokens are selected on the host, not on the GPU, by topk:k=64,tail=indexed (tokens after the prefix become \
-             candidates (tail)), knn:index=hnsw,k=8 (it has no form on a GPU), sparq:r=d/8,k=64 (heads are 256 wide, and the \
-             kernels take up to 128)"
+             candidates (tail)), knn:index=hnsw,k=8 (it has no GPU implementation), sparq:r=d/8,k=64 (heads have 256 channels, \
+             and the kernels support up to 128)"
     );
 }
 use spattn_attention::{Policy, expand_grid};

@@ -108,7 +108,7 @@ fn resuming_under_other_settings_names_them() {
     other[IDENTITY]["weights"]["hash"] = json!("cd");
     other["machine"] = json!("two");
     let error = usage(Store::open(dir.path(), OpenMode::Resume, &other).unwrap_err());
-    let lacking = "it has records of `--seed` 1, which is not asked for now";
+    let lacking = "it has records of `--seed` 1, which this run leaves out";
     assert!(error.what.ends_with(&format!("`weights.hash` was \"ab\", is \"cd\"; {lacking}")), "{error}");
 }
 
@@ -121,8 +121,8 @@ fn a_matrix_may_grow_but_not_change() {
     assert_eq!(identities(&load_manifest(dir.path()).unwrap()).len(), 2);
     for fewer in [manifest(1), matrix(&[1, 3])] {
         let error = usage(resume(&fewer).unwrap_err());
-        assert!(error.what.ends_with("it has records of `--seed` 2, which is not asked for now"), "{error}");
-        assert!(error.hint.unwrap().starts_with("a matrix may grow: ask for what it has as well"));
+        assert!(error.what.ends_with("it has records of `--seed` 2, which this run leaves out"), "{error}");
+        assert!(error.hint.unwrap().starts_with("a run may grow, but not shrink: add what it has already"));
     }
     let mut other = matrix(&[1, 2]);
     other[IDENTITY][1]["weights"]["hash"] = json!("cd");
@@ -144,7 +144,7 @@ fn lines_of_another_runs_file_are_refused() {
         let own = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("{own}{}", line(&foreign).unwrap())).unwrap();
         let error = usage(Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap_err());
-        assert!(error.what.contains("samples.jsonl: record 2 is of no run in manifest.json"), "{error}");
+        assert!(error.what.contains("samples.jsonl: record 2 belongs to no run in manifest.json"), "{error}");
         assert_eq!(usage(load_run(dir.path()).unwrap_err()).what, error.what);
         fs::write(&path, own).unwrap();
     }
@@ -339,9 +339,7 @@ fn lines_of_one_key_that_differ_are_told_with_what_to_do() {
     assert!(said(&same).ends_with("1 records repeat a key; the first of each key counts"));
     let told = said(&Record { score: 0.25, ..same.clone() });
     assert!(
-        told.contains(
-            "1 of them have another score or answer than the first: vt, sample 1, method full has 1 and 0.25"
-        )
+        told.contains("1 of them differ from the first in score or answer:  vt, sample 1, method full has 1 and 0.25")
     );
     assert!(told.contains(&format!("delete the lines that are wrong (key {})", same.key)), "{told}");
     assert!(said(&Record { prediction: "x".into(), ..same }).contains("another score or answer"));

@@ -58,7 +58,7 @@ fn times_that_cannot_be_compared_are_told_of_once() {
     };
     let warnings = timed(&records);
     assert_eq!(warnings.len(), 1);
-    let told = "1 of 3 rows were taken under other conditions and cannot be compared with the rest (2 together on 2 \
+    let told = "1 of 3 rows were measured under other conditions and cannot be compared with the rest (2 together on 2 \
                 threads, with --fidelity, avx2";
     assert!(warnings[0].message.contains(told), "{}", warnings[0].message);
     assert!(timed(&records[..2]).is_empty());
@@ -75,7 +75,7 @@ fn tokens_attended_beside_the_budget_are_told_of_where_they_are_most_of_what_was
     // A quarter of the examples without a share: the mean is of those that have one.
     let mostly = with(&|i| (i % 4 > 0).then_some(if i % 2 == 0 { 0.5 } else { 0.7 }));
     assert_eq!(mostly.len(), 1);
-    assert!(mostly[0].starts_with("63 % of the tokens attended followed the prefix"), "{}", mostly[0]);
+    assert!(mostly[0].starts_with("63 % of the attended tokens follow the prefix"), "{}", mostly[0]);
     assert!(with(&|_| Some(0.49)).is_empty());
     assert!(with(&|_| None).is_empty());
 }
@@ -90,7 +90,7 @@ fn a_method_without_the_dense_layers_of_its_publications_is_told_of() {
     };
     let warnings = told("magicpig", vec![0.05; 24]);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    let says = "ruler/vt at 4096, magicpig:K=10,L=150: none of 24 layers was dense, and no publication of magicpig runs so; preset=paper";
+    let says = "ruler/vt at 4096, magicpig:K=10,L=150: none of 24 layers was dense, unlike in all publications of magicpig; preset=paper";
     assert!(warnings[0].starts_with(says), "{}", warnings[0]);
     // One dense layer, another method, and a model of which the published rule leaves but the first layer dense.
     assert!(told("magicpig", [vec![1.0], vec![0.05; 23]].concat()).is_empty());
@@ -129,12 +129,12 @@ fn right(task: &str, n: usize) -> Vec<Record> {
 fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     let lines = |records: &[Record]| -> Vec<String> { check(records, &[]).iter().map(Warning::to_string).collect() };
     let two = [right("ruler/vt", 2), right("ruler/cwe", 2), right("ruler/fwe", 2)].concat();
-    assert_eq!(lines(&two), ["n = 2: on one task no difference can be told from noise; n = 60 would tell 10 points"]);
+    assert_eq!(lines(&two), ["n = 2: on one task no difference can be detected; n = 60 would detect 10 points"]);
     let mixed = [right("ruler/vt", 5), right("ruler/cwe", 9), right("ruler/fwe", 10)].concat();
     assert_eq!(
         lines(&mixed),
-        ["n = 5 to 9 for 2 of 3 tasks and lengths: on one task no difference below 53 points can be told from noise; \
-          n = 60 would tell 10 points"]
+        ["n = 5 to 9 for 2 of 3 tasks and lengths: on one task no difference below 53 points can be detected; \
+          n = 60 would detect 10 points"]
     );
     assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
     let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
@@ -305,7 +305,7 @@ fn a_density_that_was_missed_is_said() {
     let warnings = check(&records, &[]);
     assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");
     assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
-    assert!(warnings[0].message.starts_with("a density of 0.03 was asked for, 0.0500 was attended"));
+    assert!(warnings[0].message.starts_with("the density asked for is 0.03, the measured one in sparse layers 0.0500"));
     assert!(warnings[0].message.contains("(+67 %)"));
 }
 

@@ -61,9 +61,9 @@ fn targets_are_read_as_they_are_written() {
 
 #[test]
 fn what_has_no_shape_to_find_is_refused() {
-    assert!(sampler("quest").unwrap_err().what.contains("no K and L to find"));
-    assert!(sampler("magicpig:K=9").unwrap_err().what.contains("says already what `K` is"));
-    assert!(sampler("magicpig:density=0.1").unwrap_err().what.contains("says already what `density` is"));
+    assert!(sampler("quest").unwrap_err().what.contains("no parameters K and L"));
+    assert!(sampler("magicpig:K=9").unwrap_err().what.contains("sets `K` already"));
+    assert!(sampler("magicpig:density=0.1").unwrap_err().what.contains("sets `density` already"));
 }
 
 fn predicted(bits: usize, density: f64, error: f64, bytes: f64) -> Predicted {

@@ -35,8 +35,8 @@ fn sums_whose_answer_is_not_marked_are_refused() {
         for (row, said) in [
             (r#"{"question": "a", "answer": "b #### "}"#, "an answer is empty or white space"),
             (r#"{"question": " ", "answer": "b #### 7"}"#, "the field `question` is empty or white space"),
-            (r#"{"question": ["a"], "answer": "b #### 7"}"#, "a field is sequence, no text"),
-            (r#"{"question": null, "answer": "b #### 7"}"#, "a field is none, no text"),
+            (r#"{"question": ["a"], "answer": "b #### 7"}"#, "a field is sequence, not text"),
+            (r#"{"question": null, "answer": "b #### 7"}"#, "a field is none, not text"),
         ] {
             let error = task(name, "gsm8k/test.jsonl", row, false).err().unwrap().to_string();
             assert!(error.contains("test.jsonl:1: ") && error.contains(said), "{error}");
@@ -47,7 +47,7 @@ fn sums_whose_answer_is_not_marked_are_refused() {
         };
         assert_eq!(notes("1,234"), Vec::<String>::new());
         for answer in ["seven", "7 apples"] {
-            assert!(notes(answer)[0].contains("1 row has answers of which"), "{:?}", notes(answer));
+            assert!(notes(answer)[0].contains("1 row has answers that"), "{:?}", notes(answer));
         }
     }
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn fewer_examples_are_the_first_ones() {
     assert_eq!(made("gen/gsm8k_cot:shots=8").unwrap().name(), "gen/gsm8k_cot", "as without saying");
     let what = |name: &str| made(name).err().unwrap().to_string();
     assert_eq!(what("gen/gsm8k_cot:shots=9"), "`gen/gsm8k_cot:shots=9`: there are 8 examples");
-    assert!(what("gen/gsm8k_cot:shots_seed=1").contains("are given, not drawn"));
+    assert!(what("gen/gsm8k_cot:shots_seed=1").contains("are fixed, not drawn at random"));
     assert!(what("gen/gsm8k_cot:shot=1").contains("`shot=1` cannot be read"));
     assert!(what("gen/coqa:shots=1").contains("gen/coqa has no options"));
 }
@@ -114,7 +114,7 @@ fn subjects_have_examples_of_their_own_as_lm_eval_has_them() {
     let what = |name: &str, file: &str, row: &str| task(name, file, row, false).err().unwrap().to_string();
     let own = "mmlu/test/all.jsonl";
     assert!(what("gen/mmlu_flan_cot:shots=5", own, &rows[0]).ends_with("there are 4 examples"));
-    assert!(what("gen/mmlu_flan_cot:shots_seed=1", own, &rows[0]).contains("are given, not drawn"));
+    assert!(what("gen/mmlu_flan_cot:shots_seed=1", own, &rows[0]).contains("are fixed, not drawn at random"));
     assert!(
         what("gen/mmlu_flan_cot", own, &rows[0].replace("anatomy", "alchemy")).contains("of the subject `alchemy`")
     );

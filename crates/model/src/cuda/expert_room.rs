@@ -1,0 +1,83 @@
+//! What the engine holds for experts: where their matrices are, and activations.
+
+use spattn_cuda::{Buffer, ExpertMatrices, Gpu, GpuError, Storage};
+
+use super::weights::Linear;
+use crate::families::Experts;
+use crate::layers::{FeedForward, Gated, Layer};
+
+/// Rows up to which each reads its own experts.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// Where the matrices of a layer's experts are, if all of them are in the storage type.
+pub(super) struct ExpertTables {
+    pub(super) gate_up: ExpertMatrices,
+    pub(super) down: ExpertMatrices,
+}
+
+impl ExpertTables {
+    /// Of each layer; `None` for those without experts, and those with experts in quantised blocks.
+    pub(super) fn of_layers<'a>(
+        gpu: &Gpu,
+        layers: &'a [Layer<Linear, Buffer>],
+        storage: Storage,
+    ) -> Result<Vec<Option<Self>>, GpuError> {
+        let plain = |experts: &'a [Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| -> Option<Vec<&'a Buffer>> {
+            experts.iter().map(|expert| part(expert).weight.plain()).collect()
+        };
+        let table = |matrices: &[&Buffer], of: &Linear| {
+            gpu.expert_matrices(matrices, (of.weight.outputs, of.weight.inputs, storage))
+        };
+        let of_layer = |layer: &'a Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
+            let FeedForward::Experts { experts, .. } = &layer.feed_forward else { return Ok(None) };
+            let (Some(gate_up), Some(down)) =
+                (plain(experts, |expert| &expert.gate_up), plain(experts, |expert| &expert.down))
+            else {
+                return Ok(None);
+            };
+            Ok(Some(Self { gate_up: table(&gate_up, &experts[0].gate_up)?, down: table(&down, &experts[0].down)? }))
+        };
+        layers.iter().map(of_layer).collect()
+    }
+}
+
+/// Activations of experts, for so many rows as the workspace has.
+pub(super) struct ExpertRoom {
+    /// Of the router, f32, `[row][expert]`.
+    pub(super) logits: Buffer,
+    /// Of each slot: a row and an expert that it passes.
+    pub(super) chosen: Buffer,
+    pub(super) weights: Buffer,
+    /// Rows of one expert after the other, and their weights.
+    pub(super) rows: Buffer,
+    pub(super) weights_by_expert: Buffer,
+    pub(super) gathered: Buffer,
+    pub(super) gate_up: Buffer,
+    pub(super) gated: Buffer,
+    /// What an expert makes of its rows, f32.
+    pub(super) output: Buffer,
+}
+
+impl ExpertRoom {
+    pub(super) fn new(
+        gpu: &Gpu,
+        spec: &Experts,
+        rows: usize,
+        hidden: usize,
+        storage: Storage,
+    ) -> Result<Self, GpuError> {
+        let (slots, bytes) = (rows * spec.used, storage.bytes());
+        let inner = rows.max(rows.min(FEW_ROWS) * spec.used);
+        Ok(Self {
+            logits: gpu.alloc(4 * rows * spec.count)?,
+            chosen: gpu.alloc(4 * slots)?,
+            weights: gpu.alloc(4 * slots)?,
+            rows: gpu.alloc(4 * slots)?,
+            weights_by_expert: gpu.alloc(4 * slots)?,
+            gathered: gpu.alloc(bytes * rows * hidden)?,
+            gate_up: gpu.alloc(bytes * inner * 2 * spec.width)?,
+            gated: gpu.alloc(bytes * inner * spec.width)?,
+            output: gpu.alloc(4 * rows * hidden)?,
+        })
+    }
+}
