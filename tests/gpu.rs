@@ -247,14 +247,27 @@ fn check_quantised_product(
 #[test]
 #[ignore = "needs a GPU"]
 fn weights_in_blocks_give_the_logits_of_the_cpu() {
-    let texts = ModelSource::parse("random:llama-3.2-1b").unwrap().resolve_texts().unwrap();
-    let mut config = texts.config().unwrap();
-    (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 512);
-    (config.layers, config.heads, config.kv_heads, config.head_dim) = (2, 4, 2, 64);
+    let small = |shape: &str| {
+        let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
+        let mut config = texts.config().unwrap();
+        (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 512);
+        (config.heads, config.kv_heads, config.head_dim) = (4, 2, 64);
+        config.keep_layers(&[0, 1]);
+        config
+    };
+    let plain = small("llama-3.2-1b");
+    let mut scaled = plain.clone();
+    scaled.block.embedding_scale = 16.5;
+    // Of Q4_K, rows of 96 numbers are no whole blocks: experts are in blocks in part.
+    let mut with_experts = small("qwen3-30b-a3b");
+    let experts = with_experts.block.experts.as_mut().unwrap();
+    (experts.count, experts.used, experts.width) = (6, 2, 96);
+    let few = [BlockType::Q8_0, BlockType::Q4K];
+    let others = few.into_iter().flat_map(|block_type| [(&scaled, block_type), (&with_experts, block_type)]);
     let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
-    for block_type in BlockType::ALL {
+    for (config, block_type) in BlockType::ALL.into_iter().map(|block_type| (&plain, block_type)).chain(others) {
         let weights = tensors::Weights::random_in(3, block_type);
-        let dimensions = Dimensions::new(&config, KvDtype::F32).keeping_blocks(&weights);
+        let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(&weights);
         assert!(dimensions.blocks().is_some());
         let [cpu, gpu] = [Device::Cpu, CUDA].map(|device| {
             let decoder = Decoder::load(&dimensions, &weights, device).unwrap();
@@ -268,7 +281,7 @@ fn weights_in_blocks_give_the_logits_of_the_cpu() {
             }
             logits
         });
-        assert_close(&gpu, &cpu, 1e-4, block_type.name());
+        assert_close(&gpu, &cpu, 1e-4, &format!("{} of {}", block_type.name(), config.family));
     }
 }
 
@@ -309,7 +322,9 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         }
         assert_eq!(told(&broken), 7 << 32 | 101, "the first layer, and in it the first row");
 
-        gpu.rms_norm(storage, &on_device, 2, 3, None, 1e-5, &mut out, hidden, (7, 100, &mut broken)).unwrap();
+        let (no_norm, check) =
+            (RmsNorm { weight: None, ..norm }, FiniteCheck { broken: &mut broken, mark: 7, first_row: 100 });
+        gpu.rms_norm(storage, no_norm, &on_device, 2..5, &mut out, check).unwrap();
         let copied: Vec<f64> = x[2 * hidden..].iter().map(|x| f64::from(*x)).collect();
         assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &copied, tolerance(storage), "no norm");
 
