@@ -1,7 +1,7 @@
 """Makes the golden files that the model tests compare with; the reference is Hugging Face transformers.
 
 Regenerate (CPU, some minutes; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
-Parts: models, likelihood, rope, chat, tokenizer, or the name of one model; all by default. Everything goes to
+Parts: models, likelihood, rope, chat, tokenizer, verify, or the name of one model; all by default. Everything goes to
 tests/golden/. golden_checkpoints.py has the models' shapes.
 
 models/<name>/          a tiny random checkpoint: config.json and weights (safetensors, one file or shards)
@@ -24,6 +24,8 @@ rope.json               [{name, config, head_dim, max_positions, cases: [{sequen
                           position, cos, sin}]}]; config holds the RoPE keys of a config.json
 chat.json               [{name, template, messages, variables, expected}]; always with add_generation_prompt
 tokenizer.json          {encode: [{text, ids, decoded}]} for models/builtin, special tokens added by the tokenizer
+verify/                 tokenizer.json and tokenizer_config.json of bytes, which fit every model of models/, and for some of these
+                        NAME.safetensors, which scripts/verify_hf.py writes of the two together
 """
 
 import copy
@@ -32,6 +34,7 @@ import math
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import torch
 import transformers
@@ -551,6 +554,77 @@ def make_tokenizer():
     print("tokenizer:", len(encode), "texts")
 
 
+# Checkpoints that `spattn verify` is tested on.
+VERIFIED = ["llama-bias", "qwen3"]
+SPECIAL = ["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"] + [f"<|reserved_{i}|>" for i in range(7)]
+TURNS_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def byte_letters():
+    """The letter that byte-level tokenizers write for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+def write_byte_tokenizer(folder):
+    """A token for each of the 243 bytes that occur in UTF-8, and 13 special ones: 256, as many as the golden models know."""
+    in_utf8 = [b for b in range(256) if b not in (0xC0, 0xC1) and b < 0xF5]
+    letters = byte_letters()
+    vocabulary = {token: i for i, token in enumerate(SPECIAL)}
+    vocabulary |= {letters[b]: len(SPECIAL) + i for i, b in enumerate(in_utf8)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    begin = [{"SpecialToken": {"id": "<s>", "type_id": 0}}]
+    write_json(
+        folder / "tokenizer.json",
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{"id": i, "content": token} | flags for i, token in enumerate(SPECIAL)],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": begin + [{"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": begin + [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+            },
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary, "merges": []},
+        },
+    )
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "pad_token": "<pad>",
+            "clean_up_tokenization_spaces": False,
+            "chat_template": TURNS_TEMPLATE,
+        },
+    )
+
+
+def make_verify():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from verify_hf import write_reference
+
+    write_byte_tokenizer(GOLDEN / "verify")
+    for name in VERIFIED:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(GOLDEN / "models" / name, folder, dirs_exist_ok=True)
+            for file in (GOLDEN / "verify").glob("*.json"):
+                shutil.copy(file, folder)
+            out = GOLDEN / "verify" / f"{name}.safetensors"
+            write_reference(folder, str(out))
+            print("verify:", name, out.stat().st_size, "bytes")
+
+
 def main():
     parts = {
         "models": make_models,
@@ -558,6 +632,7 @@ def main():
         "rope": make_rope,
         "chat": make_chat,
         "tokenizer": make_tokenizer,
+        "verify": make_verify,
     }
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -44,7 +44,7 @@ fn wrong_arguments(flag: &Flag) -> Vec<String> {
         Accepts::Whole { least, most } | Accepts::Tokens { least, most } => numbers(least, most),
         Accepts::Decimal { least, most } => [(least - 0.5).to_string(), (most + 0.5).to_string()]
             .into_iter()
-            .chain(["x", "", "NaN"].map(str::to_owned))
+            .chain(["x", "", "nan"].map(str::to_owned))
             .collect(),
         Accepts::Seed => numbers(0, u64::MAX as usize).into_iter().chain(["18446744073709551616".to_owned()]).collect(),
         Accepts::Threads => numbers(1, 10_000_000),

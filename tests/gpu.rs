@@ -2208,7 +2208,7 @@ fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usi
     let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
     let mut here = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let mut expected = vec![f32::NAN; queries.len()];
-    here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected);
+    here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected).unwrap();
     let costs = here.into_costs();
     let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
     for chunk in chunks {
@@ -2337,7 +2337,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
         let method = spec.map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap());
         let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap());
         match sparse() {
-            Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected),
+            Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected).unwrap(),
             None => attend_densely(&queries, heads, &kv, &mut expected),
         }
         let mut there = PromptAlone::new(gpu.clone(), heads, &queries[first * width..], &kv, batch).unwrap();
@@ -2712,8 +2712,8 @@ fn run_methods(
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
     let mut queries = RecentQueries::of_prefix(prefix);
     let read = reader.decoder.prefill_observed(&golden.prompt[..prefix], n, &mut |chunk| {
-        stats.observe(chunk);
-        queries.observe(chunk);
+        stats.observe(chunk)?;
+        queries.observe(chunk)
     });
     let mut read = read.unwrap().prefix;
     if decoder.gpu().is_none() {
@@ -2997,11 +2997,12 @@ fn many_threads_may_look_at_what_a_device_reads() {
         for _ in 0..20 {
             let look = |chunk: &PrefillChunk<'_>| {
                 let looked = (0..64).into_par_iter().map(|i| match i % 3 {
-                    0 => chunk.last_queries(n - i).len(),
-                    1 => chunk.queries().len(),
-                    _ => chunk.kv().tokens(),
+                    0 => chunk.last_queries(n - i).unwrap().len(),
+                    1 => chunk.queries().unwrap().len(),
+                    _ => chunk.kv().unwrap().tokens(),
                 });
                 assert!(looked.all(|numbers| numbers > 0));
+                Ok(())
             };
             g.decoder.prefill_observed(&g.prompt, n, &mut { look }).unwrap();
         }
@@ -3087,7 +3088,7 @@ fn a_prefix_is_gone_on_with() {
     for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
         let begun = g.decoder.prefill(&g.prompt[..read], n).unwrap();
         let prefix = Arc::into_inner(begun.prefix).unwrap();
-        let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
+        let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| Ok(())).unwrap();
         assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
         for layer in 0..whole.prefix.layers() {
             let keys = |prefill: &Prefill| prefill.prefix.layer(layer).unwrap().keys.head(0).to_f32();

@@ -466,6 +466,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "status",
         "score",
         "doctor",
+        "verify",
         "completions",
     ];
     let mut missing = Vec::new();

@@ -20,3 +20,4 @@ mod streams;
 mod sweep;
 mod terminal;
 mod tune;
+mod verify;

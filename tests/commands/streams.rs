@@ -333,6 +333,7 @@ fn shells_complete_the_names_of_values() {
         ("data fetch wino", "winogrande"),
         ("calibrate lo", "loki"),
         ("list methods magic", "magicpig"),
+        ("verify --model buil", "builtin"),
     ];
     for (shell, complete) in shells {
         let (_temp, script) = script(shell);

@@ -110,6 +110,7 @@ fn labels_in_four_bits_score_as_labels_in_sixteen_on_the_models_keys() {
     MODEL
         .decoder
         .prefill_observed(&ids, ids.len(), &mut |chunk| {
+            let chunk = chunk.on_host()?;
             let means = artefact.read(&format!("layers.{}.qk", chunk.layer), &[model.heads, d]).unwrap();
             let last = chunk.tokens() - 1;
             for head in 0..model.heads {
@@ -122,6 +123,7 @@ fn labels_in_four_bits_score_as_labels_in_sixteen_on_the_models_keys() {
                 QuantisedRows::new(&labels, channels.len(), 4).scores(&query, &mut few_bits);
                 correlations.push(correlation(&exact, &few_bits));
             }
+            Ok(())
         })
         .unwrap();
     let mean = correlations.iter().sum::<f64>() / correlations.len() as f64;
@@ -139,10 +141,12 @@ fn what_is_observed_is_what_is_cached() {
         .decoder
         .prefill_observed(&ids, ids.len(), &mut |chunk| {
             order.push((chunk.first, chunk.layer));
+            let chunk = chunk.on_host()?;
             assert_eq!(chunk.queries().len(), chunk.tokens() * chunk.heads * chunk.d());
             if chunk.layer == 3 {
                 seen.extend(chunk.keys(1));
             }
+            Ok(())
         })
         .unwrap();
     assert_eq!(seen, prefill.prefix.layer(3).unwrap().keys.head(1).to_f32());
@@ -178,8 +182,9 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
             .decoder
             .prefill_observed(ids, ids.len(), &mut |chunk| {
                 if chunk.end() < ids.len() {
-                    return;
+                    return Ok(());
                 }
+                let chunk = chunk.on_host()?;
                 let candidates = 4..ids.len() - ASKED - 64;
                 for kv_head in 0..MODEL.shape().kv_heads {
                     let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
@@ -261,6 +266,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         }
                     }
                 }
+                Ok(())
             })
             .unwrap();
     }

@@ -5,9 +5,9 @@ use super::golden_model::{self, Golden, names, names_on_gpus};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, IndexCache, Policy, Sequence, SparsePrefill, expand_grid};
-use spattn::kv::KvDtype;
+use spattn::kv::{KvDtype, KvError, Tier};
 use spattn::model::device::Device;
-use spattn::model::engine::{Prefill, Stream};
+use spattn::model::engine::{EngineError, Prefill, Stream};
 
 fn load(name: &str) -> Golden {
     golden_model::load(name, Device::Cpu)
@@ -81,6 +81,20 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
 }
 
 #[test]
+fn an_error_of_an_observer_ends_the_prefill() {
+    let g = load("qwen3");
+    let error = KvError { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
+    let mut seen = Vec::new();
+    let observe = &mut |chunk: &PrefillChunk<'_>| {
+        seen.push(chunk.layer);
+        if chunk.layer == 1 { Err(error.clone()) } else { Ok(()) }
+    };
+    let read = g.decoder.prefill_observed(&g.prompt, g.prompt.len(), observe);
+    assert_eq!(read.err(), Some(EngineError::Kv(error)));
+    assert_eq!(seen, [0, 1]);
+}
+
+#[test]
 fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
     let g = load("qwen3");
     let layers = g.decoder.config().layers;
@@ -93,7 +107,10 @@ fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
     {
         let method = method(spec);
         let (mut sparse, mut seen) = (SparsePrefill::new(&method, g.decoder.layer_specs(), 1).unwrap(), Vec::new());
-        let observe = &mut |chunk: &PrefillChunk<'_>| seen.push((chunk.layer, chunk.first, chunk.tokens()));
+        let observe = &mut |chunk: &PrefillChunk<'_>| {
+            seen.push((chunk.layer, chunk.first, chunk.tokens()));
+            Ok(())
+        };
         let read = g.decoder.prefill_sparse(&tokens, tokens.len(), &mut sparse, observe).unwrap();
         assert_close(&read.logits, &dense.logits, spec);
         seen.sort_unstable();

@@ -52,7 +52,8 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
         .prefill_observed(&ids, ids.len(), &mut |chunk| {
             let width = chunk.heads * chunk.d();
             let asking = read.saturating_sub(chunk.first).min(chunk.tokens());
-            queries[chunk.layer].extend_from_slice(&chunk.queries()[asking * width..]);
+            queries[chunk.layer].extend_from_slice(&chunk.queries()?[asking * width..]);
+            Ok(())
         })
         .unwrap();
     Scene { model, prefill, stats, queries }

@@ -34,6 +34,8 @@ pub use decode::sequence::Sequence;
 pub use decode::start::StartError;
 pub use decode::timing::{AttentionTime, IndexTime};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
+#[cfg(feature = "cuda")]
+pub use prefill::gpu::DevicePrefillError;
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, WeightedToken,

@@ -15,6 +15,17 @@ use super::stacked_experts;
 use super::tensors::Weights;
 use spattn_base::error::UsageError;
 
+/// A tensor of a checkpoint, or one that the decoder has although none is stored (random weights).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointTensor {
+    /// Its name in a checkpoint of Hugging Face.
+    pub name: String,
+    /// Extent of each axis, slowest first.
+    pub shape: Vec<usize>,
+    /// Whether the decoder computes with it.
+    pub is_read: bool,
+}
+
 /// Tensors that are named in a note, the rest is counted.
 const NAMED: usize = 4;
 /// What names of the text model's tensors begin with where a class wraps it, by several versions of the reference, and what they begin
@@ -165,13 +176,37 @@ fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>>
     )))
 }
 
-/// Says which tensors are read by nothing.
-fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
+/// All tensors of a compared checkpoint, those that are read first. What transformers works out by itself is left out.
+pub(super) fn tensors(config: &ModelConfig, weights: &Weights) -> Vec<CheckpointTensor> {
+    let expected = layers::tensors(config);
+    let unread = unread_names(config, weights, &expected).into_iter().map(|name| CheckpointTensor {
+        name: name.to_owned(),
+        shape: weights.shape(name).unwrap_or_default().to_vec(),
+        is_read: false,
+    });
+    let read = |(name, shape): (&String, &Vec<usize>)| CheckpointTensor {
+        name: name.clone(),
+        shape: shape.clone(),
+        is_read: true,
+    };
+    expected.iter().map(read).chain(unread).collect()
+}
+
+/// The tensors that are read by nothing.
+fn unread_names<'w>(
+    config: &ModelConfig,
+    weights: &'w Weights,
+    expected: &BTreeMap<String, Vec<usize>>,
+) -> Vec<&'w str> {
     let (_, head) = tables(&config.block.names);
     let is_of_images = |name: &str| config.family.is_wrapper && OF_IMAGES.iter().any(|prefix| name.starts_with(prefix));
     let is_known = |name: &str| is_buffer(name) || name == head || is_of_images(name);
-    let is_unread = |name: &&str| !expected.contains_key(*name) && !is_known(name);
-    let names: Vec<&str> = weights.names().filter(is_unread).collect();
+    weights.names().filter(|name| !expected.contains_key(*name) && !is_known(name)).collect()
+}
+
+/// Says which tensors are read by nothing.
+fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
+    let names = unread_names(config, weights, expected);
     let (first, rest) = names.split_at(names.len().min(NAMED));
     let shown = first.iter().map(|name| format!("`{}`", shortened(name))).collect::<Vec<_>>().join(", ");
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };

@@ -65,9 +65,16 @@ impl Engine for Cpu {
         for (i, chunk) in tokens[kept..].chunks(rows).enumerate() {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
+            if let Some(passed) = &mut reading.passed {
+                passed(0, first, &x);
+            }
             for (index, kv) in kv.iter_mut().enumerate() {
-                let attend = |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&tables, first), &mut reading, x, qkv));
+                let attend =
+                    |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&tables, first), &mut reading, x, qkv)?);
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
+                if let Some(passed) = &mut reading.passed {
+                    passed(index + 1, first, &x);
+                }
             }
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);
@@ -219,7 +226,7 @@ impl Cpu {
         reading: &mut Reading<'_, '_>,
         x: &[f32],
         mut qkv: Vec<f32>,
-    ) -> Vec<f32> {
+    ) -> Result<Vec<f32>, KvError> {
         let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
         let table = c.layer_kind(index).rope.map(|number| &tables[number]);
@@ -237,14 +244,14 @@ impl Cpu {
             .with_input(x)
             .with_spec(self.layer_specs().layer(index));
         if let Some(observe) = &mut reading.observe {
-            observe(&chunk);
+            observe(&chunk)?;
         }
         let mut attended = vec![0.0; queries.len()];
         match &mut reading.sparse {
-            Some(sparse) => sparse.attend(&chunk, &mut attended),
-            None => attend_densely(&chunk, &mut attended),
+            Some(sparse) => sparse.attend(&chunk, &mut attended)?,
+            None => attend_densely(&chunk, &mut attended)?,
         }
-        attended
+        Ok(attended)
     }
 
     /// The RoPE tables of the model, by number, for the first `positions` positions of a prompt of `prompt_tokens`.

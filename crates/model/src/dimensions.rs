@@ -100,6 +100,14 @@ impl Dimensions {
         self.storage.weights
     }
 
+    /// Its rotary position embedding; `None` if it has none, or layers have different ones.
+    pub fn only_rope(&self) -> Option<&Rope> {
+        match self.ropes.as_slice() {
+            [rope] => Some(rope),
+            _ => None,
+        }
+    }
+
     /// How each layer attends.
     pub fn layer_specs(&self) -> &LayerSpecs {
         &self.specs

@@ -41,6 +41,8 @@ pub mod tokenizer;
 
 pub use spattn_hub::{checksum, data, download, http, lock};
 
+pub use checkpoint::CheckpointTensor;
+
 use std::ops::Deref;
 use std::path::PathBuf;
 
@@ -56,7 +58,7 @@ use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
-use tensors::{StoredFormat, Weights, WeightsError};
+use tensors::{StoredFormat, StoredTensor, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
@@ -204,6 +206,19 @@ impl OpenModel {
             tokenizer,
             weights: files.weights,
         })
+    }
+
+    /// The tensors of the checkpoint: those that the decoder computes with, and those that nothing reads.
+    pub fn tensors(&self) -> Vec<CheckpointTensor> {
+        checkpoint::tensors(self.dimensions.config(), &self.weights)
+    }
+
+    /// Reads a tensor as it is stored.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read`](tensors::TensorSource::read).
+    pub fn read_tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
+        self.weights.read(name, shape)
     }
 
     /// Reads the weights, to where `device` computes.

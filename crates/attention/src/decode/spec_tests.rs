@@ -291,6 +291,7 @@ fn read(sparse: &mut Option<SparsePrefill<'_>>, number: usize, spec: &AttentionS
             Some(sparse) => sparse.attend(&chunk, out),
             None => attend_densely(&chunk, out),
         }
+        .unwrap();
     }
     out
 }

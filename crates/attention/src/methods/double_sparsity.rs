@@ -432,7 +432,8 @@ impl ChannelMeans {
 }
 
 impl Collector for ChannelMeans {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let chunk = &chunk.on_host()?;
         let (d, group, tokens) = (chunk.d(), self.model.group(), chunk.tokens());
         self.tokens[chunk.layer] += tokens;
         self.sums[chunk.layer].par_iter_mut().enumerate().for_each(|(kv_head, sums)| {
@@ -452,6 +453,7 @@ impl Collector for ChannelMeans {
                 }
             }
         });
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Collected {

@@ -224,9 +224,13 @@ impl KeyCovariances {
 }
 
 impl Collector for KeyCovariances {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let (keys, tokens, d) = (&chunk.kv()?.keys, chunk.first..chunk.end(), chunk.d());
         let heads = self.heads[chunk.layer].par_iter_mut().enumerate();
-        heads.for_each(|(kv_head, covariance)| covariance.add(&chunk.keys(kv_head)));
+        heads.for_each(|(kv_head, covariance)| {
+            covariance.add(&keys.head(kv_head).slice(tokens.clone(), d).to_f32());
+        });
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Collected {

@@ -183,7 +183,7 @@ impl Scene {
         let shape = PromptShape { layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, d: D, tokens: TOKENS };
         let mut stats = PromptStats::new(&needs, shape);
         for (layer, queries) in self.prompt.iter().enumerate().filter(|_| !needs.is_empty()) {
-            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer).unwrap()));
+            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer).unwrap())).unwrap();
         }
         stats
     }

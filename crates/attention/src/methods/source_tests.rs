@@ -52,7 +52,7 @@ impl Case {
         let mut recent = RecentQueries::default();
         for (layer, kv) in layers().iter().enumerate().filter(|_| queries) {
             let rows = noise(RecentQueries::COUNT * HEADS * SHAPE.d, 555 + layer as u64);
-            recent.observe(&PrefillChunk::new(layer, TOKENS - RecentQueries::COUNT, &rows, HEADS, kv));
+            recent.observe(&PrefillChunk::new(layer, TOKENS - RecentQueries::COUNT, &rows, HEADS, kv)).unwrap();
         }
         Self { name: format!("{spec}, tail={tail}, queries: {queries}"), method, recent }
     }

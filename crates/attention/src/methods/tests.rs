@@ -69,7 +69,7 @@ pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     for layer in 0..model.layers {
         let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
         let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
-        collector.observe(&PrefillChunk::new(layer, 0, &queries, model.heads, &kv));
+        collector.observe(&PrefillChunk::new(layer, 0, &queries, model.heads, &kv)).unwrap();
     }
     let collected = collector.finish();
     let info = ArtefactInfo {
@@ -115,7 +115,7 @@ pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: 
     let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
     for layer in (0..layers).filter(|_| !needs.is_empty()) {
         let queries = prompt_queries(layer, tokens * heads * d);
-        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer).unwrap()));
+        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer).unwrap())).unwrap();
     }
     stats
 }
@@ -206,7 +206,7 @@ fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
         let kv = prefix.layer(layer).unwrap();
         let tokens = kv.tokens().min(RecentQueries::COUNT);
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
-        recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv));
+        recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv)).unwrap();
     }
     IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_queries(recent)
 }
@@ -1101,7 +1101,7 @@ fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
         read.truncate((first + rows).min(tokens), tokens);
         let queries = noise((read.tokens() - first) * heads * D, first as u64);
         let chunk = PrefillChunk::new(0, first, &queries, heads, &read);
-        sparse.attend(&chunk, &mut vec![0.0; queries.len()]);
+        sparse.attend(&chunk, &mut vec![0.0; queries.len()]).unwrap();
     }
     sparse.into_costs().total(|_| true).density()
 }

@@ -34,17 +34,21 @@ impl RecentQueries {
     }
 
     /// Adds a chunk of a dense prefill and keeps the last queries of its layer.
-    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         if self.prefix_tokens.is_some_and(|tokens| chunk.end() + Self::COUNT <= tokens) {
-            return;
+            return Ok(());
         }
         if self.layers.len() <= chunk.layer {
             self.layers.resize(chunk.layer + 1, Vec::new());
         }
         self.heads = chunk.heads;
         let (kept, most) = (&mut self.layers[chunk.layer], Self::COUNT * chunk.heads * chunk.d());
-        kept.extend_from_slice(&chunk.last_queries(Self::COUNT));
+        kept.extend_from_slice(&chunk.last_queries(Self::COUNT)?);
         kept.drain(..kept.len().saturating_sub(most));
+        Ok(())
     }
 
     /// The queries `[query][d]` of the query heads of one KV head; empty if none were kept.
@@ -260,7 +264,7 @@ mod tests {
             let first = kv.tokens();
             let queries: Vec<f32> = (0..tokens * heads * d).map(|i| (all.len() + i) as f32).collect();
             (0..tokens).for_each(|_| kv.append(&[0.0; 4], &[0.0; 4]));
-            recent.observe(&PrefillChunk::new(0, first, &queries, heads, &kv));
+            recent.observe(&PrefillChunk::new(0, first, &queries, heads, &kv)).unwrap();
             all.extend(&queries);
         }
         let last = &all[all.len() - RecentQueries::COUNT * heads * d..];

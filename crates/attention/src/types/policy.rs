@@ -54,7 +54,7 @@ impl FromStr for LocalLayers {
 
     fn from_str(text: &str) -> Result<Self, UsageError> {
         let known = [Self::Dense, Self::Sparse].into_iter().find(|layers| layers.name() == text);
-        known.ok_or_else(|| UsageError::unknown("local layers", text, Self::NAMES))
+        known.ok_or_else(|| UsageError::unknown("local-layers", text, Self::NAMES))
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::examples::token_counter::Counter;
 use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
 use spattn_attention::calibration::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+    Assignment, Calibration, Collected, Collector, ObserveChunk, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use spattn_attention::methods::CALIBRATIONS;
 use spattn_attention::{MethodSpec, Params, Rotation, expand_grid};
@@ -456,13 +456,7 @@ impl CalibrationPlan<'_> {
     }
 
     /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
-    fn read(
-        &self,
-        number: usize,
-        length: usize,
-        model: &Model,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
-    ) -> Result<usize> {
+    fn read(&self, number: usize, length: usize, model: &Model, observe: &mut ObserveChunk<'_>) -> Result<usize> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
         model.check_tokens(&ids)?;
@@ -494,7 +488,7 @@ impl CalibrationPlan<'_> {
             _ => Read::default(),
         };
         for (number, length) in blocks.iter().enumerate().skip(read.blocks) {
-            let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.observe(chunk));
+            let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().try_for_each(|c| c.observe(chunk));
             let tokens = self.read(number, *length, model, &mut observe)?;
             collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
             read = Read { blocks: number + 1, tokens: read.tokens + tokens };
@@ -507,7 +501,7 @@ impl CalibrationPlan<'_> {
             }
         }
         for number in blocks.len()..blocks.len() + self.held_out {
-            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.examine(chunk));
+            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().try_for_each(|c| c.examine(chunk));
             let tokens = self.read(number, self.length, model, &mut examine)?;
             collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
         }

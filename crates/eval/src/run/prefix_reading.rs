@@ -183,8 +183,8 @@ impl PrefixReader<'_> {
             if chunk.layer == 0 && chunk.first > kept {
                 times.0.push((chunk.first, spent(&stats)));
             }
-            stats.observe(chunk);
-            queries.observe(chunk);
+            stats.observe(chunk)?;
+            queries.observe(chunk)
         };
         let prompt_tokens = self.example.prompt.len();
         let mut sparse = self.sparse_prefill();

@@ -205,7 +205,7 @@ impl Cuda {
         first: usize,
         rows: usize,
         reading: &mut Reading<'_, '_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), EngineError> {
         let (c, widths, spec) = (&self.config, self.widths(), self.layer_specs().layer(layer));
         let scale = spec.scale.factor();
         let Workspace { qkv, attended, host, .. } = workspace;
@@ -224,11 +224,10 @@ impl Cuda {
             workspace: Mutex::new(host),
             attended: Mutex::new(&mut *attended),
             log_sums: OnceLock::new(),
-            failure: OnceLock::new(),
         };
         let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view).with_spec(spec);
         if let Some(observe) = &mut reading.observe {
-            observe(&chunk);
+            observe(&chunk)?;
         }
         let (queries, cache) = (
             Rows {
@@ -244,26 +243,24 @@ impl Cuda {
             prefix.cache(layer),
         );
         let Some(sparse) = reading.sparse.as_mut() else {
-            return match view.close() {
-                Some(failure) => Err(failure),
-                None => self.gpu.prefill_attention(&queries, &cache, attended),
-            };
+            view.close();
+            return Ok(self.gpu.prefill_attention(&queries, &cache, attended)?);
         };
         let is_attended = {
             let mut attended = view.attended.lock().unwrap_or_else(PoisonError::into_inner);
             sparse.attend_on_device(&self.gpu, &chunk, &queries, &cache, &mut attended, None)?
         };
-        let masked = (!is_attended).then(|| {
+        let masked = if is_attended {
+            None
+        } else {
             let mut out = vec![0.0; rows * widths.0];
-            sparse.attend(&chunk, &mut out);
-            out
-        });
-        if let Some(failure) = view.close() {
-            return Err(failure);
+            sparse.attend(&chunk, &mut out)?;
+            Some(out)
+        };
+        view.close();
+        if let Some(out) = masked {
+            Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0)?;
         }
-        match masked {
-            Some(out) => Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

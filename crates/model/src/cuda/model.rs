@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
+use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
     self as kernels, AttentionWorkspace, Buffer, Columns, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
     Positions, QuantisedMatrix, RmsNorm, Rotation, Storage, Timeline, WeightMatrix,
@@ -61,6 +61,15 @@ pub(super) struct StepAngles {
     pub(super) by_row: bool,
     /// The factor of cos and sin.
     pub(super) scaling: f32,
+}
+
+impl From<DevicePrefillError> for EngineError {
+    fn from(error: DevicePrefillError) -> Self {
+        match error {
+            DevicePrefillError::Gpu(error) => error.into(),
+            DevicePrefillError::Kv(error) => error.into(),
+        }
+    }
 }
 
 /// What `broken` holds while all numbers are finite.

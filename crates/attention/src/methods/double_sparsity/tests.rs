@@ -96,7 +96,7 @@ fn planted() -> Artefact {
     }
     let model = shape(4, 2, d);
     let mut collector = super::super::tests::collector(NAME, &model, 0);
-    collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv));
+    collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv)).unwrap();
     let Collected { tensors, settings, notes, .. } = collector.finish();
     assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");
     let (kind, data) = (NAME.to_owned(), String::new());
@@ -143,7 +143,7 @@ fn channels_are_measured_before_rope_as_the_authors_hooks_do() {
         kv.append(&key, &key);
     }
     let mut collector = super::super::tests::collector(NAME, &shape(1, 1, d), 0);
-    collector.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
+    collector.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv)).unwrap();
     let Collected { tensors, .. } = collector.finish();
     let means = |name: &str| &tensors.iter().find(|t| t.name == format!("layers.0.{name}")).unwrap().values;
     let (q_pre, k_pre, q, k) = (means("q_pre"), means("k_pre"), means("q"), means("k"));

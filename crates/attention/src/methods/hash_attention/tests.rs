@@ -525,7 +525,7 @@ fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
 fn read(collector: &mut dyn Collector, model: &ModelShape, prompt: u64, learns: bool) {
     for (layer, (kv, queries)) in law(model, prompt).iter().enumerate() {
         let chunk = PrefillChunk::new(layer, 0, queries, model.heads, kv);
-        if learns { collector.observe(&chunk) } else { collector.examine(&chunk) }
+        if learns { collector.observe(&chunk) } else { collector.examine(&chunk) }.unwrap();
     }
     collector.end_prompt(PROMPT);
 }

@@ -319,7 +319,7 @@ fn what_finding_a_mask_costs_is_counted_once() {
         sparse.pattern = pattern;
         let mut out = vec![f32::NAN; layer.queries.len()];
         let chunk = PrefillChunk::new(0, 0, &layer.queries, 4, &layer.kv);
-        sparse.attend(&chunk, &mut out);
+        sparse.attend(&chunk, &mut out).unwrap();
         let total = sparse.into_costs().total(|_| true);
         assert_eq!((total.score_flops, total.attended_tokens, total.steps), (flops, 4 * 150, 4 * 150));
     }
@@ -345,7 +345,7 @@ fn verticals_slashes_and_weighted_tokens_are_attended_in_one_softmax() {
     let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
     sparse.pattern = PrefillPattern::Whole(&given);
     let mut out = vec![f32::NAN; layer.queries.len()];
-    sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out);
+    sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out).unwrap();
     let sees = |position: usize, token: usize| {
         let distance = position - token;
         let is_plain = distance <= 5 || [9, 10, 40, 77].contains(&distance) || [0, 1, 30, 31, 90, 120].contains(&token);

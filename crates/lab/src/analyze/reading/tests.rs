@@ -32,7 +32,10 @@ fn heads_hold_what_the_model_computes_in_one_go() {
     assert_eq!((&document.layers[..], document.at(7), document.steps()), (&[2, 7][..], 1, 3));
     let tokens = document.ids.len();
     let mut queries = vec![Vec::new(); 10];
-    let mut keep = |chunk: &PrefillChunk<'_>| queries[chunk.layer].extend_from_slice(chunk.queries());
+    let mut keep = |chunk: &PrefillChunk<'_>| {
+        queries[chunk.layer].extend_from_slice(chunk.queries()?);
+        Ok(())
+    };
     let prefix = loaded.model.decoder.prefill_observed(&document.ids, tokens, &mut keep).unwrap().prefix;
     let heads = document.each_head(Head::clone).unwrap();
     assert_eq!(heads.iter().map(|h| (h.layer, h.kv_head)).collect::<Vec<_>>(), [(2, 0), (2, 1), (7, 0), (7, 1)]);
