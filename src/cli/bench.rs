@@ -236,8 +236,8 @@ impl BenchArgs {
     fn block_type(&self, reads_whole: bool) -> Result<Option<BlockType>, UsageError> {
         let Some(name) = &self.weights else { return Ok(None) };
         if !reads_whole {
-            return Err(UsageError::new("--weights is of products with weights, which are not timed here")
-                .hint("leave it out, or time whole steps: spattn bench decode"));
+            return Err(UsageError::new("--weights applies only to `bench decode` and to `bench prefill --layers`")
+                .hint("leave --weights out, or use `bench decode`"));
         }
         if self.matmul_precision()? != MatmulPrecision::F32 {
             return Err(UsageError::new("products in bf16 take weights in bf16, not in quantised blocks")
