@@ -2480,8 +2480,8 @@ fn rotation_with_norms_and_places() {
                         let norm = &norms[usize::from(head >= heads)];
                         x.iter_mut().zip(norm).for_each(|(x, n)| *x = *x / rms * f64::from(*n));
                     }
-                    for i in 0..rotated / 2 {
-                        let (sin, cos) = f64::from(position as f32 * inverse[i]).sin_cos();
+                    for (i, frequency) in inverse.iter().enumerate() {
+                        let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
                         let (one, other) = if neighbours { (2 * i, 2 * i + 1) } else { (i, i + rotated / 2) };
                         let (a, b) = (x[one], x[other]);
                         (x[one], x[other]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);

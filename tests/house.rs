@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use syn::visit::{self, Visit};
 
@@ -481,4 +482,17 @@ fn a_root_of_a_width_is_found_however_the_width_is_called() {
     ] {
         assert_eq!(roots(text), 0, "{text}");
     }
+}
+
+/// The README's first command is `cargo run`, which needs a default where the workspace has several programs.
+#[test]
+fn cargo_run_starts_the_program() {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
+    let told = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+    let packages = told["packages"].as_array().unwrap();
+    let defaults: Vec<&str> = packages.iter().filter_map(|package| package["default_run"].as_str()).collect();
+    assert_eq!(defaults, ["spattn"]);
 }

@@ -47,7 +47,7 @@ fn with_template(dir: &Path, template: &str) -> PathBuf {
 #[test]
 fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
     const SAMPLED: &str =
-        "-t ruler/vt -l 512 -n 3 -m topk:k=64 -m random:ratio=0.5 --temperature 1 --top-p 0.95 --repeats 4";
+        "-t ruler/vt -l 1K -n 3 -m topk:k=64 -m random:ratio=0.5 --temperature 3 --top-p 0.99 --repeats 4";
     let dir = TempDir::new().unwrap();
     let one = records(dir.path(), 1, SAMPLED);
     assert_eq!(one, records(dir.path(), 3, SAMPLED));
@@ -63,7 +63,7 @@ fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
     }
     assert!(full.iter().any(|record| predictions(record).windows(2).any(|pair| pair[0] != pair[1])), "all are alike");
     // What a record says does not depend on the methods beside it.
-    let alone = records(dir.path(), 2, "-t ruler/vt -l 512 -n 3 --temperature 1 --top-p 0.95 --repeats 4");
+    let alone = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 --temperature 3 --top-p 0.99 --repeats 4");
     assert_eq!(of_method(&alone, "full"), full);
 }
 
@@ -71,11 +71,11 @@ fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
 fn methods_of_equal_logits_draw_equal_answers() {
     let dir = TempDir::new().unwrap();
     // All tokens are within the budget, so this is `full` by another name.
-    let all = records(dir.path(), 2, "-t ruler/vt -l 512 -n 3 -m topk:k=100000 --temperature 1 --repeats 3");
+    let all = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 -m topk:k=100000 --temperature 1 --repeats 3");
     let answers = |method: &str| of_method(&all, method).iter().map(|r| json!(predictions(r))).collect::<Vec<_>>();
     assert_eq!(answers("full"), answers("topk"));
     // Other draws under another seed.
-    let other = records(dir.path(), 2, "-t ruler/vt -l 512 -n 3 --temperature 1 --repeats 3 --seed 7");
+    let other = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 --temperature 1 --repeats 3 --seed 7");
     assert_ne!(answers("full"), of_method(&other, "full").iter().map(|r| json!(predictions(r))).collect::<Vec<_>>());
 }
 

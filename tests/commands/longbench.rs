@@ -271,7 +271,7 @@ fn data_sets_are_fetched_from_a_mirror_listed_and_checked() {
     assert!(fetch("essays").stdout.starts_with("present "));
     let refused = fetch("squad");
     assert_eq!(refused.status, Some(1));
-    assert!(refused.stderr.contains("not the published file: it has 2 bytes"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("differs from the published file: it has 2 bytes"), "{}", refused.stderr);
     assert!(!data.join("squad/dev-v2.0.json").exists(), "nothing is left of it");
     // The published number of bytes, but other bytes.
     fs::create_dir(mirror.join("winogrande")).unwrap();

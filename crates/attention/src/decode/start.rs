@@ -23,6 +23,9 @@ pub enum StartError {
     Device(#[from] DeviceFailure),
 }
 
+/// A method with the parameter that was solved for its density.
+type SolvedMethod = Solved<Arc<dyn AnyMethod>>;
+
 impl IndexCache {
     /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence left one.
     ///
@@ -44,7 +47,7 @@ impl IndexCache {
 
     /// The method with its parameter solved for the requested density, `None` if there is nothing to solve; and what
     /// solving read of a prefix that is not lent.
-    fn solve(&self, method: &Configured) -> Result<(Option<Solved<Arc<dyn AnyMethod>>>, KvReads), KvError> {
+    fn solve(&self, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
         let dense = self.prefix.specs().dense(&method.policy);

@@ -28,8 +28,9 @@ pub(crate) enum Broken {
         /// The page.
         page: usize,
     },
-    /// From this read on, counted from 0 over all layers and KV heads.
-    FromRead(usize),
+    /// Only at this read, counted from 0 over all layers and KV heads. Later reads succeed, so none of them reports an error that
+    /// was dropped.
+    OneRead(usize),
 }
 
 /// Pages of [`PAGE`] tokens in a file, `[layer][kv_head][page][keys, values]`, as 16-bit floats.
@@ -94,7 +95,7 @@ impl PagedFile {
             Broken::Page { layer, page: broken } if (layer, broken) == (at.layer, page) => {
                 return Err(format!("page {page} is gone"));
             }
-            Broken::FromRead(first) if read >= first => return Err("the file is gone".to_owned()),
+            Broken::OneRead(failing) if read == failing => return Err("the file is gone".to_owned()),
             _ => {}
         }
         let pages = self.tokens.div_ceil(PAGE);

@@ -135,10 +135,15 @@ fn a_read_that_fails_is_an_error_whatever_it_is_for() {
         case.decode(prefix).unwrap();
         let all = reads.load(Ordering::Relaxed);
         for tried in 0..TRIED {
-            let first = tried * (all - 1) / (TRIED - 1);
-            let error = case.decode(in_file(Broken::FromRead(first)).0).expect_err(&case.name);
+            let failing = tried * (all - 1) / (TRIED - 1);
+            let error = case.decode(in_file(Broken::OneRead(failing)).0).expect_err(&case.name);
             let StartError::Kv(KvError { layer, tier, why }) = error else { panic!("{}: {error}", case.name) };
-            assert_eq!((tier, why.as_str()), (Tier::Disk, "the file is gone"), "{}: read {first} of {all}", case.name);
+            assert_eq!(
+                (tier, why.as_str()),
+                (Tier::Disk, "the file is gone"),
+                "{}: read {failing} of {all}",
+                case.name
+            );
             assert!(layer < LAYERS, "{}", case.name);
         }
     }

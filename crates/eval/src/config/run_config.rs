@@ -174,12 +174,13 @@ impl RunConfig {
     /// Refuses settings of sampling and thinking that would change nothing.
     fn check_generation(&self) -> Result<(), UsageError> {
         let is_greedy = self.temperature == 0.0;
-        let without_effect = [
-            (is_greedy && self.repeats > 1, format!("{} repeats of a greedy answer are all the same", self.repeats)),
-            (is_greedy && self.top_p < 1.0, format!("`top_p` {} changes nothing where answers are greedy", self.top_p)),
-        ];
-        if let Some((_, what)) = without_effect.into_iter().find(|(is_so, _)| *is_so) {
-            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave it out"));
+        if is_greedy && self.repeats > 1 {
+            let what = format!("{} repeats of a greedy answer are all the same", self.repeats);
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave --repeats out"));
+        }
+        if is_greedy && self.top_p < 1.0 {
+            let what = format!("`top_p` {} changes nothing where answers are greedy", self.top_p);
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave --top-p out"));
         }
         if self.thinking == Thinking::On && !self.chat {
             return Err(UsageError::new("`thinking` is told to the chat template, which is not to be used")
@@ -187,7 +188,7 @@ impl RunConfig {
         }
         if self.thinking == Thinking::Off && self.settings.thinking_tokens.is_some() {
             return Err(UsageError::new("`thinking_tokens` is given, and the model is not to think")
-                .hint("add --thinking on, or leave it out"));
+                .hint("add --thinking on, or leave --thinking-tokens out"));
         }
         Ok(())
     }
@@ -359,11 +360,11 @@ mod tests {
     fn what_decodes_densely_is_refused_where_prompts_are_read_densely() {
         for sparse_from in ["decode", "question", "last:5"] {
             let e = resolve(&format!("sparse_from = '{sparse_from}'\nmethods = ['vertical_slash']")).unwrap_err();
-            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("sparse from {sparse_from}")));
+            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("--sparse-from {sparse_from}")));
             assert!(e.hint.unwrap().contains("--sparse-from prefill"));
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = ['vertical_slash']").is_ok());
         let both = Settings::parse("sparse_from = ['prefill', 'decode']\nmethods = ['vertical_slash']", "test.toml");
-        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("sparse from decode"));
+        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("--sparse-from decode"));
     }
 }

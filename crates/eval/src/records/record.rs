@@ -214,7 +214,7 @@ pub struct Record {
     pub density_by_layer: Vec<f64>,
     /// The spread of the density over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub density_spread: Option<Spread>,
+    pub density_spread: Option<Box<Spread>>,
     /// Comparison with exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Box<Fidelity>>,

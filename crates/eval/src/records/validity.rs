@@ -59,7 +59,7 @@ impl Record {
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
-        if let Some(spread) = self.density_spread {
+        if let Some(spread) = self.density_spread.as_deref() {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
         }
         at_most("prefix_tokens", self.prefix_tokens, "prompt_tokens", self.prompt_tokens)?;
@@ -271,7 +271,7 @@ mod tests {
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),
-            ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 })),
+            ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 }.into())),
             ("`prefix_tokens` is 5000, more than `prompt_tokens`, 4050", |r| r.prefix_tokens = 5000),
             ("`thought.limit` is 41, more than `max_new_tokens`, 40", |r| {
                 r.thought = Some(Thought { text: String::new(), limit: 41 }.into());

@@ -27,6 +27,7 @@ use crate::plan::planner::RunPlan;
 use crate::records::record::Record;
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
+use spattn_tasks::Example;
 use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
 
@@ -138,7 +139,7 @@ impl Runner<'_> {
         let TruncatedExample { example, prompt, .. } = truncated;
         self.check_positions(methods, prompt.ids.len() + example.max_new_tokens)?;
         let request = self.request(item, methods);
-        let until = [example.rules.until, self.config.stop_texts()].concat();
+        let until = self.end_texts(example);
         let policy = Generation {
             tokenizer: &self.model.tokenizer,
             max_new_tokens: example.max_new_tokens,
@@ -178,6 +179,11 @@ impl Runner<'_> {
             _ => examples.run(request, &policy),
         }?;
         Ok(result.map(|result| self.records_of_passage(item, passage, methods, result)))
+    }
+
+    /// The texts that end an answer where they occur: those of the task and those of `--stop`.
+    pub(super) fn end_texts(&self, example: &Example) -> Vec<String> {
+        [example.rules.until, self.config.stop_texts()].concat()
     }
 
     /// Where thoughts end in the answers to a prompt; `None` if the model is not to think.

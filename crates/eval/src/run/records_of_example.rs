@@ -86,7 +86,7 @@ impl Runner<'_> {
             None => Said { answer: self.model.tokenizer.decode(&answer.tokens)?, ..Said::default() },
         };
         let thought = thoughts.map(|_| Thought { text: said.thought, limit: self.config.thought_tokens() }.into());
-        let until = [example.rules.until, self.config.stop_texts()].concat();
+        let until = self.end_texts(example);
         let prediction = ended(&said.answer, &until);
         let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, prediction));
         Ok(Answer {
@@ -221,7 +221,7 @@ impl Runner<'_> {
             steps: run.steps,
             solved: run.solved,
             density_by_layer: run.density_by_layer,
-            density_spread: run.density_spread,
+            density_spread: run.density_spread.map(Box::new),
             fidelity: run.fidelity.map(Box::new),
             likelihood: None,
             choice: None,

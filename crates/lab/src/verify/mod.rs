@@ -1,6 +1,6 @@
 //! Whether the program computes a model right: what `spattn verify` finds.
 //!
-//! [`verify`] reads a model, measures it and judges. Without a reference it judges what can be judged alone: whether all tensors are read,
+//! [`Verification::run`] reads a model, measures it and judges. Without a reference it judges what can be judged alone: whether all tensors are read,
 //! whether texts come back from their tokens, and whether the decoder agrees with itself. An [`HfReference`] holds what transformers computed
 //! with the same files; then the first layer and position that differ are found, and the files that explain it. How findings are printed is
 //! not known here.

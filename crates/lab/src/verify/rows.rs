@@ -133,10 +133,10 @@ mod tests {
         assert_eq!(sums(&moved).compared(&theirs), Some(RowsFault::Reordered(vec![2..3, 4..5])));
         let mut changed = values.clone();
         changed[6] += 0.01;
-        assert_eq!(sums(&changed).compared(&theirs), Some(RowsFault::Different(vec![3..4])));
+        assert_eq!(sums(&changed).compared(&theirs), Some(RowsFault::Different(std::iter::once(3..4).collect())));
         let mut columns = values.clone();
         columns.swap(10, 11);
-        assert_eq!(sums(&columns).compared(&theirs), Some(RowsFault::Different(vec![5..6])));
+        assert_eq!(sums(&columns).compared(&theirs), Some(RowsFault::Different(std::iter::once(5..6).collect())));
         let fewer = RowSums::new(&values[..10], &[5, 2]);
         assert_eq!(fewer.compared(&theirs), Some(RowsFault::Count { ours: 5, theirs: 6 }));
     }

@@ -173,6 +173,17 @@ impl ModelConfig {
         self.layer_kinds.kinds[layer]
     }
 
+    /// Makes a model of `layers` layers, whose kinds are those of this one in turn, again and again if there are more.
+    ///
+    /// # Panics
+    /// If this model has no layer.
+    pub fn set_layers(&mut self, layers: usize) {
+        let kinds = self.layer_kinds.kinds.iter().copied().cycle();
+        self.layer_kinds.kinds = kinds.take(layers).collect();
+        assert_eq!(self.layer_kinds.kinds.len(), layers, "a model without layers has no kind of layer");
+        self.layers = layers;
+    }
+
     /// Leaves only these layers, in this order.
     ///
     /// # Panics

@@ -134,7 +134,7 @@ fn what_says_another_context_is_counted_or_told_of() {
         (
             json!({"max_position_embeddings": 32768, "rope_scaling": linear(8.0)}),
             32768,
-            "linear RoPE scaling by 8 is taken",
+            "include linear RoPE scaling by 8",
         ),
         (json!({"max_position_embeddings": 32768, "max_seq_len": 32768, "rope_scaling": linear(8.0)}), 32768, ""),
         (json!({"max_position_embeddings": 4096, "max_sequence_length": 2048}), 4096, "is stated to be 2048"),

@@ -1,11 +1,11 @@
 //! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
 //! tokenizer.
 //!
-//! A file is translated to the contents of a Hugging Face folder: [`config`] writes the text of a `config.json`, [`tokenizer`] the
-//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So the rest of the
+//! A file is translated to the contents of a Hugging Face folder: `config` writes the text of a `config.json`, `tokenizer` the
+//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the
 //! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
-//! The container is read by `candle-core`, after [`directory`] has checked what it would take on trust, and so are quantised types that the
+//! The container is read by `candle-core`, after `directory` has checked what it would take on trust, and so are quantised types that the
 //! kernels do not know; tensors of the others keep their blocks. Its tokenizer reader is not used: it falls back to GPT-2's splitting for
 //! names that it does not know.
 
@@ -67,7 +67,7 @@ pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
 /// Records name the model `id`.
 ///
 /// # Errors
-/// A [`UsageError`](spattn_base::error::UsageError) with the file and the key if the file is not GGUF, is truncated, has a tensor of a
+/// A [`UsageError`] with the file and the key if the file is not GGUF, is truncated, has a tensor of a
 /// type that cannot be read, is of a family that is not supported, or has a tokenizer that is not known exactly.
 pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
     let files = GgufFiles::open(path, config::check_architecture)?;

@@ -43,7 +43,7 @@ pub struct Segment {
 /// A row: one training example of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingRow {
-    /// Index of its family in [`Trainer::families`](crate::Trainer::families).
+    /// Index of its family in [`Trainer::families`](super::Trainer::families).
     pub family: usize,
     /// Its text in order.
     pub segments: Vec<Segment>,

@@ -77,7 +77,7 @@ fn texts_are_read_in_turn_and_repeated_reading_is_said() {
     let plan_of_two = plan(&texts, 250, 100);
     let notes = plan_of_two.notes();
     assert_eq!(notes.len(), 1, "{notes:?}");
-    assert!(notes[0].starts_with("a file has 120 tokens, of which 150 are read"), "{notes:?}");
+    assert!(notes[0].starts_with("a file has 120 tokens, but 150 are read"), "{notes:?}");
     let enough = [file(0..150), file(0..100)];
     assert_eq!(plan(&enough, 250, 100).notes(), [""; 0]);
 }

@@ -182,7 +182,7 @@ fn what_cannot_be_read_is_said() {
     let tasks = ["ruler/vt".to_owned()];
     let said = |request: Request<'_>| DocumentReader::open(&request).err().unwrap().to_string();
     assert!(said(Request { length: 18, ..request(&tasks, &[]) }).contains("too short for the queries"));
-    assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond what builtin reads"));
+    assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond the context of builtin"));
     assert_eq!(said(request(&tasks, &[3, 12])), "builtin has no layer 12");
     assert_eq!(layers_of(&[4, 1, 4], 5, "m").unwrap(), [1, 4]);
 }
