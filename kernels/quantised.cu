@@ -227,7 +227,6 @@ template <bool WIDE> __device__ __forceinline__ float biased(uint32_t word, int 
     }
 }
 
-
 // Numbers as in the launchers.
 enum Stored { F32 = 0, F16 = 1, BF16 = 2 };
 enum Into { NARROW = 0, WIDE_OUT = 1, ADD = 2 };
@@ -505,7 +504,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
 }
 
 #define GEMV(FORMAT, NAME, ROWS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, ROWS < 4 ? 2 : 1) \
+    extern "C" __global__ void __launch_bounds__(THREADS, ROWS < 4 ? 2 : 1)                                        \
         gemv_##NAME##_##ROWS(Fields w, const void* x, int stored, int rows, void* out, int into, int outputs,           \
                              int units, int stride) {                                                                   \
         gemv<FORMAT, ROWS>(w, x, stored, rows, out, into, outputs, units, stride);                                      \

@@ -7,6 +7,7 @@ mod golden_model;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use golden_model::{decoder, load, names_on_gpus};
@@ -33,12 +34,13 @@ use spattn::kernels::cuda::{
     Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
+use spattn::model::config::ModelConfig;
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
 use spattn::model::source::ModelSource;
-use spattn::model::tensors;
+use spattn::model::{gguf, tensors};
 
 /// A layer that attends by default, with heads of so many channels.
 fn one_layer(d: usize) -> LayerSpecs {
@@ -267,22 +269,39 @@ fn weights_in_blocks_give_the_logits_of_the_cpu() {
     let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
     for (config, block_type) in BlockType::ALL.into_iter().map(|block_type| (&plain, block_type)).chain(others) {
         let weights = tensors::Weights::random_in(3, block_type);
-        let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(&weights);
-        assert!(dimensions.blocks().is_some());
-        let [cpu, gpu] = [Device::Cpu, CUDA].map(|device| {
-            let decoder = Decoder::load(&dimensions, &weights, device).unwrap();
-            let prefill = decoder.prefill(&tokens[..64], tokens.len()).unwrap();
-            let mut cache = IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0);
-            let mut fork = cache.fork(&method("full"), false).unwrap();
-            let mut logits = prefill.logits;
-            for token in &tokens[64..] {
-                let stepped = decoder.step(&mut [Stream { fork: &mut fork, tokens: &[*token] }], tokens.len()).unwrap();
-                logits.extend(stepped.concat());
-            }
-            logits
-        });
-        assert_close(&gpu, &cpu, 1e-4, &format!("{} of {}", block_type.name(), config.family));
+        check_logits_of_blocks(config, &weights, &tokens, &format!("{} of {}", block_type.name(), config.family));
     }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
+    // Of two layers of this file, queries, keys and values are in blocks in part.
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/gguf/mixed.gguf");
+    let (texts, weights) = gguf::open(Path::new(file), "mixed".into()).unwrap();
+    let config = texts.config().unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % config.vocab_size as u32).collect();
+    check_logits_of_blocks(&config, &weights, &tokens, "mixed.gguf");
+}
+
+/// Compares the logits of a prompt and of steps behind it with those of the CPU, with weights kept in their blocks on both.
+fn check_logits_of_blocks(config: &ModelConfig, weights: &tensors::Weights, tokens: &[u32], what: &str) {
+    let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(weights);
+    assert!(dimensions.blocks().is_some());
+    let [cpu, gpu] = [Device::Cpu, CUDA].map(|device| {
+        let decoder = Decoder::load(&dimensions, weights, device).unwrap();
+        let (prompt, following) = tokens.split_at(tokens.len() - 6);
+        let prefill = decoder.prefill(prompt, tokens.len()).unwrap();
+        let mut cache = IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0);
+        let mut fork = cache.fork(&method("full"), false).unwrap();
+        let mut logits = prefill.logits;
+        for token in following {
+            let stepped = decoder.step(&mut [Stream { fork: &mut fork, tokens: &[*token] }], tokens.len()).unwrap();
+            logits.extend(stepped.concat());
+        }
+        logits
+    });
+    assert_close(&gpu, &cpu, 1e-4, what);
 }
 
 #[test]

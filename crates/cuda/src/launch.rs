@@ -418,15 +418,8 @@ impl Gpu {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let WeightMatrix { data: w, outputs, inputs } = w;
-        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
-        let w = w.address(0, outputs * inputs * storage.bytes());
-        let x = x.address(0, rows * inputs * storage.bytes());
-        let out = out.address(0, rows * outputs * wide.bytes());
-        if rows == 1 && inputs.is_multiple_of(PIECE) {
-            return self.gemv(storage, [w, x, out], outputs, inputs, into);
-        }
-        self.gemm(storage, [w, x, out], [rows, outputs, inputs, outputs], into)
+        let columns = Columns { first: 0, stride: w.outputs };
+        self.multiply_columns(storage, w, x, rows, (out, columns), into)
     }
 
     /// [`multiply`](Self::multiply) by a part of the outputs of a layer, into some columns of `out`.
@@ -450,8 +443,11 @@ impl Gpu {
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
-        let written = (rows.saturating_sub(1) * columns.stride + outputs) * wide.bytes();
-        let out = out.address(columns.first * wide.bytes(), written);
+        let written = rows.checked_sub(1).map_or(0, |others| others * columns.stride + outputs);
+        let out = out.address(columns.first * wide.bytes(), written * wide.bytes());
+        if rows == 1 && inputs.is_multiple_of(PIECE) {
+            return self.gemv(storage, [w, x, out], outputs, inputs, into);
+        }
         self.gemm(storage, [w, x, out], [rows, outputs, inputs, columns.stride], into)
     }
 

@@ -16,7 +16,7 @@ use super::layers::{Checkpoint, FeedForward, Gated, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
 use super::rope::{Rope, RopeTable, apply};
 use super::routing::routed;
-use super::tensors::{Weights, WeightsError};
+use super::tensors::{WeightDtype, Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvError, LayerKv, Prefix};
@@ -122,8 +122,9 @@ impl Engine for Cpu {
 impl Cpu {
     /// Reads the weights, converted to the storage type.
     pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let keeps_blocks = dimensions.blocks().is_some();
-        let source = Checkpoint { weights, dtype: dimensions.storage.weights, keeps_blocks };
+        let (dtype, keeps_blocks) = (dimensions.storage.weights, dimensions.blocks().is_some());
+        // Products with blocks are f32 whatever the storage type.
+        let source = Checkpoint { weights, dtype, keeps_blocks, blocks_fit: WeightDtype::F32 };
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 

@@ -312,6 +312,8 @@ pub(super) struct Checkpoint<'a> {
     pub dtype: WeightDtype,
     /// Whether matrices stay in the quantised blocks that they are stored in.
     pub keeps_blocks: bool,
+    /// What the numbers of those that stay have to fit into.
+    pub blocks_fit: WeightDtype,
 }
 
 impl Checkpoint<'_> {
@@ -325,7 +327,7 @@ impl Checkpoint<'_> {
         let read = |(name, rows): (&String, &usize)| {
             let name = TensorNames::weight(name);
             let stays = self.keeps_blocks && self.weights.block_type(&name, inputs).is_some();
-            let dtype = if stays { WeightDtype::F32 } else { self.dtype };
+            let dtype = if stays { self.blocks_fit } else { self.dtype };
             self.weights.read_for(&name, &[*rows, inputs], dtype)
         };
         names.iter().zip(outputs).map(read).collect()

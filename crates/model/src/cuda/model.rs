@@ -13,7 +13,7 @@ use spattn_cuda::{
 use super::expert_room::{ExpertRoom, ExpertTables};
 use super::host::HostWorkspace;
 use super::kv::storage;
-use super::weights::{Data, Linear, LoadFailure, Matrix, ToDevice};
+use super::weights::{Data, Linear, LoadFailure, Matrix, Part, ToDevice};
 use super::workspace::Workspace;
 use crate::dimensions::{Dimensions, GPU_PANEL};
 use crate::engine::{EngineError, GpuUse, NotFinite};
@@ -85,8 +85,9 @@ impl Cuda {
         weights: &crate::tensors::Weights,
         gpu: Gpu,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint =
-            Checkpoint { weights, dtype: dimensions.storage.weights, keeps_blocks: dimensions.blocks().is_some() };
+        let dtype = dimensions.storage.weights;
+        // Panels of blocks are in the storage type.
+        let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let sinks = dimensions.layer_specs().iter().filter_map(|spec| spec.sinks.as_ref());
         let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
@@ -204,8 +205,8 @@ impl Cuda {
         let (rows, scale) = (tokens.len(), self.embedding_scale());
         match &self.parts.embedding.data {
             Data::Plain(table) => self.gpu.embed(self.storage(), table, ids, rows, x, (self.config.hidden_size, scale)),
-            Data::Blocks(parts) => match parts.as_slice() {
-                [table] => self.gpu.embed_quantised(table, ids, rows, x, scale),
+            Data::Parts(parts) => match parts.as_slice() {
+                [Part::Blocks(table)] => self.gpu.embed_quantised(table, ids, rows, x, scale),
                 _ => unreachable!("a table is one tensor"),
             },
         }
@@ -381,20 +382,27 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let &Matrix { ref data, outputs, inputs } = weight;
+        let (&Matrix { ref data, outputs, inputs }, storage) = (weight, self.storage());
         let parts = match data {
             Data::Plain(data) => {
                 let weight = WeightMatrix { data, outputs, inputs };
-                return self.gpu.multiply(self.storage(), weight, x, rows, out, into);
+                return self.gpu.multiply(storage, weight, x, rows, out, into);
             }
-            Data::Blocks(parts) => parts,
+            Data::Parts(parts) => parts,
         };
         let mut columns = Columns { first: 0, stride: outputs };
         for part in parts {
-            match rows <= FUSED_ROWS {
-                true => self.gpu.multiply_quantised(self.storage(), part, x, rows, (&mut *out, columns), into)?,
-                false => self.multiply_by_panels(part, x, rows, (&mut *out, columns), into)?,
-            }
+            let out = (&mut *out, columns);
+            match part {
+                Part::Plain { data, outputs } => {
+                    let weight = WeightMatrix { data, outputs: *outputs, inputs };
+                    self.gpu.multiply_columns(storage, weight, x, rows, out, into)
+                }
+                Part::Blocks(blocks) if rows <= FUSED_ROWS => {
+                    self.gpu.multiply_quantised(storage, blocks, x, rows, out, into)
+                }
+                Part::Blocks(blocks) => self.multiply_by_panels(blocks, x, rows, out, into),
+            }?;
             columns.first += part.outputs();
         }
         Ok(())
