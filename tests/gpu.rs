@@ -7,7 +7,6 @@ mod golden_model;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use golden_model::{decoder, load, names_on_gpus};
@@ -277,8 +276,8 @@ fn weights_in_blocks_give_the_logits_of_the_cpu() {
 #[ignore = "needs a GPU"]
 fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
     // Of two layers of this file, queries, keys and values are in blocks in part.
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/gguf/mixed.gguf");
-    let (texts, weights) = gguf::open(Path::new(file), "mixed".into()).unwrap();
+    let file = golden_model::root().join("../gguf/mixed.gguf");
+    let (texts, weights) = gguf::open(&file, "mixed".into()).unwrap();
     let config = texts.config().unwrap();
     let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % config.vocab_size as u32).collect();
     check_logits_of_blocks(&config, &weights, &tokens, "mixed.gguf");
