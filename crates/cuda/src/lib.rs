@@ -66,7 +66,9 @@ pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
-pub use launch::{Cache, Columns, FiniteCheck, Gate, Into, Norms, Place, Positions, RmsNorm, Rotation, WeightMatrix};
+pub use launch::{
+    Cache, Columns, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation, WeightMatrix,
+};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use per_row_tokens::PerRowTokens;
 pub use prefill::{LayerRule, Rows};

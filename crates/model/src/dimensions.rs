@@ -273,9 +273,6 @@ impl Dimensions {
                 kv.name()
             ));
         }
-        if let Some(what) = self.config.block.gpu_obstacle() {
-            return Some(format!("the GPU kernels do not support {what}, which {} has", self.config.family));
-        }
         if let Some(what) = self.expert_obstacle() {
             return Some(format!("the GPU kernels do not support {what}"));
         }
@@ -336,7 +333,6 @@ fn attention_spec(config: &ModelConfig, layer: usize) -> AttentionSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::QueryGrowth;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -410,11 +406,8 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
-        let grows = |c: &mut ModelConfig| c.block.query_growth = Some(QueryGrowth { beta: 0.1, step: 64 });
-        let obstacle = of("llama-3.2-1b", grows).gpu_obstacle().unwrap();
-        let expected =
-            "the GPU kernels do not support queries that grow with their position, which LlamaForCausalLM has";
-        assert_eq!(obstacle, expected);
+        let obstacle = of("qwen3-30b-a3b", |c| c.block.branch_scale = 0.5).gpu_obstacle().unwrap();
+        assert_eq!(obstacle, "the GPU kernels do not support experts whose output is normed or scaled");
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");

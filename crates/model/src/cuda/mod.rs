@@ -45,7 +45,7 @@ use super::rope::Rope;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
+use spattn_cuda::{Buffer, GpuError, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -180,7 +180,7 @@ impl Cuda {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
                 let (inverse, scaling) = &tables[self.place_of_rope(index)];
                 let positions = self.angles_at(index, positions, inverse, (false, *scaling));
-                let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
+                let rotation = self.rotation_of(rows, layer, positions);
                 self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;

@@ -17,7 +17,7 @@ use super::weights::{Data, Linear, LoadFailure, Matrix, Part, ToDevice};
 use super::workspace::Workspace;
 use crate::dimensions::{Dimensions, GPU_PANEL};
 use crate::engine::{EngineError, GpuUse, NotFinite};
-use crate::families::{Gate, QkNormOver, RopePairs};
+use crate::families::{Gate, QkNormOver, QueryGrowth, RopePairs};
 use crate::layers::{Checkpoint, FeedForward, Gated, Layer, Parts};
 
 /// Weights on a GPU.
@@ -229,7 +229,7 @@ impl Cuda {
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
-    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused when weights are loaded.
+    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused before weights are loaded.
     ///
     /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys and
     /// values, and writes what is attended to `workspace.attended`. `first` is what numbers of rows count from where one is not finite.
@@ -266,7 +266,7 @@ impl Cuda {
         };
         let Some(inverse) = &inverse[place] else { unreachable!("frequencies were uploaded before the layers") };
         let positions = self.angles_at(index, positions, inverse, (by_row, scaling));
-        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
+        let rotation = self.rotation_of(rows, layer, positions);
         self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
     }
 
@@ -281,6 +281,20 @@ impl Cuda {
         let rotated = if self.config.layer_kind(index).rope.is_some() { self.config.rotated() } else { 0 };
         let neighbours = self.config.block.rope_pairs == RopePairs::Neighbours;
         Positions { positions, rotated, neighbours, inverse, by_row, scaling }
+    }
+
+    /// How the rows of a layer are normed and rotated, and how their queries grow.
+    pub(super) fn rotation_of<'a>(
+        &self,
+        rows: usize,
+        layer: &'a Layer<Linear, Buffer>,
+        positions: Positions<'a>,
+    ) -> Rotation<'a> {
+        let growth = self.config.block.query_growth.map(|QueryGrowth { beta, step }| {
+            // No position is beyond the largest step.
+            kernels::QueryGrowth { beta, step: u32::try_from(step).unwrap_or(u32::MAX) }
+        });
+        Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions, growth }
     }
 
     /// Norms queries and keys where a norm is over all heads together.
@@ -436,7 +450,7 @@ impl Cuda {
         match self.config.block.gate {
             Gate::Silu => kernels::Gate::Silu,
             Gate::GeluTanh => kernels::Gate::GeluTanh,
-            Gate::Clamped { .. } => unreachable!("clamped gates are refused before weights are loaded"),
+            Gate::Clamped { slope, limit } => kernels::Gate::Clamped { slope, limit },
         }
     }
 
