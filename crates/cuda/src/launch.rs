@@ -488,6 +488,8 @@ impl Gpu {
             Storage::Bf16 => cudaDataType_t::CUDA_R_16BF,
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
+        // The library uses the context that is current.
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
         // SAFETY: the three matrices are as large as the callers have checked; both factors are on the stack until the call returns.
         unsafe {
