@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod golden_model;
+#[path = "gpu/several.rs"]
+mod several;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -2354,7 +2356,7 @@ fn read_there(
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
     }
-    sparse.collect_device_counters(gpu, (heads, shape)).unwrap();
+    sparse.collect_device_counters(gpu, 0..1, (heads, shape)).unwrap();
     (all, sparse.into_costs())
 }
 
@@ -2634,7 +2636,7 @@ fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert!(worst < tolerance, "{what}: off by {worst}");
 }
 
-const CUDA: Device = Device::Cuda(0);
+const CUDA: Device = Device::cuda(0);
 
 #[test]
 #[ignore = "needs a GPU"]
