@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod golden_model;
+#[path = "gpu/several.rs"]
+mod several;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,8 +31,9 @@ use spattn::kernels::cuda::{
     CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
     HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
     LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
-    QuantisedMatrix, Queries, Reduction, RmsNorm, Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores,
-    Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
+    QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, Rows, Run, SamplingSpec,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
+    WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::config::ModelConfig;
@@ -401,6 +404,18 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
             .collect();
         gpu.gate(Gate::GeluTanh, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "GELU");
+        // Half of the gates, and of what they gate, is beyond the limit.
+        let (slope, limit) = (1.702f32, 0.5f32);
+        let expected: Vec<f64> = (0..rows * hidden)
+            .map(|i| {
+                let row = &held[i / hidden * 2 * hidden..];
+                let (gate, up) = (f64::from(row[i % hidden].min(limit)), row[hidden + i % hidden].clamp(-limit, limit));
+                gate / (1.0 + (-f64::from(slope) * gate).exp()) * (f64::from(up) + 1.0)
+            })
+            .collect();
+        let clamped = Gate::Clamped { slope, limit };
+        gpu.gate(clamped, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
+        assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "clamped");
 
         // More rows than one dimension of a grid allows.
         let many = (1 << 16) + 9;
@@ -421,6 +436,63 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         let expected: Vec<f64> =
             before.iter().enumerate().map(|(i, x)| f64::from(*x) + f64::from(bias[i % hidden])).collect();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage), "a bias");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn few_rows_pass_experts_with_biases_and_without() {
+    let gpu = gpu();
+    // A warp computes an output, and four of them are a block: the last one has two.
+    let (count, used, inputs, outputs) = (5, 2, 264, 22);
+    for storage in STORAGES {
+        let of_experts = |numbers: usize, seed: u64| -> Vec<Vec<f32>> {
+            (0..count as u64).map(|expert| noise(numbers, seed + expert)).collect()
+        };
+        let matrices: Vec<Vec<f32>> =
+            of_experts(outputs * inputs, 200).iter().map(|numbers| stored(numbers, storage)).collect();
+        let biases = of_experts(outputs, 300);
+        let matrices_there: Vec<Buffer> = matrices.iter().map(|numbers| send(&gpu, numbers, storage)).collect();
+        let biases_there: Vec<Buffer> = biases.iter().map(|numbers| gpu.upload(numbers).unwrap()).collect();
+        for (rows, has_biases) in [(1, true), (1, false), (3, true), (8, true), (8, false)] {
+            let slots = rows * used;
+            // The last expert, and another one.
+            let chosen: Vec<u32> =
+                (0..slots).map(|slot| if slot % used == 0 { slot as u32 / 2 % 4 } else { 4 }).collect();
+            let weights: Vec<f32> = (0..slots).map(|slot| 0.1 + slot as f32 / 20.0).collect();
+            let all: Vec<&Buffer> = matrices_there.iter().collect();
+            let with: Vec<&Buffer> = biases_there.iter().filter(|_| has_biases).collect();
+            let there = gpu.expert_matrices(&all, &with, (outputs, inputs, storage)).unwrap();
+            let (chosen_there, weights_there) = (gpu.upload(&chosen).unwrap(), gpu.upload(&weights).unwrap());
+            let routes = Routes { chosen: &chosen_there, weights: &weights_there, used };
+            let output_of = |slot: usize, x: &[f32], output: usize| -> f64 {
+                let expert = chosen[slot] as usize;
+                let bias = if has_biases { f64::from(biases[expert][output]) } else { 0.0 };
+                dot(&matrices[expert][output * inputs..][..inputs], x) + bias
+            };
+            let what = format!("{storage:?}, {rows} rows, biases {has_biases}");
+
+            let x = stored(&noise(rows * inputs, 7), storage);
+            let mut out = send(&gpu, &vec![f32::NAN; slots * outputs], storage);
+            gpu.expert_rows(&there, &routes, rows, &send(&gpu, &x, storage), &mut out).unwrap();
+            let expected: Vec<f64> = (0..slots * outputs)
+                .map(|i| output_of(i / outputs, &x[i / outputs / used * inputs..][..inputs], i % outputs))
+                .collect();
+            assert_near(&fetch(&gpu, &out, slots * outputs, storage), &expected, tolerance(storage).max(1e-5), &what);
+
+            let x = stored(&noise(slots * inputs, 8), storage);
+            let mut out = send(&gpu, &vec![0.5; rows * outputs], Storage::F32);
+            gpu.expert_sums(&there, &routes, rows, &send(&gpu, &x, storage), &mut out).unwrap();
+            let expected: Vec<f64> = (0..rows * outputs)
+                .map(|i| {
+                    let (row, output) = (i / outputs, i % outputs);
+                    let of_slot =
+                        |slot: usize| f64::from(weights[slot]) * output_of(slot, &x[slot * inputs..][..inputs], output);
+                    0.5 + (row * used..(row + 1) * used).map(of_slot).sum::<f64>()
+                })
+                .collect();
+            assert_near(&fetch(&gpu, &out, rows * outputs, Storage::F32), &expected, 1e-5, &what);
+        }
     }
 }
 
@@ -554,14 +626,15 @@ fn decode_attention_over_any_selection() {
     });
     for storage in STORAGES {
         for case in &cases {
-            check_case(&gpu, *case, storage, None);
-            check_case(&gpu, *case, storage, Some(0.4));
+            for rule in [(None, false), (None, true), (Some(0.4), true)] {
+                check_case(&gpu, *case, storage, rule);
+            }
         }
     }
 }
 
-/// `cap` is what logits are capped by; heads have sinks as well then.
-fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
+/// `cap` is what logits are capped by.
+fn check_case(gpu: &Gpu, case: Case, storage: Storage, (cap, has_sinks): (Option<f32>, bool)) {
     let Case { d, group, prefix: prefix_tokens, tails, exact, picks, weighting } = case;
     let (kv_heads, rows) = (2, 2);
     let heads = kv_heads * group;
@@ -664,7 +737,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
                     parts.push((softmax(&of_picks, d).0 + (share / (1.0 - share)).ln(), &value));
                 }
                 let nothing = vec![0.0; d];
-                if cap.is_some() {
+                if has_sinks {
                     parts.push((f64::from(sinks[kv_head * group + h]), &nothing));
                 }
                 let out = if parts.is_empty() { vec![0.0; d] } else { softmax(&parts, d).1 };
@@ -677,11 +750,11 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionWorkspace::default();
     let sinks = gpu.upload(&sinks).unwrap();
-    let rule = LayerRule { soft_cap: cap, sinks: cap.map(|_| &sinks), ..LayerRule::PLAIN };
+    let rule = LayerRule { soft_cap: cap, sinks: has_sinks.then_some(&sinks), ..LayerRule::PLAIN };
     let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d), rule };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
-    let what = format!("{storage:?} {case:?} {cap:?}");
+    let what = format!("{storage:?} {case:?} {cap:?}, sinks {has_sinks}");
     assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
@@ -2283,7 +2356,7 @@ fn read_there(
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
     }
-    sparse.collect_device_counters(gpu, (heads, shape)).unwrap();
+    sparse.collect_device_counters(gpu, 0..1, (heads, shape)).unwrap();
     (all, sparse.into_costs())
 }
 
@@ -2483,8 +2556,10 @@ fn rotation_with_norms_and_places() {
     let width = (heads + 2 * kv_heads) * d;
     for storage in STORAGES {
         let ways = [(d, false), (d, true), (d / 2, false), (d / 2, true), (0, false)];
-        for (normed, (rotated, neighbours)) in
-            [false, true].into_iter().flat_map(|normed| ways.map(|way| (normed, way)))
+        for (normed, (rotated, neighbours), growth) in [false, true]
+            .into_iter()
+            .flat_map(|normed| ways.map(|way| (normed, way)))
+            .flat_map(|(normed, way)| [None, Some(0.25f32)].map(|growth| (normed, way, growth)))
         {
             let x = stored(&noise(rows * width, 100), storage);
             let norms = [noise(d, 101), noise(d, 102)];
@@ -2504,6 +2579,9 @@ fn rotation_with_norms_and_places() {
                         let (a, b) = (x[one], x[other]);
                         (x[one], x[other]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
                     }
+                    // Of the three positions, one is within the first step, and one is at the beginning of the second.
+                    let grown = growth.map_or(1.0, |beta| 1.0 + f64::from(beta) * f64::from(1 + position / 11).ln());
+                    x.iter_mut().filter(|_| head < heads).for_each(|x| *x *= grown);
                 }
             }
             let [query, key] = norms.map(|norm| gpu.upload(&norm).unwrap());
@@ -2517,7 +2595,8 @@ fn rotation_with_norms_and_places() {
                 by_row: false,
                 scaling: 1.5,
             };
-            let rotation = Rotation { rows, heads, norms, positions };
+            let growth = growth.map(|beta| QueryGrowth { beta, step: 11 });
+            let rotation = Rotation { rows, heads, norms, positions, growth };
             let kv = Kv::new(kv_heads, capacity, d, 0, storage);
             let buffers = kv.send(&gpu, capacity, storage);
             let mut on_device = send(&gpu, &x, storage);
@@ -2557,7 +2636,7 @@ fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert!(worst < tolerance, "{what}: off by {worst}");
 }
 
-const CUDA: Device = Device::Cuda(0);
+const CUDA: Device = Device::cuda(0);
 
 #[test]
 #[ignore = "needs a GPU"]
@@ -2567,7 +2646,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
         let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
         for (position, expected) in g.positions.iter().zip(&g.logits) {
-            assert_close(&all[position * vocab..][..vocab], expected, 1e-3, &format!("{name} at {position}"));
+            assert_close(&all[position * vocab..][..vocab], expected, 1e-4, &format!("{name} at {position}"));
         }
     }
 }
@@ -2581,7 +2660,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
         for prefix in [n, n - 40, 3] {
             let (continuation, logits) = g.continues(prefix);
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
-            assert_close(&logits, &g.last_logits, 1e-3, &format!("{name}, last step, prefix of {prefix}"));
+            assert_close(&logits, &g.last_logits, 1e-4, &format!("{name}, last step, prefix of {prefix}"));
         }
     }
 }
@@ -2754,31 +2833,41 @@ fn run_methods(
     (logits, forks)
 }
 
+/// A plain model, and one whose queries grow with their position.
+const PICKING: [&str; 2] = ["llama3", "ministral3"];
+
 #[test]
 fn every_way_to_pick_runs_on_the_cpu() {
-    let cpu = load("llama3", Device::Cpu);
-    let (first, second) = (run_all(&cpu, &cpu, false), run_all(&cpu, &cpu, false));
-    assert_eq!(first.0, second.0);
+    for model in PICKING {
+        let cpu = load(model, Device::Cpu);
+        let (first, second) = (run_all(&cpu, &cpu, false), run_all(&cpu, &cpu, false));
+        assert_eq!(first.0, second.0, "{model}");
+        run_some(&cpu, &cpu, &THERE, false, true);
+    }
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn every_way_to_pick_gives_what_the_cpu_gives() {
-    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
+    PICKING.into_iter().for_each(check_every_way_to_pick);
+}
+
+fn check_every_way_to_pick(model: &str) {
+    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     for fidelity in [false, true] {
         let ((ours, forks), (expected, others)) = (run_all(&cuda, &cuda, fidelity), run_all(&cuda, &cpu, fidelity));
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
-                assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}, fidelity {fidelity}"));
+                assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}, fidelity {fidelity}"));
             }
         }
         for ((ours, other), spec) in forks.iter().zip(&others).zip(SPECS) {
-            assert_eq!(ours.tokens(), other.tokens(), "{spec}");
-            assert_eq!(ours.costs(), other.costs(), "{spec}");
+            assert_eq!(ours.tokens(), other.tokens(), "{model} {spec}");
+            assert_eq!(ours.costs(), other.costs(), "{model} {spec}");
             if let (Some(ours), Some(other)) = (ours.fidelity(), other.fidelity()) {
                 let [a, b] = [ours, other].map(|meter| meter.output_error().concat());
                 let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(worst < 1e-3, "{spec}: output error off by {worst}");
+                assert!(worst < 1e-3, "{model} {spec}: output error off by {worst}");
             }
         }
     }
@@ -2788,7 +2877,12 @@ fn every_way_to_pick_gives_what_the_cpu_gives() {
 #[test]
 #[ignore = "needs a GPU"]
 fn recorded_steps_give_what_launched_ones_give() {
-    let g = load("llama3", CUDA);
+    // Experts with biases, and queries that grow.
+    ["llama3", "gpt-oss", "ministral3"].into_iter().for_each(check_recorded_steps);
+}
+
+fn check_recorded_steps(model: &str) {
+    let g = load(model, CUDA);
     let n = g.prompt.len();
     let specs = ["full", "streaming_llm:window=20", "streaming_llm:window=20,dense_layers=0"];
     let prefixes = [n - 120, n - 300, n - 120];
@@ -2807,7 +2901,7 @@ fn recorded_steps_give_what_launched_ones_give() {
             for ((fork, expected), spec) in own.iter_mut().zip(expected).zip(specs) {
                 let stream = Stream { fork, tokens: std::slice::from_ref(token) };
                 let ours = g.decoder.step(&mut [stream], n).unwrap();
-                assert_close(&ours[0], &expected, 1e-4, &format!("{spec}, step {step}"));
+                assert_close(&ours[0], &expected, 1e-4, &format!("{model} {spec}, step {step}"));
             }
         }
     }
@@ -2878,8 +2972,8 @@ const THERE: [&str; 56] = [
 #[test]
 #[ignore = "needs a GPU"]
 fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
-    // One KV head, and two.
-    ["llama3", "qwen2"].into_iter().for_each(check_picks_there);
+    // One KV head, and two; queries that grow.
+    ["llama3", "qwen2", "ministral3"].into_iter().for_each(check_picks_there);
 }
 
 /// Checks that costs are equal, except for what the heads of a group read together, because nearly equal scores may be ordered differently.

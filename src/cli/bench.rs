@@ -155,7 +155,7 @@ impl BenchArgs {
     }
 
     fn device(&self) -> Result<Device, UsageError> {
-        self.device.parse()
+        self.device.parse::<Device>()?.of_one_gpu()
     }
 
     /// The model of `--kv-from`, if there is one, without its weights.

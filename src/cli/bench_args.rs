@@ -44,7 +44,7 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub(super) what: What,
 
-    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
+    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.1-70b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
     /// builtin, a model's folder or hub id, or a config.json; weights are not read; the model of --kv-from, or else llama-3.1-8b, if not given
     ///
     /// Example: --shape mistral-7b

@@ -1,5 +1,6 @@
 //! What a decoder is like without its weights: shapes, storage types, and what memory it takes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::ModelConfig;
@@ -209,9 +210,9 @@ impl Dimensions {
             .map_or(gated, |experts| gated.max(sum([product([3, experts.width]), product([2, c.hidden_size])])))
     }
 
-    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
+    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most at some layers, beyond
     /// the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
-    pub fn gpu_bytes(&self, tokens: usize, runs: usize, at_once: bool) -> usize {
+    pub fn gpu_bytes(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
@@ -220,7 +221,7 @@ impl Dimensions {
             sum([product([4, sum([c.hidden_size, self.branch_numbers()])]), product([self.storage.kv.bytes(), width])]);
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
-        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
+        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token_of(layers)]);
         let panel = if self.blocks.is_some() { product([self.storage.kv.bytes(), GPU_PANEL]) } else { 0 };
         sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
     }
@@ -272,9 +273,6 @@ impl Dimensions {
                 weights.name(),
                 kv.name()
             ));
-        }
-        if let Some(what) = self.config.block.gpu_obstacle() {
-            return Some(format!("the GPU kernels do not support {what}, which {} has", self.config.family));
         }
         if let Some(what) = self.expert_obstacle() {
             return Some(format!("the GPU kernels do not support {what}"));
@@ -336,7 +334,6 @@ fn attention_spec(config: &ModelConfig, layer: usize) -> AttentionSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::QueryGrowth;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -353,11 +350,13 @@ mod tests {
         assert!((16.05e9..16.07e9).contains(&(shape.weight_bytes() as f64)), "{}", shape.weight_bytes());
         assert_eq!(shape.kv_bytes_per_token(), 128 << 10);
         let (tokens, gib) = (128 << 10, 1usize << 30);
-        let chunked = shape.gpu_bytes(tokens, 1, false);
+        let chunked = shape.gpu_bytes(&(0..32), tokens, 1, false);
         assert!((16 * gib..18 * gib).contains(&chunked), "16 GiB of keys and values, and activations: {chunked}");
         // Gate and up alone are 28,672 numbers of 2 bytes a row.
-        assert!(shape.gpu_bytes(tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
-        assert_eq!(shape.gpu_bytes(tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+        assert!(shape.gpu_bytes(&(0..32), tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
+        assert_eq!(shape.gpu_bytes(&(0..32), tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+        let half = shape.gpu_bytes(&(16..32), tokens, 1, false);
+        assert_eq!(chunked - half, (tokens + 256) * (64 << 10), "keys and values of half of the layers");
     }
 
     #[test]
@@ -410,11 +409,8 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
-        let grows = |c: &mut ModelConfig| c.block.query_growth = Some(QueryGrowth { beta: 0.1, step: 64 });
-        let obstacle = of("llama-3.2-1b", grows).gpu_obstacle().unwrap();
-        let expected =
-            "the GPU kernels do not support queries that grow with their position, which LlamaForCausalLM has";
-        assert_eq!(obstacle, expected);
+        let obstacle = of("qwen3-30b-a3b", |c| c.block.branch_scale = 0.5).gpu_obstacle().unwrap();
+        assert_eq!(obstacle, "the GPU kernels do not support experts whose output is normed or scaled");
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::config::ModelConfig;
 use super::families::{Experts, TensorNames};
-use super::layers;
+use super::layers::{self, MatrixSizes};
 use super::tensors::{WeightDtype, Weights};
 use spattn_base::memory::product;
 use spattn_kernels::quantised::BlockType;
@@ -20,6 +20,8 @@ pub struct KeptBlocks {
     pub(super) step_bytes: usize,
     /// Bytes of the largest matrix.
     pub(super) largest: usize,
+    /// Bytes of all matrices, part by part.
+    pub(super) sizes: MatrixSizes,
 }
 
 impl KeptBlocks {
@@ -27,7 +29,8 @@ impl KeptBlocks {
     pub(super) fn of(config: &ModelConfig, weights: &Weights, dtype: WeightDtype) -> Option<Self> {
         let embedding = TensorNames::weight(config.block.names.embedding);
         let expert_names: BTreeSet<String> = layers::expert_names(config).collect();
-        let mut kept = Self { types: BTreeSet::new(), bytes: 0, step_bytes: 0, largest: 0 };
+        let sizes = MatrixSizes { embedding: 0, head: 0, layers: vec![0; config.layers] };
+        let mut kept = Self { types: BTreeSet::new(), bytes: 0, step_bytes: 0, largest: 0, sizes };
         let mut of_experts = 0usize;
         for (name, shape) in layers::tensors(config) {
             let &[rows, columns] = shape.as_slice() else { continue };
@@ -37,6 +40,12 @@ impl KeptBlocks {
             kept.types.extend(block_type);
             kept.bytes = kept.bytes.saturating_add(bytes);
             kept.largest = kept.largest.max(bytes);
+            let part = match layers::layer_of(config, &name) {
+                Some(layer) => &mut kept.sizes.layers[layer],
+                None if name == embedding => &mut kept.sizes.embedding,
+                None => &mut kept.sizes.head,
+            };
+            *part = part.saturating_add(bytes);
             if expert_names.contains(&name) {
                 of_experts = of_experts.saturating_add(bytes);
             } else if name != embedding || config.tie_word_embeddings {
@@ -109,6 +118,9 @@ mod tests {
         };
         let kept = of(&config, BlockType::Q4K);
         assert_eq!(kept.bytes, wide.weight_numbers() / 256 * 144);
+        let table = 128_256 * 4096 / 256 * 144;
+        assert_eq!((kept.sizes.embedding, kept.sizes.head), (table, table));
+        assert_eq!(kept.sizes.layers, vec![(kept.bytes - 2 * table) / 32; 32]);
         assert_eq!(kept.step_bytes, wide.step_weight_numbers() / 256 * 144);
         assert_eq!((kept.largest, kept.name().as_str()), (128_256 * 4096 / 256 * 144, "q4_k"));
         assert_eq!(KeptBlocks::of(&config, &Weights::random(1), WeightDtype::F32), None);

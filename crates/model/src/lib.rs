@@ -15,6 +15,7 @@ pub mod cuda;
 pub mod decoder;
 pub mod device;
 pub mod dimensions;
+mod division;
 pub mod engine;
 pub mod families;
 pub mod files;
@@ -42,7 +43,9 @@ pub mod tokenizer;
 pub use spattn_hub::{checksum, data, download, http, lock};
 
 pub use checkpoint::CheckpointTensor;
+pub use division::GpuShare;
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::path::PathBuf;
 
@@ -52,7 +55,7 @@ use serde_json::{Value, json};
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::{Decoder, Dimensions};
-use device::Device;
+use device::{Device, Placement};
 use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
@@ -117,6 +120,8 @@ pub struct Model {
     opened: OpenModel,
     /// The forward pass.
     pub decoder: Decoder,
+    /// The same on further devices, where [each has a copy](Device::copies).
+    pub further_copies: Vec<Decoder>,
 }
 
 impl Deref for Model {
@@ -128,6 +133,11 @@ impl Deref for Model {
 }
 
 impl Model {
+    /// The forward passes of all copies, which give the same.
+    pub fn decoders(&self) -> impl Iterator<Item = &Decoder> {
+        std::iter::once(&self.decoder).chain(&self.further_copies)
+    }
+
     /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
@@ -221,15 +231,26 @@ impl OpenModel {
         self.weights.read(name, shape)
     }
 
-    /// Reads the weights, to where `device` computes.
+    /// Reads the weights to where they are needed; a device alone stands for any context.
     ///
     /// # Errors
-    /// As [`Decoder::load`]; a [`UsageError`] if there cannot be so much memory, before any is taken.
-    pub fn load(self, device: Device) -> Result<Model> {
+    /// As [`Decoder::load`]; a [`UsageError`] if there is no such device, or cannot be so much memory, before any is taken; or if copies would
+    /// be on different GPUs, which may give different answers.
+    pub fn load(self, placement: impl Into<Placement>) -> Result<Model> {
+        let Placement { device, tokens } = placement.into();
         if device == Device::Cpu {
             self.dimensions.check_weights(&self.id)?;
         }
-        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights, device)?, opened: self })
+        device.check(self.dimensions.config().layers)?;
+        let copy = |device| Decoder::load(&self.dimensions, &self.weights, Placement { device, tokens });
+        let mut copies = device.copies()?.into_iter().map(copy).collect::<Result<VecDeque<Decoder>, _>>()?;
+        let decoder = copies.pop_front().expect("a device holds at least one copy");
+        if let Some(other) = copies.iter().find(|copy| copy.gpu() != decoder.gpu()) {
+            let names = [decoder.gpu(), other.gpu()].map(|name| name.unwrap_or_default().to_owned());
+            let what = format!("device `{device}`: {} and {} may give different records", names[0], names[1]);
+            return Err(UsageError::new(what).hint("choose GPUs of one kind by CUDA_VISIBLE_DEVICES").into());
+        }
+        Ok(Model { decoder, further_copies: copies.into(), opened: self })
     }
 
     /// Makes sure that the model knows all tokens of a text.

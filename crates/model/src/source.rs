@@ -48,6 +48,7 @@ const RANDOM_SEED: u64 = 1;
 /// Published shapes that models with random weights can take, with their `config.json`.
 const SHAPES: &[(&str, &str)] = &[
     ("llama-3.1-8b", shape_file!("llama-3.1-8b")),
+    ("llama-3.1-70b", shape_file!("llama-3.1-70b")),
     ("llama-3.2-1b", shape_file!("llama-3.2-1b")),
     ("llama-2-7b", shape_file!("llama-2-7b")),
     ("mistral-7b", shape_file!("mistral-7b")),

@@ -9,6 +9,7 @@ use super::request::RunRequest;
 use crate::cli::exit::Done;
 use crate::cli::output::{print, print_json};
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
+use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::planner::Planner;
 use spattn_eval::records::store::{OpenMode, load_records};
 use spattn_eval::run::runner::Runner;
@@ -27,7 +28,7 @@ impl RunRequest {
         };
         let mut models = Vec::new();
         while let Some(ModelJob { config, plan, model, .. }) = ready.jobs.pop_front() {
-            let model = &model.load(config.device)?;
+            let model = &model.load(placement(&config))?;
             let runner = Runner { planner: ready.planner(&config, model, &self), model };
             let left = runner.remaining(&plan, &known);
             models.push(PlanSummary::new(&runner, &left)?);

@@ -231,6 +231,7 @@ mod tests {
     use crate::plan::memory::bytes_of_example;
     use spattn_attention::kv::KvDtype;
     use spattn_model::StorageOptions;
+    use spattn_model::device::Gpus;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
 
@@ -243,8 +244,9 @@ mod tests {
             config.device = device;
             identity(&config, config.variants()[0], &model, None)
         };
-        let [cpu, first, third] = [Device::Cpu, Device::Cuda(0), Device::Cuda(2)].map(&mut of);
+        let [cpu, first, third] = [Device::Cpu, Device::cuda(0), Device::cuda(2)].map(&mut of);
         assert_eq!(first, third);
+        assert_eq!([Device::Cuda(Gpus::in_order(&[0, 1])), Device::EachGpu].map(&mut of), [first.clone(), third]);
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
@@ -266,7 +268,7 @@ mod tests {
         };
         assert_eq!(kept(None, Device::Cpu, false), [false, false], "the bits of f32 weights, as before");
         assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, false), [true, false]);
-        assert_eq!(kept(None, Device::Cuda(0), false), [true, false]);
+        assert_eq!(kept(None, Device::cuda(0), false), [true, false]);
         assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, true), [false, true]);
     }
 

@@ -9,7 +9,7 @@ use crate::layers::{FeedForward, Gated, Layer};
 /// Rows up to which each reads its own experts.
 pub(super) const FEW_ROWS: usize = 8;
 
-/// Where the matrices of a layer's experts are, if all of them are in the storage type.
+/// Where the matrices and biases of a layer's experts are, if all matrices are in the storage type.
 pub(super) struct ExpertTables {
     pub(super) gate_up: ExpertMatrices,
     pub(super) down: ExpertMatrices,
@@ -25,8 +25,10 @@ impl ExpertTables {
         let plain = |experts: &'a [Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| -> Option<Vec<&'a Buffer>> {
             experts.iter().map(|expert| part(expert).weight.plain()).collect()
         };
-        let table = |matrices: &[&Buffer], of: &Linear| {
-            gpu.expert_matrices(matrices, (of.weight.outputs, of.weight.inputs, storage))
+        let table = |matrices: &[&Buffer], experts: &[Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| {
+            let biases: Vec<&Buffer> = experts.iter().filter_map(|expert| part(expert).bias.as_ref()).collect();
+            let first = &part(&experts[0]).weight;
+            gpu.expert_matrices(matrices, &biases, (first.outputs, first.inputs, storage))
         };
         let of_layer = |layer: &'a Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
             let FeedForward::Experts { experts, .. } = &layer.feed_forward else { return Ok(None) };
@@ -35,7 +37,10 @@ impl ExpertTables {
             else {
                 return Ok(None);
             };
-            Ok(Some(Self { gate_up: table(&gate_up, &experts[0].gate_up)?, down: table(&down, &experts[0].down)? }))
+            Ok(Some(Self {
+                gate_up: table(&gate_up, experts, |expert| &expert.gate_up)?,
+                down: table(&down, experts, |expert| &expert.down)?,
+            }))
         };
         layers.iter().map(of_layer).collect()
     }

@@ -5,19 +5,18 @@
 use spattn_cuda::{Buffer, GpuError, Into, Routes};
 
 use super::expert_room::{ExpertRoom, FEW_ROWS};
-use super::model::Cuda;
+use super::model::Segment;
 use super::weights::Linear;
 use super::workspace::Workspace;
 use crate::families::ExpertWeights;
 use crate::layers::{FeedForward, Gated};
 
-impl Cuda {
+impl Segment {
     /// Whether the layers of a step of few rows are launched without waiting for the device: the host does not have to know which experts
     /// are chosen.
     pub(super) fn routes_on_device(&self) -> bool {
         let has_experts = |feed_forward: &FeedForward<Linear>| matches!(feed_forward, FeedForward::Experts { .. });
-        self.parts
-            .layers
+        self.layers
             .iter()
             .zip(&self.experts)
             .all(|(layer, tables)| tables.is_some() || !has_experts(&layer.feed_forward))
@@ -37,7 +36,7 @@ impl Cuda {
         self.apply(router, normed, rows, &mut own.logits, Into::Wide)?;
         let among_used = spec.weights == ExpertWeights::AmongUsed;
         self.gpu.route(&own.logits, rows, (spec.count, spec.used), among_used, &mut own.chosen, &mut own.weights)?;
-        let Some(tables) = self.experts[index].as_ref().filter(|_| rows <= FEW_ROWS) else {
+        let Some(tables) = self.experts[self.place_of(index)].as_ref().filter(|_| rows <= FEW_ROWS) else {
             return self.pass_gathered(own, rows, experts, normed, x);
         };
         let routes = Routes { chosen: &own.chosen, weights: &own.weights, used: spec.used };

@@ -1,6 +1,6 @@
-//! A model's weights on a GPU, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
+//! The part of a model that one GPU holds, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spattn_attention::kv::KvShape;
@@ -16,27 +16,51 @@ use super::kv::storage;
 use super::weights::{Data, Linear, LoadFailure, Matrix, Part, ToDevice};
 use super::workspace::Workspace;
 use crate::dimensions::{Dimensions, GPU_PANEL};
-use crate::engine::{EngineError, GpuUse, NotFinite};
-use crate::families::{Gate, QkNormOver, RopePairs};
-use crate::layers::{Checkpoint, FeedForward, Gated, Layer, Parts};
+use crate::engine::{EngineError, NotFinite};
+use crate::families::{Gate, QkNormOver, QueryGrowth, RopePairs};
+use crate::layers::{Checkpoint, FeedForward, Gated, Layer, load_embedding, load_final_norm, load_head, load_layers};
+use crate::tensors::Weights;
 
-/// Weights on a GPU.
-pub struct Cuda {
-    pub(super) dimensions: Dimensions,
+/// Consecutive layers of a model on a GPU, with the tables at the ends of the model where they begin or end it. Layers are numbered as in
+/// the model; what is stored for each of them begins with the first one of the segment.
+pub(super) struct Segment {
+    /// Of the whole model.
+    dimensions: Dimensions,
+    /// Its place among the segments.
+    pub(super) number: usize,
     pub(super) gpu: Arc<Gpu>,
-    pub(super) name: String,
-    pub(super) parts: Parts<Matrix, Linear, Buffer>,
+    /// The layers that it has.
+    pub(super) range: Range<usize>,
+    pub(super) layers: Vec<Layer<Linear, Buffer>>,
+    /// `[vocab_size][hidden]`, where the segment begins the model, or ends it and the table is the output matrix.
+    embedding: Option<Matrix>,
+    /// What is behind the last layer, where the segment ends the model.
+    end: Option<End>,
     /// Space for [`GPU_PANEL`] dequantised weights, if there are matrices in blocks.
     panel: Mutex<Option<Buffer>>,
     /// Of each layer; nothing if the model has none.
     sinks: Vec<Buffer>,
-    /// Of each layer; they point into `parts`.
+    /// Of each layer; they point into `layers`.
     pub(super) experts: Vec<Option<ExpertTables>>,
-    pub(super) workspace: Mutex<Option<Workspace>>,
-    pub(super) used: Mutex<GpuUse>,
 }
 
-impl Deref for Cuda {
+/// What is behind the last layer.
+struct End {
+    /// Weights of the norm.
+    norm: Buffer,
+    /// As the embedding; `None` if it is the embedding.
+    head: Option<Matrix>,
+}
+
+/// Which part of a model a segment is.
+pub(super) struct Share {
+    /// Its place among the segments.
+    pub(super) number: usize,
+    /// Its layers.
+    pub(super) layers: Range<usize>,
+}
+
+impl Deref for Segment {
     type Target = Dimensions;
 
     fn deref(&self) -> &Dimensions {
@@ -75,39 +99,73 @@ impl From<DevicePrefillError> for EngineError {
 /// What `broken` holds while all numbers are finite.
 pub(super) const UNBROKEN: u64 = u64::MAX;
 
-impl Cuda {
-    /// Takes the weights to a GPU, converted to the storage type.
+impl Segment {
+    /// Takes the weights of a part of a model to a GPU, converted to the storage type.
     ///
     /// # Errors
     /// If a tensor is not what it should be, or the device cannot take them.
-    pub(crate) fn load(
+    pub(super) fn load(
         dimensions: &Dimensions,
-        weights: &crate::tensors::Weights,
+        weights: &Weights,
         gpu: Gpu,
+        share: Share,
     ) -> Result<Self, LoadFailure> {
+        let Share { number, layers: range } = share;
+        let (begins, ends) = (range.start == 0, range.end == dimensions.config.layers);
         let dtype = dimensions.storage.weights;
         // Panels of blocks are in the storage type.
         let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
-        let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
-        let sinks = dimensions.layer_specs().iter().filter_map(|spec| spec.sinks.as_ref());
+        let (config, source) = (&dimensions.config, ToDevice { checkpoint, gpu: &gpu });
+        let embedding = match begins || ends && config.tie_word_embeddings {
+            true => Some(load_embedding(config, &source)?),
+            false => None,
+        };
+        let head = if ends { load_head(config, &source)? } else { None };
+        let layers = load_layers(config, &source, range.clone())?;
+        let end = match ends {
+            true => Some(End { norm: load_final_norm(config, &source)?, head }),
+            false => None,
+        };
+        let specs = range.clone().map(|layer| dimensions.layer_specs().layer(layer));
+        let sinks = specs.filter_map(|spec| spec.sinks.as_ref());
         let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
-        let name = gpu.info()?.name;
         let panel = match dimensions.blocks() {
             Some(_) => Some(gpu.alloc(dimensions.storage.kv.bytes() * GPU_PANEL)?),
             None => None,
         };
-        let experts = ExpertTables::of_layers(&gpu, &parts.layers, storage(dimensions.dtype()))?;
+        let experts = ExpertTables::of_layers(&gpu, &layers, storage(dimensions.dtype()))?;
         Ok(Self {
-            panel: Mutex::new(panel),
             dimensions: dimensions.clone(),
+            number,
             gpu: Arc::new(gpu),
-            name,
-            parts,
+            range,
+            layers,
+            embedding,
+            end,
+            panel: Mutex::new(panel),
             sinks,
             experts,
-            workspace: Mutex::default(),
-            used: Mutex::default(),
         })
+    }
+
+    /// Where a layer's things are among those of the segment.
+    pub(super) fn place_of(&self, layer: usize) -> usize {
+        layer - self.range.start
+    }
+
+    /// The embedding table, where the segment begins the model.
+    fn table(&self) -> Option<&Matrix> {
+        self.embedding.as_ref().filter(|_| self.range.start == 0)
+    }
+
+    /// Weights of the norm behind the last layer, and the matrix that turns what it gives into logits.
+    ///
+    /// # Panics
+    /// If the segment does not end the model.
+    pub(super) fn end(&self) -> (&Buffer, &Matrix) {
+        let End { norm, head } = self.end.as_ref().expect("the last segment has the end of the model");
+        let head = head.as_ref().or(self.embedding.as_ref());
+        (norm, head.expect("the last segment has the embedding if that is the output matrix"))
     }
 
     pub(super) fn storage(&self) -> Storage {
@@ -126,7 +184,7 @@ impl Cuda {
 
     /// Counters of what the device picks for a run.
     pub(super) fn counters(&self) -> usize {
-        self.config.layers * (self.config.kv_heads + self.config.heads + 1)
+        self.layers.len() * (self.config.kv_heads + self.config.heads + 1)
     }
 
     /// Norms of each query and key head, which are applied where heads are rotated.
@@ -138,7 +196,7 @@ impl Cuda {
     /// What a layer has beyond a plain softmax of scaled products.
     pub(super) fn rule(&self, layer: usize) -> LayerRule<'_> {
         let spec = self.layer_specs().layer(layer);
-        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(layer) }
+        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(self.place_of(layer)) }
     }
 
     /// The number of a layer's RoPE table; that of any table where nothing is rotated.
@@ -194,16 +252,17 @@ impl Cuda {
         })
     }
 
-    /// Embeds tokens, and notes where they stand.
-    pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
+    /// Notes where tokens stand, and embeds them where the segment begins the model.
+    pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: &[u32]) -> Result<(), GpuError> {
         let vocab = self.config.vocab_size as u32;
         assert!(tokens.iter().all(|token| *token < vocab), "a token is not below the {vocab} of the vocabulary");
         self.gpu.upload_to(&mut workspace.tokens, 0, tokens)?;
-        self.gpu.upload_to(&mut workspace.positions, 0, &positions)?;
+        self.gpu.upload_to(&mut workspace.positions, 0, positions)?;
         self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
+        let Some(table) = self.table() else { return Ok(()) };
         let Workspace { tokens: ids, x, .. } = workspace;
         let (rows, scale) = (tokens.len(), self.embedding_scale());
-        match &self.parts.embedding.data {
+        match &table.data {
             Data::Plain(table) => self.gpu.embed(self.storage(), table, ids, rows, x, (self.config.hidden_size, scale)),
             Data::Parts(parts) => match parts.as_slice() {
                 [Part::Blocks(table)] => self.gpu.embed_quantised(table, ids, rows, x, scale),
@@ -229,7 +288,7 @@ impl Cuda {
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
-    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused when weights are loaded.
+    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused before weights are loaded.
     ///
     /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys and
     /// values, and writes what is attended to `workspace.attended`. `first` is what numbers of rows count from where one is not finite.
@@ -241,7 +300,7 @@ impl Cuda {
         first: usize,
         attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let layer = &self.parts.layers[index];
+        let layer = &self.layers[self.place_of(index)];
         self.norm(workspace, 0, rows, layer.attention_norm.as_ref(), index, first)?;
         self.apply(&layer.qkv, &workspace.normed, rows, &mut workspace.qkv, Into::Narrow)?;
         self.norm_all_heads(workspace, rows, layer)?;
@@ -266,8 +325,9 @@ impl Cuda {
         };
         let Some(inverse) = &inverse[place] else { unreachable!("frequencies were uploaded before the layers") };
         let positions = self.angles_at(index, positions, inverse, (by_row, scaling));
-        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
-        self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
+        let rotation = self.rotation_of(rows, layer, positions);
+        let at = self.place_of(index) * rows * size_of::<Place>();
+        self.gpu.rope_scattered(qkv, &rotation, shape, places, at)
     }
 
     /// How the heads of a layer are rotated: by these frequencies, or not at all.
@@ -281,6 +341,20 @@ impl Cuda {
         let rotated = if self.config.layer_kind(index).rope.is_some() { self.config.rotated() } else { 0 };
         let neighbours = self.config.block.rope_pairs == RopePairs::Neighbours;
         Positions { positions, rotated, neighbours, inverse, by_row, scaling }
+    }
+
+    /// How the rows of a layer are normed and rotated, and how their queries grow.
+    pub(super) fn rotation_of<'a>(
+        &self,
+        rows: usize,
+        layer: &'a Layer<Linear, Buffer>,
+        positions: Positions<'a>,
+    ) -> Rotation<'a> {
+        let growth = self.config.block.query_growth.map(|QueryGrowth { beta, step }| {
+            // No position is beyond the largest step.
+            kernels::QueryGrowth { beta, step: u32::try_from(step).unwrap_or(u32::MAX) }
+        });
+        Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions, growth }
     }
 
     /// Norms queries and keys where a norm is over all heads together.
@@ -436,7 +510,7 @@ impl Cuda {
         match self.config.block.gate {
             Gate::Silu => kernels::Gate::Silu,
             Gate::GeluTanh => kernels::Gate::GeluTanh,
-            Gate::Clamped { .. } => unreachable!("clamped gates are refused before weights are loaded"),
+            Gate::Clamped { slope, limit } => kernels::Gate::Clamped { slope, limit },
         }
     }
 
@@ -447,8 +521,8 @@ impl Cuda {
         skip: usize,
         rows: usize,
     ) -> Result<Vec<f32>, EngineError> {
-        let head = self.parts.head();
-        self.norm(workspace, skip, rows, Some(&self.parts.norm), self.config.layers, 0)?;
+        let (norm, head) = self.end();
+        self.norm(workspace, skip, rows, Some(norm), self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
         self.multiply(head, normed, rows, logits, Into::Wide)?;
