@@ -151,9 +151,14 @@ fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
 
 /// A decoder with a prompt of random tokens.
 fn with_prompt(decoder: Decoder) -> Golden {
-    let nothing = || (Vec::new(), Vec::new());
-    let ((positions, logits), (continuation, last_logits)) = (nothing(), nothing());
-    Golden { decoder, prompt: tokens(700, 1), positions, logits, continuation, last_logits }
+    Golden {
+        decoder,
+        prompt: tokens(700, 1),
+        positions: Vec::new(),
+        logits: Vec::new(),
+        continuation: Vec::new(),
+        last_logits: Vec::new(),
+    }
 }
 
 /// Each model on one GPU, and divided before each of its layers, with the name of what it is.
