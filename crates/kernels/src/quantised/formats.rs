@@ -66,18 +66,18 @@ impl<S: Lanes> Nibbles<S> {
 #[inline(always)]
 unsafe fn nibbles<const BYTES: usize, S: Lanes, K: Sink<S>>(
     codes: *const u8,
-    [low, high]: [&Nibbles<S>; 2],
+    of: &Nibbles<S>,
     at: usize,
     sink: &mut K,
 ) {
     // SAFETY: every load ends within the bytes, of which there is a multiple of any number of lanes; the rest is the caller's.
     unsafe {
         for first in (0..BYTES).step_by(S::LANES) {
-            sink.take(at + first, S::look_up(low.table, S::load_u8(codes.add(first))));
+            sink.take(at + first, S::look_up(of.table, S::load_u8(codes.add(first))));
         }
         for first in (0..BYTES).step_by(S::LANES) {
             let upper = S::to_f32(S::and(S::held(S::load_u8(codes.add(first))), 0xF0));
-            sink.take(at + BYTES + first, S::fma(upper, high.upper.0, high.upper.1));
+            sink.take(at + BYTES + first, S::fma(upper, of.upper.0, of.upper.1));
         }
     }
 }
@@ -103,7 +103,7 @@ impl Format for Q4x0 {
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow the scale.
-        unsafe { nibbles::<16, S, K>(block.add(2), [scales; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(2), scales, 0, sink) }
     }
 }
 
@@ -125,7 +125,7 @@ impl Format for Q4x1 {
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
         // SAFETY: the caller's; 16 bytes of codes follow scale and offset.
-        unsafe { nibbles::<16, S, K>(block.add(4), [scales; 2], 0, sink) }
+        unsafe { nibbles::<16, S, K>(block.add(4), scales, 0, sink) }
     }
 }
 
@@ -230,10 +230,12 @@ impl Format for Q8x0 {
 /// bytes 0 to 3 are the first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits
 /// of the other scales and offsets, whose higher two bits are what was left of bytes 0 to 7.
 ///
+/// All are multiplied by `factors`, which are 1 or powers of two, so that they stay exact; those of offsets are negative.
+///
 /// # Safety
 /// 16 bytes are readable at `block`; the CPU supports `S`.
 #[inline(always)]
-unsafe fn scales_and_offsets<S: Lanes>(block: *const u8) -> GroupScales {
+unsafe fn scales_and_offsets<S: Lanes>(block: *const u8, factors: &GroupScales) -> GroupScales {
     const SIX: u32 = 0x3F3F_3F3F;
     const FOUR: u32 = 0x0F0F_0F0F;
     const TWO: u32 = 0x0303_0303;
@@ -241,12 +243,10 @@ unsafe fn scales_and_offsets<S: Lanes>(block: *const u8) -> GroupScales {
     unsafe {
         let [a, b, c] = block.add(4).cast::<[[u8; 4]; 3]>().read_unaligned();
         let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
-        let words = [a & SIX, c & FOUR | (a >> 6 & TWO) << 4, b & SIX, c >> 4 & FOUR | (b >> 6 & TWO) << 4];
-        let mut bytes = [0; 16];
-        for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *bytes = word.to_le_bytes();
-        }
-        S::scales(bytes, S::splat_f16(block), S::mul(S::splat_f16(block.add(2)), S::splat(-1.0)))
+        let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let scales = word(a & SIX, c & FOUR | (a >> 6 & TWO) << 4);
+        let offsets = word(b & SIX, c >> 4 & FOUR | (b >> 6 & TWO) << 4);
+        S::scales([scales, offsets], block, factors)
     }
 }
 
@@ -261,8 +261,12 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
+        // Groups of odd numbers have their codes in the upper halves of bytes, and so 16 times as large.
+        const ODD: f32 = 1.0 / 16.0;
+        const FACTORS: GroupScales =
+            GroupScales([1.0, ODD, 1.0, ODD, 1.0, ODD, 1.0, ODD, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]);
         // SAFETY: the caller's.
-        unsafe { scales_and_offsets::<S>(block) }
+        unsafe { scales_and_offsets::<S>(block, &FACTORS) }
     }
 
     #[inline(always)]
@@ -270,9 +274,11 @@ impl Format for Q4K {
         // SAFETY: the caller's; 32 bytes of codes for each part are behind 16 of scales and offsets.
         unsafe {
             let group = 2 * part;
-            let low = Nibbles::new(S::splat(scales.0[group]), S::splat(scales.0[8 + group]));
-            let high = Nibbles::new(S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group]));
-            nibbles::<32, S, K>(block.add(16 + 32 * part), [&low, &high], 64 * part, sink);
+            let both = Nibbles {
+                table: S::table(S::splat(scales.0[group]), S::splat(scales.0[8 + group])),
+                upper: (S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group])),
+            };
+            nibbles::<32, S, K>(block.add(16 + 32 * part), &both, 64 * part, sink);
         }
     }
 }
@@ -289,8 +295,10 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
+        const FACTORS: GroupScales =
+            GroupScales([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]);
         // SAFETY: the caller's.
-        unsafe { scales_and_offsets::<S>(block) }
+        unsafe { scales_and_offsets::<S>(block, &FACTORS) }
     }
 
     #[inline(always)]

@@ -45,8 +45,9 @@ pub(super) trait Lanes: Simd {
     unsafe fn table(scale: Self::V, offset: Self::V) -> Self::Table;
     /// The numbers of the lowest four bits of `codes`; higher bits do not matter.
     unsafe fn look_up(table: Self::Table, codes: Self::Codes) -> Self::V;
-    /// Unsigned bytes as numbers, the first half times `first`, the others times `second`.
-    unsafe fn scales(bytes: [u8; 16], first: Self::V, second: Self::V) -> GroupScales;
+    /// The bytes of two words as numbers, the lowest byte first, each times its factor; those of the first word also times the f16 at
+    /// `halves`, those of the second times the f16 behind it.
+    unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales;
 }
 
 impl Lanes for Portable {
@@ -107,8 +108,11 @@ impl Lanes for Portable {
         unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
     }
     #[inline(always)]
-    unsafe fn scales(bytes: [u8; 16], first: Self::V, second: Self::V) -> GroupScales {
-        GroupScales(std::array::from_fn(|i| f32::from(bytes[i]) * if i < 8 { first[0] } else { second[0] }))
+    unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
+        // SAFETY: caller's contract: 4 readable bytes.
+        let scales = unsafe { [Self::splat_f16(halves)[0], Self::splat_f16(halves.add(2))[0]] };
+        let code = |i: usize| (bytes[i / 8] >> (8 * (i % 8)) & 0xFF) as f32;
+        GroupScales(std::array::from_fn(|i| code(i) * (scales[i / 8] * factors.0[i])))
     }
 }
 
@@ -185,11 +189,15 @@ mod x86 {
             unsafe { _mm512_permutexvar_ps(codes, table) }
         }
         #[inline(always)]
-        unsafe fn scales(bytes: [u8; 16], first: __m512, second: __m512) -> GroupScales {
+        unsafe fn scales([first, second]: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
             unsafe {
-                let factors = _mm512_mask_blend_ps(0xFF00, first, second);
+                let codes = _mm512_cvtepu8_epi32(_mm_set_epi64x(second.cast_signed(), first.cast_signed()));
+                let halves = _mm_cvtsi32_si128(halves.cast::<i32>().read_unaligned());
+                let scales = _mm512_cvtph_ps(_mm256_castsi128_si256(halves));
+                let of_each = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+                let scales = Self::mul(_mm512_permutexvar_ps(of_each, scales), Self::load(factors.0.as_ptr()));
                 let mut out = GroupScales([0.0; 16]);
-                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(bytes.as_ptr())), factors));
+                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(codes), scales));
                 out
             }
         }
@@ -265,12 +273,15 @@ mod x86 {
             unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
         }
         #[inline(always)]
-        unsafe fn scales(bytes: [u8; 16], first: __m256, second: __m256) -> GroupScales {
+        unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
             unsafe {
                 let mut out = GroupScales([0.0; 16]);
-                let (low, high) = (bytes.as_ptr(), bytes.as_ptr().add(Self::LANES));
-                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(Self::load_u8(low)), first));
-                Self::store(out.0.as_mut_ptr().add(Self::LANES), Self::mul(Self::to_f32(Self::load_u8(high)), second));
+                for (half, bytes) in bytes.into_iter().enumerate() {
+                    let codes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes.cast_signed()));
+                    let factors = Self::load(factors.0.as_ptr().add(Self::LANES * half));
+                    let scales = Self::mul(Self::splat_f16(halves.add(2 * half)), factors);
+                    Self::store(out.0.as_mut_ptr().add(Self::LANES * half), Self::mul(Self::to_f32(codes), scales));
+                }
                 out
             }
         }

@@ -128,9 +128,14 @@ impl<F: Format> Weights<'_, F> {
     #[inline(always)]
     unsafe fn multiply_fused<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
         let rows = x.len() / columns;
+        // With vectors of 16 lanes there are 32 of them, enough for eight sums.
+        if rows == 1 && S::LANES == 16 {
+            // SAFETY: the caller's.
+            return unsafe { self.multiply_one::<S>(x, columns, out) };
+        }
         for o in (0..self.outputs).step_by(4) {
             for (first, span) in spans(columns) {
-                let own = self.rows(o, first);
+                let own = self.rows::<4>(o, first);
                 let mut r = 0;
                 while r < rows {
                     // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the rest is the caller's.
@@ -150,6 +155,30 @@ impl<F: Format> Weights<'_, F> {
                                 out.add_tile(r, o, self.outputs, &sums, first == 0)
                             }
                         };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies one row of activations by eight rows of weights at a time: each product waits for the sum that it is added to, and four
+    /// sums do not keep the processor busy.
+    ///
+    /// # Safety
+    /// As for [`multiply_fused`](Self::multiply_fused).
+    #[inline(always)]
+    unsafe fn multiply_one<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        for o in (0..self.outputs).step_by(8) {
+            for (first, span) in spans(columns) {
+                // SAFETY: the row and those of the weights have the span; the rest is the caller's.
+                unsafe {
+                    let own = self.rows::<8>(o, first);
+                    let sums = fused_sums::<S, F, 1, 8>(x.as_ptr().add(first), columns, own, span);
+                    for (four, sums) in
+                        sums.as_chunks::<4>().0.iter().enumerate().filter(|(four, _)| o + 4 * four < self.outputs)
+                    {
+                        let each = S::sum_each([sums[0][0], sums[1][0], sums[2][0], sums[3][0]]);
+                        out.add_tile(0, o + 4 * four, self.outputs, &[each], first == 0);
                     }
                 }
             }
@@ -225,12 +254,12 @@ impl<F: Format> Weights<'_, F> {
         }
     }
 
-    /// The blocks of rows `o..o+4` from column `first` on. The last row is repeated where there are fewer: the order of summation is the
-    /// same everywhere.
+    /// The blocks of `N` rows from row `o` on, from column `first` on. The last row is repeated where there are fewer: the order of
+    /// summation is the same everywhere.
     #[inline(always)]
-    fn rows(&self, o: usize, first: usize) -> [*const u8; 4] {
+    fn rows<const N: usize>(&self, o: usize, first: usize) -> [*const u8; N] {
         let within = first / F::NUMBERS * F::BYTES;
-        let mut rows = [self.blocks.as_ptr(); 4];
+        let mut rows = [self.blocks.as_ptr(); N];
         for (i, row) in rows.iter_mut().enumerate() {
             *row = self.blocks[(o + i).min(self.outputs - 1) * self.row_bytes + within..].as_ptr();
         }
@@ -244,7 +273,7 @@ impl<F: Format> Weights<'_, F> {
     #[inline(always)]
     unsafe fn fill<S: Lanes>(&self, panel: &mut [f32], o: usize, first: usize, span: usize) {
         assert!(span <= COLUMN_BLOCK && panel.len() == 4 * COLUMN_BLOCK);
-        for (row, out) in self.rows(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
+        for (row, out) in self.rows::<4>(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
             // SAFETY: the caller's; there is room for a span.
             unsafe { dequantise_row::<S, F>(row, out.as_mut_ptr(), span) };
         }
@@ -279,36 +308,53 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
     rows: [*const u8; 4],
     columns: usize,
 ) -> [[f32; 4]; R] {
+    // SAFETY: the caller's.
+    unsafe {
+        let sums = fused_sums::<S, F, R, 4>(x, stride, rows, columns);
+        let mut out = [[0.0; 4]; R];
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = S::sum_each([sums[0][r], sums[1][r], sums[2][r], sums[3][r]]);
+        }
+        out
+    }
+}
+
+/// The sums of [`fused_tile`] for `N` rows of blocks, before lanes are added up.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn fused_sums<S: Lanes, F: Format, const R: usize, const N: usize>(
+    x: *const f32,
+    stride: usize,
+    rows: [*const u8; N],
+    columns: usize,
+) -> [[S::V; R]; N] {
     // SAFETY: blocks and activations are read within the columns (caller).
     unsafe {
-        let mut sums = [[S::splat(0.0); R]; 4];
+        let mut sums = [[S::splat(0.0); R]; N];
         for block in 0..columns / F::NUMBERS {
-            let at = [
-                rows[0].add(block * F::BYTES),
-                rows[1].add(block * F::BYTES),
-                rows[2].add(block * F::BYTES),
-                rows[3].add(block * F::BYTES),
-            ];
-            for row in at {
+            let mut at = rows;
+            for row in &mut at {
+                *row = row.add(block * F::BYTES);
                 for byte in (0..F::BYTES).step_by(LINE) {
                     // A prefetch may take any address, even an invalid one.
                     S::prefetch(row.wrapping_add(AHEAD + byte));
                 }
             }
-            let scales = [F::scales::<S>(at[0]), F::scales::<S>(at[1]), F::scales::<S>(at[2]), F::scales::<S>(at[3])];
+            let mut scales = [F::scales::<S>(at[0]); N];
+            for j in 1..N {
+                scales[j] = F::scales::<S>(at[j]);
+            }
             for part in 0..F::NUMBERS / F::PART {
-                for j in 0..4 {
+                for j in 0..N {
                     let mut dots = Dots::<S, R> { x: x.add(block * F::NUMBERS), stride, sums: sums[j] };
                     F::part::<S, _>(at[j], &scales[j], part, &mut dots);
                     sums[j] = dots.sums;
                 }
             }
         }
-        let mut out = [[0.0; 4]; R];
-        for (r, out) in out.iter_mut().enumerate() {
-            *out = S::sum_each([sums[0][r], sums[1][r], sums[2][r], sums[3][r]]);
-        }
-        out
+        sums
     }
 }
 
