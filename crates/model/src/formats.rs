@@ -19,6 +19,9 @@ pub(super) struct Format {
 
 /// For a quantised model: its base model can be read.
 const UNQUANTISED: &str = "give the model that it was quantised from, in BF16, F16 or F32";
+/// For weights in a format that is read, where config.json does not say so.
+const NO_SETTINGS: &str = "give it the config.json that has its `quantization_config`, without which it cannot be unpacked, or give the \
+                           model that it was quantised from";
 const MERGE: &str = "merge it into its base model (peft: `merge_and_unload()`, then `save_pretrained`) and give that folder, or give \
                      the base model";
 const SAVE: &str = "load it with transformers and save it with `save_pretrained`, which writes safetensors";
@@ -187,7 +190,7 @@ const TENSORS: [FormatByTensorName; 12] = [
         has: |name| name.starts_with("base_model.model.") || name.contains(".lora_A.") || name.contains(".lora_B."),
     },
     FormatByTensorName {
-        format: Format { what: "quantised by GPTQ or AWQ (`qweight`)", hint: UNQUANTISED },
+        format: Format { what: "quantised by GPTQ or AWQ (`qweight`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".qweight"),
     },
     FormatByTensorName {
@@ -195,11 +198,11 @@ const TENSORS: [FormatByTensorName; 12] = [
         has: |name| name.ends_with(".absmax") || name.ends_with(".SCB") || name.contains(".quant_state.bitsandbytes"),
     },
     FormatByTensorName {
-        format: Format { what: "quantised by compressed-tensors (`weight_packed`)", hint: UNQUANTISED },
+        format: Format { what: "quantised by compressed-tensors (`weight_packed`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".weight_packed"),
     },
     FormatByTensorName {
-        format: Format { what: "quantised to FP8 or INT8 (`weight_scale`)", hint: UNQUANTISED },
+        format: Format { what: "quantised to FP8 or INT8 (`weight_scale`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".weight_scale") || name.ends_with(".weight_scale_inv"),
     },
     FormatByTensorName {
@@ -207,7 +210,7 @@ const TENSORS: [FormatByTensorName; 12] = [
         has: |name| name.ends_with("_proj.scales") || name == "model.embed_tokens.scales",
     },
     FormatByTensorName {
-        format: Format { what: "quantised to MXFP4 (`_blocks`)", hint: UNQUANTISED },
+        format: Format { what: "quantised to MXFP4 (`_blocks`)", hint: NO_SETTINGS },
         has: |name| name.ends_with("_blocks"),
     },
     FormatByTensorName {

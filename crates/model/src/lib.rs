@@ -29,6 +29,8 @@ mod markup;
 #[cfg(test)]
 mod naive_tests;
 mod patterns;
+#[cfg(test)]
+mod quantised_tests;
 pub mod rope;
 pub mod source;
 pub mod tensors;
@@ -154,6 +156,8 @@ impl OpenModel {
             Some(CheckpointType::Bf16) => KvDtype::Bf16,
             Some(CheckpointType::F32) | None => KvDtype::F32,
         };
+        let dimensions = Dimensions::new(&config, dtype.unwrap_or(stored));
+        let of_quantised = checkpoint::note_on_quantised(&config, &files.weights, dimensions.weight_dtype());
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
@@ -162,11 +166,18 @@ impl OpenModel {
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
-            dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
+            dimensions,
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,
-            notes: [files.texts.notes, config.notes, tokenizer.notes().to_vec(), stored_notes].concat(),
+            notes: [
+                files.texts.notes,
+                config.notes,
+                tokenizer.notes().to_vec(),
+                stored_notes,
+                of_quantised.into_iter().collect(),
+            ]
+            .concat(),
             tokenizer,
             weights: files.weights,
         })

@@ -3,6 +3,7 @@
 //! Keys that all families share are read here, those in which they differ by the [family](crate::families). Whatever the decoder
 //! could not honour is refused with the file and the key, so that no model runs with a setting ignored.
 
+mod quantised;
 mod rope;
 
 pub(crate) mod keys;
@@ -15,7 +16,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::families::{self, BlockSpec, FAMILIES, Family, Sizes};
-use super::formats::{QUANTISED_HINT, QUANTISED_KEYS, quantised_by};
+use super::tensors::quantised::Quantisation;
 use spattn_base::error::UsageError;
 
 /// Number format of the checkpoint as its config states it.
@@ -62,6 +63,9 @@ pub struct ModelConfig {
     pub sliding_window: Option<usize>,
     /// Whether the output matrix is the embedding table.
     pub tie_word_embeddings: bool,
+    /// How the checkpoint's weights are quantised, if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantisation: Option<Quantisation>,
     /// How its layers are made.
     #[serde(flatten)]
     pub block: BlockSpec,
@@ -184,7 +188,7 @@ fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
 
 fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
     let family = family(keys)?;
-    refuse_quantised(keys)?;
+    let quantisation = quantised::quantisation(keys)?;
     let sizes = Sizes {
         heads: keys.size("num_attention_heads")?,
         hidden_size: keys.size("hidden_size")?,
@@ -209,22 +213,13 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         stated_length: stated_length(keys),
         sliding_window: own.sliding_window,
         tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
+        quantisation,
         block: own.block,
         eos_ids: keys.eos_ids(vocab_size)?,
         bos_id: keys.ids("bos_token_id")?.first().copied(),
         checkpoint_type: checkpoint_type(keys)?,
         notes,
     })
-}
-
-/// Refused here, before weights are looked for or downloaded.
-fn refuse_quantised(keys: &Keys) -> Result<(), UsageError> {
-    let Some((key, setting)) = QUANTISED_KEYS.iter().find_map(|key| Some((*key, keys.get(key)?))) else {
-        return Ok(());
-    };
-    let by = quantised_by(key, setting);
-    let what = format!("the weights are quantised ({by}); only F32, F16 and BF16 can be read");
-    Err(keys.error(key, &what).hint(QUANTISED_HINT))
 }
 
 /// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.

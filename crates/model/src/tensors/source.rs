@@ -98,6 +98,11 @@ pub trait TensorSource: Debug + Send + Sync {
     /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     fn sha256(&self) -> Result<String, WeightsError>;
 
+    /// How many tensors are made of packed parts when they are read.
+    fn unpacked_tensors(&self) -> usize {
+        0
+    }
+
     /// Whether numbers are made up, so that what a model answers means nothing.
     fn is_random(&self) -> bool {
         false

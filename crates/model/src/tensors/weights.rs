@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::dtype::WeightDtype;
 use super::error::WeightsError;
+use super::quantised::{Quantisation, QuantisedTensors};
 use super::random::RandomTensors;
 use super::safetensors::SafetensorsFiles;
 use super::source::{TensorInfo, TensorSource};
@@ -31,6 +32,14 @@ impl Weights {
     /// As [`SafetensorsFiles::open_folder`].
     pub fn open_folder(folder: &Path) -> Result<Self, WeightsError> {
         SafetensorsFiles::open_folder(folder).map(Self::from)
+    }
+
+    /// As [`open_folder`](Self::open_folder), with the tensors that are quantised as `quantisation` says unpacked when they are read.
+    ///
+    /// # Errors
+    /// As there; [`WeightsError::Quantised`] if the parts of a quantised tensor do not fit together.
+    pub fn open_quantised_folder(folder: &Path, quantisation: &Quantisation) -> Result<Self, WeightsError> {
+        QuantisedTensors::new(SafetensorsFiles::open_folder(folder)?, quantisation.clone()).map(Self::from)
     }
 
     /// Opens one safetensors file. Errors as for [`open_folder`](Self::open_folder).
@@ -74,6 +83,11 @@ impl Weights {
     /// What stands for the whole in errors: the file, or the index.
     pub fn label(&self) -> &str {
         self.source.label()
+    }
+
+    /// As [`TensorSource::unpacked_tensors`].
+    pub fn unpacked_tensors(&self) -> usize {
+        self.source.unpacked_tensors()
     }
 
     /// Whether numbers are drawn instead of read.
