@@ -15,7 +15,8 @@ fn main() {
 #[cfg(feature = "cuda")]
 mod gpu {
     use spattn::kernels::cuda::{
-        Attention, AttentionWorkspace, Buffer, Cache, Gpu, Into, Prefix, Rows, Storage, Tail, Tokens, Unit, Weights,
+        Attention, AttentionWorkspace, Buffer, Cache, Gpu, Into, LayerRule, Prefix, Rows, Storage, Tail, Tokens, Unit,
+        WeightMatrix, Weights,
     };
     use std::time::Instant;
 
@@ -75,8 +76,8 @@ mod gpu {
                 let x = noise(gpu, rows * inputs);
                 let mut out = gpu.alloc(4 * rows * outputs).unwrap();
                 let seconds = time(gpu, 50, |i| {
-                    let w = &weights[i % copies];
-                    gpu.multiply(STORAGE, w, &x, rows, &mut out, outputs, inputs, Into::Narrow).unwrap();
+                    let w = WeightMatrix { data: &weights[i % copies], outputs, inputs };
+                    gpu.multiply(STORAGE, w, &x, rows, &mut out, Into::Narrow).unwrap();
                 });
                 let rate = bytes as f64 / seconds;
                 let matrix = format!("{outputs}x{inputs}");
@@ -129,7 +130,13 @@ mod gpu {
                             d: D,
                             storage: STORAGE,
                         };
-                        let prefix = Prefix { cache, tokens: context, layer: 0, scale: 1.0 / (D as f32).sqrt() };
+                        let prefix = Prefix {
+                            cache,
+                            tokens: context,
+                            layer: 0,
+                            scale: 1.0 / (D as f32).sqrt(),
+                            rule: LayerRule::PLAIN,
+                        };
                         gpu.attend(&prepared, &prefix, &queries, HEADS * D, &mut out, None).unwrap();
                     });
                     let read =
@@ -167,8 +174,16 @@ mod gpu {
                 storage: STORAGE,
             };
             let mut out = gpu.alloc(2 * count * HEADS * D).unwrap();
-            let rows =
-                Rows { queries: &queries, skip: 0, stride, count, heads: HEADS, first, scale: 1.0 / (D as f32).sqrt() };
+            let rows = Rows {
+                queries: &queries,
+                skip: 0,
+                stride,
+                count,
+                heads: HEADS,
+                first,
+                scale: 1.0 / (D as f32).sqrt(),
+                rule: LayerRule::PLAIN,
+            };
             let seconds = time(gpu, 10, |_| gpu.prefill_attention(&rows, &cache, &mut out).unwrap());
             let pairs = count as f64 * first as f64 + count as f64 * (count as f64 + 1.0) / 2.0;
             let flops = 4.0 * pairs * (HEADS * D) as f64;

@@ -15,6 +15,7 @@ use spattn::attention::methods::MethodEntry;
 use spattn::attention::{Budget, HeadPrefix, IndexKey, Method, ParamInfo, Role, SelectedTokens, Selection, Step};
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
+use spattn::kv::KvError;
 
 fn main() -> ExitCode {
     spattn::cli::main_with(&[MY_METHOD])
@@ -57,10 +58,13 @@ impl Method for BlockMeans {
         IndexKey::new(*block)
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d);
-        let tokens: Vec<u32> = (0..prefix.candidates.len() as u32).collect();
-        tokens.chunks(self.block).flat_map(|block| mean(&keys.gather(block, prefix.d), prefix.d)).collect()
+    /// The keys may lie in memory, on a device or in a file: they are read in order, whole blocks at a time.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<f32>, KvError> {
+        let mut means = Vec::new();
+        prefix.candidate_keys().each_block(self.block, |keys| {
+            means.extend(keys.chunks(self.block * prefix.d).flat_map(|block| mean(block, prefix.d)));
+        })?;
+        Ok(means)
     }
 
     fn index_bytes(&self, means: &Vec<f32>) -> usize {
@@ -70,13 +74,13 @@ impl Method for BlockMeans {
     fn start(&self, _: &Vec<f32>) {}
 
     /// Each query head of the group selects separately.
-    fn select(&self, step: &Step<'_>, means: &Vec<f32>, (): &mut (), cost: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, means: &Vec<f32>, (): &mut (), cost: &mut Cost) -> Result<Selection, KvError> {
         let scores = step.score_rows(Rows::F32(means), cost);
         cost.aux_bytes += size_of_val(means.as_slice()) as u64;
         let blocks = means.len() / step.d;
         let count = self.budget.blocks(step.context, self.block);
         let of_head = |scores: &[f32]| SelectedTokens::softmax(self.tokens(step, &largest(scores, count)));
-        Selection::PerHead(scores.chunks(blocks).map(of_head).collect())
+        Ok(Selection::PerHead(scores.chunks(blocks).map(of_head).collect()))
     }
 }
 

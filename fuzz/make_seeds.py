@@ -137,9 +137,56 @@ def artefacts():
         yield path.stem, info, small
 
 
+def gguf_file(keys, tensors):
+    """A GGUF file; tensors have their extents in the format's order, the fastest first."""
+    def text(value):
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def value(it):
+        if isinstance(it, list):
+            kind = value(it[0])[:4] if it else struct.pack("<I", 8)
+            return struct.pack("<I", 9) + kind + struct.pack("<Q", len(it)) + b"".join(value(one)[4:] for one in it)
+        if isinstance(it, str):
+            return struct.pack("<I", 8) + text(it)
+        return struct.pack("<If", 6, it) if isinstance(it, float) else struct.pack("<II", 4, it)
+
+    directory, data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)), b""
+    for key, it in keys.items():
+        directory += text(key) + value(it)
+    for name, (extents, kind, numbers) in tensors.items():
+        directory += text(name) + struct.pack(f"<I{len(extents)}QIQ", len(extents), *extents, kind, len(data))
+        data += numbers + b"\0" * (-len(numbers) % 32)
+    return directory + b"\0" * (-len(directory) % 32) + data
+
+
+def quantised():
+    for case in sorted((ROOT / "tests/golden/quantised").iterdir()):
+        weights = (case / "model.safetensors").read_bytes()
+        if len(weights) < 4000:
+            settings = json.loads((case / "config.json").read_text())["quantization_config"]
+            write("quantised", case.name, json.dumps(settings).encode() + NEXT_FILE + weights)
+
+
+def gguf():
+    model = {"general.architecture": "llama", "llama.context_length": 64, "llama.embedding_length": 32, "llama.block_count": 1,
+             "llama.feed_forward_length": 32, "llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+             "llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 16}
+    bytes_ = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+              "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.bos_token_id": 3,
+              "tokenizer.chat_template": "{{ messages[0].content }}"}
+    pieces = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<0x0A>", "\u2581", "a", "\u2581a"],
+              "tokenizer.ggml.scores": [0.0, 0.0, -1.0, -2.0, -3.0], "tokenizer.ggml.token_type": [2, 6, 1, 1, 1],
+              "tokenizer.ggml.unknown_token_id": 0}
+    floats = struct.pack("<8f", 1, 1, 1, 1, 8, 8, 8, 8)
+    tensors = {"token_embd.weight": ([32, 4], 8, bytes(136)), "blk.0.attn_q.weight": ([32, 32], 2, bytes(576)), "rope_freqs.weight": ([8], 0, floats)}
+    write("gguf", "byte-level", gguf_file(model | bytes_, tensors))
+    write("gguf", "pieces", gguf_file(model | pieces, {"output.weight": ([256, 1], 12, bytes(144))}))
+    write("gguf", "split", gguf_file(model | bytes_ | {"split.no": 0, "split.count": 1, "split.tensors.count": 1}, {"output_norm.weight": ([8], 0, floats)}))
+
+
 def readers():
     """The table of readers from the Rust source."""
-    text = (ROOT / "src/tasks/fuzz/readers.rs").read_text()
+    text = (ROOT / "crates/tasks/src/fuzz/readers.rs").read_text()
     string = r'(r#".*?"#|"(?:[^"\\]|\\.)*")'
     found = re.findall(rf"reader\(\s*{string},\s*{string},\s*{string},?\s*\)", text, re.S)
 
@@ -224,5 +271,5 @@ def predictions():
             write("predictions", f"{name}-{which}", chosen(which, json.dumps(row) + "\n" + json.dumps(row)))
 
 
-for make in (specs, configs, models, tokenizers, tensors, rows, archives, records, predictions):
+for make in (specs, configs, models, tokenizers, tensors, quantised, gguf, rows, archives, records, predictions):
     make()

@@ -3,7 +3,7 @@
 //
 // The work comes as units, whose partial sums are merged (attend.cuh). Within a warp, `LANES` lanes hold one token's row in pieces of 8
 // channels, and the other lanes hold other tokens. Each such slot keeps its own maximum and sums, so lanes exchange data only for dot
-// products.
+// products. If cap > 0, a scaled product x becomes cap * tanh(x / cap).
 #include "attend.cuh"
 
 constexpr int WARPS = 4;
@@ -12,7 +12,7 @@ constexpr int UNROLL = 2;
 
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
-                       uint64_t row_stride, int d, float scale, const Merging<T>& to) {
+                       uint64_t row_stride, int d, float scale, float cap, const Merging<T>& to) {
     constexpr int SLOTS = 32 / LANES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
     float q[QUERIES][PIECES][PIECE], out[QUERIES][PIECES][PIECE] = {}, most[QUERIES], sum[QUERIES];
@@ -92,7 +92,10 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 #pragma unroll
                     for (int h = 0; h < QUERIES; ++h) dots[h] += __shfl_xor_sync(~0u, dots[h], step);
 #pragma unroll
-                for (int h = 0; h < QUERIES; ++h) weight[u][h] = valid[u] ? dots[h] - extra[u] : -CUDART_INF_F;
+                for (int h = 0; h < QUERIES; ++h) {
+                    if (cap > 0.0f) dots[h] = cap * tanhf(dots[h] / cap);
+                    weight[u][h] = valid[u] ? dots[h] - extra[u] : -CUDART_INF_F;
+                }
             }
 #pragma unroll
             for (int h = 0; h < QUERIES; ++h) {
@@ -171,17 +174,17 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 // One block for each span of a unit. Queries are `[row][row_stride]`, head h at h * d.
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
-                             uint64_t row_stride, int d, float scale, const Merging<T>& to) {
+                             uint64_t row_stride, int d, float scale, float cap, const Merging<T>& to) {
     const Unit unit = units[unit_of_block(units, count)];
     const int span = blockIdx.x - unit.first_block;
-    attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, to);
+    attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, cap, to);
 }
 
 #define ATTEND(T, NAME, QUERIES, LANES, PIECES)                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * WARPS) attend_##NAME##_##QUERIES##_##LANES##_##PIECES(            \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
-        unsigned long long row_stride, int d, float scale, const Merging<T> to) {                                       \
-        attend_block<T, QUERIES, LANES, PIECES>(units, count, prefix, queries, heads, row_stride, d, scale, to);        \
+        unsigned long long row_stride, int d, float scale, float cap, const Merging<T> to) {                            \
+        attend_block<T, QUERIES, LANES, PIECES>(units, count, prefix, queries, heads, row_stride, d, scale, cap, to);   \
     }
 
 // For heads up to 64, 128 and 256 wide.

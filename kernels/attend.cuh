@@ -105,6 +105,9 @@ template <typename T> struct Merging {
     const float* vectors;
     T* out;
     float* wide;
+    // A logit without a value for each query head of a row, of which there are `row_heads`; null for none.
+    const float* sinks;
+    uint32_t row_heads;
 };
 
 __device__ __forceinline__ float warp_max(float x) {
@@ -144,6 +147,8 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
         if (sum > 0.0f) rest = picked_most + logf(sum) + logf(share / (1.0f - share));
         most = fmaxf(most, rest);
     }
+    const float sink = to.sinks ? to.sinks[number % to.row_heads] : -CUDART_INF_F;
+    most = fmaxf(most, sink);
     float sum = 0.0f;
     float2 total[MOST] = {};
     for (int start = 0; start < parts; start += 32) {
@@ -168,6 +173,7 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
         }
     }
     sum = warp_sum(sum);
+    if (sink != -CUDART_INF_F) sum += expf(sink - most);
     float rest_weight = 0.0f;
     const float* vector = nullptr;
     if (rest != -CUDART_INF_F) {

@@ -1,9 +1,9 @@
 // Rotary position embedding of the query and key heads of stacked projections, after an RMS norm of each head if the model has one, and
 // storing of keys and values.
 //
-// Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. A head's channels are rotated in pairs (i, i + d/2) by the angle position *
-// inverse[i], rounded to f32 as in the reference implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row
-// has its own list of frequencies. Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows
+// Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. The first `rotated` channels of a head are rotated in pairs (i, i + rotated/2),
+// or (2i, 2i + 1) where neighbours are rotated together, by the angle position * inverse[i], rounded to f32 as in the reference
+// implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row has its own list of frequencies. Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows
 // (x), and shares of a row's heads (y); a warp processes one head.
 #include "common.cuh"
 
@@ -16,10 +16,10 @@ template <typename T> struct Place {
 
 template <typename T>
 __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, int inverse_stride,
-                     float scaling, int heads, int kv_heads, int d,
+                     float scaling, int rotated, int neighbours, int heads, int kv_heads, int d,
                      const float* query_norm, const float* key_norm, float eps, const Place<T>* places, T* keys, T* values,
                      unsigned long long head_stride) {
-    const int row = blockIdx.x, lane = threadIdx.x % 32, half = d / 2;
+    const int row = blockIdx.x, lane = threadIdx.x % 32, half = rotated / 2;
     inverse += static_cast<size_t>(row) * inverse_stride;
     T* base = rows + static_cast<size_t>(row) * (heads + 2 * kv_heads) * d;
     // Without a list of places, rows are consecutive in one cache.
@@ -46,24 +46,30 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
             float sin, cos;
             sincosf(static_cast<float>(positions[row]) * inverse[i], &sin, &cos);
             sin *= scaling, cos *= scaling;
-            float a = to_f32(x[i]), b = to_f32(x[i + half]);
-            if (norm) a *= factor * norm[i], b *= factor * norm[i + half];
+            const int one = neighbours ? 2 * i : i, other = neighbours ? 2 * i + 1 : i + half;
+            float a = to_f32(x[one]), b = to_f32(x[other]);
+            if (norm) a *= factor * norm[one], b *= factor * norm[other];
             const T first = from_f32<T>(a * cos - b * sin), second = from_f32<T>(b * cos + a * sin);
-            to[i] = first, to[i + half] = second;
+            to[one] = first, to[other] = second;
             // The host may read the row.
-            x[i] = first, x[i + half] = second;
+            x[one] = first, x[other] = second;
+        }
+        for (int i = rotated + lane; i < d; i += 32) {
+            const T kept = norm ? from_f32<T>(to_f32(x[i]) * (factor * norm[i])) : x[i];
+            to[i] = kept, x[i] = kept;
         }
     }
 }
 
 #define ROPE(T, NAME)                                                                                                   \
     extern "C" __global__ void rope_##NAME(T* rows, const uint32_t* positions, const float* inverse,                    \
-                                           int inverse_stride, float scaling, int heads, int kv_heads, int d,           \
+                                           int inverse_stride, float scaling, int rotated, int neighbours, int heads,   \
+                                           int kv_heads, int d,                                                         \
                                            const float* query_norm, const float* key_norm, float eps,                   \
                                            const Place<T>* places, T* keys, T* values,                                  \
                                            unsigned long long head_stride) {                                            \
-        rope(rows, positions, inverse, inverse_stride, scaling, heads, kv_heads, d, query_norm, key_norm, eps, places,  \
-             keys, values, head_stride);                                                                                \
+        rope(rows, positions, inverse, inverse_stride, scaling, rotated, neighbours, heads, kv_heads, d, query_norm,    \
+             key_norm, eps, places, keys, values, head_stride);                                                         \
     }
 
 ROPE(float, f32)

@@ -1,17 +1,17 @@
-// Operations on rows of activations between matrix products: embedding, RMS norm, bias, SiLU gate.
+// Operations on rows of activations between matrix products: embedding, RMS norm, bias, gates, adding a branch.
 //
 // Rows `[row][width]` of the residual stream are f32; inputs of a product have the storage type. One block processes a row.
 #include "common.cuh"
 
-// x[row] = table[tokens[row]]
+// x[row] = scale * table[tokens[row]]
 template <typename T>
-__device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidden) {
+__device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidden, float scale) {
     const T* from = table + static_cast<size_t>(tokens[blockIdx.x]) * hidden;
     float* to = x + static_cast<size_t>(blockIdx.x) * hidden;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = to_f32(from[i]);
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = scale * to_f32(from[i]);
 }
 
-// out[row] = x[row] / rms(x[row]) * weight. If rows of x hold numbers that are not finite, `broken` gets the least `mark << 32 | first +
+// out[row] = x[row] / rms(x[row]) * weight, or x[row] where there is no weight. If rows of x hold numbers that are not finite, `broken` gets the least `mark << 32 | first +
 // row` of them.
 template <typename T>
 __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden, float eps, unsigned long long mark,
@@ -26,7 +26,7 @@ __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         const int i = k * stride + threadIdx.x;
-        kept[k] = i < hidden ? from[i] : 0.0f, scale[k] = i < hidden ? weight[i] : 0.0f;
+        kept[k] = i < hidden ? from[i] : 0.0f, scale[k] = i < hidden && weight ? weight[i] : 1.0f;
     }
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) squares += kept[k] * kept[k];
@@ -38,13 +38,38 @@ __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden
         for (int i = threadIdx.x; i < hidden; i += stride) finite = finite && isfinite(from[i]);
         if (!finite) atomicMin(broken, mark << 32 | (first + blockIdx.x));
     }
-    const float factor = rsqrtf(all / hidden + eps);
+    const float factor = weight ? rsqrtf(all / hidden + eps) : 1.0f;
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         const int i = k * stride + threadIdx.x;
         if (i < hidden) to[i] = from_f32<T>(kept[k] * factor * scale[k]);
     }
-    for (int i = behind; i < hidden; i += stride) to[i] = from_f32<T>(from[i] * factor * weight[i]);
+    for (int i = behind; i < hidden; i += stride) to[i] = from_f32<T>(from[i] * factor * (weight ? weight[i] : 1.0f));
+}
+
+// rows[row][0..width] = those numbers / their rms * weight, for rows that are `stride` apart.
+template <typename T>
+__device__ void norm_part(T* rows, int stride, int width, const float* weight, float eps) {
+    __shared__ float shared[32];
+    T* x = rows + static_cast<size_t>(blockIdx.x) * stride;
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) squares += to_f32(x[i]) * to_f32(x[i]);
+    const float factor = rsqrtf(block_sum(squares, shared) / width + eps);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) x[i] = from_f32<T>(to_f32(x[i]) * factor * weight[i]);
+}
+
+// x[row] += scale * branch[row], which is normed first where there is a weight.
+extern "C" __global__ void add_branch(float* x, const float* branch, const float* weight, float eps, float scale, int hidden) {
+    __shared__ float shared[32];
+    const float* from = branch + static_cast<size_t>(blockIdx.x) * hidden;
+    float* to = x + static_cast<size_t>(blockIdx.x) * hidden;
+    float factor = scale;
+    if (weight) {
+        float squares = 0.0f;
+        for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares += from[i] * from[i];
+        factor *= rsqrtf(block_sum(squares, shared) / hidden + eps);
+    }
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] += factor * from[i] * (weight ? weight[i] : 1.0f);
 }
 
 // x[row] += bias
@@ -53,8 +78,19 @@ template <typename T> __device__ void add_bias(T* x, const float* bias, int widt
     for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = from_f32<T>(to_f32(row[i]) + bias[i]);
 }
 
-// out[row] = silu(gate) * up, for rows that hold the gate and then up, `inner` numbers each, a multiple of 8.
-template <typename T> __device__ void silu_gate(const T* gate_up, T* out, int inner) {
+struct Silu {
+    static __device__ __forceinline__ float of(float x) { return x / (1.0f + __expf(-x)); }
+};
+
+// GELU by its approximation with tanh.
+struct GeluTanh {
+    static __device__ __forceinline__ float of(float x) {
+        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    }
+};
+
+// out[row] = gate(gate) * up, for rows that hold the gate and then up, `inner` numbers each, a multiple of 8.
+template <typename Gate, typename T> __device__ void gated(const T* gate_up, T* out, int inner) {
     const size_t row = blockIdx.y;
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) * PIECE;
     if (i >= inner) return;
@@ -62,12 +98,15 @@ template <typename T> __device__ void silu_gate(const T* gate_up, T* out, int in
     widen(gate_up + 2 * row * inner + i, gate);
     widen(gate_up + (2 * row + 1) * inner + i, up);
 #pragma unroll
-    for (int j = 0; j < PIECE; ++j) out[row * inner + i + j] = from_f32<T>(gate[j] / (1.0f + __expf(-gate[j])) * up[j]);
+    for (int j = 0; j < PIECE; ++j) out[row * inner + i + j] = from_f32<T>(Gate::of(gate[j]) * up[j]);
 }
 
 #define ROWS(T, NAME)                                                                                                   \
-    extern "C" __global__ void embed_##NAME(const T* table, const uint32_t* tokens, float* x, int hidden) {             \
-        embed(table, tokens, x, hidden);                                                                                \
+    extern "C" __global__ void embed_##NAME(const T* table, const uint32_t* tokens, float* x, int hidden, float scale) { \
+        embed(table, tokens, x, hidden, scale);                                                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void norm_part_##NAME(T* rows, int stride, int width, const float* weight, float eps) {       \
+        norm_part(rows, stride, width, weight, eps);                                                                    \
     }                                                                                                                   \
     extern "C" __global__ void rms_norm_##NAME(const float* x, const float* weight, T* out, int hidden, float eps,      \
                                                unsigned long long mark, unsigned long long first,                       \
@@ -75,7 +114,12 @@ template <typename T> __device__ void silu_gate(const T* gate_up, T* out, int in
         rms_norm(x, weight, out, hidden, eps, mark, first, broken);                                                     \
     }                                                                                                                   \
     extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) { add_bias(x, bias, width); }        \
-    extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) { silu_gate(gate_up, out, inner); }
+    extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) {                                   \
+        gated<Silu>(gate_up, out, inner);                                                                               \
+    }                                                                                                                   \
+    extern "C" __global__ void gelu_tanh_gate_##NAME(const T* gate_up, T* out, int inner) {                              \
+        gated<GeluTanh>(gate_up, out, inner);                                                                           \
+    }
 
 ROWS(float, f32)
 ROWS(__half, f16)

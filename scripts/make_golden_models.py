@@ -1,7 +1,8 @@
 """Makes the golden files that the model tests compare with; the reference is Hugging Face transformers.
 
-Regenerate (CPU, about a minute; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
-Parts: models, likelihood, rope, chat, tokenizer; all by default. Everything goes to tests/golden/.
+Regenerate (CPU, some minutes; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
+Parts: models, likelihood, rope, chat, tokenizer, verify, or the name of one model; all by default. Everything goes to
+tests/golden/. golden_checkpoints.py has the models' shapes.
 
 models/<name>/          a tiny random checkpoint: config.json and weights (safetensors, one file or shards)
 models/<name>/golden.json
@@ -23,17 +24,22 @@ rope.json               [{name, config, head_dim, max_positions, cases: [{sequen
                           position, cos, sin}]}]; config holds the RoPE keys of a config.json
 chat.json               [{name, template, messages, variables, expected}]; always with add_generation_prompt
 tokenizer.json          {encode: [{text, ids, decoded}]} for models/builtin, special tokens added by the tokenizer
+verify/                 tokenizer.json and tokenizer_config.json of bytes, which fit every model of models/, and for some of these
+                        NAME.safetensors, which scripts/verify_hf.py writes of the two together
 """
 
+import copy
 import json
 import math
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from golden_checkpoints import BASE, LLAMA3, MODELS
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, Mxfp4Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -43,108 +49,8 @@ PROMPT_TOKENS = 1100
 NEW_TOKENS = 24
 POSITIONS = [15, 1023, 1099]
 SMALLEST_GAP = 1e-2
-
-BASE = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-# name: (model type, changes to BASE, weight type, old spelling of the RoPE keys, shard size)
-MODELS = {
-    "llama3": (
-        "llama",
-        {
-            "tie_word_embeddings": True,
-            "num_key_value_heads": 1,
-            "rope_parameters": LLAMA3 | {"original_max_position_embeddings": 256, "rope_theta": 500000.0},
-            "eos_token_id": [2, 3],
-        },
-        "float16",
-        False,
-        None,
-    ),
-    "llama-linear": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, "intermediate_size": 48},
-        "float32",
-        True,
-        None,
-    ),
-    "llama-dynamic": (
-        "llama",
-        {
-            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-            "max_position_embeddings": 512,
-        },
-        "bfloat16",
-        True,
-        None,
-    ),
-    "llama-yarn": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 8.0,
-                "original_max_position_embeddings": 256,
-                "rope_theta": 10000.0,
-            }
-        },
-        "float16",
-        True,
-        None,
-    ),
-    "llama-bias": (
-        "llama",
-        {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        "float16",
-        False,
-        None,
-    ),
-    "llama-sharded": (
-        "llama",
-        {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        "float16",
-        False,
-        "150KB",
-    ),
-    "mistral": (
-        "mistral",
-        {"sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-        "float16",
-        True,
-        None,
-    ),
-    "qwen2": (
-        "qwen2",
-        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-        "bfloat16",
-        False,
-        None,
-    ),
-    "qwen3": (
-        "qwen3",
-        {
-            "tie_word_embeddings": True,
-            "head_dim": 32,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-        },
-        "float16",
-        False,
-        None,
-    ),
-}
+# A larger one means that two experts are as good as equally likely for some token.
+LARGEST_NOISE = 5e-5
 
 
 def write_json(path, value):
@@ -157,47 +63,54 @@ def f32(tensor):
     return [float(f"{x:.9g}") for x in tensor.to(torch.float32).flatten().tolist()]
 
 
-def randomise(model, seed):
-    """Weights large enough that attention is peaked and logits are far from flat."""
+def randomise(model, seed, embedding):
+    """Weights large enough that attention is peaked, experts differ and logits are far from flat.
+
+    `embedding` is the size of weights of the embedding table and of the output matrix.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
             parameter.data = 1.0 + 0.2 * noise
+        elif name.endswith("sinks"):
+            # As much as all keys of a window together.
+            parameter.data = 8.0 + noise
+        elif name.endswith(("mlp.gate.weight", "router.weight")):
+            parameter.data = 0.3 * noise
         elif name.endswith("bias"):
             parameter.data = 0.3 * noise
         elif "q_proj" in name or "k_proj" in name:
             parameter.data = 0.2 * noise
         elif "embed" in name or "lm_head" in name:
-            parameter.data = 0.3 * noise
+            parameter.data = embedding * noise
         else:
             parameter.data = 0.15 * noise
 
 
-def old_spelling(config):
-    """`rope_parameters` written as `rope_theta` and `rope_scaling`, as before transformers 5."""
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    config["torch_dtype"] = config.pop("dtype")
-    return config
-
-
-def save_checkpoint(folder, name, seed):
-    model_type, changes, dtype, old, shard_size = MODELS[name]
+def save_checkpoint(folder, checkpoint, seed):
     shutil.rmtree(folder, ignore_errors=True)
-    config = AutoConfig.for_model(model_type, **(BASE | changes))
-    model = AutoModelForCausalLM.from_config(config)
-    randomise(model, seed)
+    model_type, config = checkpoint.config()
+    model = auto_class(checkpoint).from_config(AutoConfig.for_model(model_type, **copy.deepcopy(config)))
+    randomise(model, seed, checkpoint.embedding)
     model.tie_weights()
-    model = model.to(getattr(torch, dtype))
-    model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
+    model = model.to(getattr(torch, checkpoint.dtype))
+    stored = {"max_shard_size": checkpoint.shard_size or "1GB", "save_original_format": checkpoint.published_names}
+    model.save_pretrained(folder, **stored)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    checkpoint.rewrite(folder, seed)
     for file in folder.iterdir():
         file.chmod(0o644)
-    if old:
-        path = folder / "config.json"
-        path.write_text(json.dumps(old_spelling(json.loads(path.read_text())), indent=2) + "\n")
+
+
+def auto_class(checkpoint):
+    return AutoModelForImageTextToText if checkpoint.wrapper else AutoModelForCausalLM
+
+
+def load(folder, checkpoint, dtype):
+    further = {"quantization_config": Mxfp4Config(dequantize=True)} if checkpoint.mxfp4 else {}
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return auto_class(checkpoint).from_pretrained(folder, dtype=dtype, **plain, **further).eval()
 
 
 def prompt_ids(seed):
@@ -221,15 +134,17 @@ def greedy(model, prompt):
 
 
 @torch.no_grad()
-def golden_of(folder, seed):
-    load = lambda dtype: AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-    model, prompt = load(torch.float32), prompt_ids(seed)
+def golden_of(folder, checkpoint, seed):
+    model, prompt = load(folder, checkpoint, torch.float32), prompt_ids(seed)
     # Before decoding: dynamic RoPE keeps the frequencies of the longest sequence it has seen.
     rows = model(prompt).logits[0, POSITIONS]
     ids, gap, last = greedy(model, prompt)
     if gap < SMALLEST_GAP or len(set(ids)) < 8:
         return None
-    exact = load(torch.float64)(prompt).logits[0, POSITIONS]
+    exact = load(folder, checkpoint, torch.float64)(prompt).logits[0, POSITIONS]
+    noise = float((rows - exact).abs().max())
+    if noise > LARGEST_NOISE:
+        return None
     return {
         "prompt": prompt[0].tolist(),
         "positions": POSITIONS,
@@ -237,31 +152,33 @@ def golden_of(folder, seed):
         "continuation": ids,
         "last_logits": f32(last),
         "smallest_gap": round(gap, 6),
-        "f32_noise": float(f"{(rows - exact).abs().max():.3g}"),
+        "f32_noise": float(f"{noise:.3g}"),
         "transformers": transformers.__version__,
     }
 
 
+def make_model(name):
+    folder, checkpoint = GOLDEN / "models" / name, MODELS[name]
+    for seed in range(200):
+        save_checkpoint(folder, checkpoint, seed)
+        golden = golden_of(folder, checkpoint, seed)
+        if golden:
+            write_json(folder / "golden.json", golden)
+            size = sum(f.stat().st_size for f in folder.iterdir())
+            print(name, "seed", seed, "gap", golden["smallest_gap"], "noise", golden["f32_noise"], size, "bytes")
+            return
+    raise SystemExit(f"{name}: no seed gives an unambiguous continuation")
+
+
 def make_models():
     for name in MODELS:
-        folder = GOLDEN / "models" / name
-        for seed in range(200):
-            save_checkpoint(folder, name, seed)
-            golden = golden_of(folder, seed)
-            if golden:
-                write_json(folder / "golden.json", golden)
-                size = sum(f.stat().st_size for f in folder.iterdir())
-                print(name, "seed", seed, "gap", golden["smallest_gap"], "noise", golden["f32_noise"], size, "bytes")
-                break
-        else:
-            raise SystemExit(f"{name}: no seed gives an unambiguous continuation")
+        make_model(name)
 
 
 @torch.no_grad()
 def make_likelihood(window=256, scored=64, context=600, options=((600, 601), (700, 705), (850, 870))):
     folder = GOLDEN / "models" / "llama-bias"
-    load = {"dtype": torch.float32, "attn_implementation": "eager"}
-    model = AutoModelForCausalLM.from_pretrained(folder, **load).eval()
+    model = load(folder, MODELS["llama-bias"], torch.float32)
     prompt = torch.tensor(json.loads((folder / "golden.json").read_text())["prompt"])
 
     def nll(ids, last):
@@ -362,6 +279,47 @@ ROPES = {
     ),
 }
 
+LONGROPE = {
+    "short_factor": [1.0 + 0.02 * i for i in range(48)],
+    "long_factor": [1.0 + 0.25 * i + 0.02 * i * i for i in range(48)],
+}
+ROPES |= {
+    "longrope-phi3": (
+        {
+            "rope_theta": 10000.0,
+            "rope_scaling": LONGROPE | {"type": "longrope"},
+            "original_max_position_embeddings": 4096,
+        },
+        96,
+        131072,
+        [100, 4096, 4097, 20000],
+    ),
+    "longrope-partial": (
+        {
+            "rope_parameters": LONGROPE
+            | {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 4096,
+        },
+        128,
+        131072,
+        [4096, 9000],
+    ),
+    "yarn-partial": (
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000000.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+            }
+        },
+        128,
+        131072,
+        [1000],
+    ),
+}
+
 
 def rope_case(keys, head_dim, max_positions, length):
     sizes = {"hidden_size": 4 * head_dim, "head_dim": head_dim, "max_position_embeddings": max_positions}
@@ -373,7 +331,7 @@ def rope_case(keys, head_dim, max_positions, length):
     if kind == "dynamic":
         seen = torch.tensor(length) if length > max_positions else None
         assert torch.equal(embedding.inv_freq, ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=seen)[0])
-    half = head_dim // 2
+    half = len(embedding.inv_freq)
     return {
         "sequence_length": length,
         "inv_freq": f32(embedding.inv_freq),
@@ -596,6 +554,77 @@ def make_tokenizer():
     print("tokenizer:", len(encode), "texts")
 
 
+# Checkpoints that `spattn verify` is tested on.
+VERIFIED = ["llama-bias", "qwen3"]
+SPECIAL = ["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"] + [f"<|reserved_{i}|>" for i in range(7)]
+TURNS_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def byte_letters():
+    """The letter that byte-level tokenizers write for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+def write_byte_tokenizer(folder):
+    """A token for each of the 243 bytes that occur in UTF-8, and 13 special ones: 256, as many as the golden models know."""
+    in_utf8 = [b for b in range(256) if b not in (0xC0, 0xC1) and b < 0xF5]
+    letters = byte_letters()
+    vocabulary = {token: i for i, token in enumerate(SPECIAL)}
+    vocabulary |= {letters[b]: len(SPECIAL) + i for i, b in enumerate(in_utf8)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    begin = [{"SpecialToken": {"id": "<s>", "type_id": 0}}]
+    write_json(
+        folder / "tokenizer.json",
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{"id": i, "content": token} | flags for i, token in enumerate(SPECIAL)],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": begin + [{"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": begin + [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+            },
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary, "merges": []},
+        },
+    )
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "pad_token": "<pad>",
+            "clean_up_tokenization_spaces": False,
+            "chat_template": TURNS_TEMPLATE,
+        },
+    )
+
+
+def make_verify():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from verify_hf import write_reference
+
+    write_byte_tokenizer(GOLDEN / "verify")
+    for name in VERIFIED:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(GOLDEN / "models" / name, folder, dirs_exist_ok=True)
+            for file in (GOLDEN / "verify").glob("*.json"):
+                shutil.copy(file, folder)
+            out = GOLDEN / "verify" / f"{name}.safetensors"
+            write_reference(folder, str(out))
+            print("verify:", name, out.stat().st_size, "bytes")
+
+
 def main():
     parts = {
         "models": make_models,
@@ -603,11 +632,12 @@ def main():
         "rope": make_rope,
         "chat": make_chat,
         "tokenizer": make_tokenizer,
+        "verify": make_verify,
     }
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for part in sys.argv[1:] or parts:
-        parts[part]()
+        parts[part]() if part in parts else make_model(part)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 //! (see `ARCHITECTURE.md`):
 //!
 //! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` →
-//! `spattn-tasks` → `spattn-train-rows` → `spattn-eval` → `spattn-lab` → `spattn`.
+//! `spattn-tasks` → `spattn-eval` → `spattn-lab` → `spattn`.
 //!
 //! Within this crate: [`launch`] → [`report`] → [`cli`].
 

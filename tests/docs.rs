@@ -1,8 +1,11 @@
-//! The README and the pages of `docs/` are true: their links work, their commands run, and their lists are complete.
+//! The README and the pages of `docs/` are true: their links work, their commands run, and their lists are complete (`docs/lists.rs`).
 //!
 //! A code block that begins with `sh` is run by a shell in a folder for the page, in the order of the page, with the program as `spattn`
 //! and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the internet,
 //! minutes): its commands are parsed by the program, not run. A block with `file=NAME` is written to the page's folder.
+
+#[path = "docs/lists.rs"]
+mod lists;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -12,14 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use spattn::attention::methods::{METHODS, SelectionPlace, configure};
-use spattn::attention::{Policy, Role, expand_grid};
-use spattn::model::families::FAMILIES;
-use spattn::model::source::shape_names;
+use spattn::attention::methods::configure;
+use spattn::attention::{Policy, expand_grid};
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
 
-const README_BYTES: usize = 12_288;
 /// What a block may need.
 const NEEDS: [&str; 5] = ["model", "gpu", "cluster", "internet", "minutes"];
 
@@ -182,161 +182,6 @@ fn a_broken_link_is_told() {
         assert_eq!(broken(&page, link).is_none(), is_whole, "{link}");
     }
     assert_eq!(links("[a](b.md#c) `[d](e)` ![f](g.svg) <img src=\"h.svg\">"), ["b.md#c", "g.svg", "h.svg"]);
-}
-
-// ---- sizes and lists ----
-
-#[test]
-fn the_readme_is_short() {
-    let bytes = page("README.md").text.len();
-    assert!(bytes <= README_BYTES, "README.md has {bytes} bytes, of {README_BYTES}: move something to docs/");
-}
-
-#[test]
-fn every_page_is_in_the_index() {
-    let index = page("docs/README.md").text;
-    let decisions = page("docs/decisions/README.md").text;
-    for page in markdown_under("docs") {
-        let name = page.name.strip_prefix("docs/").unwrap();
-        let (list, entry) = match name.strip_prefix("decisions/") {
-            Some(title) if title != "README.md" => (&decisions, title),
-            _ => (&index, name),
-        };
-        assert!(name == "README.md" || list.contains(&format!("]({entry})")), "no index has docs/{name}");
-    }
-}
-
-/// The numbers of publications, such as `2406.10774`.
-fn publications(text: &str) -> BTreeSet<&str> {
-    text.match_indices("arXiv:").map(|(at, prefix)| &text[at + prefix.len()..][..10]).collect()
-}
-
-#[test]
-fn every_method_has_its_formula_its_reference_and_how_it_was_checked() {
-    let text = page("docs/methods.md").text;
-    let formulas = text.split("\n## ").find(|part| part.starts_with("What each computes")).unwrap();
-    let publication = text.split("\n## ").find(|part| part.starts_with("Against their publications")).unwrap();
-    let entries: HashMap<&str, &str> = formulas
-        .split("\n- **`")
-        .skip(1)
-        .map(|entry| entry.split_once("`**").unwrap_or_else(|| panic!("`{entry}` has no name")))
-        .collect();
-    for method in METHODS {
-        let entry =
-            entries.get(method.name).unwrap_or_else(|| panic!("docs/methods.md has no formula of {}", method.name));
-        let (theirs, ours) = (publications(method.reference), publications(entry));
-        assert_eq!(ours, theirs, "references of {}", method.name);
-        assert!(publication.contains(&format!("`{}`", method.name)), "{} is not held to its publication", method.name);
-    }
-    assert_eq!(entries.len(), METHODS.len(), "methods that there are not");
-    let beside = formulas.split("\n### ").find(|part| part.starts_with("References, oracles, floors")).unwrap();
-    for method in METHODS {
-        let is_beside = beside.contains(&format!("\n- **`{}`**", method.name));
-        assert_eq!(is_beside, method.role != Role::Method, "{} is a {}", method.name, method.role.name());
-    }
-}
-
-#[test]
-fn the_readme_counts_methods_right() {
-    let text = page("README.md").text;
-    assert!(text.contains(&format!("{} methods", METHODS.len())), "there are {} methods", METHODS.len());
-}
-
-/// The paragraph, or the entry of a list, of a page that begins with a text.
-fn paragraph<'a>(page: &'a Page, begin: &str) -> &'a str {
-    let mut parts = page.text.split("\n\n").flat_map(|part| part.trim_start_matches("- ").split("\n- "));
-    let found = parts.find(|part| part.starts_with(begin));
-    found.unwrap_or_else(|| panic!("{}: no paragraph begins with `{begin}`", page.name))
-}
-
-#[test]
-fn pages_name_every_family_of_models() {
-    let (models, readme) = (page("docs/models.md"), page("README.md"));
-    for text in [paragraph(&models, "Supported are "), paragraph(&readme, "**Your model**")] {
-        for family in FAMILIES {
-            assert!(text.contains(family.name), "{} is not named: {text}", family.name);
-        }
-    }
-}
-
-#[test]
-fn pages_and_help_name_every_shape() {
-    let (models, bench) = (page("docs/models.md"), page("docs/bench.md"));
-    let help = Command::new(env!("CARGO_BIN_EXE_spattn")).args(["bench", "attention", "--help"]).output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
-    for text in [paragraph(&models, "Shapes: "), paragraph(&bench, "`--shape` names heads: "), help.as_str()] {
-        for shape in shape_names() {
-            assert!(text.contains(shape), "{shape} is not named: {text}");
-        }
-    }
-}
-
-#[test]
-fn the_page_of_tasks_has_every_family() {
-    let tasks = page("docs/tasks.md");
-    let table = paragraph(&tasks, "| family |");
-    for task in catalog() {
-        let family = task.name.split(['/', ':']).next().unwrap();
-        let is_there = [format!("`{family}`"), format!("`{family}/"), format!("`{family}:")]
-            .iter()
-            .any(|name| table.contains(name));
-        assert!(is_there, "the table of docs/tasks.md has no `{family}`");
-    }
-}
-
-/// The names in the second cell of a table's row that begins with a text: those in code, as far as they are names.
-fn names_in_row(page: &Page, row: &str) -> BTreeSet<String> {
-    let line = page.text.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("{}: {row}", page.name));
-    line[row.len()..].split('`').skip(1).step_by(2).map(str::to_owned).collect()
-}
-
-#[test]
-fn pages_say_where_each_method_selects_on_a_gpu() {
-    let at = |place: &str| -> BTreeSet<String> {
-        let methods = METHODS.iter().filter(|method| method.selection_place().name() == place);
-        methods.map(|method| method.name.to_owned()).collect()
-    };
-    let gpu = page("docs/gpu.md");
-    let on_gpu = at(SelectionPlace::Device.name());
-    assert!(on_gpu.len() > 10, "{on_gpu:?}");
-    assert_eq!(names_in_row(&gpu, "| on the GPU; a step waits for nothing |"), on_gpu);
-    assert_eq!(names_in_row(&page("README.md"), "| tokens are selected | there |"), on_gpu);
-    let nowhere = at(SelectionPlace::Nowhere.name());
-    assert_eq!(names_in_row(&gpu, "| nowhere: only static tokens are attended, or decoding is dense |"), nowhere);
-    let by_positions = at(SelectionPlace::HostWithoutQueries.name());
-    assert_eq!(
-        names_in_row(&gpu, "| on the host, by positions alone: nothing is downloaded in a step |"),
-        by_positions
-    );
-    assert_eq!(names_in_row(&gpu, "| on the host, by the same code as on the CPU |"), BTreeSet::new());
-}
-
-#[test]
-fn what_no_kernel_does_is_named_with_its_reason() {
-    let text = page("docs/gpu.md").text;
-    for (spec, named, reason) in [
-        ("topk:pick=sample", "`pick=sample`", "selecting by a sample of the rest has no GPU implementation"),
-        ("loki:rescore=exact", "`rescore`", "selecting by a second score has no GPU implementation"),
-        ("quest:summary_bits=4", "`summary_bits`", "its GPU implementation does not support summary_bits=4"),
-        ("sparq:storage=1xK", "`storage=1xK`", "its GPU implementation does not support storage=1xK"),
-        ("oracle_sampling:draw_from=all", "`draw_from=all`", "its GPU implementation does not support draw_from=all"),
-        (
-            "oracle_sampling:proposal=value_norm",
-            "`proposal=value_norm`",
-            "its GPU implementation does not support proposal=value_norm",
-        ),
-        ("magicpig:simple_lsh=true", "`simple_lsh=true`", "its GPU implementation does not support simple_lsh=true"),
-        ("hip:top_r=4", "`top_r`", "its GPU implementation does not support top_r=4"),
-        ("hip:chunks=aligned", "`chunks=aligned`", "its GPU implementation does not support chunks=aligned"),
-        ("hip:n_e=3", "`n_e`", "its GPU implementation does not support n_e=3"),
-        ("hip:self_extend=2", "`self_extend`", "it attends tokens at other positions than their own"),
-        ("knn", "| the others |", "it has no GPU implementation"),
-    ] {
-        let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
-        let reasons = method.method.device_form().err().unwrap_or_else(|| panic!("{spec} has a form"));
-        assert_eq!(reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), [reason], "{spec}");
-        assert!(text.contains(named), "docs/gpu.md says nothing of {named}");
-    }
 }
 
 // ---- commands ----

@@ -42,6 +42,10 @@ fn wrong_arguments(flag: &Flag) -> Vec<String> {
         Accepts::Unsaid => panic!("the row `{}` does not say which values there are", flag.id),
         Accepts::Switch(_) => vec!["yes".to_owned()],
         Accepts::Whole { least, most } | Accepts::Tokens { least, most } => numbers(least, most),
+        Accepts::Decimal { least, most } => [(least - 0.5).to_string(), (most + 0.5).to_string()]
+            .into_iter()
+            .chain(["x", "", "nan"].map(str::to_owned))
+            .collect(),
         Accepts::Seed => numbers(0, u64::MAX as usize).into_iter().chain(["18446744073709551616".to_owned()]).collect(),
         Accepts::Threads => numbers(1, 10_000_000),
         Accepts::Text { refused, .. } => {
@@ -153,6 +157,7 @@ fn values(flag: &Flag) -> String {
         Accepts::Switch(sets) => format!("`{sets}` with the flag"),
         Accepts::Whole { least, most } => format!("{least} to {most}"),
         Accepts::Tokens { least, most } => format!("{least} to {most}; `--{} 4K`", flag.name.unwrap()),
+        Accepts::Decimal { least, most } => format!("{least} to {most}, with decimals"),
         Accepts::Seed => format!("0 to {}", u64::MAX),
         Accepts::Threads => "from 1".to_owned(),
         Accepts::Text { taken, .. } => format!("such as `{taken}`").replace('|', "\\|"),
@@ -213,9 +218,22 @@ fn the_page_of_settings_lists_every_flag_and_key_and_no_other() {
 
 // ---- identity ----
 
-/// Rows that the run below cannot change, or that are refused by a rule of their own. `tests/identity.rs` changes them.
-const NOT_CHANGED_HERE: [&str; 8] =
-    ["about", "model", "device", "data", "calibration", "chat", "system_prompt", "anonymous"];
+/// Rows that the run below cannot change, or that are refused by a rule of their own. `tests/commands/identity.rs` changes them.
+const NOT_CHANGED_HERE: [&str; 10] = [
+    "about",
+    "model",
+    "device",
+    "data",
+    "calibration",
+    "chat",
+    "system_prompt",
+    "thinking",
+    "thinking_tokens",
+    "anonymous",
+];
+
+/// Rows that change nothing alone, with what has to be said beside them.
+const WITH: [(&str, &str); 2] = [("top_p", "temperature = 0.5"), ("repeats", "temperature = 0.5")];
 
 #[test]
 fn a_resumed_run_refuses_another_value_of_what_is_its_identity_and_of_nothing_else() {
@@ -231,11 +249,13 @@ fn a_resumed_run_refuses_another_value_of_what_is_its_identity_and_of_nothing_el
             Accepts::Switch(sets) => sets.to_string(),
             Accepts::Whole { .. } | Accepts::Seed => "3".to_owned(),
             Accepts::Tokens { .. } => "1100".to_owned(),
+            Accepts::Decimal { .. } => "0.5".to_owned(),
             Accepts::Text { taken, .. } => format!("'{taken}'"),
             other => panic!("{}: {other:?}", flag.id),
         };
         let value = if flag.holds == Holds::List { format!("[{value}]") } else { value };
-        let others = base.lines().filter(|line| !line.starts_with(&format!("{} =", flag.id)));
+        let beside = WITH.iter().find(|(id, _)| *id == flag.id).map_or("", |(_, line)| line);
+        let others = base.lines().chain([beside]).filter(|line| !line.starts_with(&format!("{} =", flag.id)));
         let text: String = others.map(|line| format!("{line}\n")).collect();
         fs::write(dir.path().join("c.toml"), format!("{text}{} = {value}\n", flag.id)).unwrap();
         let resumed = spattn(dir.path(), &words(&format!("{RUN} --resume")));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use golden_model::{decoder, load, names};
+use golden_model::{decoder, load, names_on_gpus};
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -25,11 +25,11 @@ use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionWorkspace, Directions, DrawWorkspace, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix,
-    HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, Nearest, Nets, Norms,
-    PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
-    Weights,
+    CollisionWorkspace, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes, HeldTokens,
+    HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, LayerRule,
+    Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction,
+    RmsNorm, Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail,
+    TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -39,6 +39,11 @@ use spattn::model::engine::{Prefill, Stream};
 /// A layer that attends by default, with heads of so many channels.
 fn one_layer(d: usize) -> LayerSpecs {
     LayerSpecs::uniform(1, AttentionSpec::of_width(d))
+}
+
+/// A logit as a layer caps it.
+fn capped(logit: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh())
 }
 
 /// The factor of the logits of heads of so many channels.
@@ -154,7 +159,8 @@ fn products_of_one_and_many_rows() {
                 let wide = if into == Into::Narrow { storage } else { Storage::F32 };
                 let before = vec![if into == Into::Add { 0.5 } else { f32::NAN }; rows * outputs];
                 let mut out = send(&gpu, &before, wide);
-                gpu.multiply(storage, &w, &x, rows, &mut out, outputs, inputs, into).unwrap();
+                let weights = WeightMatrix { data: &w, outputs, inputs };
+                gpu.multiply(storage, weights, &x, rows, &mut out, into).unwrap();
                 let expected: Vec<f64> =
                     exact.iter().map(|sum| sum + if into == Into::Add { 0.5 } else { 0.0 }).collect();
                 let what = format!("{storage:?} {rows}x{inputs} by {outputs} {into:?}");
@@ -184,7 +190,9 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         let (on_device, weight) = (gpu.upload(&x).unwrap(), gpu.upload(&weight).unwrap());
         let mut out = send(&gpu, &vec![f32::NAN; rows * hidden], storage);
         let mut broken = gpu.upload(&[u64::MAX]).unwrap();
-        gpu.rms_norm(storage, &on_device, 2, 3, &weight, 1e-5, &mut out, hidden, (7, 100, &mut broken)).unwrap();
+        let norm = RmsNorm { weight: Some(&weight), eps: 1e-5, hidden };
+        let check = FiniteCheck { broken: &mut broken, mark: 7, first_row: 100 };
+        gpu.rms_norm(storage, norm, &on_device, 2..5, &mut out, check).unwrap();
         assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &expected, tolerance(storage), "a norm");
         let told = |broken: &Buffer| {
             let mut word = [0u64];
@@ -196,9 +204,51 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         (spoilt[3 * hidden + 150], spoilt[4 * hidden]) = (f32::INFINITY, f32::NAN);
         let spoilt = gpu.upload(&spoilt).unwrap();
         for (mark, skip) in [(7, 2), (9, 0)] {
-            gpu.rms_norm(storage, &spoilt, skip, 3, &weight, 1e-5, &mut out, hidden, (mark, 100, &mut broken)).unwrap();
+            let check = FiniteCheck { broken: &mut broken, mark, first_row: 100 };
+            gpu.rms_norm(storage, norm, &spoilt, skip..skip + 3, &mut out, check).unwrap();
         }
         assert_eq!(told(&broken), 7 << 32 | 101, "the first layer, and in it the first row");
+
+        let (no_norm, check) =
+            (RmsNorm { weight: None, ..norm }, FiniteCheck { broken: &mut broken, mark: 7, first_row: 100 });
+        gpu.rms_norm(storage, no_norm, &on_device, 2..5, &mut out, check).unwrap();
+        let copied: Vec<f64> = x[2 * hidden..].iter().map(|x| f64::from(*x)).collect();
+        assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &copied, tolerance(storage), "no norm");
+
+        // A part of each row, in place.
+        let (first, width) = (40, 120);
+        let mut in_place = send(&gpu, &x, storage);
+        let held = stored(&x, storage);
+        let mut expected: Vec<f64> = held.iter().map(|x| f64::from(*x)).collect();
+        let part_weight = noise(width, 8);
+        for row in expected.chunks_exact_mut(hidden) {
+            let part = &mut row[first..][..width];
+            let rms = (part.iter().map(|x| x * x).sum::<f64>() / width as f64 + 1e-5).sqrt();
+            part.iter_mut().zip(&part_weight).for_each(|(x, w)| *x = *x / rms * f64::from(*w));
+        }
+        let part_weight = gpu.upload(&part_weight).unwrap();
+        gpu.norm_part(storage, &mut in_place, rows, hidden, (first, width), &part_weight, 1e-5).unwrap();
+        assert_near(&fetch(&gpu, &in_place, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a part");
+
+        // Branches, normed and not.
+        let branch = noise(rows * hidden, 9);
+        let branch_weight = noise(hidden, 10);
+        let (branch_there, weight_there) = (gpu.upload(&branch).unwrap(), gpu.upload(&branch_weight).unwrap());
+        for normed in [false, true] {
+            let mut stream = gpu.upload(&x).unwrap();
+            let given = normed.then_some(&weight_there);
+            gpu.add_branch(&mut stream, &branch_there, rows, hidden, given, (1e-5, 0.25)).unwrap();
+            let mut expected = Vec::new();
+            for (x, branch) in x.chunks_exact(hidden).zip(branch.chunks_exact(hidden)) {
+                let square: f64 = branch.iter().map(|x| f64::from(*x).powi(2)).sum();
+                let rms = (square / hidden as f64 + 1e-5).sqrt();
+                expected.extend(x.iter().zip(branch).zip(&branch_weight).map(|((x, y), w)| {
+                    let y = if normed { f64::from(*y) / rms * f64::from(*w) } else { f64::from(*y) };
+                    f64::from(*x) + 0.25 * y
+                }));
+            }
+            assert_near(&fetch(&gpu, &stream, rows * hidden, Storage::F32), &expected, 1e-5, "a branch");
+        }
 
         let gate_up = noise(rows * 2 * hidden, 5);
         let held = stored(&gate_up, storage);
@@ -209,14 +259,23 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
                 gate / (1.0 + (-gate).exp()) * up
             })
             .collect();
-        gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
+        gpu.gate(Gate::Silu, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a gate");
+        let gelu = |x: f64| 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh());
+        let expected: Vec<f64> = (0..rows * hidden)
+            .map(|i| {
+                let row = &held[i / hidden * 2 * hidden..];
+                gelu(f64::from(row[i % hidden])) * f64::from(row[hidden + i % hidden])
+            })
+            .collect();
+        gpu.gate(Gate::GeluTanh, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
+        assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "GELU");
 
         // More rows than one dimension of a grid allows.
         let many = (1 << 16) + 9;
         let gate_up = stored(&noise(many * 16, 7), storage);
         let mut gated = send(&gpu, &vec![f32::NAN; many * 8], storage);
-        gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), many, &mut gated, 8).unwrap();
+        gpu.gate(Gate::Silu, storage, &send(&gpu, &gate_up, storage), many, &mut gated, 8).unwrap();
         let expected: Vec<f64> = (0..many * 8)
             .map(|i| {
                 let (gate, up) = (f64::from(gate_up[i / 8 * 16 + i % 8]), f64::from(gate_up[i / 8 * 16 + 8 + i % 8]));
@@ -364,12 +423,14 @@ fn decode_attention_over_any_selection() {
     });
     for storage in STORAGES {
         for case in &cases {
-            check_case(&gpu, *case, storage);
+            check_case(&gpu, *case, storage, None);
+            check_case(&gpu, *case, storage, Some(0.4));
         }
     }
 }
 
-fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
+/// `cap` is what logits are capped by; heads have sinks as well then.
+fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
     let Case { d, group, prefix: prefix_tokens, tails, exact, picks, weighting } = case;
     let (kv_heads, rows) = (2, 2);
     let heads = kv_heads * group;
@@ -377,6 +438,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let tails: Vec<Kv> =
         tails.iter().enumerate().map(|(i, t)| Kv::new(kv_heads, *t, d, 20 + 2 * i as u64, storage)).collect();
     let stride = heads * d + 24;
+    let sinks = noise(heads, 31);
     let queries = stored(&noise(rows * stride, 30), storage);
     let prefix_buffers = prefix.send(gpu, prefix_tokens + 3, storage);
     // The layer between two others.
@@ -443,7 +505,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
             }
             for (h, list) in lists.iter().enumerate() {
                 let query = &queries[row * stride + (kv_head * group + h) * d..][..d];
-                let logit = |t: usize| dot(query, token(kv_head, t).0) / (d as f64).sqrt();
+                let logit = |t: usize| capped(dot(query, token(kv_head, t).0) / (d as f64).sqrt(), cap);
                 let mut parts: Vec<(f64, &[f32])> =
                     (0..sink).chain(recent..total).map(|t| (logit(t), token(kv_head, t).1)).collect();
                 let picked: Vec<usize> =
@@ -470,6 +532,10 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
                     value = rest.clone();
                     parts.push((softmax(&of_picks, d).0 + (share / (1.0 - share)).ln(), &value));
                 }
+                let nothing = vec![0.0; d];
+                if cap.is_some() {
+                    parts.push((f64::from(sinks[kv_head * group + h]), &nothing));
+                }
                 let out = if parts.is_empty() { vec![0.0; d] } else { softmax(&parts, d).1 };
                 expected.extend(out);
             }
@@ -479,10 +545,12 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionWorkspace::default();
-    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d) };
+    let sinks = gpu.upload(&sinks).unwrap();
+    let rule = LayerRule { soft_cap: cap, sinks: cap.map(|_| &sinks), ..LayerRule::PLAIN };
+    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d), rule };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
-    let what = format!("{storage:?} {case:?}");
+    let what = format!("{storage:?} {case:?} {cap:?}");
     assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
@@ -1782,6 +1850,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
                     tokens: prefix_tokens,
                     layer: 0,
                     scale: scale(d),
+                    rule: LayerRule::PLAIN,
                 };
                 let mut room = AttentionWorkspace::default();
                 let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
@@ -1822,23 +1891,49 @@ fn prefill_attention_of_odd_sizes() {
                 let kv = Kv::new(kv_heads, total, d, 80, storage);
                 let buffers = kv.send(&gpu, total + 5, storage);
                 let queries = stored(&noise(rows * stride, 90), storage);
-                let mut expected = Vec::new();
-                for row in 0..rows {
-                    for head in 0..heads {
-                        let query = &queries[row * stride + head * d..][..d];
-                        let kv_head = head / group;
-                        let parts: Vec<(f64, &[f32])> = (0..=first + row)
-                            .map(|t| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t)))
-                            .collect();
-                        expected.extend(softmax(&parts, d).1);
-                    }
+                let (sinks, nothing) = (noise(heads, 91), vec![0.0; d]);
+                let expected = |window: Option<usize>, cap: Option<f32>, has_sinks: bool| -> Vec<f64> {
+                    let of_row = |i: usize| {
+                        let (row, head) = (i / heads, i % heads);
+                        let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
+                        let end = first + row + 1;
+                        let logit = |t: usize| capped(dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), cap);
+                        let seen = window.map_or(0, |window| end.saturating_sub(window))..end;
+                        let mut parts: Vec<(f64, &[f32])> = seen.map(|t| (logit(t), kv.value(kv_head, t))).collect();
+                        parts.extend(has_sinks.then(|| (f64::from(sinks[head]), nothing.as_slice())));
+                        softmax(&parts, d).1
+                    };
+                    (0..rows * heads).flat_map(of_row).collect()
+                };
+                let sinks_there = gpu.upload(&sinks).unwrap();
+                let queries_there = send(&gpu, &queries, storage);
+                let cache = cache(&buffers, total + 5, &kv, storage);
+                for (window, soft_cap, has_sinks) in [
+                    (None, None, false),
+                    (Some(1), None, false),
+                    (Some(70), None, false),
+                    (None, Some(0.4), false),
+                    (None, None, true),
+                    (Some(129), Some(0.4), true),
+                ] {
+                    let rule = LayerRule { window, soft_cap, sinks: has_sinks.then_some(&sinks_there) };
+                    let rows_of = Rows {
+                        queries: &queries_there,
+                        skip: 0,
+                        stride,
+                        count: rows,
+                        heads,
+                        first,
+                        scale: scale(d),
+                        rule,
+                    };
+                    let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
+                    gpu.prefill_attention(&rows_of, &cache, &mut out).unwrap();
+                    let expected = expected(window, soft_cap, has_sinks);
+                    let what =
+                        format!("{storage:?} d {d} group {group}, {rows} rows from {first}, {window:?} {soft_cap:?}");
+                    assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
                 }
-                let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
-                let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
-                gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
-                let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
-                assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
             }
         }
     }
@@ -1936,7 +2031,16 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
+                let rows_of = Rows {
+                    queries: &queries,
+                    skip: 0,
+                    stride,
+                    count: rows,
+                    heads,
+                    first,
+                    scale: scale(d),
+                    rule: LayerRule::PLAIN,
+                };
                 let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
                 for ((has_diagonals, has_own), expected) in ways.into_iter().zip(&expected) {
                     let of_block = |i: usize| {
@@ -1991,7 +2095,7 @@ fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usi
     let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
     let mut here = SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap();
     let mut expected = vec![f32::NAN; queries.len()];
-    here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected);
+    here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected).unwrap();
     let costs = here.into_costs();
     let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
     for chunk in chunks {
@@ -2041,6 +2145,7 @@ fn read_there(
             heads,
             first: i * chunk,
             scale: scale(kv.keys.d()),
+            rule: LayerRule::PLAIN,
         };
         // Only a mask over the whole prompt is shown anything, and has it in one chunk.
         let shown = PrefillChunk::new(0, 0, whole, heads, kv);
@@ -2119,7 +2224,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
         let method = spec.map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap());
         let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, &one_layer(kv.keys.d()), 7).unwrap());
         match sparse() {
-            Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected),
+            Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected).unwrap(),
             None => attend_densely(&queries, heads, &kv, &mut expected),
         }
         let mut there = PromptAlone::new(gpu.clone(), heads, &queries[first * width..], &kv, batch).unwrap();
@@ -2202,7 +2307,16 @@ fn what_keys_receive_from_a_prompt() {
                     expected[head * total..].iter_mut().zip(&weights).for_each(|(mass, weight)| *mass += weight / sum);
                 }
                 let queries = send(&gpu, &numbers, storage);
-                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first, scale: scale(d) };
+                let rows_of = Rows {
+                    queries: &queries,
+                    skip: 0,
+                    stride,
+                    count: rows,
+                    heads,
+                    first,
+                    scale: scale(d),
+                    rule: LayerRule::PLAIN,
+                };
                 let cache = cache(&buffers, total + 5, &kv, storage);
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let mut log_sums = send(&gpu, &vec![f32::NAN; rows * heads], Storage::F32);
@@ -2237,10 +2351,13 @@ fn rotation_with_norms_and_places() {
     let (rows, heads, kv_heads, d, capacity, first) = (3, 4, 2, 16, 9, 5);
     let width = (heads + 2 * kv_heads) * d;
     for storage in STORAGES {
-        for normed in [false, true] {
+        let ways = [(d, false), (d, true), (d / 2, false), (d / 2, true), (0, false)];
+        for (normed, (rotated, neighbours)) in
+            [false, true].into_iter().flat_map(|normed| ways.map(|way| (normed, way)))
+        {
             let x = stored(&noise(rows * width, 100), storage);
             let norms = [noise(d, 101), noise(d, 102)];
-            let inverse: Vec<f32> = (0..d / 2).map(|i| 0.5f32.powi(i as i32)).collect();
+            let inverse: Vec<f32> = (0..rotated / 2).map(|i| 0.5f32.powi(i as i32)).collect();
             let positions = [70_000u32, 3, 11];
             let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             for (row, position) in expected.chunks_exact_mut(width).zip(positions) {
@@ -2250,22 +2367,30 @@ fn rotation_with_norms_and_places() {
                         let norm = &norms[usize::from(head >= heads)];
                         x.iter_mut().zip(norm).for_each(|(x, n)| *x = *x / rms * f64::from(*n));
                     }
-                    for i in 0..d / 2 {
-                        let (sin, cos) = f64::from(position as f32 * inverse[i]).sin_cos();
-                        let (a, b) = (x[i], x[i + d / 2]);
-                        (x[i], x[i + d / 2]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
+                    for (i, frequency) in inverse.iter().enumerate() {
+                        let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                        let (one, other) = if neighbours { (2 * i, 2 * i + 1) } else { (i, i + rotated / 2) };
+                        let (a, b) = (x[one], x[other]);
+                        (x[one], x[other]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
                     }
                 }
             }
             let [query, key] = norms.map(|norm| gpu.upload(&norm).unwrap());
             let norms = normed.then_some(Norms { query: &query, key: &key, eps: 1e-5 });
             let (positions, inverse) = (gpu.upload(&positions).unwrap(), gpu.upload(&inverse).unwrap());
-            let at = Positions { positions: &positions, inverse: &inverse, by_row: false, scaling: 1.5 };
+            let positions = Positions {
+                positions: &positions,
+                rotated,
+                neighbours,
+                inverse: &inverse,
+                by_row: false,
+                scaling: 1.5,
+            };
+            let rotation = Rotation { rows, heads, norms, positions };
             let kv = Kv::new(kv_heads, capacity, d, 0, storage);
             let buffers = kv.send(&gpu, capacity, storage);
             let mut on_device = send(&gpu, &x, storage);
-            gpu.rope(&mut on_device, rows, &at, heads, norms.as_ref(), &cache(&buffers, capacity, &kv, storage), first)
-                .unwrap();
+            gpu.rope(&mut on_device, &rotation, &cache(&buffers, capacity, &kv, storage), first).unwrap();
             assert_near(
                 &fetch(&gpu, &on_device, rows * width, storage),
                 &expected,
@@ -2306,7 +2431,7 @@ const CUDA: Device = Device::Cuda(0);
 #[test]
 #[ignore = "needs a GPU"]
 fn logits_equal_the_reference_at_positions_beyond_1000() {
-    for name in &names() {
+    for name in &names_on_gpus() {
         let g = load(name, CUDA);
         let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
@@ -2319,7 +2444,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
 #[test]
 #[ignore = "needs a GPU"]
 fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
-    for name in &names() {
+    for name in &names_on_gpus() {
         let g = load(name, CUDA);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {
@@ -2474,8 +2599,8 @@ fn run_methods(
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
     let mut queries = RecentQueries::of_prefix(prefix);
     let read = reader.decoder.prefill_observed(&golden.prompt[..prefix], n, &mut |chunk| {
-        stats.observe(chunk);
-        queries.observe(chunk);
+        stats.observe(chunk)?;
+        queries.observe(chunk)
     });
     let mut read = read.unwrap().prefix;
     if decoder.gpu().is_none() {
@@ -2484,7 +2609,7 @@ fn run_methods(
     let mut cache = IndexCache::new(read, decoder.dtype(), 0)
         .with_stats(stats)
         .with_queries(queries)
-        .with_rotation(decoder.rotation(n).unwrap());
+        .with_rotation(decoder.rotation(n, n).unwrap());
     if on_host {
         cache = cache.selecting_on_host();
     }
@@ -2701,7 +2826,7 @@ fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
     };
-    let rotation = golden.decoder.rotation(n).unwrap();
+    let rotation = golden.decoder.rotation(n, n).unwrap();
     let of = Assignment { rotation: Some(rotation), model: &model, seed: 1, tokens: n, text: TextKind::Tasks };
     let settings = if kind == "hash_attention" { "hash_attention:steps=20,top=16,queries=32" } else { kind };
     let spec = expand_grid(settings).unwrap().remove(0);
@@ -2759,11 +2884,12 @@ fn many_threads_may_look_at_what_a_device_reads() {
         for _ in 0..20 {
             let look = |chunk: &PrefillChunk<'_>| {
                 let looked = (0..64).into_par_iter().map(|i| match i % 3 {
-                    0 => chunk.last_queries(n - i).len(),
-                    1 => chunk.queries().len(),
-                    _ => chunk.kv().tokens(),
+                    0 => chunk.last_queries(n - i).unwrap().len(),
+                    1 => chunk.queries().unwrap().len(),
+                    _ => chunk.kv().unwrap().tokens(),
                 });
                 assert!(looked.all(|numbers| numbers > 0));
+                Ok(())
             };
             g.decoder.prefill_observed(&g.prompt, n, &mut { look }).unwrap();
         }
@@ -2849,7 +2975,7 @@ fn a_prefix_is_gone_on_with() {
     for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
         let begun = g.decoder.prefill(&g.prompt[..read], n).unwrap();
         let prefix = Arc::into_inner(begun.prefix).unwrap();
-        let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
+        let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| Ok(())).unwrap();
         assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
         for layer in 0..whole.prefix.layers() {
             let keys = |prefill: &Prefill| prefill.prefix.layer(layer).unwrap().keys.head(0).to_f32();

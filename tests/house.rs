@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use syn::visit::{self, Visit};
 
@@ -19,10 +20,10 @@ const CRATES: &[(&str, &str)] = &[
     ("spattn-attention", "crates/attention/src"),
     ("spattn-model", "crates/model/src"),
     ("spattn-tasks", "crates/tasks/src"),
-    ("spattn-train-rows", "crates/train-rows/src"),
     ("spattn-eval", "crates/eval/src"),
     ("spattn-lab", "crates/lab/src"),
     ("spattn", "src"),
+    ("spattn-train-rows", "crates/train-rows/src"),
 ];
 
 /// A module, by the names from its crate's root down.
@@ -327,6 +328,24 @@ fn a_circle_is_found_and_a_name_that_is_passed_on_is_followed() {
     assert_eq!(circles(&imports(&line)), BTreeSet::new());
 }
 
+/// Crates have `doctest = false`, which saves the time to look for examples in comments.
+#[test]
+fn no_example_in_a_comment_goes_unchecked() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    for (_, folder) in CRATES {
+        for source in sources(folder).values() {
+            let text = fs::read_to_string(&source.path).unwrap();
+            let comments = text.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
+            let docs = comments.filter_map(|line| line.strip_prefix(['/', '!']));
+            let fences = docs.filter_map(|line| line.trim_start().strip_prefix("```"));
+            let runs = fences.step_by(2).any(|info| info.trim() != "text");
+            found.extend(runs.then(|| source.path.strip_prefix(root).unwrap().display().to_string()));
+        }
+    }
+    assert!(found.is_empty(), "make these a test, or mark them as ```text:\n{}", found.join("\n"));
+}
+
 /// Public types of a crate that may share a name, with the reason.
 const SHARED_NAMES: [(&str, &str, &str); 3] = [
     ("spattn-attention", "DeviceLaunch", "each backend has its own, and a build has one of them"),
@@ -463,4 +482,17 @@ fn a_root_of_a_width_is_found_however_the_width_is_called() {
     ] {
         assert_eq!(roots(text), 0, "{text}");
     }
+}
+
+/// The README's first command is `cargo run`, which needs a default where the workspace has several programs.
+#[test]
+fn cargo_run_starts_the_program() {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
+    let told = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+    let packages = told["packages"].as_array().unwrap();
+    let defaults: Vec<&str> = packages.iter().filter_map(|package| package["default_run"].as_str()).collect();
+    assert_eq!(defaults, ["spattn"]);
 }

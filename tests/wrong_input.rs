@@ -187,6 +187,7 @@ static FIXTURES: LazyLock<TempDir> = LazyLock::new(|| {
     write(&dir.join("model/tokenizer.json"), byte_tokenizer().to_string().as_bytes());
     copy(&root.join("tests/golden/models/llama-sharded"), &dir.join("shards"));
     copy(&dir.join("model/tokenizer.json"), &dir.join("shards/tokenizer.json"));
+    copy(&root.join("tests/golden/gguf/mixed.gguf"), &dir.join("mixed.gguf"));
     copy(&root.join("models/builtin/calibration"), &dir.join("cal"));
     let run = spattn(dir, &[], &words("eval -q -t ruler/vt -l 1K -n 2 -m topk:k=16 --out run"));
     assert_eq!(run.status, Some(0), "{}", run.stderr);
@@ -465,6 +466,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "status",
         "score",
         "doctor",
+        "verify",
         "completions",
     ];
     let mut missing = Vec::new();

@@ -48,7 +48,7 @@ pub struct AnalyzeArgs {
     #[arg(value_name = "ANALYSIS")]
     what: Vec<String>,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]

@@ -221,7 +221,7 @@ impl BenchArgs {
             .or_else(|unknown| ModelSource::parse(shape).map_err(|_| unknown))?;
         let mut config = source.resolve_texts()?.config()?;
         let most = if self.what == What::Decode { DECODE_LAYERS } else { 1 };
-        config.layers = self.layers.unwrap_or(most);
+        config.set_layers(self.layers.unwrap_or(most));
         let dtype = parse_dtype(&self.dtype)?;
         Ok(Dimensions::new(&config, dtype))
     }

@@ -44,15 +44,15 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub(super) what: What,
 
-    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, builtin, a
-    /// model's folder or hub id, or a config.json; weights are not read; the model of --kv-from, or else llama-3.1-8b, if not given
+    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
+    /// builtin, a model's folder or hub id, or a config.json; weights are not read; the model of --kv-from, or else llama-3.1-8b, if not given
     ///
     /// Example: --shape mistral-7b
     #[arg(long, value_name = "SHAPE|MODEL|CONFIG")]
     pub(super) shape: Option<String>,
 
-    /// Model whose keys, values and queries replace random ones: builtin, a folder or a hub id; it reads a prompt of
-    /// ruler/niah_multikey_3, and evenly spread layers are timed (with --layers 1 the middle one)
+    /// Model whose keys, values and queries replace random ones: builtin, a folder, a GGUF file or a hub id; it reads
+    /// a prompt of ruler/niah_multikey_3, and evenly spread layers are timed (with --layers 1 the middle one)
     ///
     /// Example: --kv-from builtin
     #[arg(long, value_name = "MODEL")]

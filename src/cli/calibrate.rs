@@ -50,7 +50,7 @@ pub struct CalibrateArgs {
     #[arg(short = 'm', long = "method", value_name = "METHOD[:SETTING=VALUE,...]")]
     more_methods: Vec<String>,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./checkpoint
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]

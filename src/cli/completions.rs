@@ -1,12 +1,13 @@
 //! Completion scripts for shells: subcommands, flags, and names of their values.
 //!
 //! Names are added only to the scripts, not to the parser, because values may also be something else: a task may be a file, a method has
-//! parameters, a model is a folder or a hub id.
+//! parameters, a model is a folder, a GGUF file or a hub id.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
+use spattn_attention::LocalLayers;
 use spattn_attention::methods::{self, CALIBRATIONS};
 use spattn_eval::config::shipped::SHIPPED;
 use spattn_eval::records::timing::Latency;
@@ -26,7 +27,7 @@ struct Named {
     or_path: bool,
 }
 
-static NAMED: [Named; 12] = [
+static NAMED: [Named; 13] = [
     Named {
         argument: "tasks",
         commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval"],
@@ -41,10 +42,11 @@ static NAMED: [Named; 12] = [
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
     Named {
         argument: "model",
-        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval"],
+        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval", "verify"],
         names: models,
         or_path: true,
     },
+    Named { argument: "local_layers", commands: &["eval", "sweep"], names: local_layers, or_path: false },
     Named { argument: "latency", commands: &["eval", "sweep"], names: latencies, or_path: false },
     Named { argument: "metric", commands: &["score"], names: metrics, or_path: false },
     Named { argument: "dataset", commands: &["score"], names: scored_sets, or_path: false },
@@ -141,6 +143,10 @@ fn models() -> Vec<String> {
 
 fn latencies() -> Vec<String> {
     Latency::NAMES.map(str::to_owned).to_vec()
+}
+
+fn local_layers() -> Vec<String> {
+    LocalLayers::NAMES.map(str::to_owned).to_vec()
 }
 
 fn metrics() -> Vec<String> {

@@ -52,7 +52,7 @@ pub struct ExportEvalArgs {
     #[arg(long, value_name = "S", default_value_t = 42, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
-    /// Model whose tokenizer counts: builtin, a folder, or a hub id
+    /// Model whose tokenizer counts: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./checkpoint
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]

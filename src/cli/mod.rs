@@ -32,6 +32,7 @@ pub mod tune_args;
 mod tune_reading;
 mod tune_schedules;
 mod tune_shapes;
+pub mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -74,6 +75,7 @@ enum Command {
     Status(status::StatusArgs),
     Score(score::ScoreArgs),
     Doctor(doctor::DoctorArgs),
+    Verify(verify::VerifyArgs),
     /// Print a completion script for a shell
     ///
     /// Example: spattn completions bash > /etc/bash_completion.d/spattn
@@ -156,6 +158,7 @@ impl Command {
             Self::Tune(args) => args.threads.0,
             Self::Bench(args) => args.threads.0,
             Self::Calibrate(args) => args.threads.0,
+            Self::Verify(args) => args.threads.0,
             _ => None,
         }
     }
@@ -182,6 +185,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Status(args) => status::show_status(&args)?,
         Command::Score(args) => score::score_predictions(args)?,
         Command::Doctor(args) => doctor::examine(&args)?,
+        Command::Verify(args) => verify::run_verify(&args)?,
         Command::Completions { shell } => output::print_data(&completions::script(shell, Cli::command(), &program()))?,
     }
     Ok(Done::Completed)

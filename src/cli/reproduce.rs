@@ -82,7 +82,7 @@ pub struct ReproduceArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// Model to run in place of the paper's: a folder or a hub id
+    /// Model to run in place of the paper's: a folder, a GGUF file or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(long, value_name = "DIR|HUB_ID[@REV]", conflicts_with = "builtin")]

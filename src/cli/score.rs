@@ -403,13 +403,13 @@ mod tests {
                 r#"{"pred": "x", "answers": ["a"], "outputs": ["b"]}"#,
                 Some("qa_f1"),
                 None,
-                "`answers` and `outputs` differ",
+                "`answers` and `outputs` mean the same",
             ),
             (
                 r#"{"pred": "x", "prediction": "y", "answers": ["a"]}"#,
                 Some("qa_f1"),
                 None,
-                "`prediction` and `pred` differ",
+                "`prediction` and `pred` mean the same",
             ),
             (r#"{"pred": "x", "answers": "['a', 'b']"}"#, Some("qa_f1"), None, "a list written as text"),
             (

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use spattn_base::error::UsageError;
+use spattn_stats::mean;
 use spattn_tasks::metrics::datasets::{Dataset, LengthRange};
 use spattn_tasks::metrics::{Metric, first_line};
 use spattn_tasks::rows::{Row, text_or_number};
@@ -80,8 +81,7 @@ impl Scorer {
     /// `path:line` of a row that cannot be scored, and why.
     pub(super) fn score_row(&self, row: &Row) -> Result<Scored, UsageError> {
         let (rule, name) = self.rule(row)?;
-        let prediction = prediction(row)?;
-        let kept = if rule.first_line { first_line(prediction) } else { prediction };
+        let predictions = predictions(row)?;
         let classes = if rule.metric.needs_classes() { classes(row, rule.metric)? } else { Vec::new() };
         let references = references(row)?;
         let compares = match rule.is_published {
@@ -95,11 +95,15 @@ impl Scorer {
             true => format!("{name} {}", LengthRange::of(longbench::length(row)?).name).trim().to_owned(),
             false => name,
         };
+        let score = |prediction: &str| {
+            let kept = if rule.first_line { first_line(prediction) } else { prediction };
+            rule.metric.score(&rule.metric.postprocess(kept), &references, &classes)
+        };
         Ok(Scored {
             group,
             metric: rule.metric,
-            score: rule.metric.score(&rule.metric.postprocess(kept), &references, &classes),
-            is_empty: prediction.trim().is_empty(),
+            score: mean(&predictions.iter().map(|text| score(text)).collect::<Vec<_>>()),
+            is_empty: predictions.iter().all(|text| text.trim().is_empty()),
             compares,
             stored: self.given.is_none().then(|| row.fields.get("score")?.as_f64()).flatten(),
         })
@@ -174,6 +178,17 @@ fn prediction(row: &Row) -> Result<&str, UsageError> {
     at(row, answers::check_same(&row.fields, &PREDICTION))?;
     let (name, value) = field(row, &PREDICTION)?;
     value.as_str().ok_or_else(|| row.wrong(format!("field `{name}` is not a string")))
+}
+
+/// The predictions of a row: one, or those of all repeats of a run.
+fn predictions(row: &Row) -> Result<Vec<&str>, UsageError> {
+    let first = prediction(row)?;
+    let Some(repeats) = row.fields.get("repeats").filter(|value| !value.is_null()) else { return Ok(vec![first]) };
+    let of_repeat = |repeat: &'_ Value| repeat.get(PREDICTION[0]).and_then(Value::as_str).is_some();
+    match repeats.as_array().filter(|repeats| !repeats.is_empty() && repeats.iter().all(of_repeat)) {
+        Some(repeats) => Ok(repeats.iter().filter_map(|repeat| repeat[PREDICTION[0]].as_str()).collect()),
+        None => Err(row.wrong(format!("field `repeats` is no list of objects with `{}`", PREDICTION[0]))),
+    }
 }
 
 fn references(row: &Row) -> Result<Vec<String>, UsageError> {

@@ -101,7 +101,7 @@ pub struct TuneArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = numbers::samples, allow_negative_numbers = true)]
     pub(super) max_samples: usize,
 
-    /// Model: builtin, a folder, or a hub id
+    /// Model: builtin, a folder, a GGUF file, or a hub id
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]

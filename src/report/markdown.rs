@@ -294,7 +294,7 @@ mod tests {
         ];
         let page = render(&Report::new(&records, &[]), &[], &Figures::default());
         assert!(page.contains("| ms/token | tokens held |"), "{page}");
-        assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head keeps what any"), "{page}");
+        assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head stores what any"), "{page}");
     }
 
     #[test]

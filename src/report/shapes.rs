@@ -224,7 +224,7 @@ mod tests {
         let of = |low, high| notes(&outcome(Interval { mean: 0.09, low, high }));
         let [note] = &of(Some(0.05), Some(0.13))[..] else { panic!("one note") };
         assert!(
-            note.contains("over 2 prompts") && note.contains("more than 0.100") && note.contains("--prompts"),
+            note.contains("over 2 prompts") && note.contains("goes beyond 0.100") && note.contains("--prompts"),
             "{note}"
         );
         assert_eq!(of(None, None).len(), 1, "one prompt has no spread");

@@ -216,12 +216,12 @@ mod tests {
     fn a_run_that_did_not_end_is_told() {
         let said = notes(&[source("1/2", 0), source("2/2", 4)]);
         assert_eq!(said, ["2-of-2 (shard 2/2) has 26 of its 30 records: it did not finish, or parts of it failed"]);
-        assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of the 30 records"));
+        assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of its 30 records"));
         // A run that was resumed with fewer methods started with more; one that was resumed as another shard holds both.
         let mut resumed = source("1/3", 1);
         let less = json!({"shard": {"index": 1, "of": 3, "records": 10}});
         resumed.manifest["resumed"] = json!([less]);
-        assert!(notes(&[resumed.clone(), source("2/3", 0), source("3/3", 0)])[0].contains("29 of the 30 records"));
+        assert!(notes(&[resumed.clone(), source("2/3", 0), source("3/3", 0)])[0].contains("29 of its 30 records"));
         resumed.manifest["resumed"] = json!([{"shard": {"index": 2, "of": 3, "records": 10}}]);
         resumed.records = 40;
         assert_eq!(notes(&[resumed, source("3/3", 0)]), [""; 0]);

@@ -268,7 +268,10 @@ mod tests {
     fn no_line_of_words_is_longer_than_it_may_be() {
         let form = Form { width: Some(20), no_intervals: false };
         let line = "at n = 20, a true difference to full below 10 points would be missed";
-        assert_eq!(form.wrapped(line), "at n = 20, a true\n  difference below\n  10 points is lost\n");
+        assert_eq!(
+            form.wrapped(line),
+            "at n = 20, a true\n  difference to full\n  below 10 points\n  would be missed\n"
+        );
         assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
         assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
         let records: Vec<_> = ["ruler/vt", "ruler/cwe"]

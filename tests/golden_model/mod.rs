@@ -8,6 +8,7 @@ use spattn::attention::methods::configure;
 use spattn::attention::{IndexCache, Policy, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
+use spattn::model::checkpoint;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
@@ -39,8 +40,21 @@ fn floats(value: &Value) -> Vec<f32> {
 pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
     let folder = root().join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    let config = ModelConfig::parse(&config, "config.json").unwrap();
-    Decoder::load(&Dimensions::new(&config, dtype), &Weights::open_folder(&folder).unwrap(), device).unwrap()
+    let mut config = ModelConfig::parse(&config, "config.json").unwrap();
+    let mut weights = Weights::open_folder(&folder).unwrap();
+    let notes = checkpoint::compare(&mut config, &mut weights).unwrap();
+    assert!(notes.is_empty(), "{name}: {notes:?}");
+    Decoder::load(&Dimensions::new(&config, dtype), &weights, device).unwrap()
+}
+
+/// The names of those that the kernels for GPUs take.
+pub fn names_on_gpus() -> Vec<String> {
+    let is_taken = |name: &String| {
+        let config = std::fs::read_to_string(root().join(name).join("config.json")).unwrap();
+        let config = ModelConfig::parse(&config, name).unwrap();
+        Dimensions::new(&config, KvDtype::F32).gpu_obstacle().is_none()
+    };
+    names().into_iter().filter(is_taken).collect()
 }
 
 /// A checkpoint in f32.

@@ -9,7 +9,7 @@ use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::kv::KvShape;
 use crate::method::AnyMethod;
 use crate::spec::Setting;
-use crate::types::attention_spec::{LayerSpecs, SpecReason};
+use crate::types::attention_spec::{AttentionSpec, LayerSpecs, SpecReason};
 use crate::types::policy::{Policy, Tail};
 
 /// The first value of [`Configured::revision`].
@@ -97,7 +97,16 @@ impl Configured {
 
     /// What of the attention of any layer it cannot honour, in order, each once: nothing, or it must not run.
     pub fn unsupported(&self, specs: &LayerSpecs) -> BTreeSet<SpecReason> {
-        specs.iter().flat_map(|spec| self.method.unsupported(spec)).collect()
+        let own = specs.iter().flat_map(|spec| self.method.unsupported(spec));
+        let in_windows = specs.selects_in_windows(&self.policy) && !self.can_select_in_windows();
+        own.chain(in_windows.then_some(SpecReason::Selection)).collect()
+    }
+
+    /// Whether its selection can be cut to a layer's window: the order of candidates alone decides on it, or their positions do, and the
+    /// candidates are those of the prefix.
+    fn can_select_in_windows(&self) -> bool {
+        let with_sinks = AttentionSpec { sinks: Some([].into()), ..AttentionSpec::of_width(1) };
+        !self.has_moving_candidates() && self.method.unsupported(&with_sinks).is_empty()
     }
 
     /// Whether both read a prompt in the same way, so that they can share one prefill.

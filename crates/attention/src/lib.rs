@@ -34,6 +34,8 @@ pub use decode::sequence::Sequence;
 pub use decode::start::StartError;
 pub use decode::timing::{AttentionTime, IndexTime};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
+#[cfg(feature = "cuda")]
+pub use prefill::gpu::DevicePrefillError;
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, WeightedToken,
@@ -48,7 +50,7 @@ pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::index_key::{Bits, IndexKey};
-pub use types::policy::{DenseLayers, Policy, Tail};
+pub use types::policy::{DenseLayers, LocalLayers, Policy, Tail};
 pub use types::positions::{Grouped, Grouping, Positions, Rotation};
 pub use types::prefix_head::{HeadPrefix, SparseLayerRank};
 pub use types::prompt_shape::PromptShape;

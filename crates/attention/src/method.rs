@@ -10,17 +10,17 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-use crate::kv::{KvDtype, KvError};
+use crate::kv::{KvDtype, KvError, KvRows};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
-use crate::types::scores::{GroupQueries, score_into, score_some};
+use crate::types::scores::{GroupQueries, score_into, score_some_in_context};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
 use crate::{DeviceForm, HostReason, IndexKey, PrefillPattern, Probe, PromptNeed};
-use spattn_kernels::{Joined, Rows, linear};
+use spattn_kernels::Rows;
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
 ///
@@ -82,8 +82,13 @@ pub trait Method: Send + Sync + 'static {
         IndexKey::none()
     }
 
-    /// Builds the index over the candidates of a prefix.
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
+    /// Builds the index over the candidates of a prefix. Reads keys and values by [scan](KvRows::scan),
+    /// [block](KvRows::each_block) or [token](KvRows::gather): where the prefix is not in host memory, only an algorithm that
+    /// needs them all at the same time should [collect](KvRows::to_f32) them.
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Self::Index, KvError>;
 
     /// Bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
@@ -96,7 +101,16 @@ pub trait Method: Send + Sync + 'static {
     /// Adds the cost of scoring (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; the engine counts attention. Exact
     /// products of a query head with tokens that it then attends are [counted once](Cost::leave_to_attention), as
     /// attention.
-    fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read. The state may then be half changed: the sequence ends.
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &Self::Index,
+        state: &mut Self::State,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError>;
 
     /// Lets the KV heads of a layer decide together. Called after all states of a layer have been started, and after
     /// each step of all of them. Does nothing by default.
@@ -208,10 +222,10 @@ pub struct Step<'a> {
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
-    /// Rotated keys `[token][d]` of the whole prefix.
-    pub keys: Rows<'a>,
-    /// Values `[token][d]` of the whole prefix.
-    pub values: Rows<'a>,
+    /// Rotated keys `[token][d]` of the prefix, to be read.
+    pub keys: KvRows<'a>,
+    /// Values `[token][d]` of the prefix, to be read.
+    pub values: KvRows<'a>,
     /// Rotated keys `[token][d]` of the tokens after the prefix, the current one last.
     pub tail_keys: Rows<'a>,
     /// Values `[token][d]` of the tokens after the prefix, the current one last.
@@ -251,14 +265,14 @@ impl Step<'_> {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
     }
 
-    /// Rotated keys of prefix and tail.
-    pub fn all_keys(&self) -> Joined<'_> {
-        Joined::new(self.keys, self.tail_keys, self.d)
+    /// Rotated keys of prefix and tail, to be read.
+    pub fn all_keys(&self) -> KvRows<'_> {
+        self.keys.followed_by(self.tail_keys)
     }
 
-    /// Values of prefix and tail.
-    pub fn all_values(&self) -> Joined<'_> {
-        Joined::new(self.values, self.tail_values, self.d)
+    /// Values of prefix and tail, to be read.
+    pub fn all_values(&self) -> KvRows<'_> {
+        self.values.followed_by(self.tail_values)
     }
 
     /// The queries in the form that scorers take.
@@ -268,23 +282,29 @@ impl Step<'_> {
     }
 
     /// Exact `q·k` (unscaled) of every candidate for `queries: [query][d]`, `[query][candidates]`, with its cost.
-    pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let keys = self.all_keys().slice(self.candidates.clone());
         cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
-        GroupQueries { queries, ..self.group_queries() }.dots_joined(keys, cost)
+        GroupQueries { queries, ..self.group_queries() }.dots_in_context(keys, cost)
     }
 
     /// Tokens of the prefix.
     pub fn prefix_tokens(&self) -> usize {
-        self.keys.elements() / self.d
+        self.keys.tokens()
     }
 
     /// Gathers the keys `[token][d]` of some tokens of prefix and tail; counts their bytes.
-    pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let tokens: Vec<u32> = tokens.into_iter().collect();
-        let gathered = self.all_keys().gather(&tokens);
+        let gathered = self.all_keys().gather(&tokens)?;
         cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
-        gathered
+        Ok(gathered)
     }
 
     /// Moves exact products that scoring shares with attention to the cost of attention: those of each query head with
@@ -295,21 +315,21 @@ impl Step<'_> {
     }
 
     /// Exact `q·k` (unscaled) of some tokens of prefix and tail for one head of the group; counts nothing.
-    pub fn exact_scores_of(&self, head: usize, tokens: &[u32]) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn exact_scores_of(&self, head: usize, tokens: &[u32]) -> Result<Vec<f32>, KvError> {
         let mut scores = vec![0.0; tokens.len()];
-        let prefix = self.prefix_tokens() as u32;
-        if tokens.iter().all(|token| *token < prefix) {
-            score_some(self.query(head), self.keys, tokens, &mut scores);
-            return scores;
-        }
-        let keys = self.all_keys().gather(tokens);
-        linear::scores(self.query(head), &keys, self.d, &mut scores);
-        scores
+        score_some_in_context(self.query(head), self.all_keys(), tokens, &mut scores)?;
+        Ok(scores)
     }
 
     /// `q·k` (unscaled) of some of the candidates in the index, numbered from 0, for a query `[d]`; counts nothing.
-    pub fn score_indexed(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) {
-        score_some(query, self.keys.slice(self.indexed.clone(), self.d), candidates, out);
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn score_indexed(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) -> Result<(), KvError> {
+        score_some_in_context(query, self.keys.slice(self.indexed.clone()), candidates, out)
     }
 
     /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.
@@ -341,13 +361,19 @@ pub trait AnyMethod: Send + Sync {
     /// See [`Method::index_key`].
     fn index_key(&self) -> IndexKey;
     /// See [`Method::build`].
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync>;
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Box<dyn Any + Send + Sync>, KvError>;
     /// See [`Method::index_bytes`].
     fn index_bytes(&self, index: &dyn Any) -> usize;
     /// See [`Method::start`].
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
     /// See [`Method::select`].
-    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &dyn Any,
+        state: &mut dyn Any,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError>;
     /// See [`Method::coordinate_heads`].
     fn coordinate_heads(&self, states: &mut [Box<dyn Any + Send>]);
     /// See [`Method::exact`].
@@ -403,8 +429,8 @@ impl<M: Method> AnyMethod for M {
     fn index_key(&self) -> IndexKey {
         Method::index_key(self)
     }
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync> {
-        Box::new(Method::build(self, prefix))
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Box<dyn Any + Send + Sync>, KvError> {
+        Ok(Box::new(Method::build(self, prefix)?))
     }
     fn index_bytes(&self, index: &dyn Any) -> usize {
         Method::index_bytes(self, index.downcast_ref().expect(OWN))
@@ -412,7 +438,13 @@ impl<M: Method> AnyMethod for M {
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send> {
         Box::new(Method::start(self, index.downcast_ref().expect(OWN)))
     }
-    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &dyn Any,
+        state: &mut dyn Any,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError> {
         Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
     }
     fn coordinate_heads(&self, states: &mut [Box<dyn Any + Send>]) {

@@ -80,6 +80,9 @@ struct DeviceMerging {
     vectors: u64,
     out: u64,
     wide: u64,
+    sinks: u64,
+    row_heads: u32,
+    padding: u32,
 }
 
 // SAFETY: as the kernel's struct.
@@ -414,7 +417,7 @@ impl Gpu {
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
-        let Prefix { cache, tokens, layer, scale } = *prefix;
+        let Prefix { cache, tokens, layer, scale, rule } = *prefix;
         let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
         assert!(
             attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity,
@@ -445,9 +448,14 @@ impl Gpu {
             vectors: attention.vectors,
             out: out.address(0, attention.all_heads * d * storage.bytes()),
             wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
+            sinks: rule.sinks_address(heads),
+            row_heads: heads as u32,
+            padding: 0,
         };
+        let cap = rule.cap();
         let lanes = d.next_power_of_two().max(64) / 8;
-        let tiles = storage.fits_tiles(d);
+        // The kernel for tensor cores caps nothing.
+        let tiles = storage.fits_tiles(d) && rule.soft_cap.is_none();
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
         let rings = WARPS * STAGES * (2 * TILE * d * storage.bytes() + TILE_EXTRA);
         let shared = if tiles { rings as u32 } else { 0 };
@@ -464,7 +472,11 @@ impl Gpu {
             if !tiles {
                 launch.arg(&d_arg);
             }
-            launch.arg(&scale).arg(&merging);
+            launch.arg(&scale);
+            if !tiles {
+                launch.arg(&cap);
+            }
+            launch.arg(&merging);
             let block = (32 * WARPS as u32, 1, 1);
             let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: block, shared_mem_bytes: shared };
             // SAFETY: `Attention::add` and this function checked the caches, tokens and partials that units name. The units, the partials,

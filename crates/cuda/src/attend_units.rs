@@ -1,6 +1,7 @@
 //! The arguments of decode attention: the tokens of each row and KV head, and where keys and values are.
 
 use super::launch::Cache;
+use super::prefill::LayerRule;
 use super::{Buffer, Storage};
 
 /// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then selected ones.
@@ -83,6 +84,8 @@ pub struct Prefix<'a> {
     pub layer: usize,
     /// Factor of the layer's logits.
     pub scale: f32,
+    /// Cap and sinks of the layer; a window is told by the tokens that units attend.
+    pub rule: LayerRule<'a>,
 }
 
 /// A set of tokens of one KV head, and the queries that attend it.

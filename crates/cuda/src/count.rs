@@ -22,7 +22,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn count_picks(
         &self,
         lists: &TokenLists,

@@ -129,7 +129,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn score_labels(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -221,7 +220,6 @@ impl Gpu {
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn gather_queries(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),

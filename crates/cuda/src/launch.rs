@@ -23,6 +23,15 @@ const GRID_ROWS: usize = (1 << 16) - 1;
 /// Channels that a thread reads at once.
 const PIECE: usize = 8;
 
+/// What a gate is passed through before it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x · σ(x)`.
+    Silu,
+    /// GELU by its approximation with tanh.
+    GeluTanh,
+}
+
 /// How a product is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Into {
@@ -32,6 +41,38 @@ pub enum Into {
     Wide,
     /// Added to f32 numbers.
     Add,
+}
+
+/// The weights of a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightMatrix<'a> {
+    /// `[outputs][inputs]`, in the storage type of the activations.
+    pub data: &'a Buffer,
+    /// Width of a row that comes out.
+    pub outputs: usize,
+    /// Width of a row that goes in.
+    pub inputs: usize,
+}
+
+/// An RMS norm over rows of the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct RmsNorm<'a> {
+    /// Weights, `[hidden]` f32.
+    pub weight: Option<&'a Buffer>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Width of a row.
+    pub hidden: usize,
+}
+
+/// Where a norm notes the first row that has a number that is not finite.
+pub struct FiniteCheck<'a> {
+    /// A u64 that becomes the least of itself and `mark << 32 | first_row + row`, where `row` counts the normed rows.
+    pub broken: &'a mut Buffer,
+    /// Orders the norms of a forward pass: the least mark is noted.
+    pub mark: u64,
+    /// The number of the first normed row.
+    pub first_row: u64,
 }
 
 /// Weights of the RMS norms that each query and key head goes through, `[d]` f32.
@@ -44,16 +85,32 @@ pub struct Norms<'a> {
     pub eps: f32,
 }
 
-/// Positions of rows, and the inverse frequencies of RoPE.
+/// Positions of rows, and how heads are rotated.
 pub struct Positions<'a> {
     /// One u32 for each row.
     pub positions: &'a Buffer,
-    /// `[d / 2]` f32 for all rows, or `[row][d / 2]`.
+    /// Channels of a head that are rotated, from the first on: an even number, or 0.
+    pub rotated: usize,
+    /// Whether channels `2i` and `2i + 1` are rotated together, rather than `i` and `i + rotated / 2`.
+    pub neighbours: bool,
+    /// Inverse frequencies: `[rotated / 2]` f32 for all rows, or `[row][rotated / 2]`.
     pub inverse: &'a Buffer,
     /// Whether `inverse` has frequencies for each row.
     pub by_row: bool,
     /// Factor on cos and sin.
     pub scaling: f32,
+}
+
+/// How rows of stacked queries, keys and values, `[heads + 2 kv_heads][d]` each, are normed and rotated.
+pub struct Rotation<'a> {
+    /// The number of rows.
+    pub rows: usize,
+    /// Query heads of a row.
+    pub heads: usize,
+    /// The norms of query and key heads, if the model has them.
+    pub norms: Option<Norms<'a>>,
+    /// Positions and frequencies.
+    pub positions: Positions<'a>,
 }
 
 /// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers behind these addresses.
@@ -180,14 +237,15 @@ fn norm_threads(hidden: usize) -> u32 {
 }
 
 impl Gpu {
-    /// Copies rows `[hidden]` of `table` `[vocab][hidden]` to `x` as f32, one for each token id. The caller has checked that ids are below
-    /// `vocab`.
+    /// Copies rows `[hidden]` of `table` `[vocab][hidden]` to `x` as f32, times `scale`, one for each token id. The caller has checked that
+    /// ids are below `vocab`.
     ///
     /// # Errors
     /// [`GpuError`], as for all launchers.
     ///
     /// # Panics
     /// As all launchers: if a buffer is too small for the arguments.
+    #[allow(clippy::too_many_arguments)]
     pub fn embed(
         &self,
         storage: Storage,
@@ -195,43 +253,91 @@ impl Gpu {
         tokens: &Buffer,
         rows: usize,
         x: &mut Buffer,
-        hidden: usize,
+        (hidden, scale): (usize, f32),
     ) -> Result<(), GpuError> {
         let function = self.function("rows", &format!("embed_{}", storage.name()))?;
         let (table, tokens, x) = (table.address(0, 0), tokens.address(0, 4 * rows), x.address(0, 4 * rows * hidden));
         let hidden = hidden as i32;
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden);
+        launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden).arg(&scale);
         // SAFETY: x and the ids are as long as checked above; the caller has checked that ids are below the number of rows.
         unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("embedding"))
     }
 
-    /// RMS norm of `rows` rows of `x` from row `skip` on, into `out`. If a number of `x` is not finite, `broken` (a u64) becomes the
-    /// minimum of itself and `mark << 32 | first + row`.
+    /// RMS norm of some rows of `x` `[hidden]` f32, into the first rows of `out`, of type `storage`.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
         &self,
         storage: Storage,
+        norm: RmsNorm<'_>,
         x: &Buffer,
-        skip: usize,
-        rows: usize,
-        weight: &Buffer,
-        eps: f32,
+        rows: Range<usize>,
         out: &mut Buffer,
-        hidden: usize,
-        (mark, first, broken): (u64, u64, &mut Buffer),
+        check: FiniteCheck<'_>,
     ) -> Result<(), GpuError> {
+        let (RmsNorm { weight, eps, hidden }, FiniteCheck { broken, mark, first_row: first }) = (norm, check);
         let function = self.function("rows", &format!("rms_norm_{}", storage.name()))?;
+        let (skip, rows) = (rows.start, rows.len());
         let from = x.address(4 * skip * hidden, 4 * rows * hidden);
-        let (weight, out) = (weight.address(0, 4 * hidden), out.address(0, rows * hidden * storage.bytes()));
+        let weight = weight.map_or(0, |weight| weight.address(0, 4 * hidden));
+        let out = out.address(0, rows * hidden * storage.bytes());
         let (broken, hidden) = (broken.address(0, 8), hidden as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&weight).arg(&out).arg(&hidden).arg(&eps).arg(&mark).arg(&first).arg(&broken);
         // SAFETY: all buffers are as long as checked above.
         unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map(drop).map_err(failed("norming"))
+    }
+
+    /// RMS norm of a part of each of `rows` rows in place: of `width` numbers from number `first` on, of rows `stride` numbers long.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn norm_part(
+        &self,
+        storage: Storage,
+        x: &mut Buffer,
+        rows: usize,
+        stride: usize,
+        (first, width): (usize, usize),
+        weight: &Buffer,
+        eps: f32,
+    ) -> Result<(), GpuError> {
+        assert!(first + width <= stride, "numbers {first} to {} of rows of {stride}", first + width);
+        let function = self.function("rows", &format!("norm_part_{}", storage.name()))?;
+        let x = x.address(0, rows * stride * storage.bytes()) + (first * storage.bytes()) as u64;
+        let weight = weight.address(0, 4 * width);
+        let (stride, width) = (stride as i32, width as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&x).arg(&stride).arg(&width).arg(&weight).arg(&eps);
+        // SAFETY: both buffers are as long as checked above, and the part lies within a row.
+        unsafe { launch.launch(by_row(rows, norm_threads(width as usize))) }.map(drop).map_err(failed("norming a part"))
+    }
+
+    /// Adds `scale` times rows `[hidden]` f32 of `branch` to those of `x`; with a weight, their RMS norm.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn add_branch(
+        &self,
+        x: &mut Buffer,
+        branch: &Buffer,
+        rows: usize,
+        hidden: usize,
+        weight: Option<&Buffer>,
+        (eps, scale): (f32, f32),
+    ) -> Result<(), GpuError> {
+        let function = self.function("rows", "add_branch")?;
+        let (x, branch) = (x.address(0, 4 * rows * hidden), branch.address(0, 4 * rows * hidden));
+        let weight = weight.map_or(0, |weight| weight.address(0, 4 * hidden));
+        let threads = norm_threads(hidden);
+        let hidden = hidden as i32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&x).arg(&branch).arg(&weight).arg(&eps).arg(&scale).arg(&hidden);
+        // SAFETY: all buffers are as long as checked above.
+        unsafe { launch.launch(by_row(rows, threads)) }.map(drop).map_err(failed("adding a branch"))
     }
 
     /// Adds `bias` `[width]` f32 to rows of type `storage`.
@@ -255,12 +361,13 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("adding a bias"))
     }
 
-    /// `silu(gate) * up` of rows `[2][inner]`, the gate first, into rows `[inner]`.
+    /// What `gate` lets pass of rows `[2][inner]`, the gate first, into rows `[inner]`.
     ///
     /// # Errors
     /// [`GpuError`].
-    pub fn silu_gate(
+    pub fn gate(
         &self,
+        gate: Gate,
         storage: Storage,
         gate_up: &Buffer,
         rows: usize,
@@ -268,7 +375,11 @@ impl Gpu {
         inner: usize,
     ) -> Result<(), GpuError> {
         assert!(inner.is_multiple_of(PIECE), "the inner width {inner} is no multiple of {PIECE}");
-        let function = self.function("rows", &format!("silu_gate_{}", storage.name()))?;
+        let name = match gate {
+            Gate::Silu => "silu_gate",
+            Gate::GeluTanh => "gelu_tanh_gate",
+        };
+        let function = self.function("rows", &format!("{name}_{}", storage.name()))?;
         let (row, width) = (inner * storage.bytes(), inner as i32);
         let blocks = inner.div_ceil(PIECE * 128) as u32;
         for first in (0..rows).step_by(GRID_ROWS) {
@@ -285,22 +396,20 @@ impl Gpu {
         Ok(())
     }
 
-    /// `x · wᵀ` for `rows` rows `[inputs]` and `w` `[outputs][inputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
+    /// `x · wᵀ` for `rows` rows `[inputs]`, into rows `[outputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn multiply(
         &self,
         storage: Storage,
-        w: &Buffer,
+        w: WeightMatrix<'_>,
         x: &Buffer,
         rows: usize,
         out: &mut Buffer,
-        outputs: usize,
-        inputs: usize,
         into: Into,
     ) -> Result<(), GpuError> {
+        let WeightMatrix { data: w, outputs, inputs } = w;
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
@@ -382,22 +491,19 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
     }
 
-    /// Norms (if `norms` are given) and rotates the query and key heads of rows `[heads + 2 kv_heads][d]`. Writes keys and values to
-    /// `cache`, one row behind the other from token `first` on.
+    /// Norms (if there are norms) and rotates the query and key heads of rows. Writes keys and values to `cache`, one row behind the
+    /// other from token `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rope(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        positions: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         cache: &Cache<'_>,
         first: usize,
     ) -> Result<(), GpuError> {
+        let count = rotation.rows;
         assert!(
             first + count <= cache.capacity,
             "tokens end at {}, beyond the cache's {}",
@@ -405,63 +511,52 @@ impl Gpu {
             cache.capacity
         );
         let Place { keys, values, head_stride } = cache.place(first);
-        self.rope_to(
-            rows,
-            count,
-            positions,
-            heads,
-            norms,
-            (cache.kv_heads, cache.d, cache.storage),
-            0,
-            [keys, values, head_stride],
-        )
+        let shape = (cache.kv_heads, cache.d, cache.storage);
+        self.rope_to(rows, rotation, shape, 0, [keys, values, head_stride])
     }
 
     /// As [`rope`](Self::rope), but each row's key and value have a [`Place`]. `places` holds one for each row from byte `offset` on; all
-    /// of them must lie in caches that the caller holds.
+    /// of them must lie in caches that the caller holds. `shape` is the number of KV heads, the width of a head and the storage type.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
     pub fn rope_scattered(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        positions: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         shape: (usize, usize, Storage),
         places: &Buffer,
         offset: usize,
     ) -> Result<(), GpuError> {
-        let places = places.address(offset, count * size_of::<Place>());
-        self.rope_to(rows, count, positions, heads, norms, shape, places, [0; 3])
+        let places = places.address(offset, rotation.rows * size_of::<Place>());
+        self.rope_to(rows, rotation, shape, places, [0; 3])
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// As [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and one place in numbers for the first of them.
     fn rope_to(
         &self,
         rows: &mut Buffer,
-        count: usize,
-        at: &Positions<'_>,
-        heads: usize,
-        norms: Option<&Norms<'_>>,
+        rotation: &Rotation<'_>,
         (kv_heads, d, storage): (usize, usize, Storage),
         places: u64,
         [keys, values, head_stride]: [u64; 3],
     ) -> Result<(), GpuError> {
+        let Rotation { rows: count, heads, norms, positions: at } = rotation;
+        let (count, heads, norms) = (*count, *heads, norms.as_ref());
         let function = self.function("rope", &format!("rope_{}", storage.name()))?;
         let rows = rows.address(0, count * (heads + 2 * kv_heads) * d * storage.bytes());
         let positions = at.positions.address(0, 4 * count);
         let lists = if at.by_row { count } else { 1 };
-        let inverse = at.inverse.address(0, 4 * lists * d / 2);
-        let stride = if at.by_row { d as i32 / 2 } else { 0 };
+        assert!(at.rotated <= d && at.rotated.is_multiple_of(2), "{} of {d} channels are rotated", at.rotated);
+        let inverse = at.inverse.address(0, 4 * lists * at.rotated / 2);
+        let stride = if at.by_row { at.rotated as i32 / 2 } else { 0 };
+        let (rotated, neighbours) = (at.rotated as i32, i32::from(at.neighbours));
         let query_norm = norms.map_or(0, |norms| norms.query.address(0, 4 * d));
         let key_norm = norms.map_or(0, |norms| norms.key.address(0, 4 * d));
         let eps = norms.map_or(0.0f32, |norms| norms.eps);
         let (heads, kv_heads, d) = (heads as i32, kv_heads as i32, d as i32);
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling);
+        launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling).arg(&rotated).arg(&neighbours);
         launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps);
         launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
         let shares = if count < FEW_ROWS { (heads as u32 + 2 * kv_heads as u32).div_ceil(8) } else { 1 };

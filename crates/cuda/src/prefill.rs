@@ -27,6 +27,39 @@ pub struct Rows<'a> {
     pub first: usize,
     /// Factor of the logits.
     pub scale: f32,
+    /// What the layer has beyond a softmax of scaled products with all keys up to a row's own.
+    pub rule: LayerRule<'a>,
+}
+
+/// What a layer has beyond a softmax of scaled products with all keys up to a row's own.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerRule<'a> {
+    /// How many of the last tokens a token sees, itself included; `None` for all. A decode step is told by the tokens that it attends.
+    pub window: Option<usize>,
+    /// A scaled product `x` becomes `cap · tanh(x / cap)`; `None` to leave it.
+    pub soft_cap: Option<f32>,
+    /// A logit without a value for each query head, f32; `None` for none.
+    pub sinks: Option<&'a Buffer>,
+}
+
+impl LayerRule<'_> {
+    /// Nothing beyond that.
+    pub const PLAIN: Self = Self { window: None, soft_cap: None, sinks: None };
+
+    /// Whether there is nothing beyond that.
+    pub fn is_plain(&self) -> bool {
+        self.window.is_none() && self.soft_cap.is_none() && self.sinks.is_none()
+    }
+
+    /// The cap as kernels take it: 0 for none.
+    pub(super) fn cap(&self) -> f32 {
+        self.soft_cap.unwrap_or(0.0)
+    }
+
+    /// The address of the sinks of `heads` query heads, or 0.
+    pub(super) fn sinks_address(&self, heads: usize) -> u64 {
+        self.sinks.map_or(0, |sinks| sinks.address(0, size_of::<f32>() * heads))
+    }
 }
 
 /// A tensor map, which kernels receive by value.
@@ -151,7 +184,8 @@ impl Gpu {
             rows.first + rows.count,
             cache.capacity
         );
-        match Shape::of(cache.d).filter(|_| self.is_hopper && cache.storage != Storage::F32) {
+        let has_kernel = self.is_hopper && cache.storage != Storage::F32 && rows.rule.is_plain();
+        match Shape::of(cache.d).filter(|_| has_kernel) {
             Some(shape) => self.prefill_hopper(&shape, rows, cache, out, lse),
             None => self.prefill_any(rows, cache, out, lse),
         }
@@ -222,7 +256,8 @@ impl Gpu {
             Storage::F32 => (256, 512 * (width + 4) + 9216),
             Storage::F16 | Storage::Bf16 => (128, 384 * width),
         };
-        let name = format!("prefill_attention_any_{}", cache.storage.name());
+        let kind = if rows.rule.is_plain() { "any" } else { "rule" };
+        let name = format!("prefill_attention_{kind}_{}", cache.storage.name());
         let function = self.with_shared("prefill_attention_any", &name, shared_bytes)?;
         let scale = rows.scale;
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
@@ -231,6 +266,12 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&lse).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale);
+        // Beyond all tokens there are no windows.
+        let window = rows.rule.window.unwrap_or(rows.first + rows.count).min(i32::MAX as usize) as i32;
+        let (cap, sinks) = (rows.rule.cap(), rows.rule.sinks_address(rows.heads));
+        if !rows.rule.is_plain() {
+            launch.arg(&window).arg(&cap).arg(&sinks);
+        }
         let grid = LaunchConfig {
             grid_dim: (rows.heads as u32, (rows.count as u32).div_ceil(64), 1),
             block_dim: (threads, 1, 1),

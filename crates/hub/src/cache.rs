@@ -9,18 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
+use hf_hub::{Cache, CacheRepo, Repo};
 
 use crate::checksum::Blob;
 
-/// A repository's folder in the cache.
+/// A repository's folder in the cache. Names of folders are those of `hf_hub`; how they are filled is said here.
 #[derive(Debug)]
 pub(crate) struct RepoCache {
     /// The folder of the cache.
     pub cache: PathBuf,
     /// The folder's name in it.
-    pub name: String,
+    name: String,
+    snapshots: CacheRepo,
     /// How files are compared with what was published.
-    pub damage: DamageCheck,
+    damage: DamageCheck,
 }
 
 /// Says in what a file of the cache differs from the published one, by its name in the repository; nothing if it does not, as far as
@@ -47,13 +49,19 @@ pub enum Lack {
 }
 
 impl RepoCache {
+    /// That of a repository in the cache in a folder.
+    pub fn new(cache: PathBuf, repo: Repo, damage: DamageCheck) -> Self {
+        let name = repo.folder_name();
+        Self { snapshots: Cache::new(cache.clone()).repo(repo), cache, name, damage }
+    }
+
     fn root(&self) -> PathBuf {
         self.cache.join(&self.name)
     }
 
     /// The folder with a commit's files.
     pub fn snapshot(&self, commit: &str) -> PathBuf {
-        self.root().join("snapshots").join(commit)
+        self.snapshots.pointer_path(commit)
     }
 
     /// Where a version of a file is kept.

@@ -1,5 +1,6 @@
 //! Requests to the hub: the files of a commit, and size and version of one of them.
 
+use hf_hub::RepoType;
 use serde::Deserialize;
 use ureq::http::header;
 use url::Url;
@@ -40,11 +41,20 @@ impl RepoKind {
         }
     }
 
-    /// What the hub and its cache call them.
+    /// What addresses on the hub call them.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
             Self::Dataset => "datasets",
+        }
+    }
+}
+
+impl From<RepoKind> for RepoType {
+    fn from(kind: RepoKind) -> Self {
+        match kind {
+            RepoKind::Model => Self::Model,
+            RepoKind::Dataset => Self::Dataset,
         }
     }
 }
@@ -64,6 +74,13 @@ pub(crate) struct Listing {
     #[serde(rename = "sha")]
     pub commit: String,
     siblings: Vec<Sibling>,
+    /// What the hub has read in GGUF files, where there are some.
+    gguf: Option<GgufSummary>,
+}
+
+#[derive(Debug, Deserialize)]
+struct GgufSummary {
+    architecture: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -76,6 +93,11 @@ impl Listing {
     /// The names of the files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.siblings.iter().map(|sibling| sibling.name.as_str())
+    }
+
+    /// The architecture that GGUF files name, if the hub has read it.
+    pub fn gguf_architecture(&self) -> Option<&str> {
+        self.gguf.as_ref()?.architecture.as_deref()
     }
 
     /// Whether there is a file of this name.

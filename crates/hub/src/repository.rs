@@ -247,6 +247,11 @@ impl FetchedCommit<'_> {
         self.listing.has(name)
     }
 
+    /// The architecture that the repository's GGUF files name, if the hub has read it.
+    pub fn gguf_architecture(&self) -> Option<&str> {
+        self.listing.gguf_architecture()
+    }
+
     /// The folder in the cache with the commit's files.
     pub fn folder(&self) -> PathBuf {
         self.repository.cache.snapshot(&self.listing.commit)

@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use hf_hub::Repo;
 
 use crate::cache::RepoCache;
 use crate::options::HubOptions;
@@ -32,9 +33,10 @@ pub struct Snapshot {
 /// have all that is wanted.
 pub fn snapshot(repo: &str, revision: Option<&str>, wanted: &dyn Wanted, options: &HubOptions) -> Result<Snapshot> {
     let cache = std::path::absolute(&options.cache).with_context(|| format!("{}", options.cache.display()))?;
-    let name = format!("{}--{}", wanted.kind().plural(), repo.replace('/', "--"));
-    let cache = RepoCache { cache, name, damage: wanted.damage_check() };
-    let repository = Repository { repo, revision: revision.unwrap_or("main"), kind: wanted.kind(), cache, options };
+    let (kind, revision) = (wanted.kind(), revision.unwrap_or("main"));
+    let named = Repo::with_revision(repo.to_owned(), kind.into(), revision.to_owned());
+    let cache = RepoCache::new(cache, named, wanted.damage_check());
+    let repository = Repository { repo, revision, kind, cache, options };
     let search = Search { repository: &repository, wanted };
     let cached = repository.cached_commit();
     if let Some(commit) = &cached

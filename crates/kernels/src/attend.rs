@@ -322,15 +322,16 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
     let mut begin = 0;
     while begin < walk.len() {
         let n = (walk.len() - begin).min(BLOCK);
+        let block = WalkedBlock { k, v, d, walk, begin, n };
         // SAFETY: the CPU supports `S` (caller). Rows `walk.row(begin..begin + n)` were checked against
         // the length of `k` by the public functions, and `v` is as long; scratch holds `g * BLOCK`.
         unsafe {
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => logits::<S, T, W, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    2 | 3 => logits::<S, T, W, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    _ => logits::<S, T, W, 1>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    4.. => logits::<S, T, W, 4>(q, block, h, &mut acc.scratch),
+                    2 | 3 => logits::<S, T, W, 2>(q, block, h, &mut acc.scratch),
+                    _ => logits::<S, T, W, 1>(q, block, h, &mut acc.scratch),
                 };
             }
             for h in 0..g {
@@ -351,14 +352,31 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => add_values::<S, T, W, 4>((k, v), d, walk, begin, n, h, acc),
-                    2 | 3 => add_values::<S, T, W, 2>((k, v), d, walk, begin, n, h, acc),
-                    _ => add_values::<S, T, W, 1>((k, v), d, walk, begin, n, h, acc),
+                    4.. => add_values::<S, T, W, 4>(block, h, acc),
+                    2 | 3 => add_values::<S, T, W, 2>(block, h, acc),
+                    _ => add_values::<S, T, W, 1>(block, h, acc),
                 };
             }
         }
         begin += n;
     }
+}
+
+/// A block of the tokens that are attended, and the rows that they lie among.
+#[derive(Clone, Copy)]
+struct WalkedBlock<'a, T, W> {
+    /// Keys, `[row][d]`.
+    k: &'a [T],
+    /// Values, likewise.
+    v: &'a [T],
+    /// Width of a head.
+    d: usize,
+    /// The row of each token.
+    walk: W,
+    /// The first token of the block, in the order of the walk.
+    begin: usize,
+    /// Tokens of the block, at most [`BLOCK`].
+    n: usize,
 }
 
 /// Keys of the first block that are prefetched ahead of their use. Later, a block's values are prefetched while its keys are read, and the
@@ -383,22 +401,18 @@ unsafe fn prefetch_row<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W,
     }
 }
 
-/// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
+/// Logits of queries `h..h+H` for the tokens of the block into rows `h..` of `scratch`; returns `H`.
 ///
 /// # Safety
 /// All walked rows lie in `k` and `v`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
     q: &[f32],
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     scratch: &mut [f32],
 ) -> usize {
+    let WalkedBlock { k, v, d, walk, begin, n } = block;
     let last = begin + n - 1;
     let mut i = 0;
     while i < n {
@@ -461,20 +475,17 @@ pub(super) unsafe fn softmax_block<S: Simd>(logits: &mut [f32], max: &mut f32, s
     }
 }
 
-/// Adds the weighted values of `n` tokens to queries `h..h+H`; returns `H`.
+/// Adds the weighted values of the block's tokens to queries `h..h+H`; returns `H`.
 ///
 /// # Safety
 /// All walked rows lie in `k` and `v`; the CPU supports `S`.
 #[inline(always)]
 unsafe fn add_values<S: Simd, T: Elem, W: Walk, const H: usize>(
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     acc: &mut Accumulator,
 ) -> usize {
+    let d = block.d;
     let weights = &acc.scratch[h * BLOCK..];
     let out = &mut acc.values[h * d..][..H * d];
     let mut c = 0;
@@ -482,10 +493,10 @@ unsafe fn add_values<S: Simd, T: Elem, W: Walk, const H: usize>(
         // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
         c += unsafe {
             match (d - c) / S::LANES {
-                4.. => add_value_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c),
-                2 | 3 => add_value_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
-                1 => add_value_columns::<S, T, W, H, 1>((k, v), d, walk, begin, n, h, weights, out, c),
-                _ => add_value_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
+                4.. => add_value_columns::<S, T, W, H, 4>(block, h, weights, out, c),
+                2 | 3 => add_value_columns::<S, T, W, H, 2>(block, h, weights, out, c),
+                1 => add_value_columns::<S, T, W, H, 1>(block, h, weights, out, c),
+                _ => add_value_column::<T, W, H>(block, weights, out, c),
             }
         };
     }
@@ -497,18 +508,14 @@ unsafe fn add_values<S: Simd, T: Elem, W: Walk, const H: usize>(
 /// # Safety
 /// `c + C * LANES <= d`, walked rows lie in `k` and `v`, the CPU supports `S`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn add_value_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usize>(
-    (k, v): (&[T], &[T]),
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+    block: WalkedBlock<'_, T, W>,
     h: usize,
     weights: &[f32],
     out: &mut [f32],
     c: usize,
 ) -> usize {
+    let WalkedBlock { k, v, d, walk, begin, n } = block;
     // SAFETY: forwarded from the caller; `weights` has `BLOCK >= n` entries for each of `H` queries
     // (the last may be cut at `n`), `out` has `H * d`.
     unsafe {
@@ -554,13 +561,8 @@ unsafe fn add_value_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: 
 /// # Safety
 /// Walked rows lie in `v` (checked again by indexing).
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn add_value_column<T: Elem, W: Walk, const H: usize>(
-    v: &[T],
-    d: usize,
-    walk: W,
-    begin: usize,
-    n: usize,
+    WalkedBlock { v, d, walk, begin, n, .. }: WalkedBlock<'_, T, W>,
     weights: &[f32],
     out: &mut [f32],
     c: usize,

@@ -3,7 +3,7 @@
 //! The projections are a matrix product with a short inner dimension. It runs on the register tiles of the blocked product (lanes across
 //! planes, no sums across lanes), and only signs leave the cache.
 
-use super::prefill::product;
+use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
 /// Planes packed together: the bits of one output word.
@@ -84,8 +84,10 @@ unsafe fn side_bits_kernel<S: Simd>(planes: &Hyperplanes, vectors: &[f32], bits:
     for (x, bits) in vectors.chunks(VECTORS * d).zip(bits.chunks_mut(VECTORS * words)) {
         let rows = x.len() / d;
         for (word, panel) in planes.packed.chunks_exact(PANEL * d).enumerate() {
+            let (a, b) = (RowMajor { data: x, stride: d }, RowMajor { data: panel, stride: PANEL });
+            let factors = Factors { a, b, rows, depth: d, width: PANEL };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe { product::<S>(x, d, d, panel, PANEL, PANEL, &mut projections, PANEL, false, rows) };
+            unsafe { product::<S>(factors, &mut projections, PANEL, Write::Replace) };
             for (row, bits) in projections.chunks_exact(PANEL).zip(bits.chunks_exact_mut(words)) {
                 // SAFETY: as above; a row holds one panel.
                 bits[word] = unsafe { positive_bits::<S>(row) };

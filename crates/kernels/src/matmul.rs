@@ -3,7 +3,7 @@
 //! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: many small networks
 //! are trained in parallel.
 
-use super::prefill::product;
+use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
 /// Columns of `b` in a pass over the rows.
@@ -33,10 +33,10 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
         let rows = a.len() / depth;
         for first in (0..width).step_by(PANEL) {
             let columns = PANEL.min(width - first);
+            let (a, b) = (RowMajor { data: a, stride: depth }, RowMajor { data: &b[first..], stride: width });
+            let factors = Factors { a, b, rows, depth, width: columns };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe {
-                product::<S>(a, depth, depth, &b[first..], width, columns, &mut out[first..], width, false, rows)
-            };
+            unsafe { product::<S>(factors, &mut out[first..], width, Write::Replace) };
         }
     }
 }

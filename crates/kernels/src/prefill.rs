@@ -393,8 +393,10 @@ impl Products for ByVectors<'_> {
     unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
         let d = self.panels.d;
         let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
+        let (a, b) = (RowMajor { data: &self.q, stride: d }, RowMajor { data: keys, stride: KEY_BLOCK });
+        let factors = Factors { a, b, rows, depth: d, width: KEY_BLOCK };
         // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, &mut self.logits, KEY_BLOCK, false, rows) };
+        unsafe { product::<S>(factors, &mut self.logits, KEY_BLOCK, Write::Replace) };
     }
 
     #[inline(always)]
@@ -420,10 +422,11 @@ impl Products for ByVectors<'_> {
         for first in (0..d).step_by(PANEL) {
             let width = (d - first).min(PANEL);
             let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
+            let weights = RowMajor { data: &self.logits, stride: KEY_BLOCK };
+            let b = RowMajor { data: panel, stride: width };
+            let factors = Factors { a: weights, b, rows, depth: KEY_BLOCK, width };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe {
-                product::<S>(&self.logits, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
-            };
+            unsafe { product::<S>(factors, &mut acc[first..], d, Write::Add) };
         }
     }
 }
@@ -570,29 +573,59 @@ unsafe fn scaled_softmax_block<S: Simd>(logits: &mut [f32], scale: f32, max: &mu
     }
 }
 
-/// `C (+)= A · B` for the first `rows` rows: `a: [rows][depth]` with stride `lda`, `b: [depth][width]`
-/// with stride `ldb`, `c` with stride `ldc`.
+/// A matrix in row-major order.
+#[derive(Clone, Copy)]
+pub(super) struct RowMajor<'a> {
+    /// From the first number of the first row on; behind the last number of the last row may be more.
+    pub data: &'a [f32],
+    /// Numbers from the start of a row to that of the next.
+    pub stride: usize,
+}
+
+/// The factors of a product `A · B`.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    /// `A`, `[rows][depth]`.
+    pub a: RowMajor<'a>,
+    /// `B`, `[depth][width]`.
+    pub b: RowMajor<'a>,
+    /// Rows of `A` and of the product.
+    pub rows: usize,
+    /// Columns of `A`, which are the rows of `B`.
+    pub depth: usize,
+    /// Columns of `B` and of the product.
+    pub width: usize,
+}
+
+/// What becomes of the numbers where a product is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// They are replaced.
+    Replace,
+    /// The product is added to them.
+    Add,
+}
+
+/// Writes `A · B` to `c`, `[rows][width]` with rows `c_stride` numbers apart.
 ///
 /// # Safety
 /// The CPU supports `S`; shapes are checked.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn product<S: Simd>(
-    a: &[f32],
-    lda: usize,
-    depth: usize,
-    b: &[f32],
-    ldb: usize,
-    width: usize,
-    c: &mut [f32],
-    ldc: usize,
-    accumulate: bool,
-    rows: usize,
-) {
+pub(super) unsafe fn product<S: Simd>(factors: Factors<'_>, c: &mut [f32], c_stride: usize, write: Write) {
+    let Factors { a, b, rows, depth, width } = factors;
     assert!(rows > 0 && depth > 0);
-    assert!(a.len() >= (rows - 1) * lda + depth && b.len() >= (depth - 1) * ldb + width);
-    assert!(c.len() >= (rows - 1) * ldc + width);
-    let p = Product { a: a.as_ptr(), lda, depth, b: b.as_ptr(), ldb, c: c.as_mut_ptr(), ldc, accumulate };
+    assert!(a.data.len() >= (rows - 1) * a.stride + depth && b.data.len() >= (depth - 1) * b.stride + width);
+    assert!(c.len() >= (rows - 1) * c_stride + width);
+    let p = Product {
+        a: a.data.as_ptr(),
+        lda: a.stride,
+        depth,
+        b: b.data.as_ptr(),
+        ldb: b.stride,
+        c: c.as_mut_ptr(),
+        ldc: c_stride,
+        accumulate: write == Write::Add,
+    };
     let mut j = 0;
     while j < width {
         let vectors = (width - j) / S::LANES;
@@ -611,6 +644,7 @@ pub(super) unsafe fn product<S: Simd>(
     }
 }
 
+/// [`Factors`] and where their product is written, after the shapes were checked.
 #[derive(Clone, Copy)]
 struct Product {
     a: *const f32,

@@ -631,18 +631,15 @@ fn available() -> Vec<&'static str> {
 macro_rules! dispatch {
     ($(#[$doc:meta])* $vis:vis fn $name:ident [$($g:ident : $bound:path),*] ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)? = $kernel:ident) => {
         $(#[$doc])*
-        #[allow(clippy::too_many_arguments)]
         $vis fn $name<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-            #[allow(clippy::too_many_arguments)]
             fn on_avx512<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the enabled features are those `Avx512` needs.
                 unsafe { $kernel::<$crate::simd::Avx512, $($g),*>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            #[allow(clippy::too_many_arguments)]
             fn on_avx2<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the enabled features are those `Avx2` needs.
                 unsafe { $kernel::<$crate::simd::Avx2, $($g),*>($($arg),*) }

@@ -3,6 +3,7 @@
 //! - [`analyze`]: observations of attention on densely read prompts;
 //! - [`mod@bench`]: what `spattn bench` times;
 //! - [`tune`]: the smallest budget of a method that is good enough;
+//! - [`verify`]: whether the program computes a model right;
 //! - [`papers`]: the papers' tables and figures, and whether their claims hold in measured numbers.
 //!
 //! How results are drawn is not known here.
@@ -14,3 +15,4 @@ pub mod analyze;
 pub mod bench;
 pub mod papers;
 pub mod tune;
+pub mod verify;

@@ -149,7 +149,7 @@ mod tests {
     fn errors_name_the_file_and_the_line() {
         let refused = render("\n{{ raise_exception('no system turn, please') }}").unwrap_err();
         assert_eq!(refused.what, "t.jinja: the chat template fails: line 2: no system turn, please");
-        assert!(refused.hint.unwrap().starts_with("--no-chat"));
+        assert!(refused.hint.unwrap().starts_with("use --no-chat"));
         let broken = render("a\n{% if %}").unwrap_err().what;
         assert!(broken.starts_with("t.jinja: the chat template cannot be read: line 2: "), "{broken}");
     }

@@ -8,14 +8,33 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 use super::config::ModelConfig;
-use super::families::TensorNames;
+use super::families::{QkNormOver, TensorNames};
 use super::formats;
 use super::layers;
+use super::stacked_experts;
 use super::tensors::{WeightDtype, Weights};
 use spattn_base::error::UsageError;
 
+/// A tensor of a checkpoint, or one that the decoder has although none is stored (random weights).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointTensor {
+    /// Its name in a checkpoint of Hugging Face.
+    pub name: String,
+    /// Extent of each axis, slowest first.
+    pub shape: Vec<usize>,
+    /// Whether the decoder computes with it.
+    pub is_read: bool,
+}
+
 /// Tensors that are named in a note, the rest is counted.
 const NAMED: usize = 4;
+/// What names of the text model's tensors begin with where a class wraps it, by several versions of the reference, and what they begin
+/// with where it stands alone.
+const OF_TEXT: [(&str, &str); 3] =
+    [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
+/// What names of the other tensors of such a class begin with: those that read images.
+const OF_IMAGES: [&str; 4] =
+    ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
 /// What to do where config and weights differ.
 const ONE_MODEL: &str =
     "config.json and the weights are of two models, or one of them was edited: take both from one place";
@@ -28,10 +47,14 @@ const LONGEST_NAME: usize = 100;
 /// # Errors
 /// A [`UsageError`] if the checkpoint is of a format that is not read, has no output matrix, or has other layers or shapes than
 /// its config; weights that cannot be read.
-pub(super) fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
+pub fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
     if weights.is_random() {
         return Ok(Vec::new());
     }
+    if config.family.is_wrapper {
+        weights.rename(&OF_TEXT);
+    }
+    stacked_experts::divide(config, weights)?;
     let (embedding, head) = tables(&config.block.names);
     // First, since all else goes through every layer that the config asks for.
     refuse_missing_layers(config, weights)?;
@@ -125,7 +148,10 @@ fn refuse_other_shapes(config: &ModelConfig, weights: &Weights, expected: &BTree
 /// What the extents of a tensor are by the keys of `config.json`, rows first.
 fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
     let hidden = format!("`hidden_size` {}", c.hidden_size);
-    let inner = format!("`intermediate_size` {}", c.intermediate_size);
+    let inner = match c.block.experts.filter(|experts| name.contains(experts.names.each)) {
+        Some(experts) => format!("the width of an expert {}", experts.width),
+        None => format!("`intermediate_size` {}", c.intermediate_size),
+    };
     let vocabulary = format!("`vocab_size` {}", c.vocab_size);
     let heads = format!("`num_attention_heads` {} × `head_dim` {}", c.heads, c.head_dim);
     let kv_heads = format!("`num_key_value_heads` {} × `head_dim` {}", c.kv_heads, c.head_dim);
@@ -135,8 +161,13 @@ fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
         "q_proj" => [heads, hidden],
         "k_proj" | "v_proj" => [kv_heads, hidden],
         "o_proj" => [hidden, heads],
-        "gate_proj" | "up_proj" => [inner, hidden],
-        "down_proj" => [hidden, inner],
+        "gate_proj" | "up_proj" | "w1" | "w3" => [inner, hidden],
+        "down_proj" | "w2" => [hidden, inner],
+        "qkv_proj" => [format!("{heads} and twice {kv_heads}"), hidden],
+        "gate_up_proj" => [format!("twice {inner}"), hidden],
+        "gate" => ["the number of experts".to_owned(), hidden],
+        "q_norm" if c.block.qk_norm_over == QkNormOver::AllHeads => return vec![heads],
+        "k_norm" if c.block.qk_norm_over == QkNormOver::AllHeads => return vec![kv_heads],
         "q_norm" | "k_norm" => return vec![format!("`head_dim` {}", c.head_dim)],
         _ => return vec![hidden],
     };
@@ -161,11 +192,37 @@ fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>>
     )))
 }
 
+/// All tensors of a compared checkpoint, those that are read first. What transformers works out by itself is left out.
+pub(super) fn tensors(config: &ModelConfig, weights: &Weights) -> Vec<CheckpointTensor> {
+    let expected = layers::tensors(config);
+    let unread = unread_names(config, weights, &expected).into_iter().map(|name| CheckpointTensor {
+        name: name.to_owned(),
+        shape: weights.shape(name).unwrap_or_default().to_vec(),
+        is_read: false,
+    });
+    let read = |(name, shape): (&String, &Vec<usize>)| CheckpointTensor {
+        name: name.clone(),
+        shape: shape.clone(),
+        is_read: true,
+    };
+    expected.iter().map(read).chain(unread).collect()
+}
+
+/// The tensors that are read by nothing.
+fn unread_names<'w>(
+    config: &ModelConfig,
+    weights: &'w Weights,
+    expected: &BTreeMap<String, Vec<usize>>,
+) -> Vec<&'w str> {
+    let (_, head) = tables(&config.block.names);
+    let is_of_images = |name: &str| config.family.is_wrapper && OF_IMAGES.iter().any(|prefix| name.starts_with(prefix));
+    let is_known = |name: &str| is_buffer(name) || name == head || is_of_images(name);
+    weights.names().filter(|name| !expected.contains_key(*name) && !is_known(name)).collect()
+}
+
 /// Says which tensors are read by nothing.
 fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
-    let (_, head) = tables(&config.block.names);
-    let is_unread = |name: &&str| !expected.contains_key(*name) && !is_buffer(name) && *name != head;
-    let names: Vec<&str> = weights.names().filter(is_unread).collect();
+    let names = unread_names(config, weights, expected);
     let (first, rest) = names.split_at(names.len().min(NAMED));
     let shown = first.iter().map(|name| format!("`{}`", shortened(name))).collect::<Vec<_>>().join(", ");
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };

@@ -3,6 +3,7 @@
 //! Streams of one example pass each weight matrix together, so weights are read once for all methods and budgets. A row's
 //! arithmetic does not depend on the rows it shares a step with.
 
+use std::borrow::Cow;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,10 @@ use rayon::prelude::*;
 use super::dimensions::{Dimensions, PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::families::Gate;
-use super::layers::{Checkpoint, Layer, Parts, Source};
+use super::layers::{Checkpoint, FeedForward, Gated, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
-use super::rope::{RopeTable, apply};
+use super::rope::{Rope, RopeTable, apply};
+use super::routing::routed;
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
@@ -58,15 +60,21 @@ impl Engine for Cpu {
         };
         let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
         let kept = kv.first().map_or(0, LayerKv::tokens);
-        let mut table = RopeTable::new(&self.rope, prompt_tokens);
-        table.grow(tokens.len());
+        let tables = self.rope_tables(prompt_tokens, tokens.len());
         let mut last = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(rows).enumerate() {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
+            if let Some(passed) = &mut reading.passed {
+                passed(0, first, &x);
+            }
             for (index, kv) in kv.iter_mut().enumerate() {
-                let attend = |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&table, first), &mut reading, x, qkv));
+                let attend =
+                    |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&tables, first), &mut reading, x, qkv)?);
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
+                if let Some(passed) = &mut reading.passed {
+                    passed(index + 1, first, &x);
+                }
             }
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);
@@ -97,9 +105,7 @@ impl Engine for Cpu {
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
         let mut logits = self.parts.head().times(&self.normed(x, &self.parts.norm));
-        if let Some(cap) = self.config.block.logit_cap {
-            logits.par_iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
-        }
+        self.config.block.finish_logits(&mut logits);
         Ok(logits)
     }
 
@@ -140,38 +146,73 @@ impl Cpu {
         attend: impl FnOnce(&[f32], Vec<f32>) -> Result<Vec<f32>, EngineError>,
     ) -> Result<(), EngineError> {
         let layer = &self.parts.layers[index];
-        let qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
+        let qkv = layer.qkv.apply(&self.normed_if(x, layer.attention_norm.as_deref()));
         let attended = attend(x, qkv)?;
-        self.add_branch(x, &layer.output, &attended, layer.attention_post_norm.as_deref());
+        let output = layer.output.apply(&attended);
         drop(attended);
-        let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
-        let gated = self.gated(&gate_up);
-        drop(gate_up);
-        self.add_branch(x, &layer.down, &gated, layer.mlp_post_norm.as_deref());
+        self.add_branch(x, output, layer.attention_post_norm.as_deref());
+        let output = {
+            let normed = self.normed_if(x, layer.mlp_norm.as_deref());
+            match &layer.feed_forward {
+                FeedForward::Gated(network) => self.pass(network, &normed),
+                FeedForward::Experts { router, experts } => self.pass_experts(router, experts, &normed),
+            }
+        };
+        self.add_branch(x, output, layer.mlp_post_norm.as_deref());
         match first_not_finite(x, self.config.hidden_size) {
             Some(row) => Err(NotFinite::Activations { layer: index, position: position(row) }.into()),
             None => Ok(()),
         }
     }
 
-    /// Adds `rows` times the last projection of a branch to `x`, normed first where the family has a norm there.
-    fn add_branch(&self, x: &mut [f32], projection: &Linear, rows: &[f32], post_norm: Option<&[f32]>) {
-        let out = projection.apply(rows);
-        match post_norm {
-            Some(weight) => add(x, &self.normed(&out, weight)),
-            None => add(x, &out),
+    /// Adds a branch's output to `x`, normed and scaled first where the family does that.
+    fn add_branch(&self, x: &mut [f32], mut output: Vec<f32>, post_norm: Option<&[f32]>) {
+        if let Some(weight) = post_norm {
+            output = self.normed(&output, weight);
         }
+        let scale = self.config.block.branch_scale;
+        if scale != 1.0 {
+            output.iter_mut().for_each(|y| *y *= scale);
+        }
+        add(x, &output);
     }
 
-    /// What the gate lets pass of rows `[gate, up]`.
-    fn gated(&self, gate_up: &[f32]) -> Vec<f32> {
+    /// What a gated network makes of rows.
+    fn pass(&self, network: &Gated<Linear>, rows: &[f32]) -> Vec<f32> {
+        let gate_up = network.gate_up.apply(rows);
+        let gated = self.gated(&gate_up, network.gate_up.weight.len() / 2);
+        drop(gate_up);
+        network.down.apply(&gated)
+    }
+
+    /// What a gate lets pass of rows `[gate, up]`, each `width` wide.
+    fn gated(&self, gate_up: &[f32], width: usize) -> Vec<f32> {
         let mut gated = vec![0.0; gate_up.len() / 2];
-        let gate = match self.config.block.gate {
-            Gate::Silu => silu_gate,
-            Gate::GeluTanh => gelu_tanh_gate,
-        };
-        gate(gate_up, self.config.intermediate_size, &mut gated);
+        match self.config.block.gate {
+            Gate::Silu => silu_gate(gate_up, width, &mut gated),
+            Gate::GeluTanh => gelu_tanh_gate(gate_up, width, &mut gated),
+            Gate::Clamped { slope, limit } => clamped_gate(gate_up, width, (slope, limit), &mut gated),
+        }
         gated
+    }
+
+    /// What the experts that the router chooses for each row make of it. Outputs are added in the order of the experts, so that a row's
+    /// result does not depend on the rows beside it.
+    fn pass_experts(&self, router: &Linear, experts: &[Gated<Linear>], rows: &[f32]) -> Vec<f32> {
+        let hidden = self.config.hidden_size;
+        let spec = self.config.block.experts.expect("a layer with experts");
+        let mut out = vec![0.0; rows.len()];
+        for (expert, routed) in experts.iter().zip(routed(&router.apply(rows), &spec)) {
+            if routed.is_empty() {
+                continue;
+            }
+            let own: Vec<f32> = routed.iter().flat_map(|(row, _)| &rows[row * hidden..][..hidden]).copied().collect();
+            for (output, (row, weight)) in self.pass(expert, &own).chunks_exact(hidden).zip(routed) {
+                let out = &mut out[row * hidden..][..hidden];
+                out.iter_mut().zip(output).for_each(|(sum, y)| *sum += weight * y);
+            }
+        }
+        out
     }
 
     /// Attention of a chunk of a prompt, whose first token is at position `first`: stores keys and values in `kv`, and attends what is
@@ -180,15 +221,17 @@ impl Cpu {
         &self,
         index: usize,
         kv: &mut LayerKv,
-        (table, first): (&RopeTable, usize),
+        (tables, first): (&[RopeTable], usize),
         reading: &mut Reading<'_, '_>,
         x: &[f32],
         mut qkv: Vec<f32>,
-    ) -> Vec<f32> {
+    ) -> Result<Vec<f32>, KvError> {
         let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
+        let table = c.layer_kind(index).rope.map(|number| &tables[number]);
         qkv.par_chunks_exact_mut(width).enumerate().for_each(|(i, row)| {
-            self.rotate(layer, row, table.cos(first + i), table.sin(first + i));
+            let position = first + i;
+            self.rotate(layer, row, position, table.map(|table| (table.cos(position), table.sin(position))));
         });
         for row in qkv.chunks_exact(width) {
             let (key, value) = row[q_width..].split_at(c.kv_heads * d);
@@ -200,27 +243,39 @@ impl Cpu {
             .with_input(x)
             .with_spec(self.layer_specs().layer(index));
         if let Some(observe) = &mut reading.observe {
-            observe(&chunk);
+            observe(&chunk)?;
         }
         let mut attended = vec![0.0; queries.len()];
         match &mut reading.sparse {
-            Some(sparse) => sparse.attend(&chunk, &mut attended),
-            None => attend_densely(&chunk, &mut attended),
+            Some(sparse) => sparse.attend(&chunk, &mut attended)?,
+            None => attend_densely(&chunk, &mut attended)?,
         }
-        attended
+        Ok(attended)
     }
 
-    /// Cos and sin, one after the other, for each row of a step.
-    fn angles(&self, positions: &[usize], prompt_tokens: usize) -> Vec<Vec<f32>> {
-        let half = self.config.head_dim / 2;
-        let row = |position: &usize| {
-            let position = *position;
-            let mut both = vec![0.0; 2 * half];
-            let (cos, sin) = both.split_at_mut(half);
-            self.rope.row(position, prompt_tokens.max(position + 1), cos, sin);
+    /// The RoPE tables of the model, by number, for the first `positions` positions of a prompt of `prompt_tokens`.
+    fn rope_tables(&self, prompt_tokens: usize, positions: usize) -> Vec<RopeTable> {
+        let grown = |rope: &Rope| {
+            let mut table = RopeTable::new(rope, prompt_tokens);
+            table.grow(positions);
+            table
+        };
+        self.ropes().iter().map(grown).collect()
+    }
+
+    /// Where each row of a step stands, and its angles.
+    fn angles(&self, positions: &[usize], prompt_tokens: usize) -> Vec<RowAngles> {
+        let row = |position: usize, rope: &Rope| {
+            let mut both = vec![0.0; rope.rotated()];
+            let (cos, sin) = both.split_at_mut(rope.rotated() / 2);
+            rope.row(position, rope.length_at(prompt_tokens, position), cos, sin);
             both
         };
-        positions.iter().map(row).collect()
+        let of_row = |position: &usize| RowAngles {
+            position: *position,
+            by_rope: self.ropes().iter().map(|rope| row(*position, rope)).collect(),
+        };
+        positions.iter().map(of_row).collect()
     }
 
     /// Attention of a step: each stream stores keys and values of its rows, and attends them by its own method.
@@ -229,9 +284,9 @@ impl Cpu {
         index: usize,
         streams: &mut [Stream<'_>],
         mut qkv: Vec<f32>,
-        angles: &[Vec<f32>],
+        angles: &[RowAngles],
     ) -> Result<Vec<f32>, EngineError> {
-        let (c, layer) = (&self.config, &self.parts.layers[index]);
+        let (c, layer, rope) = (&self.config, &self.parts.layers[index], self.config.layer_kind(index).rope);
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let width = q_width + 2 * kv_width;
         let mut attended = vec![0.0; qkv.len() / width * q_width];
@@ -246,10 +301,10 @@ impl Cpu {
             work.push((&mut *stream.fork, qkv, out, angle));
         }
         let attend =
-            |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[Vec<f32>])| -> Result<(), KvError> {
-                for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
-                    let (cos, sin) = angle.split_at(c.head_dim / 2);
-                    self.rotate(layer, row, cos, sin);
+            |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[RowAngles])| -> Result<(), KvError> {
+                for ((row, out), angles) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
+                    let turn = rope.map(|number| angles.by_rope[number].split_at(angles.by_rope[number].len() / 2));
+                    self.rotate(layer, row, angles.position, turn);
                     let (query, kv) = row.split_at(q_width);
                     let (key, value) = kv.split_at(kv_width);
                     fork.step(index, query, key, value, out)?;
@@ -261,8 +316,15 @@ impl Cpu {
         Ok(attended)
     }
 
-    /// Norms, where the family does, and rotates the query and key heads of one row of the stacked projection.
-    fn rotate(&self, layer: &Layer<Linear, Vec<f32>>, row: &mut [f32], cos: &[f32], sin: &[f32]) {
+    /// Norms, where the family does, and rotates the query and key heads of one row of the stacked projection, whose token stands at
+    /// `position`: by these cos and sin, or not at all.
+    fn rotate(
+        &self,
+        layer: &Layer<Linear, Vec<f32>>,
+        row: &mut [f32],
+        position: usize,
+        turn: Option<(&[f32], &[f32])>,
+    ) {
         let c = &self.config;
         let (queries, rest) = row.split_at_mut(c.heads * c.head_dim);
         let keys = &mut rest[..c.kv_heads * c.head_dim];
@@ -272,8 +334,13 @@ impl Cpu {
                 heads.copy_from_slice(&normed);
             }
         }
-        for head in queries.chunks_exact_mut(c.head_dim).chain(keys.chunks_exact_mut(c.head_dim)) {
-            apply(head, cos, sin);
+        if let Some((cos, sin)) = turn {
+            let heads = queries.chunks_exact_mut(c.head_dim).chain(keys.chunks_exact_mut(c.head_dim));
+            heads.for_each(|head| apply(head, cos, sin, c.block.rope_pairs));
+        }
+        if let Some(growth) = c.block.query_growth {
+            let factor = growth.factor(position);
+            queries.iter_mut().for_each(|x| *x *= factor);
         }
     }
 
@@ -283,11 +350,16 @@ impl Cpu {
         for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
             self.parts.embedding.read_row(*token as usize, row);
         }
-        let scale = self.config.block.embedding_scale;
+        let scale = self.embedding_scale();
         if scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= scale);
         }
         x
+    }
+
+    /// Rows as they are, where the family has no norm.
+    fn normed_if<'a>(&self, x: &'a [f32], weight: Option<&[f32]>) -> Cow<'a, [f32]> {
+        weight.map_or(Cow::Borrowed(x), |weight| Cow::Owned(self.normed(x, weight)))
     }
 
     fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
@@ -295,6 +367,23 @@ impl Cpu {
         rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
         out
     }
+}
+
+/// [`Gate::Clamped`] of rows `[gate, up]`, each `width` wide.
+fn clamped_gate(gate_up: &[f32], width: usize, (slope, limit): (f32, f32), out: &mut [f32]) {
+    out.par_chunks_exact_mut(width).zip(gate_up.par_chunks_exact(2 * width)).for_each(|(out, row)| {
+        let (gate, up) = row.split_at(width);
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            let gate = gate.min(limit);
+            *out = (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-slope * gate).exp());
+        }
+    });
+}
+
+/// The position of a row of a step, and for each RoPE table of the model its cos and sin there, one after the other.
+struct RowAngles {
+    position: usize,
+    by_rope: Vec<Vec<f32>>,
 }
 
 /// What attention has taken each stream so far.

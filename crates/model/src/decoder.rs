@@ -14,8 +14,9 @@ use super::cpu::Cpu;
 use super::device::Device;
 pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::layers;
 use super::tensors::{Weights, WeightsError};
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
 
@@ -79,11 +80,12 @@ impl Decoder {
     /// # Errors
     /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.
     pub fn load(dimensions: &Dimensions, weights: &Weights, device: Device) -> Result<Self, LoadError> {
+        let dimensions = dimensions.clone().with_sinks(layers::sinks(&dimensions.config, weights)?);
         let engine = match device {
-            Device::Cpu => Box::new(Cpu::load(dimensions, weights)?),
-            Device::Cuda(ordinal) => cuda_engine(dimensions, weights, ordinal)?,
+            Device::Cpu => Box::new(Cpu::load(&dimensions, weights)?),
+            Device::Cuda(ordinal) => cuda_engine(&dimensions, weights, ordinal)?,
         };
-        Ok(Self { engine, dimensions: dimensions.clone() })
+        Ok(Self { engine, dimensions })
     }
 
     /// What the GPU is called, if it computes on one.
@@ -114,19 +116,19 @@ impl Decoder {
     /// # Errors
     /// As for all that reads tokens: [`EngineError`], with the layer and position where it came up.
     pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill, EngineError> {
-        self.prefill_observed(tokens, prompt_tokens, &mut |_| {})
+        self.prefill_observed(tokens, prompt_tokens, &mut |_| Ok(()))
     }
 
     /// As [`prefill`](Self::prefill), showing `observe` the queries, keys and values of every chunk at every
     /// layer, in the order in which they are computed.
     ///
     /// # Errors
-    /// [`EngineError`].
+    /// [`EngineError`], or that of `observe`, which ends the prefill.
     pub fn prefill_observed(
         &self,
         tokens: &[u32],
         prompt_tokens: usize,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
         let reading = Reading { observe: Some(observe), ..Reading::default() };
         self.engine.read(None, tokens, prompt_tokens, reading)
@@ -141,9 +143,9 @@ impl Decoder {
         tokens: &[u32],
         prompt_tokens: usize,
         sparse: &mut SparsePrefill<'_>,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
-        let reading = Reading { observe: Some(observe), sparse: Some(sparse), finished: None };
+        let reading = Reading { observe: Some(observe), sparse: Some(sparse), ..Reading::default() };
         self.engine.read(None, tokens, prompt_tokens, reading)
     }
 
@@ -164,9 +166,29 @@ impl Decoder {
             let skipped = from.saturating_sub(first).min(x.len() / hidden);
             rows.extend_from_slice(&x[skipped * hidden..]);
         };
-        let reading = Reading { sparse, finished: Some(&mut keep), observe: None };
+        let reading = Reading { sparse, finished: Some(&mut keep), ..Reading::default() };
         let prefill = self.engine.read(None, tokens, tokens.len(), reading)?;
         Ok((prefill, rows))
+    }
+
+    /// The residual stream at some positions of a text that is read densely, `[layers passed][position][hidden]`: behind the embedding
+    /// first, behind the last layer last. `None` on a GPU, which does not show it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn residual_stream(&self, tokens: &[u32], positions: &[usize]) -> Result<Option<Vec<Vec<f32>>>, EngineError> {
+        if self.engine.gpu().is_some() {
+            return Ok(None);
+        }
+        let hidden = self.config.hidden_size;
+        let mut stream = vec![Vec::new(); self.config.layers + 1];
+        let mut keep = |passed: usize, first: usize, x: &[f32]| {
+            let row = |position: &usize| position.checked_sub(first).and_then(|row| x.chunks_exact(hidden).nth(row));
+            positions.iter().filter_map(row).for_each(|row| stream[passed].extend_from_slice(row));
+        };
+        let reading = Reading { passed: Some(&mut keep), ..Reading::default() };
+        self.engine.read(None, tokens, tokens.len(), reading)?;
+        Ok(Some(stream))
     }
 
     /// As [`prefill_observed`](Self::prefill_observed), where the first `kept` of `tokens` were read before, for a prompt
@@ -184,7 +206,7 @@ impl Decoder {
         kept: usize,
         tokens: &[u32],
         prompt_tokens: usize,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
         assert!(
             kept < tokens.len(),
@@ -197,8 +219,7 @@ impl Decoder {
 
     /// Whether tokens of a prompt of one length are rotated as those of another.
     pub fn same_angles(&self, prompt_tokens: usize, others: usize) -> bool {
-        let fixed = |tokens| self.rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
-        prompt_tokens == others || fixed(prompt_tokens) && fixed(others)
+        self.ropes().iter().all(|rope| rope.same_for(prompt_tokens, others))
     }
 
     /// Logits `[tokens][vocab_size]` at every position of a prompt read densely.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::config::ModelConfig;
-use super::layers;
+use super::families::{AttentionScale, Experts, LayerKind};
+use super::layers::{self, MatrixNumbers};
 use super::rope::{Rope, RopeTable, Turn};
 use super::tensors::{StorageTypes, WeightDtype};
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation};
+use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SoftmaxScale};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
@@ -24,25 +25,47 @@ const GPU_TAIL: usize = 256;
 #[derive(Debug, Clone)]
 pub struct Dimensions {
     pub(super) config: ModelConfig,
-    pub(super) rope: Rope,
+    ropes: Vec<Rope>,
     pub(super) storage: StorageTypes,
-    /// Numbers of all weight matrices.
-    weight_numbers: usize,
+    numbers: MatrixNumbers,
     specs: LayerSpecs,
 }
 
 impl Dimensions {
     /// Of a decoder that stores its numbers in `storage`; a [`KvDtype`] stands for weights of the same type too.
     pub fn new(config: &ModelConfig, storage: impl Into<StorageTypes>) -> Self {
-        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        let specs = LayerSpecs::uniform(config.layers, AttentionSpec::of_width(config.head_dim));
+        let rope = |rope| {
+            Rope::new(rope, config.rotated(), config.max_position_embeddings).with_pairs(config.block.rope_pairs)
+        };
+        let specs: Vec<AttentionSpec> = (0..config.layers).map(|layer| attention_spec(config, layer)).collect();
         Self {
             config: config.clone(),
-            rope,
+            ropes: config.ropes().map(rope).collect(),
             storage: storage.into(),
-            weight_numbers: layers::matrix_numbers(config),
-            specs,
+            numbers: layers::matrix_numbers(config),
+            specs: specs.into(),
         }
+    }
+
+    /// The same with the sinks of all layers, `[layer][head]`, which are weights: until then there are zeros in their place.
+    pub(super) fn with_sinks(self, sinks: Vec<Vec<f32>>) -> Self {
+        if sinks.is_empty() {
+            return self;
+        }
+        let given =
+            |(spec, sinks): (&AttentionSpec, Vec<f32>)| AttentionSpec { sinks: Some(sinks.into()), ..spec.clone() };
+        let specs: Vec<AttentionSpec> = self.specs.iter().zip(sinks).map(given).collect();
+        Self { specs: specs.into(), ..self }
+    }
+
+    /// The rotations of the model, by number.
+    pub(super) fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+
+    /// What rows of the embedding table are multiplied by, rounded to what weights are stored in, as the reference does.
+    pub(super) fn embedding_scale(&self) -> f32 {
+        self.storage.weights.rounded(self.config.block.embedding_scale)
     }
 
     /// The model's configuration.
@@ -60,6 +83,14 @@ impl Dimensions {
         self.storage.weights
     }
 
+    /// Its rotary position embedding; `None` if it has none, or layers have different ones.
+    pub fn only_rope(&self) -> Option<&Rope> {
+        match self.ropes.as_slice() {
+            [rope] => Some(rope),
+            _ => None,
+        }
+    }
+
     /// How each layer attends.
     pub fn layer_specs(&self) -> &LayerSpecs {
         &self.specs
@@ -72,15 +103,15 @@ impl Dimensions {
 
     /// Numbers of all weight matrices.
     pub fn weight_numbers(&self) -> usize {
-        self.weight_numbers
+        self.numbers.all
     }
 
-    /// Numbers of the weight matrices that a decode step reads: all but the embedding table, of which it reads a row a token,
-    /// unless the table is the output matrix as well.
+    /// Numbers of the weight matrices that a decode step of one token reads: all but the embedding table, of which it reads a row,
+    /// unless the table is the output matrix as well; and of experts those that the token passes.
     pub fn step_weight_numbers(&self) -> usize {
         let c = &self.config;
         let table = if c.tie_word_embeddings { 0 } else { product([c.vocab_size, c.hidden_size]) };
-        self.weight_numbers() - table
+        self.numbers.passed - table
     }
 
     /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
@@ -109,13 +140,13 @@ impl Dimensions {
         self.products(tokens, tokens / 2)
     }
 
-    /// Multiplications of so many rows with all weights, and of their queries with the keys of `tokens` tokens each, in millions,
+    /// Multiplications of so many rows with all weights that they pass, and of their queries with the keys of `tokens` tokens each, in millions,
     /// rounded up: whole numbers, which add up to the same everywhere. Weighing values takes as many as the keys do, and is not counted.
     /// Shards are dealt by these numbers, so they stay what they are: another count would give a shard other examples than those that
     /// it has already.
     pub fn products(&self, rows: usize, tokens: usize) -> u64 {
         let c = &self.config;
-        let row = sum([self.weight_numbers(), product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
+        let row = sum([self.numbers.passed, product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
         (rows as u64).saturating_mul(row).div_ceil(1_000_000)
     }
 
@@ -130,10 +161,20 @@ impl Dimensions {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
         let qkv = product([sum([c.heads, c.kv_heads, c.kv_heads]), c.head_dim]);
-        let widest = sum([product([2, c.intermediate_size]), qkv, product([4, c.hidden_size])]);
+        let widest = sum([self.inner_numbers(), qkv, product([4, c.hidden_size])]);
         let packed = product([2, tokens, c.kv_heads, c.head_dim]);
         let prefix = product([tokens, self.kv_bytes_per_token()]);
         sum([prefix, product([4, sum([product([2, rows, widest]), packed])])])
+    }
+
+    /// Numbers of a row between gate and down projection at most: gate and what it gates; and with experts, all of whose rows may be one
+    /// expert's, a row's input and output there.
+    fn inner_numbers(&self) -> usize {
+        let c = &self.config;
+        let gated = product([2, c.intermediate_size]);
+        c.block
+            .experts
+            .map_or(gated, |experts| gated.max(sum([product([3, experts.width]), product([2, c.hidden_size])])))
     }
 
     /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
@@ -143,11 +184,50 @@ impl Dimensions {
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
         let width = sum([heads, c.hidden_size, product([3, c.intermediate_size])]);
-        let row = sum([product([4, c.hidden_size]), product([self.storage.kv.bytes(), width])]);
+        let row =
+            sum([product([4, sum([c.hidden_size, self.branch_numbers()])]), product([self.storage.kv.bytes(), width])]);
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
         let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
-        sum([kept, product([rows, row]), scores])
+        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores])
+    }
+
+    /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.
+    pub(super) fn branch_numbers(&self) -> usize {
+        let block = &self.config.block;
+        let is_added_at_once =
+            block.names.attention_post_norm.or(block.names.mlp_post_norm).is_none() && block.branch_scale == 1.0;
+        if is_added_at_once { 0 } else { self.config.hidden_size }
+    }
+
+    /// What of the model's experts the GPU kernels do not support, if anything.
+    fn expert_obstacle(&self) -> Option<String> {
+        // As in `spattn_cuda`, which is not there in every build.
+        const MOST: [usize; 2] = [512, 32];
+        let Experts { count, used, width, .. } = self.config.block.experts?;
+        if count > MOST[0] || used > MOST[1] {
+            return Some(format!(
+                "more than {} experts of which {} are used, and the model has {count} and uses {used}",
+                MOST[0], MOST[1]
+            ));
+        }
+        if width % 8 != 0 {
+            return Some(format!("experts whose width is not a multiple of 8, and the model's are {width} wide"));
+        }
+        (self.branch_numbers() > 0).then(|| "experts whose output is normed or scaled".to_owned())
+    }
+
+    /// Bytes of a GPU's memory that activations of experts take, for so many rows.
+    fn gpu_expert_bytes(&self, rows: usize) -> usize {
+        // Up to so many rows, all of a row's experts are computed at once; beyond it, one expert after the other.
+        const FEW_ROWS: usize = 8;
+        let (hidden, bytes) = (self.config.hidden_size, self.storage.kv.bytes());
+        self.config.block.experts.map_or(0, |Experts { count, used, width, .. }| {
+            let inner = product([3, width, rows.max(product([rows.min(FEW_ROWS), used]))]);
+            // The router's logits, which experts rows pass, and what an expert takes in and gives.
+            let lists = product([4, rows, sum([count, product([4, used]), hidden])]);
+            sum([lists, product([bytes, sum([product([rows, hidden]), inner])])])
+        })
     }
 
     /// Why the GPU kernels cannot run the model, if they cannot.
@@ -163,14 +243,14 @@ impl Dimensions {
         if let Some(what) = self.config.block.gpu_obstacle() {
             return Some(format!("the GPU kernels do not support {what}, which {} has", self.config.family));
         }
+        if let Some(what) = self.expert_obstacle() {
+            return Some(format!("the GPU kernels do not support {what}"));
+        }
         let (d, inner) = (self.config.head_dim, self.config.intermediate_size);
         if d % 8 != 0 || d > 256 {
             return Some(format!(
                 "the GPU kernels need heads of a multiple of 8 and at most 256 channels, and the model's have {d}"
             ));
-        }
-        if let Some(reason) = self.specs.beyond_plain().first() {
-            return Some(format!("the GPU kernels do not support {reason}"));
         }
         (inner % 8 != 0)
             .then(|| format!("the GPU kernels need an inner width that is a multiple of 8, and the model's is {inner}"))
@@ -182,24 +262,48 @@ impl Dimensions {
         PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
     }
 
-    /// Angles by which queries and keys of a sequence of `tokens` are rotated, for all of its positions.
+    /// Angles by which queries and keys of a sequence of `tokens` are rotated in layers that see all tokens, for all of its positions.
     pub fn angles(&self, tokens: usize) -> RopeTable {
-        let mut table = RopeTable::new(&self.rope, tokens);
+        let mut table = RopeTable::new(&self.ropes[0], tokens);
         table.grow(tokens);
         table
     }
 
-    /// Moves queries and keys to other positions in a sequence of up to `tokens`; `None` if the model's
-    /// frequencies change within it (`dynamic` scaling, beyond the trained length).
-    pub fn rotation(&self, tokens: usize) -> Option<Arc<dyn Rotation>> {
-        Turn::new(&self.rope, tokens).map(|turn| Arc::new(turn) as _)
+    /// Moves queries and keys to other positions in a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if no single
+    /// rotation does that at all layers: they are rotated by several tables or not at all, or the frequencies change within the sequence
+    /// (`dynamic` scaling, beyond the trained length).
+    pub fn rotation(&self, prompt_tokens: usize, tokens: usize) -> Option<Arc<dyn Rotation>> {
+        if !self.has_one_rotation() {
+            return None;
+        }
+        Turn::new(&self.ropes[0], prompt_tokens, tokens).map(|turn| Arc::new(turn) as _)
+    }
+
+    /// Whether queries and keys of all layers are rotated by one table.
+    pub fn has_one_rotation(&self) -> bool {
+        self.config.layer_kinds.kinds.iter().all(|kind| kind.rope == LayerKind::FULL.rope)
+    }
+}
+
+/// How a layer attends, with zeros for its sinks.
+fn attention_spec(config: &ModelConfig, layer: usize) -> AttentionSpec {
+    let block = &config.block;
+    AttentionSpec {
+        scale: match block.attention_scale {
+            AttentionScale::HeadDim => SoftmaxScale::inverse_root(config.head_dim),
+            AttentionScale::InverseRoot(of) => SoftmaxScale::inverse_root(of),
+            AttentionScale::Factor(factor) => SoftmaxScale::of_factor(factor),
+        },
+        soft_cap: block.attention_cap,
+        window: config.layer_kind(layer).window,
+        sinks: block.names.sinks.map(|_| vec![0.0; config.heads].into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::Gate;
+    use crate::families::QueryGrowth;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -221,6 +325,24 @@ mod tests {
         // Gate and up alone are 28,672 numbers of 2 bytes a row.
         assert!(shape.gpu_bytes(tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
         assert_eq!(shape.gpu_bytes(tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+    }
+
+    #[test]
+    fn of_experts_a_token_passes_those_that_it_uses() {
+        let shape = of("qwen3-30b-a3b", |_| {});
+        // 30.5 billion numbers in all, of which a token passes 3.3 billion.
+        assert!((30.5e9..30.6e9).contains(&(shape.weight_numbers() as f64)), "{}", shape.weight_numbers());
+        let table = 151_936 * 2048;
+        let passed = (shape.step_weight_numbers() + table) as f64;
+        assert!((3.3e9..3.4e9).contains(&passed), "{passed}");
+        assert_eq!(shape.prefill_products(2), (2 * passed as u64 + 2 * 48 * 32 * 128).div_ceil(1_000_000));
+        assert_eq!(shape.gpu_obstacle(), None);
+        let obstacle = |change: fn(&mut Experts)| {
+            of("qwen3-30b-a3b", |c| change(c.block.experts.as_mut().unwrap())).gpu_obstacle().unwrap()
+        };
+        assert!(obstacle(|experts| experts.count = 513).contains("the model has 513"));
+        assert!(obstacle(|experts| experts.used = 33).contains("uses 33"));
+        assert!(obstacle(|experts| experts.width = 764).contains("764 wide"));
     }
 
     #[test]
@@ -255,11 +377,22 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
-        let gelu = of("llama-3.2-1b", |c| c.block.gate = Gate::GeluTanh).gpu_obstacle().unwrap();
-        assert_eq!(gelu, "the GPU kernels do not support gates other than SiLU, which LlamaForCausalLM has");
+        let grows = |c: &mut ModelConfig| c.block.query_growth = Some(QueryGrowth { beta: 0.1, step: 64 });
+        let obstacle = of("llama-3.2-1b", grows).gpu_obstacle().unwrap();
+        let expected =
+            "the GPU kernels do not support queries that grow with their position, which LlamaForCausalLM has";
+        assert_eq!(obstacle, expected);
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");
+    }
+
+    /// As `Gemma3TextScaledWordEmbedding` does: the root of 3,840 is 62 in bf16.
+    #[test]
+    fn the_scale_of_embeddings_is_rounded_to_what_weights_are_stored_in() {
+        let config = of("llama-3.2-1b", |c| c.block.embedding_scale = 3840.0f32.sqrt()).config().clone();
+        let scale = |dtype| Dimensions::new(&config, dtype).embedding_scale();
+        assert_eq!((scale(KvDtype::Bf16), scale(KvDtype::F32)), (62.0, 3840.0f32.sqrt()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
 
@@ -136,13 +136,19 @@ impl fmt::Display for GpuUse {
 /// Sees the first position of a chunk and its rows.
 pub(super) type Finished<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
+/// Sees how many layers a chunk has passed, its first position and its rows of the residual stream.
+pub(super) type Passed<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
+
 /// How tokens are read, and who looks on.
 #[derive(Default)]
 pub(super) struct Reading<'a, 's> {
     /// Sees each chunk at every layer before it attends.
-    pub observe: Option<&'a mut dyn FnMut(&PrefillChunk<'_>)>,
+    pub observe: Option<&'a mut ObserveChunk<'a>>,
     /// Sees the first position of each chunk and its rows `[token][hidden]` behind the last layer.
     pub finished: Option<&'a mut Finished<'a>>,
+    /// Sees the rows `[token][hidden]` of each chunk behind the embedding, and then behind each layer. Only the engine on the CPU
+    /// shows them.
+    pub passed: Option<&'a mut Passed<'a>>,
     /// What rows attend; all earlier tokens if there is none.
     pub sparse: Option<&'a mut SparsePrefill<'s>>,
 }

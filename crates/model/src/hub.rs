@@ -11,6 +11,7 @@ use super::files::{
     SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 use super::formats::lacking;
+use super::hub_gguf;
 use super::tensors::{Weights, shard_names};
 use spattn_base::error::UsageError;
 use spattn_hub::checksum::Blob;
@@ -36,25 +37,41 @@ pub struct CachedModel {
     pub refused: Option<String>,
 }
 
-/// The models in the cache, by name. Nothing is downloaded.
+/// The models in the cache, by name. Nothing is downloaded. Of a repository of GGUF files, each complete model is one.
 pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
     let offline = HubOptions { offline: true, ..options.clone() };
     let entries = std::fs::read_dir(&options.cache).into_iter().flatten().flatten();
-    let model = |entry: std::fs::DirEntry| {
-        let id = entry.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/");
-        let blobs = std::fs::read_dir(entry.path().join("blobs")).into_iter().flatten().flatten();
-        let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
-        let complete = snapshot(&id, None, &ModelRepository::Whole, &offline).is_ok();
-        // One that was refused when it was to be downloaded has no more than its config.
-        let snapshots = std::fs::read_dir(entry.path().join("snapshots")).into_iter().flatten().flatten();
-        let configs = snapshots.filter_map(|commit| std::fs::read_to_string(commit.path().join(CONFIG)).ok());
-        let refusals = configs.map(|text| ModelConfig::parse(&text, CONFIG).err().map(|error| error.what));
-        let refused = refusals.collect::<Option<Vec<String>>>().and_then(|all| all.into_iter().next());
-        Some(CachedModel { id, bytes, complete, refused })
-    };
-    let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
+    let mut models: Vec<CachedModel> = entries.flat_map(|entry| cached(&entry, &offline)).collect();
     models.sort_by(|a, b| a.id.cmp(&b.id));
     models
+}
+
+/// The models of a repository in the cache.
+fn cached(entry: &std::fs::DirEntry, offline: &HubOptions) -> Vec<CachedModel> {
+    let name = entry.file_name();
+    let Some(id) = name.to_str().and_then(|name| name.strip_prefix("models--")) else { return Vec::new() };
+    let id = id.replace("--", "/");
+    let paths = |folder: &str| {
+        let entries = std::fs::read_dir(entry.path().join(folder)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let commits = paths("snapshots");
+    if !commits.iter().any(|commit| commit.join(CONFIG).is_file()) {
+        let gguf = hub_gguf::complete_models(&commits).into_iter();
+        let gguf =
+            gguf.map(|(file, bytes)| CachedModel { id: format!("{id}/{file}"), bytes, complete: true, refused: None });
+        let gguf: Vec<CachedModel> = gguf.collect();
+        if !gguf.is_empty() {
+            return gguf;
+        }
+    }
+    let bytes = paths("blobs").iter().filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
+    let complete = snapshot(&id, None, &ModelRepository::Whole, offline).is_ok();
+    // One that was refused when it was to be downloaded has no more than its config.
+    let configs = commits.iter().filter_map(|commit| std::fs::read_to_string(commit.join(CONFIG)).ok());
+    let refusals = configs.map(|text| ModelConfig::parse(&text, CONFIG).err().map(|error| error.what));
+    let refused = refusals.collect::<Option<Vec<String>>>().and_then(|all| all.into_iter().next());
+    vec![CachedModel { id, bytes, complete, refused }]
 }
 
 /// What is wanted of a model's repository.

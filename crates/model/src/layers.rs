@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::config::ModelConfig;
-use super::families::{BlockSpec, TensorNames};
+use super::families::{BlockSpec, Experts, QkNormOver, TensorNames};
 use super::tensors::{StoredTensor, WeightDtype, Weights, WeightsError};
 use spattn_base::memory::{product, sum};
 
@@ -43,24 +43,38 @@ pub(super) trait Source: Sync {
 
 /// One layer of a decoder; [`BlockSpec`] says how its parts follow each other.
 pub(super) struct Layer<L, V> {
-    /// Weights of the norm before attention.
-    pub attention_norm: V,
+    /// Weights of the norm before attention, if the family has one.
+    pub attention_norm: Option<V>,
     /// Queries, keys and values stacked: `[(heads + 2 · kv_heads) · head_dim][hidden]`.
     pub qkv: L,
-    /// Norms of each query head and of each key head, if the family has them.
+    /// Norms of queries and of keys, if the family has them.
     pub qk_norm: Option<(V, V)>,
     /// The projection of attention's output: `[hidden][heads · head_dim]`.
     pub output: L,
     /// Weights of the norm behind this projection, if the family has one.
     pub attention_post_norm: Option<V>,
-    /// Weights of the norm before the gated layers.
-    pub mlp_norm: V,
-    /// Gate and up projections stacked: `[2 · intermediate][hidden]`.
-    pub gate_up: L,
-    /// The projection behind the gate: `[hidden][intermediate]`.
-    pub down: L,
-    /// Weights of the norm behind this projection, if the family has one.
+    /// Weights of the norm before what follows, if the family has one.
+    pub mlp_norm: Option<V>,
+    /// What the second branch computes.
+    pub feed_forward: FeedForward<L>,
+    /// Weights of the norm behind it, if the family has one.
     pub mlp_post_norm: Option<V>,
+}
+
+/// What a layer's second branch computes.
+pub(super) enum FeedForward<L> {
+    /// One gated network.
+    Gated(Gated<L>),
+    /// Several, and what chooses those that a token passes: `[count][hidden]`.
+    Experts { router: L, experts: Vec<Gated<L>> },
+}
+
+/// A gated network.
+pub(super) struct Gated<L> {
+    /// Gate and up projections stacked: `[2 · width][hidden]`.
+    pub gate_up: L,
+    /// The projection behind the gate: `[hidden][width]`.
+    pub down: L,
 }
 
 /// All of a decoder.
@@ -107,53 +121,134 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
 
 impl<L, V> Layer<L, V> {
     fn load<S: Source<Linear = L, Vector = V>>(c: &ModelConfig, source: &S, index: usize) -> Result<Self, S::Error> {
-        let (hidden, q, kv, inner) =
-            (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size);
-        let BlockSpec { names, qkv_bias, output_bias, mlp_bias, norm_offset, .. } = &c.block;
+        let (hidden, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let BlockSpec { names, qkv_bias, output_bias, norm_offset, .. } = &c.block;
         let name = |part: &str| format!("{}{index}.{part}", names.layer);
         let norm = |part: &str, width: usize| source.norm(&name(part), width, *norm_offset);
-        let post_norm = |part: Option<&str>| part.map(|part| norm(part, hidden)).transpose();
-        let linear = |parts: &[&str], rows: &[usize], inputs: usize, bias: bool| {
-            let parts: Vec<String> = parts.iter().map(|part| name(part)).collect();
-            // One matrix for all has the rows of all.
-            match parts.len() {
-                1 => source.linear(&parts, &[rows.iter().sum()], inputs, bias),
-                _ => source.linear(&parts, rows, inputs, bias),
-            }
+        let any_norm = |part: Option<&str>| part.map(|part| norm(part, hidden)).transpose();
+        let linear = |parts: &[&str], rows: &[usize], inputs, bias| {
+            linear(source, parts.iter().map(|part| name(part)), rows, inputs, bias)
+        };
+        let (query_norm, key_norm) = match c.block.qk_norm_over {
+            QkNormOver::Head => (c.head_dim, c.head_dim),
+            QkNormOver::AllHeads => (q, kv),
         };
         Ok(Self {
-            attention_norm: norm(names.attention_norm, hidden)?,
+            attention_norm: any_norm(names.attention_norm)?,
             qkv: linear(names.qkv, &[q, kv, kv], hidden, *qkv_bias)?,
             qk_norm: match names.qk_norm {
-                Some([query, key]) => Some((norm(query, c.head_dim)?, norm(key, c.head_dim)?)),
+                Some([query, key]) => Some((norm(query, query_norm)?, norm(key, key_norm)?)),
                 None => None,
             },
             output: linear(&[names.output], &[hidden], q, *output_bias)?,
-            attention_post_norm: post_norm(names.attention_post_norm)?,
-            mlp_norm: norm(names.mlp_norm, hidden)?,
-            gate_up: linear(names.gate_up, &[inner, inner], hidden, *mlp_bias)?,
-            down: linear(&[names.down], &[hidden], inner, *mlp_bias)?,
-            mlp_post_norm: post_norm(names.mlp_post_norm)?,
+            attention_post_norm: any_norm(names.attention_post_norm)?,
+            mlp_norm: any_norm(names.mlp_norm)?,
+            feed_forward: FeedForward::load(c, source, index)?,
+            mlp_post_norm: any_norm(names.mlp_post_norm)?,
         })
     }
 }
 
-/// Numbers of all weight matrices: of one layer times the number of layers, and of the tables at both ends.
-pub(super) fn matrix_numbers(config: &ModelConfig) -> usize {
+impl<L> FeedForward<L> {
+    fn load<S: Source<Linear = L>>(c: &ModelConfig, source: &S, index: usize) -> Result<Self, S::Error> {
+        let (hidden, inner, names, bias) = (c.hidden_size, c.intermediate_size, &c.block.names, c.block.mlp_bias);
+        let name = |part: &str| format!("{}{index}.{part}", names.layer);
+        let Some(experts) = c.block.experts.filter(|_| c.layer_kind(index).experts) else {
+            return Ok(Self::Gated(Gated {
+                gate_up: linear(source, names.gate_up.iter().map(|part| name(part)), &[inner, inner], hidden, bias)?,
+                down: linear(source, [name(names.down)], &[hidden], inner, bias)?,
+            }));
+        };
+        let width = experts.width;
+        let expert = |number: usize| {
+            let [gate, up, down] = experts.names.of(number).map(|part| name(&part));
+            Ok(Gated {
+                gate_up: linear(source, [gate, up], &[width, width], hidden, bias)?,
+                down: linear(source, [down], &[hidden], width, bias)?,
+            })
+        };
+        Ok(Self::Experts {
+            router: linear(source, [name(experts.names.router)], &[experts.count], hidden, experts.router_bias)?,
+            experts: (0..experts.count).map(expert).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Stacked matrices; where one is named for several, it has the rows of all.
+fn linear<S: Source>(
+    source: &S,
+    names: impl IntoIterator<Item = String>,
+    rows: &[usize],
+    inputs: usize,
+    bias: bool,
+) -> Result<S::Linear, S::Error> {
+    let names: Vec<String> = names.into_iter().collect();
+    match names.len() {
+        1 => source.linear(&names, &[rows.iter().sum()], inputs, bias),
+        _ => source.linear(&names, rows, inputs, bias),
+    }
+}
+
+/// How many numbers the weight matrices of a decoder have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MatrixNumbers {
+    /// All matrices together.
+    pub all: usize,
+    /// Those that one token is multiplied with: of experts, as many as it passes.
+    pub passed: usize,
+}
+
+/// The numbers of the weight matrices of all layers, and of the tables at both ends.
+pub(super) fn matrix_numbers(config: &ModelConfig) -> MatrixNumbers {
+    let tables = if config.tie_word_embeddings { 1 } else { 2 };
+    let tables = product([tables, config.vocab_size, config.hidden_size]);
+    // Layers with experts are alike, and so are those without.
+    let [gated, of_experts] = [false, true].map(|experts| {
+        let is_such = |layer: &usize| config.layer_kind(*layer).experts == experts;
+        let first = (0..config.layers).find(is_such).map_or(0, |first| layer_numbers(config, first));
+        (first, (0..config.layers).filter(is_such).count())
+    });
+    let unused = config
+        .block
+        .experts
+        .map_or(0, |Experts { count, used, width, .. }| product([count - used, 3, width, config.hidden_size]));
+    let total =
+        |of_expert_layer: usize| sum([tables, product([gated.0, gated.1]), product([of_expert_layer, of_experts.1])]);
+    MatrixNumbers { all: total(of_experts.0), passed: total(of_experts.0.saturating_sub(unused)) }
+}
+
+/// The numbers of the weight matrices of a layer.
+fn layer_numbers(config: &ModelConfig, index: usize) -> usize {
     let asked = Asked::default();
-    let Ok(_) = Layer::<(), ()>::load(config, &asked, 0);
+    let Ok(_) = Layer::<(), ()>::load(config, &asked, index);
     let shapes = asked.into_shapes();
     let matrices = shapes.values().filter_map(|shape| <[usize; 2]>::try_from(shape.as_slice()).ok());
-    let of_layer = matrices.map(product).fold(0, usize::saturating_add);
-    let tables = if config.tie_word_embeddings { 1 } else { 2 };
-    sum([product([tables, config.vocab_size, config.hidden_size]), product([config.layers, of_layer])])
+    matrices.map(product).fold(0, usize::saturating_add)
 }
 
 /// The tensors that a decoder is made of: names and shapes.
 pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let asked = Asked::default();
     let Ok(_) = Parts::<(), (), ()>::load(config, &asked);
-    asked.into_shapes()
+    let mut shapes = asked.into_shapes();
+    shapes.extend(sink_names(config).map(|name| (name, vec![config.heads])));
+    shapes
+}
+
+/// The names of the sinks of all layers, in order; nothing if the model has none.
+fn sink_names(config: &ModelConfig) -> impl Iterator<Item = String> {
+    let names = &config.block.names;
+    let of_layer = move |index| names.sinks.map(|part| format!("{}{index}.{part}", names.layer));
+    (0..config.layers).filter_map(of_layer)
+}
+
+/// The sinks of all layers, `[layer][head]`; nothing if the model has none.
+///
+/// # Errors
+/// A tensor that is missing, misshapen or cannot be read.
+pub(super) fn sinks(config: &ModelConfig, weights: &Weights) -> Result<Vec<Vec<f32>>, WeightsError> {
+    let read = |name: String| Ok(weights.read_for(&name, &[config.heads], WeightDtype::F32)?.to_f32());
+    sink_names(config).map(read).collect()
 }
 
 /// Makes nothing, and notes which tensors it was asked for.

@@ -7,11 +7,13 @@
 mod added_tokens;
 pub mod calibration;
 pub mod chat;
-mod checkpoint;
+pub mod checkpoint;
 pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(test)]
+mod damage_tests;
 pub mod decoder;
 pub mod device;
 pub mod dimensions;
@@ -22,6 +24,7 @@ mod formats;
 mod generation;
 pub mod gguf;
 pub mod hub;
+pub mod hub_gguf;
 pub mod jinja;
 mod layers;
 pub mod linear;
@@ -32,12 +35,16 @@ mod patterns;
 #[cfg(test)]
 mod quantised_tests;
 pub mod rope;
+mod routing;
 pub mod source;
+mod stacked_experts;
 pub mod tensors;
 pub mod texts;
 pub mod tokenizer;
 
 pub use spattn_hub::{checksum, data, download, http, lock};
+
+pub use checkpoint::CheckpointTensor;
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -53,7 +60,7 @@ use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
-use tensors::{Weights, WeightsError};
+use tensors::{StoredFormat, StoredTensor, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
 /// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
@@ -76,6 +83,8 @@ pub struct OpenModel {
     pub revision: Option<String>,
     /// Identity of the weights.
     pub weights_sha256: String,
+    /// How its files store the weights, where records name it.
+    pub format: Option<StoredFormat>,
     /// What the decoder is like.
     pub dimensions: Dimensions,
     /// Text to tokens and back, chat template included.
@@ -161,12 +170,15 @@ impl OpenModel {
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
-            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
+            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } | ModelSource::HubGguf { .. } => {
+                None
+            }
         };
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
             dimensions,
+            format: files.weights.format(),
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,
@@ -181,6 +193,19 @@ impl OpenModel {
             tokenizer,
             weights: files.weights,
         })
+    }
+
+    /// The tensors of the checkpoint: those that the decoder computes with, and those that nothing reads.
+    pub fn tensors(&self) -> Vec<CheckpointTensor> {
+        checkpoint::tensors(self.dimensions.config(), &self.weights)
+    }
+
+    /// Reads a tensor as it is stored.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read`](tensors::TensorSource::read).
+    pub fn read_tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
+        self.weights.read(name, shape)
     }
 
     /// Reads the weights, to where `device` computes.

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, RopeConfig, RopeScaling};
 use super::decoder::Decoder;
 use super::device::Device;
 use super::dimensions::Dimensions;
 use super::engine::Stream;
-use super::families::{BlockSpec, Gate, TensorNames};
+use super::families::{
+    AttentionScale, BlockSpec, ExpertNames, ExpertWeights, Experts, Gate, LayerKind, LayerKinds, QkNormOver,
+    QueryGrowth, RopePairs, StackedNames, TensorNames,
+};
 use super::layers;
-use super::rope::RopeTable;
+use super::rope::{Rope, RopeTable};
 use super::source::ModelSource;
 use super::tensors::{StoredTensor, StoredType, TensorInfo, TensorSource, Weights, WeightsError};
 use spattn_attention::kv::KvDtype;
@@ -18,6 +21,14 @@ use spattn_attention::{Configured, IndexCache, Policy, expand_grid};
 use spattn_base::error::UsageError;
 
 const NAMES: TensorNames = TensorNames::LLAMA;
+const EXPERT_NAMES: ExpertNames = ExpertNames {
+    router: "mlp.gate",
+    each: "mlp.experts.",
+    gate: "gate",
+    up: "up",
+    down: "down",
+    stacked: StackedNames::TRANSFORMERS,
+};
 
 /// A small model with grouped query heads; `change` makes it one of another family.
 fn config(change: impl Fn(&mut ModelConfig)) -> ModelConfig {
@@ -26,6 +37,7 @@ fn config(change: impl Fn(&mut ModelConfig)) -> ModelConfig {
     (config.vocab_size, config.hidden_size, config.intermediate_size) = (50, 32, 48);
     (config.layers, config.heads, config.kv_heads, config.head_dim) = (2, 4, 2, 8);
     config.tie_word_embeddings = false;
+    config.layer_kinds.kinds.truncate(config.layers);
     change(&mut config);
     config
 }
@@ -92,7 +104,8 @@ impl TensorSource for Numbers {
 struct Naive<'a> {
     config: &'a ModelConfig,
     numbers: &'a Numbers,
-    angles: RopeTable,
+    /// By number.
+    ropes: Vec<RopeTable>,
 }
 
 impl Naive<'_> {
@@ -113,26 +126,102 @@ impl Naive<'_> {
         out
     }
 
-    fn rotated(&self, head: &[f64], position: usize) -> Vec<f64> {
-        let (cos, sin) = (self.angles.cos(position), self.angles.sin(position));
-        let half = head.len() / 2;
-        let turned = |i: usize| match i < half {
-            true => head[i] * f64::from(cos[i]) - head[i + half] * f64::from(sin[i]),
-            false => head[i] * f64::from(cos[i - half]) + head[i - half] * f64::from(sin[i - half]),
+    fn rotated(&self, head: &[f64], position: usize, rope: Option<usize>) -> Vec<f64> {
+        let Some(rope) = rope else { return head.to_vec() };
+        let (cos, sin) = (self.ropes[rope].cos(position), self.ropes[rope].sin(position));
+        let n = self.config.rotated();
+        // The other channel of its pair, the number of the pair, and the sign of the other's share.
+        let pair = |i: usize| match self.config.block.rope_pairs {
+            RopePairs::Halves if i < n / 2 => (i + n / 2, i, -1.0),
+            RopePairs::Halves => (i - n / 2, i - n / 2, 1.0),
+            RopePairs::Neighbours if i.is_multiple_of(2) => (i + 1, i / 2, -1.0),
+            RopePairs::Neighbours => (i - 1, i / 2, 1.0),
+        };
+        let turned = |i: usize| match i < n {
+            true => {
+                let (other, number, sign) = pair(i);
+                head[i] * f64::from(cos[number]) + sign * head[other] * f64::from(sin[number])
+            }
+            false => head[i],
         };
         (0..head.len()).map(turned).collect()
     }
 
     /// Heads of a projection, normed if there is a norm for them, and rotated.
-    fn heads(&self, rows: &[f64], norm: Option<String>, position: usize) -> Vec<Vec<f64>> {
-        let normed = |head: &[f64]| norm.as_ref().map_or_else(|| head.to_vec(), |name| self.norm(name, head));
-        rows.chunks_exact(self.config.head_dim).map(|head| self.rotated(&normed(head), position)).collect()
+    fn heads(&self, rows: &[f64], norm: Option<String>, position: usize, rope: Option<usize>) -> Vec<Vec<f64>> {
+        let d = self.config.head_dim;
+        let over = match self.config.block.qk_norm_over {
+            QkNormOver::Head => d,
+            QkNormOver::AllHeads => rows.len(),
+        };
+        let normed = |rows: &[f64]| norm.as_ref().map_or_else(|| rows.to_vec(), |name| self.norm(name, rows));
+        let rows: Vec<f64> = rows.chunks_exact(over).flat_map(normed).collect();
+        rows.chunks_exact(d).map(|head| self.rotated(head, position, rope)).collect()
     }
 
-    fn gate(&self, x: f64) -> f64 {
+    /// A gated network.
+    fn gated(&self, gate_up: &[String], down: String, x: &[f64], width: usize) -> Vec<f64> {
+        let bias = self.config.block.mlp_bias;
+        let rows = self.linear(gate_up, x, bias);
+        let (gate, up) = rows.split_at(width);
+        let gated: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| self.gate(*gate, *up)).collect();
+        self.linear(&[down], &gated, bias)
+    }
+
+    /// What the second branch of a layer computes, which may have experts.
+    fn feed_forward(&self, index: usize, x: &[f64]) -> Vec<f64> {
+        let (c, names) = (self.config, &self.config.block.names);
+        let name = |part: &str| format!("{}{index}.{part}", names.layer);
+        let Some(experts) = c.block.experts.filter(|_| c.layer_kind(index).experts) else {
+            let gate_up: Vec<String> = names.gate_up.iter().map(|part| name(part)).collect();
+            return self.gated(&gate_up, name(names.down), x, c.intermediate_size);
+        };
+        let logits = self.linear(&[name(experts.names.router)], x, experts.router_bias);
+        let mut chosen: Vec<usize> = (0..experts.count).collect();
+        chosen.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        chosen.truncate(experts.used);
+        let all: f64 = match experts.weights {
+            ExpertWeights::AmongAll => logits.iter().map(|logit| logit.exp()).sum(),
+            ExpertWeights::AmongUsed => chosen.iter().map(|expert| logits[*expert].exp()).sum(),
+        };
+        let mut sum = vec![0.0; x.len()];
+        for expert in chosen {
+            let [gate, up, down] = experts.names.of(expert).map(|part| name(&part));
+            let out = self.gated(&[gate, up], down, x, experts.width);
+            let weight = logits[expert].exp() / all;
+            sum.iter_mut().zip(out).for_each(|(sum, y)| *sum += weight * y);
+        }
+        sum
+    }
+
+    /// The logit of a query and a key before the softmax.
+    fn attention_logit(&self, query: &[f64], key: &[f64]) -> f64 {
+        let block = &self.config.block;
+        let scale = match block.attention_scale {
+            AttentionScale::HeadDim => (self.config.head_dim as f64).powf(-0.5),
+            AttentionScale::InverseRoot(of) => (of as f64).powf(-0.5),
+            AttentionScale::Factor(factor) => f64::from(factor),
+        };
+        let scaled = scale * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+        block.attention_cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
+    }
+
+    /// What a query grows by at a position.
+    fn growth(&self, position: usize) -> f64 {
+        let Some(QueryGrowth { beta, step }) = self.config.block.query_growth else { return 1.0 };
+        1.0 + f64::from(beta) * (1.0 + (position as f64 / step as f64).floor()).ln()
+    }
+
+    /// What a gate `x` lets pass of `up`.
+    fn gate(&self, x: f64, up: f64) -> f64 {
         match self.config.block.gate {
-            Gate::Silu => x / (1.0 + (-x).exp()),
-            Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh()),
+            Gate::Silu => up * x / (1.0 + (-x).exp()),
+            Gate::GeluTanh => up * 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh()),
+            Gate::Clamped { slope, limit } => {
+                let (slope, limit) = (f64::from(slope), f64::from(limit));
+                let x = x.min(limit);
+                (up.max(-limit).min(limit) + 1.0) * x / (1.0 + (-slope * x).exp())
+            }
         }
     }
 
@@ -148,19 +237,27 @@ impl Naive<'_> {
             let name = |part: &str| format!("{}{index}.{part}", names.layer);
             let of = |parts: &[&str]| parts.iter().map(|part| name(part)).collect::<Vec<_>>();
             let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+            let LayerKind { window, rope, .. } = c.layer_kind(index);
+            let sinks = names.sinks.map(|part| self.numbers.get(&name(part)));
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             for (position, x) in x.iter_mut().enumerate() {
-                let qkv = self.linear(&of(names.qkv), &self.norm(&name(names.attention_norm), x), block.qkv_bias);
-                let queries = self.heads(&qkv[..q], names.qk_norm.map(|[query, _]| name(query)), position);
-                keys.push(self.heads(&qkv[q..q + kv], names.qk_norm.map(|[_, key]| name(key)), position));
+                let normed =
+                    |part: Option<&str>, x: &[f64]| part.map_or_else(|| x.to_vec(), |part| self.norm(&name(part), x));
+                let qkv = self.linear(&of(names.qkv), &normed(names.attention_norm, x), block.qkv_bias);
+                let queries = self.heads(&qkv[..q], names.qk_norm.map(|[query, _]| name(query)), position, rope);
+                keys.push(self.heads(&qkv[q..q + kv], names.qk_norm.map(|[_, key]| name(key)), position, rope));
                 values.push(qkv[q + kv..].to_vec());
                 let mut attended = Vec::new();
                 for (head, query) in queries.iter().enumerate() {
                     let of_head = head / (c.heads / c.kv_heads);
-                    let dot = |keys: &Vec<Vec<f64>>| keys[of_head].iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
-                    let weights: Vec<f64> =
-                        keys.iter().map(|keys| (dot(keys) / (c.head_dim as f64).sqrt()).exp()).collect();
-                    let all: f64 = weights.iter().sum();
+                    let query: Vec<f64> = query.iter().map(|x| x * self.growth(position)).collect();
+                    let weight = |(at, keys): (usize, &Vec<Vec<f64>>)| match window {
+                        Some(window) if at + window <= position => 0.0,
+                        _ => self.attention_logit(&query, &keys[of_head]).exp(),
+                    };
+                    let weights: Vec<f64> = keys.iter().enumerate().map(weight).collect();
+                    let sink = sinks.map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+                    let all: f64 = sink + weights.iter().sum::<f64>();
                     let channel = |i: usize| {
                         let of_token = |(w, values): (&f64, &Vec<f64>)| w * values[of_head * c.head_dim + i];
                         weights.iter().zip(&values).map(of_token).sum::<f64>() / all
@@ -168,22 +265,20 @@ impl Naive<'_> {
                     attended.extend((0..c.head_dim).map(channel));
                 }
                 let add = |x: &mut Vec<f64>, branch: Vec<f64>, post_norm: Option<&str>| {
-                    let branch = post_norm.map_or_else(|| branch.clone(), |part| self.norm(&name(part), &branch));
-                    x.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
+                    let scale = f64::from(block.branch_scale);
+                    x.iter_mut().zip(normed(post_norm, &branch)).for_each(|(x, y)| *x += scale * y);
                 };
                 let output = self.linear(&of(&[names.output]), &attended, block.output_bias);
                 add(x, output, names.attention_post_norm);
-                let gate_up = self.linear(&of(names.gate_up), &self.norm(&name(names.mlp_norm), x), block.mlp_bias);
-                let (gate, up) = gate_up.split_at(c.intermediate_size);
-                let gated: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| self.gate(*gate) * up).collect();
-                let down = self.linear(&of(&[names.down]), &gated, block.mlp_bias);
+                let down = self.feed_forward(index, &normed(names.mlp_norm, x));
                 add(x, down, names.mlp_post_norm);
             }
         }
         let head = if c.tie_word_embeddings { names.embedding } else { names.head };
         let cap = |logit: f64| block.logit_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
         let logits = |x: &Vec<f64>| self.linear(&[head.to_owned()], &self.norm(names.final_norm, x), false);
-        x.iter().map(|x| logits(x).into_iter().map(cap).collect()).collect()
+        let divided = |logit: f64| logit / f64::from(block.logit_divisor);
+        x.iter().map(|x| logits(x).into_iter().map(divided).map(cap).collect()).collect()
     }
 }
 
@@ -201,7 +296,12 @@ fn compared(what: &str, config: &ModelConfig) -> Vec<f64> {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect();
     let numbers = Numbers::of(config);
     let dimensions = Dimensions::new(config, KvDtype::F32);
-    let naive = Naive { config, numbers: &numbers, angles: dimensions.angles(tokens.len()) };
+    let table = |rope: &Rope| {
+        let mut table = RopeTable::new(rope, tokens.len());
+        table.grow(tokens.len());
+        table
+    };
+    let naive = Naive { config, numbers: &numbers, ropes: dimensions.ropes().iter().map(table).collect() };
     let expected = naive.logits(&tokens);
     let decoder = Decoder::load(&dimensions, &Weights::from(Numbers::of(config)), Device::Cpu).unwrap();
     let all: Vec<f64> = expected.concat();
@@ -218,11 +318,11 @@ fn every_field_of_a_block_is_computed_as_by_the_naive_decoder() {
     let plain = compared("Llama", &config(|_| {}));
     let gemma = TensorNames {
         attention_post_norm: Some("post_attention_layernorm"),
-        mlp_norm: "pre_feedforward_layernorm",
+        mlp_norm: Some("pre_feedforward_layernorm"),
         mlp_post_norm: Some("post_feedforward_layernorm"),
         ..NAMES
     };
-    let changes: [(&str, BlockSpec); 11] = [
+    let changes: [(&str, BlockSpec); 26] = [
         ("biases of q, k and v", BlockSpec { qkv_bias: true, ..BlockSpec::LLAMA }),
         ("bias of the output", BlockSpec { output_bias: true, ..BlockSpec::LLAMA }),
         ("biases of the gated layers", BlockSpec { mlp_bias: true, ..BlockSpec::LLAMA }),
@@ -230,8 +330,45 @@ fn every_field_of_a_block_is_computed_as_by_the_naive_decoder() {
             "norms of heads",
             BlockSpec { names: TensorNames { qk_norm: Some(["q_norm", "k_norm"]), ..NAMES }, ..BlockSpec::LLAMA },
         ),
+        (
+            "norms of all heads together",
+            BlockSpec {
+                names: TensorNames { qk_norm: Some(["q_norm", "k_norm"]), ..NAMES },
+                qk_norm_over: QkNormOver::AllHeads,
+                ..BlockSpec::LLAMA
+            },
+        ),
+        ("rotation of a part of each head", BlockSpec { rotated: Some(4), ..BlockSpec::LLAMA }),
+        ("rotation of neighbours", BlockSpec { rope_pairs: RopePairs::Neighbours, ..BlockSpec::LLAMA }),
+        (
+            "rotation of neighbours in a part of each head",
+            BlockSpec { rotated: Some(6), rope_pairs: RopePairs::Neighbours, ..BlockSpec::LLAMA },
+        ),
+        ("scaled branches", BlockSpec { branch_scale: 0.4, ..BlockSpec::LLAMA }),
+        ("divided logits", BlockSpec { logit_divisor: 3.0, ..BlockSpec::LLAMA }),
+        (
+            "no norm before attention",
+            BlockSpec { names: TensorNames { attention_norm: None, ..NAMES }, ..BlockSpec::LLAMA },
+        ),
+        (
+            "no norm before the gated layers",
+            BlockSpec { names: TensorNames { mlp_norm: None, ..NAMES }, ..BlockSpec::LLAMA },
+        ),
+        (
+            "norms behind branches only",
+            BlockSpec { names: TensorNames { attention_norm: None, mlp_norm: None, ..gemma }, ..BlockSpec::LLAMA },
+        ),
+        ("a clamped gate", BlockSpec { gate: Gate::Clamped { slope: 1.7, limit: 0.3 }, ..BlockSpec::LLAMA }),
         ("GELU", BlockSpec { gate: Gate::GeluTanh, ..BlockSpec::LLAMA }),
         ("norms stored without 1", BlockSpec { norm_offset: 1.0, ..BlockSpec::LLAMA }),
+        (
+            "another scale of attention",
+            BlockSpec { attention_scale: AttentionScale::InverseRoot(2), ..BlockSpec::LLAMA },
+        ),
+        ("a stated scale of attention", BlockSpec { attention_scale: AttentionScale::Factor(0.9), ..BlockSpec::LLAMA }),
+        ("capped attention", BlockSpec { attention_cap: Some(0.5), ..BlockSpec::LLAMA }),
+        ("sinks", BlockSpec { names: TensorNames { sinks: Some("self_attn.sinks"), ..NAMES }, ..BlockSpec::LLAMA }),
+        ("queries that grow", BlockSpec { query_growth: Some(QueryGrowth { beta: 0.7, step: 3 }), ..BlockSpec::LLAMA }),
         ("scaled embeddings", BlockSpec { embedding_scale: 6.0, ..BlockSpec::LLAMA }),
         ("capped logits", BlockSpec { logit_cap: Some(2.0), ..BlockSpec::LLAMA }),
         ("norms behind branches", BlockSpec { names: gemma, ..BlockSpec::LLAMA }),
@@ -253,6 +390,64 @@ fn every_field_of_a_block_is_computed_as_by_the_naive_decoder() {
     compared("one table for both ends", &config(|c| c.tie_word_embeddings = true));
 }
 
+#[test]
+fn experts_are_computed_as_by_the_naive_decoder() {
+    let with_router_bias = |router_bias, used, weights, mlp_bias, layers: [bool; 2]| {
+        let experts = Experts { names: EXPERT_NAMES, count: 5, used, width: 24, weights, router_bias };
+        config(|c| {
+            c.block = BlockSpec { experts: Some(experts), mlp_bias, ..BlockSpec::LLAMA };
+            c.layer_kinds.kinds = layers.map(|experts| LayerKind { experts, ..LayerKind::FULL }).to_vec();
+        })
+    };
+    let of = |used, weights, mlp_bias, layers| with_router_bias(false, used, weights, mlp_bias, layers);
+    let both = [true; 2];
+    let variants = [
+        ("experts", of(2, ExpertWeights::AmongAll, false, both)),
+        ("weights that add up to 1", of(2, ExpertWeights::AmongUsed, false, both)),
+        ("one more expert", of(3, ExpertWeights::AmongAll, false, both)),
+        ("experts with biases", of(2, ExpertWeights::AmongAll, true, both)),
+        ("a router with a bias", with_router_bias(true, 2, ExpertWeights::AmongAll, false, both)),
+        ("experts in one of two layers", of(2, ExpertWeights::AmongAll, false, [false, true])),
+        ("all experts", of(5, ExpertWeights::AmongUsed, false, both)),
+    ];
+    let logits = variants.map(|(what, config)| (what, compared(what, &config)));
+    for (i, (what, one)) in logits.iter().enumerate() {
+        for (other, two) in &logits[..i] {
+            assert!(one.iter().zip(two).any(|(a, b)| (a - b).abs() > 1e-3), "{what}: as {other}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_layer_is_computed_as_by_the_naive_decoder() {
+    let plain = compared("full layers", &config(|_| {}));
+    let other_rope = RopeConfig { theta: 100.0, scaling: RopeScaling::Linear { factor: 3.0 } };
+    let changes: [(&str, [LayerKind; 2], Vec<RopeConfig>); 5] = [
+        // Beyond the window in prefill, and further in the steps behind it.
+        ("a window", [LayerKind { window: Some(5), ..LayerKind::FULL }, LayerKind::FULL], Vec::new()),
+        ("windows of one token", [LayerKind { window: Some(1), ..LayerKind::FULL }; 2], Vec::new()),
+        ("a layer that is not rotated", [LayerKind::FULL, LayerKind { rope: None, ..LayerKind::FULL }], Vec::new()),
+        (
+            "a layer with a rotation of its own",
+            [LayerKind { rope: Some(1), ..LayerKind::FULL }, LayerKind::FULL],
+            vec![other_rope.clone()],
+        ),
+        (
+            "all at once",
+            [
+                LayerKind { window: Some(3), rope: Some(1), ..LayerKind::FULL },
+                LayerKind { window: Some(9), rope: None, ..LayerKind::FULL },
+            ],
+            vec![other_rope],
+        ),
+    ];
+    for (what, kinds, further_ropes) in changes {
+        let layer_kinds = LayerKinds { kinds: kinds.to_vec(), further_ropes };
+        let changed = compared(what, &config(|c| c.layer_kinds = layer_kinds.clone()));
+        assert!(changed.iter().zip(&plain).any(|(a, b)| (a - b).abs() > 1e-2), "{what}: as full layers");
+    }
+}
+
 /// What an identity holds of a block, and the order in which it does: digests are of its text.
 #[test]
 fn a_run_is_identified_by_what_differs_from_llama() {
@@ -264,6 +459,19 @@ fn a_run_is_identified_by_what_differs_from_llama() {
     assert_eq!(of(scaled), format!("{begin},\"embedding_scale\":2.0,\"logit_cap\":30.0}}"));
     let names = TensorNames { mlp_post_norm: Some("n"), ..NAMES };
     let gelu = BlockSpec { names, gate: Gate::GeluTanh, norm_offset: 1.0, ..BlockSpec::LLAMA };
+    let olmo = TensorNames { attention_norm: None, ..NAMES };
+    let further = BlockSpec {
+        names: olmo,
+        qk_norm_over: QkNormOver::AllHeads,
+        rotated: Some(4),
+        rope_pairs: RopePairs::Neighbours,
+        branch_scale: 0.5,
+        logit_divisor: 8.0,
+        ..BlockSpec::LLAMA
+    };
+    let expected = "\"pre_norms\":[false,true],\"qk_norm_over\":\"all_heads\",\"rotated\":4,\"rope_pairs\":\"neighbours\",\
+                    \"branch_scale\":0.5,\"logit_divisor\":8.0";
+    assert_eq!(of(further), format!("{begin},{expected}}}"));
     let further = "\"post_norms\":[false,true],\"gate\":\"gelu_tanh\",\"norm_offset\":1.0";
     assert_eq!(of(gelu), format!("{begin},{further}}}"));
 }
@@ -275,4 +483,28 @@ fn stored_matrices_are_counted_from_the_same_layout() {
     let matrices: usize =
         shapes.values().filter(|shape| shape.len() == 2).map(|shape| shape.iter().product::<usize>()).sum();
     assert_eq!(Dimensions::new(&config, KvDtype::F32).weight_numbers(), matrices);
+    assert_eq!(Dimensions::new(&config, KvDtype::F32).step_weight_numbers(), matrices - 50 * 32);
+}
+
+#[test]
+fn a_token_passes_the_experts_that_it_uses_and_no_others() {
+    let experts = Experts {
+        names: EXPERT_NAMES,
+        count: 5,
+        used: 2,
+        width: 24,
+        weights: ExpertWeights::AmongAll,
+        router_bias: false,
+    };
+    let config = config(|c| {
+        c.block.experts = Some(experts);
+        c.layer_kinds.kinds[1].experts = true;
+    });
+    let shapes = layers::tensors(&config);
+    let matrices: usize =
+        shapes.values().filter(|shape| shape.len() == 2).map(|shape| shape.iter().product::<usize>()).sum();
+    let dimensions = Dimensions::new(&config, KvDtype::F32);
+    assert_eq!(dimensions.weight_numbers(), matrices);
+    // The embedding table, and three of five experts.
+    assert_eq!(dimensions.step_weight_numbers(), matrices - 50 * 32 - 3 * 3 * 24 * 32);
 }

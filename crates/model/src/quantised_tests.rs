@@ -1,5 +1,5 @@
-//! Quantised checkpoints against the naive reader of `scripts/make_golden_quantised.py`, from their config to logits; and what is said
-//! of broken ones.
+//! Quantised checkpoints against the packages that write them (`scripts/make_golden_quantised.py`), from their config to logits; and what
+//! is said of broken ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::decoder::Decoder;
 use super::device::Device;
 use super::dimensions::Dimensions;
 use super::source::ModelSource;
-use super::tensors::{Weights, WeightsError, quantised};
+use super::tensors::{Weights, WeightsError};
 use super::tokenizer::TokenizerOptions;
 
 fn root() -> PathBuf {
@@ -54,17 +54,14 @@ fn cases() -> Vec<String> {
 }
 
 #[test]
-fn tensors_equal_the_naive_reading_to_the_bit() {
+fn tensors_equal_those_of_the_package_that_writes_them_to_the_bit() {
     let cases = cases();
     assert_eq!(cases.len(), 13);
     for case in cases {
         let weights = open(&golden(&case), &settings_of(&case)).unwrap();
         let expected = Weights::open_file(&golden(&case).join("expected.safetensors")).unwrap();
-        let has_bias = weights.contains("e.gate_up_proj_bias");
-        let offered: Vec<&str> = weights.names().filter(|name| *name != "e.gate_up_proj_bias").collect();
-        assert_eq!(offered, expected.names().collect::<Vec<_>>(), "{case}");
-        assert_eq!(has_bias, case == "mxfp4");
-        for name in offered {
+        assert_eq!(weights.names().collect::<Vec<_>>(), expected.names().collect::<Vec<_>>(), "{case}");
+        for name in expected.names() {
             let shape = expected.shape(name).unwrap();
             assert_eq!(weights.shape(name), Some(shape), "{case}: {name}");
             let (got, right) =
@@ -79,6 +76,21 @@ fn tensors_equal_the_naive_reading_to_the_bit() {
 }
 
 #[test]
+fn a_part_of_a_tensor_is_that_of_the_whole() {
+    for case in cases() {
+        let weights = open(&golden(&case), &settings_of(&case)).unwrap();
+        let name = ["a.weight", "l.q_proj.weight"].into_iter().find(|name| weights.contains(name)).unwrap();
+        let [rows, columns]: [usize; 2] = weights.shape(name).unwrap().try_into().unwrap();
+        let whole = weights.read(name, &[rows, columns]).unwrap().bytes;
+        let mut divided = open(&golden(&case), &settings_of(&case)).unwrap();
+        let parts = [("top", vec![2, columns]), ("some", vec![3]), ("rest", vec![(rows - 2) * columns - 3])];
+        divided.divide(name, parts.clone().map(|(name, shape)| (name.to_owned(), shape)));
+        let read = parts.iter().flat_map(|(name, shape)| divided.read(name, shape).unwrap().bytes);
+        assert!(whole.into_iter().eq(read), "{case}");
+    }
+}
+
+#[test]
 fn every_fp8_number_is_among_the_cases() {
     let weights = open(&golden("fp8-values"), &settings_of("fp8-values")).unwrap();
     let numbers = weights.read("a.weight", &[16, 16]).unwrap().to_f32();
@@ -88,21 +100,6 @@ fn every_fp8_number_is_among_the_cases() {
     assert!(numbers[0x80] == 0.0 && numbers[0x80].is_sign_negative());
     let said = weights.read_for("a.weight", &[16, 16], super::tensors::WeightDtype::F32).unwrap_err().to_string();
     assert!(said.ends_with("tensor `a.weight` holds NaN at [7, 15]: the checkpoint is broken"), "{said}");
-}
-
-#[test]
-fn blocks_of_mxfp4_are_unpacked_in_order() {
-    let bytes = fs::read(golden("mxfp4").join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let part = |name: &str| file.tensor(name).unwrap().data().to_vec();
-    let numbers = quantised::unpack_mxfp4(&part("e.gate_up_proj_blocks"), &part("e.gate_up_proj_scales"));
-    let expected = Weights::open_file(&golden("mxfp4").join("expected.safetensors")).unwrap();
-    let expected = expected.read("e.gate_up_proj", &[2, 64, 3]).unwrap().to_f32();
-    for (at, number) in numbers.iter().enumerate() {
-        let (expert, row, column) = (at / (3 * 64), at / 64 % 3, at % 64);
-        assert_eq!(*number, expected[(expert * 64 + column) * 3 + row], "{expert}, {row}, {column}");
-    }
-    assert!(quantised::unpack_mxfp4(&[0x11; 16], &[255]).iter().all(|number| number.is_nan()));
 }
 
 fn logits(folder: &str) -> (usize, Vec<f32>) {
@@ -163,6 +160,34 @@ fn a_note_says_what_was_unpacked_and_no_part_is_called_unread() {
 }
 
 #[test]
+fn the_format_and_the_stored_types_are_told_and_the_settings_are_part_of_the_identity() {
+    let folder = model("model-awq", |_| {});
+    let source = ModelSource::Folder(folder.path().into());
+    let opened = OpenModel::open(&source, None, TokenizerOptions::default()).unwrap();
+    let said = serde_json::to_value(opened.format.as_ref().unwrap()).unwrap();
+    // 14 matrices in 3 parts each; embeddings, norms and the output matrix.
+    let types = json!({"F16": 21, "I32": 28});
+    assert_eq!(said, json!({"name": "safetensors", "file_type": "AWQ, 4 bits", "types": types}));
+    let quantisation = &opened.configuration()["config"]["quantisation"];
+    assert_eq!(*quantisation, json!({"format": "awq", "group_size": {"neighbours": 16}}));
+    let wide = model("model-awq-wide", |_| {});
+    let opened = OpenModel::open(&ModelSource::Folder(wide.path().into()), None, TokenizerOptions::default()).unwrap();
+    assert!(opened.format.is_none() && opened.configuration()["config"].get("quantisation").is_none());
+}
+
+#[test]
+fn blocks_of_experts_are_read_and_change_no_identity() {
+    let folder = root().join("tests/golden/models/gpt-oss-mxfp4");
+    let config = ModelConfig::parse(&fs::read_to_string(folder.join("config.json")).unwrap(), "config.json").unwrap();
+    assert!(serde_json::to_value(&config).unwrap().get("quantisation").is_none());
+    let mut weights = Weights::open_quantised_folder(&folder, config.quantisation.as_ref().unwrap()).unwrap();
+    super::checkpoint::compare(&mut config.clone(), &mut weights).unwrap();
+    let experts = config.block.experts.unwrap().count;
+    assert_eq!(weights.unpacked_tensors(), config.layers * experts * 3);
+    assert_eq!(weights.format().unwrap().file_type.unwrap(), "MXFP4");
+}
+
+#[test]
 fn packed_weights_without_settings_are_told_what_lacks() {
     let folder = model("model-awq", |config| {
         config.as_object_mut().unwrap().remove("quantization_config");
@@ -210,7 +235,7 @@ fn parts_that_do_not_fit_together_are_told_by_name() {
     let set = |key: &'static str, value: Value| move |_: &mut Tensors, s: &mut Value| s[key] = value.clone();
     type Change<'a> = &'a dyn Fn(&mut Tensors, &mut Value);
     let q = "`l.q_proj.qweight`: ";
-    let cases: [(&str, Change<'_>, &str); 22] = [
+    let cases: [(&str, Change<'_>, &str); 20] = [
         (
             "fp8-values",
             &remove("a.weight_scale_inv"),
@@ -232,11 +257,6 @@ fn parts_that_do_not_fit_together_are_told_by_name() {
             "`l.q_proj.weight_scale_inv`: it has shape [3, 3], expected [5, 3]",
         ),
         (
-            "fp8-block",
-            &set("modules_to_not_convert", json!(["q_proj"])),
-            "`l.q_proj.weight`: config.json lists this module as not quantised",
-        ),
-        (
             "fp8-rows",
             &retype("a.weight_scale", Dtype::U8, &[6, 1], 1),
             "`a.weight_scale`: it holds U8, which is no type of scales",
@@ -244,25 +264,30 @@ fn parts_that_do_not_fit_together_are_told_by_name() {
         ("awq", &remove("l.q_proj.scales"), &format!("{q}`l.q_proj.scales` is not stored")),
         ("awq", &remove("l.q_proj.qzeros"), &format!("{q}`l.q_proj.qzeros` is not stored")),
         ("awq", &retype("l.q_proj.qweight", Dtype::I32, &[48], 4), &format!("{q}it has shape [48], expected 2 axes")),
+        (
+            "awq",
+            &retype("l.q_proj.qweight", Dtype::I32, &[0, 1 << 40], 4),
+            &format!("{q}it has shape [0, 1099511627776], expected one that is not empty"),
+        ),
         ("awq", &retype("l.q_proj.qweight", Dtype::F16, &[48, 3], 2), &format!("{q}it holds F16, expected I32")),
         (
             "awq",
             &retype("l.q_proj.scales", Dtype::F16, &[3, 23], 2),
             "`l.q_proj.scales`: it has shape [3, 23], expected [3, 24]",
         ),
-        ("awq", &set("group_size", json!(20)), &format!("{q}groups of 20 do not divide its 48 inputs")),
+        ("awq", &set("group_size", json!(24)), "`l.q_proj.qzeros`: it has shape [3, 3], expected [2, 3]"),
         (
             "awq",
             &retype("l.q_proj.weight", Dtype::F16, &[24, 48], 2),
             &format!("{q}`l.q_proj.weight` is stored as well"),
         ),
-        ("gptq-4", &set("group_size", json!(24)), &format!("{q}groups of 24 do not divide its 32 inputs")),
+        ("gptq-4", &set("group_size", json!(24)), "`l.q_proj.qzeros`: it has shape [4, 2], expected [3, 2]"),
         ("gptq-4", &set("desc_act", json!(true)), &format!("{q}`l.q_proj.g_idx` is not stored")),
         ("gptq-4", &set("bits", json!(8)), "`l.q_proj.qzeros`: it has shape [4, 2], expected [2, 4]"),
         (
             "gptq-8-ordered",
             &retype("l.q_proj.g_idx", Dtype::I32, &[31], 4),
-            "`l.q_proj.g_idx`: it has shape [31], expected [32]",
+            "`l.q_proj.g_idx`: it has shape [31], expected [64]",
         ),
         ("packed-4", &remove("a.weight_shape"), "`a.weight_packed`: `a.weight_shape` is not stored"),
         ("packed-4", &retype("a.weight_shape", Dtype::I64, &[2], 8), "`a.weight_shape`: 0 inputs are not 5 words of 8"),
@@ -270,12 +295,6 @@ fn parts_that_do_not_fit_together_are_told_by_name() {
             "packed-4-zero-points",
             &remove("a.weight_zero_point"),
             "`a.weight_packed`: `a.weight_zero_point` is not stored",
-        ),
-        ("mxfp4", &remove("e.gate_up_proj_scales"), "`e.gate_up_proj_blocks`: `e.gate_up_proj_scales` is not stored"),
-        (
-            "mxfp4",
-            &retype("e.gate_up_proj_blocks", Dtype::U8, &[2, 3, 2, 8], 1),
-            "`e.gate_up_proj_blocks`: its blocks have 8 bytes, expected 16",
         ),
     ];
     for (case, change, said) in cases {
@@ -285,8 +304,7 @@ fn parts_that_do_not_fit_together_are_told_by_name() {
 
 #[test]
 fn a_group_that_is_not_there_is_told_when_the_tensor_is_read() {
-    for (case, name, groups) in [("gptq-8-ordered", "l.q_proj.g_idx", 4), ("packed-4-zero-points", "a.weight_g_idx", 2)]
-    {
+    for (case, name, groups) in [("gptq-8-ordered", "l.q_proj.g_idx", 4), ("packed-4-ordered", "a.weight_g_idx", 2)] {
         for (index, shown) in [(groups, groups), (-1, -1)] {
             let said = fault(case, |tensors, _| {
                 let (_, _, data) = tensors.get_mut(name).unwrap();

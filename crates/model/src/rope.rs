@@ -1,39 +1,46 @@
 //! Rotary position embedding (RoPE): frequencies of each scaling variant, tables of cos and sin, rotation.
 //!
 //! All variants follow the arithmetic of the reference implementation (Hugging Face transformers) and round to `f32` at the same places: at
-//! position 100,000, one unit in the last place of a frequency changes the angle by several thousandths. A head of `d` channels is rotated
-//! in pairs `(i, i + d/2)`. [`config`](super::config) parses the parameters.
+//! position 100,000, one unit in the last place of a frequency changes the angle by several thousandths. Of a head, the first channels are
+//! rotated, which may be all, in pairs of two halves or of neighbours ([`RopePairs`]). [`config`](super::config) parses the parameters.
 
 use std::f64::consts::PI;
 
 use rayon::prelude::*;
 
 use super::config::{RopeConfig, RopeScaling, YarnScaling};
+use super::families::RopePairs;
 use spattn_attention::Rotation;
 
-/// The frequencies of one model's rotary embedding.
+/// The frequencies of one of a model's rotary embeddings.
 #[derive(Debug, Clone)]
 pub struct Rope {
     config: RopeConfig,
-    head_dim: usize,
+    rotated: usize,
     max_positions: usize,
+    pairs: RopePairs,
 }
 
 impl Rope {
-    /// RoPE for heads of `head_dim` channels (even). `max_positions` is `max_position_embeddings` of the config: the trained length, for
-    /// `dynamic` scaling.
-    pub fn new(config: &RopeConfig, head_dim: usize, max_positions: usize) -> Self {
-        Self { config: config.clone(), head_dim, max_positions }
+    /// RoPE for heads of which the first `rotated` channels (an even number) are rotated, in pairs of two halves. `max_positions` is
+    /// `max_position_embeddings` of the config: the trained length, for `dynamic` scaling.
+    pub fn new(config: &RopeConfig, rotated: usize, max_positions: usize) -> Self {
+        Self { config: config.clone(), rotated, max_positions, pairs: RopePairs::Halves }
     }
 
-    /// Channels of a head.
-    pub fn head_dim(&self) -> usize {
-        self.head_dim
+    /// The same with other pairs of channels.
+    pub fn with_pairs(self, pairs: RopePairs) -> Self {
+        Self { pairs, ..self }
     }
 
-    /// The longest sequence up to which [`frequencies`](Self::frequencies) do not depend on the length; `None` if they never do.
+    /// Channels of a head that are rotated.
+    pub fn rotated(&self) -> usize {
+        self.rotated
+    }
+
+    /// The longest sequence up to which its [frequencies](Self::frequencies) do not change as it grows; `None` if they never do.
     ///
-    /// Only the frequencies of `dynamic` scaling depend on it. The reference recomputes them from the length of each forward pass and
+    /// Only those of `dynamic` scaling do. The reference recomputes them from the length of each forward pass and
     /// leaves cached keys as they are. So prompt tokens are rotated with the frequencies for the prompt's length, and each generated token
     /// with those for the length including it.
     pub fn fixed_up_to(&self) -> Option<usize> {
@@ -43,7 +50,27 @@ impl Rope {
         }
     }
 
-    /// Inverse frequencies (radians per position, `head_dim / 2` of them) for a sequence of `sequence_length` tokens, and the factor on cos
+    /// The length whose [frequencies](Self::frequencies) rotate the token at `position`, behind a prompt of `prompt_tokens` or in it.
+    ///
+    /// That of `longrope` is the prompt's, whatever follows it. The reference reads everything again when an answer grows beyond the
+    /// trained length.
+    pub fn length_at(&self, prompt_tokens: usize, position: usize) -> usize {
+        match self.fixed_up_to() {
+            Some(_) => prompt_tokens.max(position + 1),
+            None => prompt_tokens,
+        }
+    }
+
+    /// Whether sequences of two lengths have the same [frequencies](Self::frequencies).
+    pub fn same_for(&self, one: usize, other: usize) -> bool {
+        match &self.config.scaling {
+            RopeScaling::Dynamic { .. } => one.max(self.max_positions) == other.max(self.max_positions),
+            RopeScaling::LongRope(scaling) => scaling.is_long(one) == scaling.is_long(other),
+            _ => true,
+        }
+    }
+
+    /// Inverse frequencies (radians per position, one for each pair of channels) for a sequence of `sequence_length` tokens, and the factor on cos
     /// and sin.
     pub fn frequencies(&self, sequence_length: usize) -> (Vec<f32>, f32) {
         let theta = self.config.theta;
@@ -55,6 +82,13 @@ impl Rope {
             }
             RopeScaling::Dynamic { factor } => (self.inverse(self.dynamic_theta(*factor, sequence_length)), 1.0),
             RopeScaling::Yarn(yarn) => (self.yarn(yarn), yarn_attention_factor(yarn) as f32),
+            RopeScaling::LongRope(scaling) => {
+                let periods = self.periods(theta).zip(scaling.factors(sequence_length));
+                (
+                    periods.map(|(period, factor)| 1.0 / (*factor as f32 * period)).collect(),
+                    scaling.attention_factor as f32,
+                )
+            }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
                 let band = Llama3Band {
                     factor: *factor as f32,
@@ -67,7 +101,7 @@ impl Rope {
         }
     }
 
-    /// Writes cos and sin (`head_dim / 2` each) for one position in a sequence of `sequence_length` tokens.
+    /// Writes cos and sin (one for each pair of channels) for one position in a sequence of `sequence_length` tokens.
     pub fn row(&self, position: usize, sequence_length: usize, cos: &mut [f32], sin: &mut [f32]) {
         let (inverse, scaling) = self.frequencies(sequence_length);
         fill_row(&inverse, scaling, position, cos, sin);
@@ -76,7 +110,7 @@ impl Rope {
     /// `theta^(2i/d)` for each pair `i`.
     fn periods(&self, theta: f64) -> impl Iterator<Item = f32> {
         // The reference computes powers in f32. F64 rounded once agrees to the last place, on any platform.
-        let (d, theta) = (self.head_dim, f64::from(theta as f32));
+        let (d, theta) = (self.rotated, f64::from(theta as f32));
         (0..d / 2).map(move |i| theta.powf(f64::from((2 * i) as f32 / d as f32)) as f32)
     }
 
@@ -86,8 +120,8 @@ impl Rope {
 
     /// The base of NTK scaling for a sequence longer than the trained length.
     fn dynamic_theta(&self, factor: f64, sequence_length: usize) -> f64 {
-        let (theta, d) = (self.config.theta, self.head_dim as f64);
-        if sequence_length <= self.max_positions || self.head_dim <= 2 {
+        let (theta, d) = (self.config.theta, self.rotated as f64);
+        if sequence_length <= self.max_positions || self.rotated <= 2 {
             return theta;
         }
         let lengths = factor as f32 * sequence_length as f32 / self.max_positions as f32;
@@ -98,7 +132,7 @@ impl Rope {
 
     /// YaRN: "NTK by parts" of Peng et al. 2023, §3.2.
     fn yarn(&self, yarn: &YarnScaling) -> Vec<f32> {
-        let (low, high) = yarn_ramp(yarn, self.head_dim, self.config.theta);
+        let (low, high) = yarn_ramp(yarn, self.rotated, self.config.theta);
         let factor = yarn.factor as f32;
         let blend = |(i, period): (usize, f32)| {
             let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
@@ -121,8 +155,8 @@ fn yarn_attention_factor(yarn: &YarnScaling) -> f64 {
 }
 
 /// First and last pair of YaRN's ramp, from unchanged frequencies to divided ones.
-fn yarn_ramp(yarn: &YarnScaling, head_dim: usize, theta: f64) -> (f64, f64) {
-    let d = head_dim as f64;
+fn yarn_ramp(yarn: &YarnScaling, rotated: usize, theta: f64) -> (f64, f64) {
+    let d = rotated as f64;
     let pair_of =
         |rotations: f64| d * (yarn.original_max_positions as f64 / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (pair_of(yarn.beta_fast), pair_of(yarn.beta_slow));
@@ -162,6 +196,7 @@ impl Llama3Band {
 pub struct RopeTable {
     inverse: Vec<f32>,
     scaling: f32,
+    pairs: RopePairs,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -173,7 +208,7 @@ impl RopeTable {
     /// An empty table with the frequencies of a sequence of `sequence_length` tokens.
     pub fn new(rope: &Rope, sequence_length: usize) -> Self {
         let (inverse, scaling) = rope.frequencies(sequence_length);
-        Self { inverse, scaling, cos: Vec::new(), sin: Vec::new() }
+        Self { inverse, scaling, pairs: rope.pairs, cos: Vec::new(), sin: Vec::new() }
     }
 
     /// Number of positions in the table.
@@ -200,13 +235,18 @@ impl RopeTable {
         new.enumerate().with_min_len(PIECE).for_each(|(i, (cos, sin))| fill_row(inverse, scaling, have + i, cos, sin));
     }
 
-    /// Cos of one position, `head_dim / 2` values. The position must be below [`len`](Self::len).
+    /// Rotates one head in place, as at `position`, which must be below [`len`](Self::len).
+    pub fn rotate(&self, x: &mut [f32], position: usize) {
+        apply(x, self.cos(position), self.sin(position), self.pairs);
+    }
+
+    /// Cos of one position, a value for each pair of channels. The position must be below [`len`](Self::len).
     pub fn cos(&self, position: usize) -> &[f32] {
         let half = self.inverse.len();
         &self.cos[position * half..(position + 1) * half]
     }
 
-    /// Sin of one position, `head_dim / 2` values. The position must be below [`len`](Self::len).
+    /// Sin of one position, a value for each pair of channels. The position must be below [`len`](Self::len).
     pub fn sin(&self, position: usize) -> &[f32] {
         let half = self.inverse.len();
         &self.sin[position * half..(position + 1) * half]
@@ -217,24 +257,24 @@ impl RopeTable {
 #[derive(Debug, Clone)]
 pub struct Turn {
     inverse: Vec<f32>,
+    pairs: RopePairs,
 }
 
 impl Turn {
-    /// For heads of a sequence of up to `sequence_length` tokens; `None` if the frequencies change within it, since then no turn maps one
-    /// position to another.
-    pub fn new(rope: &Rope, sequence_length: usize) -> Option<Self> {
-        let fixed = rope.fixed_up_to().is_none_or(|limit| sequence_length <= limit);
-        fixed.then(|| Self { inverse: rope.frequencies(sequence_length).0 })
+    /// For heads of a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if the frequencies change within it, since
+    /// then no turn maps one position to another.
+    pub fn new(rope: &Rope, prompt_tokens: usize, tokens: usize) -> Option<Self> {
+        let fixed = rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
+        fixed.then(|| Self { inverse: rope.frequencies(prompt_tokens).0, pairs: rope.pairs })
     }
 }
 
 impl Rotation for Turn {
     fn turn_back(&self, x: &mut [f32], positions: usize) {
-        let (first, second) = x.split_at_mut(x.len() / 2);
-        for ((a, b), frequency) in first.iter_mut().zip(second).zip(&self.inverse) {
-            let (sin, cos) = (positions as f32 * frequency).sin_cos();
-            (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
-        }
+        let (sin, cos): (Vec<f32>, Vec<f32>) =
+            self.inverse.iter().map(|frequency| (positions as f32 * frequency).sin_cos()).unzip();
+        let backwards: Vec<f32> = sin.into_iter().map(|sin| -sin).collect();
+        apply(x, &cos, &backwards, self.pairs);
     }
 }
 
@@ -245,19 +285,28 @@ fn fill_row(inverse: &[f32], scaling: f32, position: usize, cos: &mut [f32], sin
     }
 }
 
-/// Rotates one head in place: `x` has `d` channels, `cos` and `sin` have `d / 2` values.
-pub fn apply(x: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, second) = x.split_at_mut(x.len() / 2);
-    for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        let (x, y) = (*a, *b);
-        *a = x * c - y * s;
-        *b = y * c + x * s;
+/// Rotates one head in place: the first `2n` channels of `x`, for `n` values in `cos` and in `sin`.
+pub fn apply(x: &mut [f32], cos: &[f32], sin: &[f32], pairs: RopePairs) {
+    let (x, n) = (&mut x[..2 * cos.len()], cos.len());
+    match pairs {
+        RopePairs::Halves => {
+            let (first, second) = x.split_at_mut(n);
+            for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+            }
+        }
+        RopePairs::Neighbours => {
+            for ((pair, c), s) in x.chunks_exact_mut(2).zip(cos).zip(sin) {
+                (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[1] * c + pair[0] * s);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::LongRopeScaling;
 
     fn plain(theta: f64) -> RopeConfig {
         RopeConfig { theta, scaling: RopeScaling::Default }
@@ -272,8 +321,8 @@ mod tests {
         let k: Vec<f32> = (0..8).map(|i| (i as f32 * 1.3).cos()).collect();
         let dot_at = |m: usize, n: usize| {
             let (mut a, mut b) = (q.clone(), k.clone());
-            apply(&mut a, table.cos(m), table.sin(m));
-            apply(&mut b, table.cos(n), table.sin(n));
+            table.rotate(&mut a, m);
+            table.rotate(&mut b, n);
             a.iter().zip(&b).map(|(x, y)| x * y).sum::<f32>()
         };
         assert!((dot_at(5, 3) - dot_at(50, 48)).abs() < 1e-5);
@@ -300,12 +349,12 @@ mod tests {
             let plain: Vec<f32> = (0..16).map(|i| (i as f32 * 0.7).sin() + 0.2).collect();
             let at = |position: usize| {
                 let mut x = plain.clone();
-                apply(&mut x, table.cos(position), table.sin(position));
+                table.rotate(&mut x, position);
                 x
             };
             for (from, back) in [(399, 0), (399, 1), (300, 257), (77, 77)] {
                 let mut turned = at(from);
-                Turn::new(&rope, 400).unwrap().turn_back(&mut turned, back);
+                Turn::new(&rope, 400, 400).unwrap().turn_back(&mut turned, back);
                 for (a, b) in turned.iter().zip(at(from - back)) {
                     assert!((a - b).abs() < 1e-4, "{a} against {b}");
                 }
@@ -317,14 +366,50 @@ mod tests {
     fn nothing_turns_where_frequencies_change_with_the_length() {
         let scaling = RopeScaling::Dynamic { factor: 2.0 };
         let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 100);
-        assert!(Turn::new(&rope, 100).is_some() && Turn::new(&rope, 101).is_none());
+        assert!(Turn::new(&rope, 100, 100).is_some() && Turn::new(&rope, 100, 101).is_none());
     }
 
     #[test]
     fn pairs_are_half_a_head_apart() {
         let mut x = vec![1.0, 0.0, 0.0, 0.0];
-        apply(&mut x, &[0.0, 1.0], &[1.0, 0.0]);
+        apply(&mut x, &[0.0, 1.0], &[1.0, 0.0], RopePairs::Halves);
         assert_eq!(x, [0.0, 0.0, 1.0, 0.0]);
+        let mut x = vec![1.0, 0.0, 1.0, 0.0];
+        apply(&mut x, &[0.0, 1.0], &[1.0, 0.0], RopePairs::Neighbours);
+        assert_eq!(x, [0.0, 1.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn channels_behind_the_rotated_ones_stay_as_they_are() {
+        for pairs in [RopePairs::Halves, RopePairs::Neighbours] {
+            let rope = Rope::new(&plain(10_000.0), 4, 64).with_pairs(pairs);
+            let mut table = RopeTable::new(&rope, 64);
+            table.grow(64);
+            let head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+            let mut x = head;
+            table.rotate(&mut x, 9);
+            assert!(x[..4].iter().zip(&head).all(|(a, b)| (a - b).abs() > 1e-3) && x[4..] == head[4..], "{x:?}");
+            Turn::new(&rope, 64, 64).unwrap().turn_back(&mut x, 9);
+            assert!(x.iter().zip(&head).all(|(a, b)| (a - b).abs() < 1e-5), "{x:?}");
+        }
+    }
+
+    #[test]
+    fn long_factors_are_those_of_prompts_beyond_the_trained_length() {
+        let scaling = LongRopeScaling {
+            short_factor: vec![1.0; 4],
+            long_factor: vec![2.0; 4],
+            original_max_positions: 100,
+            attention_factor: 1.5,
+        };
+        let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling: RopeScaling::LongRope(scaling) }, 8, 400);
+        let plain = Rope::new(&plain(10_000.0), 8, 400).frequencies(1).0;
+        assert_eq!(rope.frequencies(100), (plain.clone(), 1.5));
+        assert_eq!(rope.frequencies(101), (plain.iter().map(|f| f / 2.0).collect(), 1.5));
+        assert!(rope.same_for(1, 100) && !rope.same_for(100, 101) && rope.same_for(101, 400));
+        // An answer keeps the frequencies of its prompt.
+        assert_eq!((rope.length_at(90, 120), rope.fixed_up_to()), (90, None));
+        assert_eq!(Turn::new(&rope, 90, 120).unwrap().inverse, plain);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::files::{
 use super::formats;
 use super::gguf;
 use super::hub::{self, HubOptions, ModelRepository};
+use super::hub_gguf::{self, GgufChoice};
 use super::tensors::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use super::texts::{ModelTexts, TextFile};
 use spattn_base::disk::no_lfs_pointer;
@@ -39,6 +40,8 @@ macro_rules! shape_file {
 pub const BUILTIN: &str = "builtin";
 /// What names of models with random weights begin with.
 pub const RANDOM: &str = "random:";
+/// What to do about a GGUF file that is not there.
+const GGUF_HINT: &str = "check the path; a file of a repository on the hub is named ORGANISATION/NAME/FILE.gguf";
 /// Seed of random weights.
 const RANDOM_SEED: u64 = 1;
 
@@ -49,6 +52,7 @@ const SHAPES: &[(&str, &str)] = &[
     ("llama-2-7b", shape_file!("llama-2-7b")),
     ("mistral-7b", shape_file!("mistral-7b")),
     ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
+    ("qwen3-30b-a3b", shape_file!("qwen3-30b-a3b")),
 ];
 
 /// The names of the published shapes.
@@ -68,6 +72,15 @@ pub enum ModelSource {
     Folder(PathBuf),
     /// A GGUF file of llama.cpp.
     Gguf(PathBuf),
+    /// A GGUF file of a repository on the hub.
+    HubGguf {
+        /// `organisation/name`.
+        repo: String,
+        /// Branch, tag or commit; `main` if absent.
+        revision: Option<String>,
+        /// Which of its files.
+        choice: GgufChoice,
+    },
     /// A repository on the hub.
     Hub {
         /// `organisation/name`.
@@ -86,6 +99,8 @@ impl fmt::Display for ModelSource {
             }
             Self::Random(shape) => write!(f, "{RANDOM}{shape}"),
             Self::Folder(path) | Self::Gguf(path) => f.write_str(&privacy::path(path)),
+            Self::HubGguf { repo, revision: None, choice } => write!(f, "{repo}{choice}"),
+            Self::HubGguf { repo, revision: Some(revision), choice } => write!(f, "{repo}{choice}@{revision}"),
             Self::Hub { repo, revision: None } => f.write_str(repo),
             Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
         }
@@ -93,13 +108,16 @@ impl fmt::Display for ModelSource {
 }
 
 impl ModelSource {
-    /// Reads `builtin`, a folder, a GGUF file, or `org/name[@revision]`.
+    /// Reads `builtin`, a folder, a GGUF file, `org/name[@revision]`, or a GGUF file of such a repository: `org/name/file.gguf[@revision]`
+    /// or `org/name:TYPE[@revision]`.
     ///
-    /// A folder that exists wins over a hub id of the same spelling. What starts with `.`, `/` or `~`
-    /// or has more than one `/` before any `@` is meant as a path.
+    /// What exists on the disk wins over a name on the hub of the same spelling. What starts with `.`, `/` or `~`, is below a folder that
+    /// exists, or has more than one `/` before any `@` and does not end with `.gguf` is meant as a path. A folder with one GGUF model and no
+    /// other is that file.
     ///
     /// # Errors
-    /// A path that does not exist or is a file, or a name that is none of the three.
+    /// A path that does not exist or is a file of another kind, a folder with several GGUF models and no other, or a name that is none of
+    /// these.
     pub fn parse(spec: &str) -> Result<Self, UsageError> {
         if spec == BUILTIN {
             return Ok(Self::Builtin);
@@ -112,7 +130,7 @@ impl ModelSource {
         }
         let path = expand_home(spec);
         if path.is_dir() {
-            return Ok(Self::Folder(path));
+            return Self::in_folder(path);
         }
         if path.is_file() && gguf::is_gguf(&path) {
             return Ok(Self::Gguf(path));
@@ -130,6 +148,12 @@ impl ModelSource {
         if spec.contains(',') {
             return Err(several_models(spec));
         }
+        if gguf::is_gguf(&path) && is_meant_as_path(spec) {
+            return Err(UsageError::new(format!("the model file `{spec}` does not exist")).hint(GGUF_HINT));
+        }
+        if let Some((repo, revision, choice)) = hub_gguf::parse(spec) {
+            return Ok(Self::HubGguf { repo, revision, choice });
+        }
         let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
         if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
             let kind = if gguf::is_gguf(&path) { "file" } else { "folder" };
@@ -137,6 +161,15 @@ impl ModelSource {
         }
         let (repo, revision) = hub::parse_id(spec).ok_or_else(|| not_a_model(spec))?;
         Ok(Self::Hub { repo, revision })
+    }
+
+    /// The model in a folder: that of its only GGUF file, if it holds no model in another format.
+    fn in_folder(folder: PathBuf) -> Result<Self, UsageError> {
+        let names = names_in(&folder);
+        if names.iter().any(|name| name == CONFIG || name.ends_with(".safetensors")) {
+            return Ok(Self::Folder(folder));
+        }
+        Ok(hub_gguf::only_model_in(&folder, &names)?.map_or(Self::Folder(folder), Self::Gguf))
     }
 
     /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
@@ -147,7 +180,7 @@ impl ModelSource {
     /// are truncated or malformed, an I/O error with the path otherwise.
     pub fn resolve(&self) -> Result<ModelFiles> {
         match self {
-            Self::Hub { .. } => self.resolve_with(&HubOptions::from_env()?),
+            Self::Hub { .. } | Self::HubGguf { .. } => self.resolve_with(&HubOptions::from_env()?),
             Self::Builtin => builtin(),
             Self::Random(_) => Ok(ModelFiles {
                 texts: self.resolve_texts()?,
@@ -155,20 +188,17 @@ impl ModelSource {
                 calibration: CalibrationPlace::None,
             }),
             Self::Folder(path) => ModelFiles::from_folder(path, self.to_string()),
-            Self::Gguf(path) => {
-                let (texts, weights) = gguf::open(path, self.to_string())?;
-                Ok(ModelFiles { texts, weights, calibration: CalibrationPlace::Folder(gguf::calibration(path)) })
-            }
+            Self::Gguf(path) => ModelFiles::from_gguf(path, self.to_string()),
         }
     }
 
-    /// The texts of a model alone: weights are neither looked for nor downloaded.
+    /// The texts of a model alone: weights are neither looked for nor downloaded, unless one GGUF file holds both.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve), but for weights.
     pub fn resolve_texts(&self) -> Result<ModelTexts> {
         match self {
-            Self::Hub { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
+            Self::Hub { .. } | Self::HubGguf { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
             Self::Builtin => Ok(builtin_texts()),
             Self::Random(shape) => Ok(ModelTexts {
                 id: self.to_string(),
@@ -185,6 +215,9 @@ impl ModelSource {
 
     /// As [`resolve_texts`](Self::resolve_texts), with given options for the hub.
     pub fn resolve_texts_with(&self, options: &HubOptions) -> Result<ModelTexts> {
+        if let Self::HubGguf { .. } = self {
+            return Ok(self.resolve_with(options)?.texts);
+        }
         let Self::Hub { repo, revision } = self else { return self.resolve_texts() };
         let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Texts, options)?;
         let mut texts = ModelTexts::from_folder(&snapshot.folder, self.to_string())?;
@@ -195,13 +228,29 @@ impl ModelSource {
 
     /// As [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
-        let Self::Hub { repo, revision } = self else { return self.resolve() };
-        let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Whole, options)?;
-        let mut files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
+        let (snapshot, mut files) = match self {
+            Self::Hub { repo, revision } => {
+                let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Whole, options)?;
+                let files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
+                (snapshot, files)
+            }
+            Self::HubGguf { repo, revision, choice } => {
+                let (snapshot, first) = hub_gguf::find(repo, revision.as_deref(), choice, options)?;
+                let files = ModelFiles::from_gguf(&first, self.to_string())?;
+                (snapshot, files)
+            }
+            _ => return self.resolve(),
+        };
         files.revision = Some(snapshot.commit);
         files.notes.extend(snapshot.notes);
         Ok(files)
     }
+}
+
+/// Whether what does not exist would be a path: it starts as one, or is below a folder that exists.
+fn is_meant_as_path(spec: &str) -> bool {
+    let folder = spec.split_once('/').map(|(folder, _)| folder);
+    spec.starts_with(['.', '/', '~']) || folder.is_none_or(|folder| Path::new(folder).is_dir())
 }
 
 /// A model as records name it, which need not be there.
@@ -282,6 +331,12 @@ impl DerefMut for ModelFiles {
 }
 
 impl ModelFiles {
+    /// What a GGUF file holds, and those that belong to it; `id` is how records name the model. Errors as for [`gguf::open`].
+    fn from_gguf(path: &Path, id: String) -> Result<Self> {
+        let (texts, weights) = gguf::open(path, id)?;
+        Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(gguf::calibration(path)) })
+    }
+
     /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
         let texts = ModelTexts::from_folder(folder, id)?;

@@ -147,6 +147,7 @@ impl Tokenizer {
             notes,
         };
         tokenizer.check_system()?;
+        tokenizer.check_thinking()?;
         Ok(tokenizer)
     }
 
@@ -165,6 +166,15 @@ impl Tokenizer {
                 .fault("has no place for a system prompt")
                 .hint("leave --system-prompt out; what it says may be put into the rows of a file")),
         }
+    }
+
+    /// Checks that there is a chat template which can tell the model to think.
+    fn check_thinking(&self) -> Result<(), UsageError> {
+        if !self.options.thinking || self.chat.is_some() {
+            return Ok(());
+        }
+        let what = format!("{}: the model has no chat template, by which models are told to think", self.file);
+        Err(UsageError::new(what).hint("leave --thinking out, or give a model that can think"))
     }
 
     /// Renders a conversation with this user's turn.

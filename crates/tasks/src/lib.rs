@@ -13,6 +13,7 @@
 //! | `rows/`, `table/`, `question_places.rs` | reading files of rows |
 //! | `answers.rs`, `metrics/` | checking reference answers, scoring predictions |
 //! | `text/`, `seed.rs` | texts, words and random draws for generated examples |
+//! | `training_rows/` | rows that models learn from: made from the same templates, and never evaluated |
 //! | `assets.rs`, `data_files.rs`, `published.rs` | files in the user's data folder, and whether they are the published ones |
 //!
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES` of `registry.rs`.
@@ -38,13 +39,14 @@ pub mod published;
 mod question_places;
 mod registry;
 pub mod rows;
-pub mod ruler;
+mod ruler;
 pub mod seed;
 mod summary;
 mod table;
 mod task;
 mod templated;
 pub mod text;
+pub mod training_rows;
 mod turns;
 
 pub use registry::{Named, catalog, check_names, groups, resolve, resolve_each, stand_ins};

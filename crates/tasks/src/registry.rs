@@ -167,7 +167,7 @@ mod tests {
         let twice = error("kv_retrieval:pairs=10,pairs=20", &TaskOptions::default());
         assert!(twice.what.contains("`pairs` is given twice"), "{twice}");
         let many = error("longeval_lines:lines=99999999999", &TaskOptions::default());
-        assert!(many.what.contains("no number from 2 to 1000000"), "{many}");
+        assert!(many.what.contains("not a number from 2 to 1000000"), "{many}");
     }
 
     #[test]

@@ -113,15 +113,15 @@ mod tests {
             (r#"{"context": "C", "turns": [{"question": " ", "answers": ["a"]}]}"#, "question 1: there is no question"),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "input": "r", "answer": "a"}]}"#,
-                "question 1: the fields `question` and `input` differ",
+                "question 1: the fields `question` and `input` mean the same, but differ",
             ),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answers": ["a"], "answer": "b"}]}"#,
-                "question 1: the fields `answers` and `answer` differ",
+                "question 1: the fields `answers` and `answer` mean the same, but differ",
             ),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answer": "a"}], "multi_turns": []}"#,
-                "the fields `turns` and `multi_turns` differ",
+                "the fields `turns` and `multi_turns` mean the same, but differ",
             ),
             (
                 r#"{"context": "C", "turns": [{"question": "q", "answer": "['a', 'b']"}]}"#,

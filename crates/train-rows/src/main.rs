@@ -1,4 +1,8 @@
 //! `train-rows`: writes the rows that the built-in model is trained on (`scripts/train_builtin/`).
+//!
+//! The rows themselves are made by [`spattn_tasks::training_rows`].
+
+mod tokens;
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +17,8 @@ use serde_json::json;
 use spattn_base::disk::WholeFile;
 use spattn_base::error::UsageError;
 use spattn_tasks::text;
-use spattn_train_rows::{Books, Encoder, PieceEncoder, Trainer};
+use spattn_tasks::training_rows::{Books, Encoder, Trainer};
+use tokens::PieceEncoder;
 
 /// Write training rows for a small model: contexts with many questions, in the tasks' own prompts.
 ///

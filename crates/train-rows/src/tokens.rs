@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 
-use super::row::Encoder;
 use spattn_base::error::UsageError;
+use spattn_tasks::training_rows::Encoder;
 
 /// Longest piece that is cached, in bytes: longer ones, such as UUIDs, hardly ever occur twice.
 const LONGEST_CACHED: usize = 20;
@@ -17,7 +17,7 @@ type Cache = HashMap<Box<str>, Box<[u16]>>;
 
 /// A tokenizer that caches the tokens of pieces. A piece is white space and the text after it, up to the next white space.
 /// Each thread has a cache of its own, so that none waits for another.
-pub struct PieceEncoder {
+pub(crate) struct PieceEncoder {
     inner: tokenizers::Tokenizer,
     bos: u16,
     eos: u16,
@@ -30,7 +30,7 @@ impl PieceEncoder {
     /// # Errors
     /// A [`UsageError`] if the text is not a tokenizer, lacks these tokens, has more than 65,536 tokens, or has tokens in which
     /// white space follows other text.
-    pub fn new(json: &str) -> Result<Self, UsageError> {
+    pub(crate) fn new(json: &str) -> Result<Self, UsageError> {
         let fault = |e: &dyn std::fmt::Display| {
             UsageError::new(format!("not a tokenizer for training rows: {}", e.to_string().replace('\n', " ")))
         };
@@ -56,7 +56,7 @@ impl PieceEncoder {
     }
 
     /// Encodes the whole text without the cache.
-    pub fn direct(&self, text: &str) -> Vec<u16> {
+    pub(crate) fn direct(&self, text: &str) -> Vec<u16> {
         // A byte-level tokenizer can encode every text.
         let encoding = self.inner.encode_fast(text, false).ok();
         encoding.map_or_else(Vec::new, |e| e.get_ids().iter().map(|&id| id as u16).collect())
@@ -121,11 +121,32 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use spattn_tasks::training_rows::{Books, Trainer};
 
     #[test]
     fn pieces_are_the_text() {
         let text = "one two  three\n\n four ";
         assert_eq!(pieces(text).collect::<Vec<_>>(), ["one", " two", "  three", "\n\n four", " "]);
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole_text() {
+        let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/builtin/tokenizer.json");
+        let encoder = PieceEncoder::new(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let trainer = Trainer::new(Books::default()).unwrap();
+        let mut compared = 0;
+        for index in 0..60 {
+            for segment in trainer.row(9, index, 1024, None, &encoder).unwrap().segments {
+                let mut ids = Vec::new();
+                encoder.encode(&segment.text, &mut ids);
+                let whole: Vec<u32> = encoder.direct(&segment.text).into_iter().map(u32::from).collect();
+                assert_eq!(ids, whole, "{}", segment.text);
+                compared += 1;
+            }
+        }
+        assert!(compared > 100, "{compared}");
     }
 }

@@ -13,6 +13,7 @@ use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::manifest::ModelPart;
 use spattn_eval::plan::memory::example_bytes;
@@ -91,7 +92,11 @@ pub(super) fn open_model(config: &RunConfig) -> Result<OpenModel> {
 }
 
 pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
-    TokenizerOptions { chat: config.chat, system: config.system_prompt.clone(), ..TokenizerOptions::default() }
+    TokenizerOptions {
+        chat: config.chat,
+        thinking: config.thinking == Thinking::On,
+        system: config.system_prompt.clone(),
+    }
 }
 
 pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {

@@ -274,6 +274,6 @@ mod tests {
             "the times of 2 rows vary by more than 10 %: quest density=0.05 at 4K, torch_sdpa_bf16 (peer) at 1000";
         assert_eq!(two, [said]);
         let many = notes(&bench((1..=8).map(|i| loose(full(1024 * i))).collect()));
-        assert!(many[0].starts_with("times of 8 rows") && many[0].ends_with("full at 6K, and 2 more"), "{many:?}");
+        assert!(many[0].starts_with("the times of 8 rows") && many[0].ends_with("full at 6K, and 2 more"), "{many:?}");
     }
 }

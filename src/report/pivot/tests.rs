@@ -143,7 +143,7 @@ fn means_over_other_tasks_have_tables_of_their_own() {
     let seen: Vec<_> = tables.iter().map(|t| (t.caption.clone(), t.rows.concat().join(" "))).collect();
     let caption = |lengths| {
         format!(
-            "score in % by method: builtin, sparse from question, mean over 2 of 4 cells of task and length:  {lengths}"
+            "score in % by method: builtin, sparse from question, mean over 2 of 4 cells of task and length: {lengths}"
         )
     };
     assert_eq!(

@@ -375,6 +375,6 @@ mod tests {
         });
         let (blocks, figure) = drawn(&records);
         assert_eq!(blocks[0].bars.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["full", "topk"]);
-        assert!(figure.title.contains("without 1 rows timed under other conditions"), "{}", figure.title);
+        assert!(figure.title.contains("1 rows timed under other conditions left out"), "{}", figure.title);
     }
 }

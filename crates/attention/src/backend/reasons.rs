@@ -52,6 +52,8 @@ pub enum HostReason {
     NoStatistics,
     /// A layer scales logits by another factor than one over the root of a head's width.
     SoftmaxScale,
+    /// A layer caps logits, or has sinks.
+    SoftmaxRule,
 }
 
 impl HostReason {
@@ -105,6 +107,7 @@ impl fmt::Display for HostReason {
             Self::LayerBudgets => f.write_str("layers have budgets of their own (schedule)"),
             Self::NoStatistics => f.write_str("the statistics of the prompt that its index needs were not gathered"),
             Self::SoftmaxScale => f.write_str("the model scales logits by a factor of its own"),
+            Self::SoftmaxRule => f.write_str("the model caps logits or has attention-sink logits"),
         }
     }
 }

@@ -5,11 +5,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
-use crate::kv::{KvShape, KvStore, LayerKv};
+use crate::kv::{DeviceFailure, KvError, KvShape, KvStore, LayerKv, Tier};
 use crate::spec::{MethodSpec, ParamInfo, Params};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::Rotation;
@@ -17,7 +17,8 @@ use spattn_base::error::UsageError;
 
 /// Tokens of a prompt at one layer of a dense prefill, before attention.
 ///
-/// If a device computes the prefill, queries, keys and values are copied to the host on first use.
+/// If a device computes the prefill, queries, keys and values are copied to the host on first use. A copy that fails is an error of the
+/// call that needs it: no caller ever sees other numbers in their place.
 #[derive(Clone, Copy)]
 pub struct PrefillChunk<'a> {
     /// Layer, from 0.
@@ -43,17 +44,84 @@ enum Source<'a> {
 /// A chunk that a device computes; each call copies what it returns to the host.
 pub trait DeviceChunk: Sync {
     /// As [`PrefillChunk::queries`].
-    fn queries(&self) -> &[f32];
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn queries(&self) -> Result<&[f32], DeviceFailure>;
 
     /// As [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
-    fn last_queries(&self, count: usize) -> Vec<f32>;
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn last_queries(&self, count: usize) -> Result<Vec<f32>, DeviceFailure>;
 
     /// As [`PrefillChunk::kv`].
-    fn kv(&self) -> &LayerKv;
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kv(&self) -> Result<&LayerKv, DeviceFailure>;
 
     /// Adds the softmax weights of the queries at `positions` of the chunk to `mass: [head][token]`, which covers all tokens up to the last
     /// of these positions. Each query sees the tokens up to its own.
-    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]);
+    ///
+    /// # Errors
+    /// If the device fails; the contents of `mass` are unspecified then.
+    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) -> Result<(), DeviceFailure>;
+}
+
+/// Called with each chunk of a prefill at each layer, in the order of computation. An error ends the prefill.
+pub type ObserveChunk<'o> = dyn FnMut(&PrefillChunk<'_>) -> Result<(), KvError> + 'o;
+
+/// A chunk whose queries, keys and values are in host memory.
+#[derive(Clone, Copy)]
+pub struct HostChunk<'a> {
+    chunk: PrefillChunk<'a>,
+    queries: &'a [f32],
+    kv: &'a LayerKv,
+}
+
+impl<'a> Deref for HostChunk<'a> {
+    type Target = PrefillChunk<'a>;
+
+    fn deref(&self) -> &PrefillChunk<'a> {
+        &self.chunk
+    }
+}
+
+impl<'a> HostChunk<'a> {
+    /// Rotated, unscaled queries `[token][head][d]` of the chunk.
+    pub fn queries(&self) -> &'a [f32] {
+        self.queries
+    }
+
+    /// Rotated keys, and values, of all tokens up to the chunk's last, as cached.
+    pub fn kv(&self) -> &'a LayerKv {
+        self.kv
+    }
+
+    /// The query of one head of the chunk's `token`-th token.
+    pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
+        &self.queries[(token * self.heads + head) * self.d()..][..self.d()]
+    }
+
+    /// Keys and values `[token][kv_head][d]` of only the chunk's tokens.
+    pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
+        let (d, range) = (self.d(), self.first..self.end());
+        let by_token = |store: &KvStore| {
+            let of_head = |head| store.head(head).slice(range.clone(), d).to_f32();
+            let heads: Vec<Vec<f32>> = (0..store.kv_heads()).map(of_head).collect();
+            (0..range.len())
+                .flat_map(|token| heads.iter().flat_map(move |head| &head[token * d..][..d]))
+                .copied()
+                .collect()
+        };
+        (by_token(&self.kv.keys), by_token(&self.kv.values))
+    }
+
+    /// Keys `[token][d]` of one KV head, for only the chunk's tokens.
+    pub fn keys(&self, kv_head: usize) -> Vec<f32> {
+        self.kv.keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
+    }
 }
 
 impl<'a> PrefillChunk<'a> {
@@ -101,38 +169,54 @@ impl<'a> PrefillChunk<'a> {
         self.input
     }
 
-    /// If a device computes the chunk, copies queries, keys and values to the host now. To be called before work that reads them is dealt
-    /// out to threads, because the copy uses these threads, too.
-    pub fn show(&self) {
-        if let Source::Device(chunk) = self.source {
-            chunk.queries();
-            chunk.kv();
-        }
+    /// The chunk with its queries, keys and values in host memory. If a device computes the prefill, they are copied now. Call this before
+    /// distributing work over threads, because the copy uses these threads, too.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn on_host(&self) -> Result<HostChunk<'a>, KvError> {
+        Ok(HostChunk { chunk: *self, queries: self.queries()?, kv: self.kv()? })
     }
 
     /// Rotated, unscaled queries `[token][head][d]` of the chunk.
-    pub fn queries(&self) -> &'a [f32] {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn queries(&self) -> Result<&'a [f32], KvError> {
         match self.source {
-            Source::Host { queries, .. } => queries,
-            Source::Device(chunk) => chunk.queries(),
+            Source::Host { queries, .. } => Ok(queries),
+            Source::Device(chunk) => chunk.queries().map_err(|failure| self.error(failure)),
         }
     }
 
     /// The queries of the chunk's last `count` tokens, or of all if there are fewer.
-    pub fn last_queries(&self, count: usize) -> Cow<'a, [f32]> {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn last_queries(&self, count: usize) -> Result<Cow<'a, [f32]>, KvError> {
         let count = count.min(self.tokens);
         match self.source {
-            Source::Host { queries, .. } => Cow::Borrowed(&queries[(self.tokens - count) * self.heads * self.d()..]),
-            Source::Device(chunk) => Cow::Owned(chunk.last_queries(count)),
+            Source::Host { queries, .. } => {
+                Ok(Cow::Borrowed(&queries[(self.tokens - count) * self.heads * self.d()..]))
+            }
+            Source::Device(chunk) => chunk.last_queries(count).map(Cow::Owned).map_err(|failure| self.error(failure)),
         }
     }
 
     /// Rotated keys, and values, of all tokens up to the chunk's last, as cached.
-    pub fn kv(&self) -> &'a LayerKv {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn kv(&self) -> Result<&'a LayerKv, KvError> {
         match self.source {
-            Source::Host { kv, .. } => kv,
-            Source::Device(chunk) => chunk.kv(),
+            Source::Host { kv, .. } => Ok(kv),
+            Source::Device(chunk) => chunk.kv().map_err(|failure| self.error(failure)),
         }
+    }
+
+    /// The error of a failure to copy this chunk, or what follows from it, from the device.
+    pub(crate) fn error(&self, failure: DeviceFailure) -> KvError {
+        KvError { layer: self.layer, tier: Tier::Device, why: failure.to_string() }
     }
 
     /// The device that computes the chunk, if one does.
@@ -167,42 +251,26 @@ impl<'a> PrefillChunk<'a> {
     pub fn d(&self) -> usize {
         self.shape.d
     }
-
-    /// The query of one head of the chunk's `token`-th token.
-    pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
-        &self.queries()[(token * self.heads + head) * self.d()..][..self.d()]
-    }
-
-    /// Keys and values `[token][kv_head][d]` of only the chunk's tokens.
-    pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
-        let (d, kv, range) = (self.d(), self.kv(), self.first..self.end());
-        let by_token = |store: &KvStore| {
-            let of_head = |head| store.head(head).slice(range.clone(), d).to_f32();
-            let heads: Vec<Vec<f32>> = (0..store.kv_heads()).map(of_head).collect();
-            (0..range.len())
-                .flat_map(|token| heads.iter().flat_map(move |head| &head[token * d..][..d]))
-                .copied()
-                .collect()
-        };
-        (by_token(&kv.keys), by_token(&kv.values))
-    }
-
-    /// Keys `[token][d]` of one KV head, for only the chunk's tokens.
-    pub fn keys(&self, kv_head: usize) -> Vec<f32> {
-        self.kv().keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
-    }
 }
 
 /// Learns from prefills.
 pub trait Collector: Send {
     /// Processes a chunk. Prompts come one after the other; a chunk passes all layers in order before the next chunk.
-    fn observe(&mut self, chunk: &PrefillChunk<'_>);
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails. The collector has learned nothing from the chunk then.
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError>;
 
     /// Called at the end of each prompt, with its number of tokens.
     fn end_prompt(&mut self, _tokens: usize) {}
 
     /// Evaluates on a hold-out chunk; these come after all others.
-    fn examine(&mut self, _chunk: &PrefillChunk<'_>) {}
+    ///
+    /// # Errors
+    /// As [`observe`](Self::observe).
+    fn examine(&mut self, _chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     /// The result.
     fn finish(self: Box<Self>) -> Collected;
@@ -336,4 +404,77 @@ pub(crate) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -
     let percents: Vec<String> = counts.iter().map(|c| format!("{:.0}", 100.0 * mean(*c))).collect();
     let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
     (format!("{} of {d}", counts.join(", ")), format!("{} %", percents.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::kv::KvDtype;
+    use crate::methods::configure;
+    use crate::{LayerSpecs, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, SparsePrefill, expand_grid};
+
+    const SHAPE: KvShape = KvShape { kv_heads: 1, d: 8, dtype: KvDtype::F32 };
+    const TOKENS: usize = 20;
+
+    /// A device from which every copy fails.
+    struct Gone;
+
+    fn gone<T>() -> Result<T, DeviceFailure> {
+        Err(DeviceFailure("the device is gone".to_owned()))
+    }
+
+    impl DeviceChunk for Gone {
+        fn queries(&self) -> Result<&[f32], DeviceFailure> {
+            gone()
+        }
+
+        fn last_queries(&self, _: usize) -> Result<Vec<f32>, DeviceFailure> {
+            gone()
+        }
+
+        fn kv(&self) -> Result<&LayerKv, DeviceFailure> {
+            gone()
+        }
+
+        fn add_attention_mass(&self, _: Range<usize>, _: &mut [f32]) -> Result<(), DeviceFailure> {
+            gone()
+        }
+    }
+
+    #[test]
+    fn a_copy_that_fails_is_an_error_of_every_reader_of_the_chunk() {
+        let chunk = PrefillChunk::on_device(1, 0, TOKENS, 2, SHAPE, &Gone);
+        let expected = KvError { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
+        assert_eq!(chunk.on_host().err(), Some(expected.clone()));
+        assert_eq!(RecentQueries::default().observe(&chunk), Err(expected.clone()));
+        let shape = PromptShape { layers: 2, heads: 2, kv_heads: 1, d: 8, tokens: TOKENS };
+        let needs = [
+            PromptNeed::LastQueries(3),
+            PromptNeed::SampledQueries(4),
+            PromptNeed::AttentionMass,
+            PromptNeed::FollowingScores(2),
+        ];
+        for need in needs {
+            let seen = PromptStats::new(&BTreeSet::from([need]), shape).observe(&chunk);
+            assert_eq!(seen, Err(expected.clone()), "{need:?}");
+        }
+        let specs = LayerSpecs::uniform(2, AttentionSpec::of_width(8));
+        for spec in ["topk:k=3", "a_shape:window=4", "vertical_slash:vertical=3,slash=3"] {
+            let method = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+            let mut sparse = SparsePrefill::new(&method, &specs, 1).unwrap();
+            let read = sparse.attend(&chunk, &mut vec![0.0; TOKENS * 2 * 8]);
+            assert_eq!(read, Err(expected.clone()), "{spec}");
+        }
+        for calibration in crate::methods::CALIBRATIONS {
+            let model = ModelShape { weights_sha256: "none".into(), layers: 2, heads: 2, kv_heads: 1, head_dim: 8 };
+            let of = Assignment { rotation: None, model: &model, seed: 1, tokens: TOKENS, text: TextKind::General };
+            // The nets are trained on queries that see enough tokens.
+            let long = PrefillChunk::on_device(1, 20_000, TOKENS, 2, SHAPE, &Gone);
+            let spec = expand_grid(calibration.kind).unwrap().remove(0);
+            let mut collector = (calibration.start)(&of, &mut Params::new(&spec)).unwrap();
+            assert_eq!(collector.observe(&long), Err(expected.clone()), "{}", calibration.kind);
+        }
+    }
 }

@@ -4,6 +4,6 @@ pub mod artefact;
 pub(crate) mod collector;
 
 pub use collector::{
-    Assignment, Calibration, Collected, Collector, DeviceChunk, Import, PrefillChunk, Reading, ReadingText,
-    StartCollector, TextBySettings, TextKind,
+    Assignment, Calibration, Collected, Collector, DeviceChunk, HostChunk, Import, ObserveChunk, PrefillChunk, Reading,
+    ReadingText, StartCollector, TextBySettings, TextKind,
 };

@@ -6,7 +6,7 @@
 
 use crate::decode::head_kv::HeadKv;
 use crate::kv::KvError;
-use crate::types::scores::score_into;
+use crate::types::scores::score_context;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_kernels::cap_logits;
 use spattn_kernels::topk::top_k;
@@ -74,7 +74,6 @@ impl FidelityMeter {
     }
 
     /// Compares one step of one KV head with exact attention.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn compare(
         &mut self,
         place: Place,
@@ -122,9 +121,7 @@ fn relative_error(out: &[f32], full: &[f32]) -> f64 {
 /// Logits of all tokens in context for a scaled query, as the layer caps them; no token that it hides has any weight.
 fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Result<Vec<f32>, KvError> {
     let mut logits = vec![0.0; kv.total()];
-    let (prefix, tail) = logits.split_at_mut(kv.prefix_tokens);
-    score_into(scaled, kv.read(0..kv.prefix_tokens)?.keys(), kv.d, prefix);
-    score_into(scaled, kv.tail_keys, kv.d, tail);
+    score_context(scaled, kv.keys(), &mut logits)?;
     if let Some(cap) = kv.spec.soft_cap {
         cap_logits(&mut logits, 1.0, cap);
     }

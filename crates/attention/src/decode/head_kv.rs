@@ -1,12 +1,12 @@
 //! One KV head of a sequence: the shared prefix and the sequence's tail as one context, and attention over it.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
-use crate::kv::{HeadRows, KvError, KvHead, LayerKv, Prefix, TierBytes};
+use crate::kv::{HeadRows, KvError, KvHead, KvPart, KvRows, LayerKv, Prefix, ReadCounter, TierBytes};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
+use spattn_kernels::pieces::PIECE;
 use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
 
 /// Keys and values of one KV head: prefix and tail.
@@ -22,7 +22,7 @@ pub(crate) struct HeadKv<'a> {
     /// How the layer attends.
     pub(crate) spec: AttentionSpec,
     /// What was read of the prefix where it is not lent.
-    pub(crate) fetched: Mutex<TierBytes>,
+    pub(crate) reads: ReadCounter,
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -108,7 +108,7 @@ impl<'a> HeadKv<'a> {
             d: prefix.shape().d,
             kv_head,
             spec: prefix.spec(layer).clone(),
-            fetched: Mutex::default(),
+            reads: ReadCounter::default(),
         })
     }
 
@@ -123,19 +123,13 @@ impl<'a> HeadKv<'a> {
     /// Keys and values of some tokens of the prefix.
     pub(crate) fn read(&self, tokens: Range<usize>) -> Result<HeadRows<'a>, KvError> {
         let rows = self.prefix.slice(tokens)?;
-        self.note(&rows);
+        self.reads.note(&rows);
         Ok(rows)
     }
 
-    /// What was read of the prefix so far where it is not lent.
+    /// Bytes read of the prefix so far where it is not lent.
     pub(crate) fn fetched(&self) -> TierBytes {
-        *self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, rows: &HeadRows<'_>) {
-        if let HeadRows::Read(_, bytes) = rows {
-            *self.fetched.lock().unwrap_or_else(PoisonError::into_inner) += *bytes;
-        }
+        self.reads.reads().fetched
     }
 
     /// Attends positions `range` (of prefix and tail together) into `acc`.
@@ -149,8 +143,7 @@ impl<'a> HeadKv<'a> {
         let in_prefix = range.start.min(p)..range.end.min(p);
         let in_tail = range.start.max(p) - p..range.end.max(p) - p;
         if !in_prefix.is_empty() {
-            let rows = self.read(in_prefix)?;
-            attend_range(scaled, rows.keys(), rows.values(), acc);
+            self.attend_prefix(scaled, in_prefix, acc)?;
         }
         if !in_tail.is_empty() {
             attend_range(
@@ -161,6 +154,29 @@ impl<'a> HeadKv<'a> {
             );
         }
         Ok(())
+    }
+
+    /// Attends consecutive tokens of the prefix into `acc`. What has to be read is read and attended in the pieces that
+    /// [`attend_range`] makes of a long range, so that the sums have the same bits and no buffer holds more than a piece.
+    fn attend_prefix(&self, scaled: &[f32], tokens: Range<usize>, acc: &mut Accumulator) -> Result<(), KvError> {
+        if self.prefix.in_memory().is_some() || tokens.len() <= PIECE {
+            let rows = self.read(tokens)?;
+            attend_range(scaled, rows.keys(), rows.values(), acc);
+            return Ok(());
+        }
+        for first in tokens.clone().step_by(PIECE) {
+            let rows = self.read(first..(first + PIECE).min(tokens.end))?;
+            let mut part = self.spec.accumulator(acc.queries(), self.d);
+            attend_range(scaled, rows.keys(), rows.values(), &mut part);
+            acc.absorb(&part);
+        }
+        Ok(())
+    }
+
+    /// Rotated keys of prefix and tail, to be read.
+    pub(crate) fn keys(&self) -> KvRows<'_> {
+        let prefix = KvRows::of_head(self.prefix, KvPart::Keys, self.prefix_tokens, &self.reads);
+        prefix.followed_by(self.tail_keys)
     }
 
     /// The tokens that the layer lets the last token see.
@@ -244,13 +260,35 @@ impl<'a> HeadKv<'a> {
         bias: &[f32],
         acc: &mut Accumulator,
     ) -> Result<(), KvError> {
-        let rows = self.read(0..self.prefix_tokens)?;
-        let mut keys = Joined::new(rows.keys(), self.tail_keys, self.d).gather(tokens);
-        let values = Joined::new(rows.values(), self.tail_values, self.d).gather(tokens);
+        let [mut keys, values] = self.gathered(tokens)?;
         grouped.turn_keys(&mut keys, self.d, tokens);
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
         attend_list(turned, Rows::F32(&keys), Rows::F32(&values), &all, bias, acc);
         Ok(())
+    }
+
+    /// Keys and values `[token][d]` of tokens of prefix and tail, in their order, as f32.
+    fn gathered(&self, tokens: &[u32]) -> Result<[Vec<f32>; 2], KvError> {
+        if let Some([keys, values]) = self.prefix.in_memory() {
+            let joined = [(keys, self.tail_keys), (values, self.tail_values)];
+            return Ok(joined.map(|(front, back)| Joined::new(front, back, self.d).gather(tokens)));
+        }
+        let [before, behind] = self.by_store(tokens, &[]);
+        let (read, places) = self.prefix.gather(&before.0)?;
+        self.reads.note(&read);
+        let in_order = |front: Rows<'_>, back: Rows<'_>| {
+            let mut gathered = vec![0.0; tokens.len() * self.d];
+            let (mut front_places, mut back_places) = (places.iter(), behind.0.iter());
+            for (token, out) in tokens.iter().zip(gathered.chunks_exact_mut(self.d)) {
+                let (rows, place) = match (*token as usize) < self.prefix_tokens {
+                    true => (front, front_places.next()),
+                    false => (back, back_places.next()),
+                };
+                rows.read(*place.expect("a row for each token") as usize, out);
+            }
+            gathered
+        };
+        Ok([in_order(read.keys(), self.tail_keys), in_order(read.values(), self.tail_values)])
     }
 
     /// Attends tokens of prefix and tail at their own positions, with a bias for each or none.
@@ -274,7 +312,7 @@ impl<'a> HeadKv<'a> {
         acc: &mut Accumulator,
     ) -> Result<(), KvError> {
         let (rows, tokens) = self.prefix.gather(tokens)?;
-        self.note(&rows);
+        self.reads.note(&rows);
         attend_list(scaled, rows.keys(), rows.values(), &tokens, bias, acc);
         Ok(())
     }
@@ -307,7 +345,7 @@ impl<'a> HeadKv<'a> {
                 let mut output = vec![0.0; self.d];
                 let [before, behind] = self.by_store(&picks.tokens, weights);
                 let (rows, tokens) = self.prefix.gather(&before.0)?;
-                self.note(&rows);
+                self.reads.note(&rows);
                 weighted_list(rows.values(), &tokens, &before.1, &mut output);
                 if !behind.0.is_empty() {
                     let mut rest = vec![0.0; self.d];

@@ -15,7 +15,7 @@ use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
-use crate::kv::{DeviceFailure, KvDtype, KvError, Prefix};
+use crate::kv::{DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, ReadCounter};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -33,6 +33,8 @@ pub(super) struct IndexSet {
     /// One for each layer, where a device selects.
     pub(super) on_device: Vec<Option<DeviceIndex>>,
     pub(super) build_time: Duration,
+    /// What building read of a prefix that is not lent.
+    pub(super) reads: KvReads,
 }
 
 /// Two sequences with equal keys share their indexes.
@@ -156,6 +158,7 @@ impl IndexCache {
     /// Whether the method selects on the device that holds the prefix.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
         let is_there = HAS_DEVICE && self.prefix.device().is_some() && !self.selects_on_host;
+        let is_there = is_there && !self.prefix.specs().selects_in_windows(&method.policy);
         is_there && self.host_reasons(method).is_empty()
     }
 
@@ -169,6 +172,9 @@ impl IndexCache {
         let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
         if self.prefix.specs().iter().any(|spec| spec.scale != default) {
             reasons.push(HostReason::SoftmaxScale);
+        }
+        if self.prefix.specs().iter().any(|spec| spec.soft_cap.is_some() || spec.sinks.is_some()) {
+            reasons.push(HostReason::SoftmaxRule);
         }
         reasons
     }
@@ -206,31 +212,43 @@ impl IndexCache {
                 if *dense || !asked {
                     return Ok(Vec::new());
                 }
-                let shape = self.prefix.shape();
-                (0..shape.kv_heads)
-                    .into_par_iter()
-                    .map(|kv_head| {
-                        let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
-                        Ok(method.method.build(&HeadPrefix {
-                            layer,
-                            depth: depth(dense_layers, layer, &method.policy.schedule),
-                            rotation: self.rotation.as_deref(),
-                            kv_head,
-                            keys: rows.keys(),
-                            values: rows.values(),
-                            d: shape.d,
-                            scale: self.prefix.spec(layer).scale,
-                            dtype: self.dtype,
-                            candidates: candidates.clone(),
-                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
-                            seed: head_seed(self.seed, layer, kv_head),
-                        }))
-                    })
-                    .collect()
+                let depth = depth(dense_layers, layer, &method.policy.schedule);
+                let heads = (0..self.prefix.shape().kv_heads).into_par_iter();
+                heads.map(|kv_head| self.build_head(method, (layer, kv_head), depth, candidates.clone())).collect()
             })
-            .collect::<Result<_, KvError>>()?;
+            .collect::<Result<Vec<Vec<_>>, KvError>>()?;
+        let mut reads = KvReads::default();
+        by_layer.iter().flatten().for_each(|(_, of_head)| reads.add(*of_head));
+        let indexes = |heads: Vec<(Index, KvReads)>| heads.into_iter().map(|(index, _)| index).collect();
+        let by_layer = by_layer.into_iter().map(indexes).collect();
         let on_device = dense.iter().map(|_| None).collect();
-        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed() })
+        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed(), reads })
+    }
+
+    /// Builds the index of one KV head; also returns what was read for it.
+    fn build_head(
+        &self,
+        method: &Configured,
+        (layer, kv_head): (usize, usize),
+        depth: SparseLayerRank,
+        candidates: Range<usize>,
+    ) -> Result<(Index, KvReads), KvError> {
+        let (head, tokens, counter) = (self.prefix.head(layer, kv_head)?, self.prefix.tokens(), ReadCounter::default());
+        let index = method.method.build(&HeadPrefix {
+            layer,
+            depth,
+            rotation: self.rotation.as_deref(),
+            kv_head,
+            keys: KvRows::of_head(head, KvPart::Keys, tokens, &counter),
+            values: KvRows::of_head(head, KvPart::Values, tokens, &counter),
+            d: self.prefix.shape().d,
+            scale: self.prefix.spec(layer).scale,
+            dtype: self.dtype,
+            candidates: self.prefix.spec(layer).visible_candidates(candidates, tokens),
+            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
+            seed: head_seed(self.seed, layer, kv_head),
+        })?;
+        Ok((index, counter.reads()))
     }
 
     /// Builds indexes on the device that holds the prefix.
@@ -247,7 +265,7 @@ impl IndexCache {
         let form = method.method.device_form().expect(HAS_FORM);
         let on_device = self.device_indexes(form, candidates, dense)?;
         let by_layer = dense.iter().map(|_| Vec::new()).collect();
-        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed() })
+        Ok(IndexSet { by_layer, on_device, build_time: start.elapsed(), reads: KvReads::default() })
     }
 
     fn device_indexes(

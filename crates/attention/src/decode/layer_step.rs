@@ -14,7 +14,7 @@ use crate::cost::Cost;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::ParallelTime;
-use crate::kv::{HeadRows, KvError, TierBytes};
+use crate::kv::{KvError, KvHead, KvPart, KvRows, ReadCounter};
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_base::clock;
@@ -237,7 +237,7 @@ impl Sequence {
         group: usize,
     ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
         let exact = self.exact(layer);
-        let candidates = self.candidates(exact);
+        let candidates = self.candidates(layer, exact);
         let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
         let selected = match asks {
@@ -273,9 +273,9 @@ impl Sequence {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
         let tokens = self.prefix.tokens();
-        let read = |kv_head| self.prefix.head(layer, kv_head)?.slice(0..tokens);
-        let prefix = match queries {
-            Some(_) => (0..states.len()).map(read).collect::<Result<Vec<_>, KvError>>()?,
+        let head_of = |kv_head| Ok((self.prefix.head(layer, kv_head)?, ReadCounter::default()));
+        let prefix: Vec<(KvHead<'_>, ReadCounter)> = match queries {
+            Some(_) => (0..states.len()).map(head_of).collect::<Result<_, KvError>>()?,
             None => Vec::new(),
         };
         let step_of = |kv_head: usize| {
@@ -285,28 +285,40 @@ impl Sequence {
             if queries.is_none() {
                 return step;
             }
-            let (prefix, tail) = (&prefix[kv_head], &self.tail[layer]);
-            let (keys, values) = (prefix.keys(), prefix.values());
+            let ((head, counter), tail) = (&prefix[kv_head], &self.tail[layer]);
+            let [keys, values] =
+                [KvPart::Keys, KvPart::Values].map(|part| KvRows::of_head(*head, part, tokens, counter));
             Step { keys, values, tail_keys: tail.keys.head(kv_head), tail_values: tail.values.head(kv_head), ..step }
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let first = self.first_visible(layer) as u32;
         let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
-            let fetched = prefix.get(step.kv_head).map_or(TierBytes::default(), HeadRows::bytes);
-            let mut cost = Cost { fetched, ..Cost::default() };
-            let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            let mut cost = Cost::default();
+            let mut work = || {
+                let mut selection = method.select(step, index.as_ref(), state.as_mut(), &mut cost)?;
+                if first > 0 {
+                    selection.leave_out_before(first);
+                }
+                Ok::<_, KvError>(selection)
+            };
             let (selection, parts) =
                 if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
-            (Some(selection), cost, ParallelTime { select: parts.sum(), parts })
+            let selection = selection?;
+            if let Some((_, counter)) = prefix.get(step.kv_head) {
+                cost.fetched += counter.reads().fetched;
+            }
+            Ok((Some(selection), cost, ParallelTime { select: parts.sum(), parts }))
         };
         let apart = |head| {
-            let ((selection, cost, apart), time) = Section::of(|| select(head));
-            (selection, cost, ParallelTime { select: apart.select + time, ..apart })
+            let (selected, time) = Section::of(|| select(head));
+            let (selection, cost, apart) = selected?;
+            Ok((selection, cost, ParallelTime { select: apart.select + time, ..apart }))
         };
-        Ok(match candidates.len() < MIN_PARALLEL_TOKENS {
+        match candidates.len() < MIN_PARALLEL_TOKENS {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),
             false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
-        })
+        }
     }
 }

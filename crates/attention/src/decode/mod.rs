@@ -7,8 +7,6 @@ pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;
 pub(crate) mod layer_step;
-#[cfg(test)]
-mod paged_tests;
 pub(crate) mod sequence;
 mod sequence_costs;
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::kv::{KvError, LayerKv, Prefix, TierBytes};
+use crate::kv::{KvError, KvReads, KvRows, LayerKv, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
@@ -49,6 +49,8 @@ pub struct Sequence {
     pub(super) costs: LayerCosts,
     pub(super) fidelity: Option<FidelityMeter>,
     pub(super) index_time: IndexTime,
+    /// What solving for a density read of a prefix that is not lent.
+    pub(super) solve_reads: KvReads,
     pub(super) attention_time: AttentionTime,
     /// Whether the time of some step could not be split into attention and the rest.
     pub(super) has_whole_steps: bool,
@@ -122,6 +124,7 @@ impl Sequence {
             costs,
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
+            solve_reads: KvReads::default(),
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
             has_selection_breakdown: false,
@@ -340,6 +343,14 @@ impl Sequence {
         Ok(())
     }
 
+    /// What building the index and solving for a density read of a prefix that is not lent, and the largest buffer that it
+    /// took. An index that sequences share counts for each of them.
+    pub fn index_reads(&self) -> KvReads {
+        let mut reads = self.indexes.reads;
+        reads.add(self.solve_reads);
+        reads
+    }
+
     /// Slot for the data that an engine keeps on its device for this sequence.
     pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
         &mut self.device
@@ -385,14 +396,29 @@ impl Sequence {
     /// The static tokens of a layer.
     pub(super) fn exact(&self, layer: usize) -> StaticTokens {
         match self.dense[layer] {
-            true => StaticTokens { sink: 0, recent: self.prefix.spec(layer).first_visible(self.total(layer)) },
-            false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
+            true => StaticTokens { sink: 0, recent: self.first_visible(layer) },
+            false => {
+                let total = self.total(layer);
+                let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+                self.prefix.spec(layer).visible_static(exact, total)
+            }
         }
     }
 
-    /// The candidates: tokens that may be selected beside the static ones.
-    pub(super) fn candidates(&self, exact: StaticTokens) -> Range<usize> {
-        if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
+    /// The first token that the last one sees at a layer.
+    pub(super) fn first_visible(&self, layer: usize) -> usize {
+        self.prefix.spec(layer).first_visible(self.total(layer))
+    }
+
+    /// The candidates: tokens that may be selected beside the static ones. Where the layer has a window, those that have left it since the
+    /// prefix was read are still among them.
+    pub(super) fn candidates(&self, layer: usize, exact: StaticTokens) -> Range<usize> {
+        if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.indexed(layer) }
+    }
+
+    /// The candidates over which the index of a layer is built.
+    fn indexed(&self, layer: usize) -> Range<usize> {
+        self.prefix.spec(layer).visible_candidates(self.prefix_candidates.clone(), self.prefix.tokens())
     }
 
     /// A step at a layer, for the first KV head, without keys and values.
@@ -404,6 +430,7 @@ impl Sequence {
         candidates: Range<usize>,
     ) -> Step<'a> {
         let (shape, none) = (self.prefix.shape(), Rows::F32(&[]));
+        let nothing = KvRows::none(shape.d);
         let depth = depth(&self.dense, layer, &self.method.policy.schedule);
         Step {
             layer,
@@ -412,19 +439,26 @@ impl Sequence {
             queries,
             d: shape.d,
             scale: self.prefix.spec(layer).scale,
-            keys: none,
-            values: none,
+            keys: nothing,
+            values: nothing,
             tail_keys: none,
             tail_values: none,
             dtype: shape.dtype,
-            indexed: self.prefix_candidates.clone(),
-            context: Context::new(total, &candidates).at(depth.share),
+            indexed: self.indexed(layer),
+            context: self.context_of(layer, total, &candidates).at(depth.share),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
             has_moving_candidates: self.method.has_moving_candidates(),
             generated: self.generated(total),
             seed: self.row_seed(total).of_head(layer, 0),
         }
+    }
+
+    /// What budgets of a layer are computed from, with `total` tokens in context.
+    fn context_of(&self, layer: usize, total: usize, candidates: &Range<usize>) -> Context {
+        let first = self.prefix.spec(layer).first_visible(total);
+        let seen = candidates.start.max(first)..candidates.end.max(first);
+        Context::new(total, &seen).hiding(first)
     }
 
     /// The scaled queries, at the positions that the method asks for.

@@ -40,20 +40,24 @@ impl Sequence {
         let total = self.tokens();
         let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
         let fixed = exact.sink + total - exact.recent;
-        let held = |index: &Index, state: &Box<dyn Any + Send>| {
-            self.method.method.resident_candidates(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
+        let held = |seen: usize, index: &Index, state: &Box<dyn Any + Send>| {
+            let resident = self.method.method.resident_candidates(index.as_ref(), state.as_ref());
+            resident.map_or(seen, |held| seen.min(fixed + held))
         };
         let of_layer = |layer: usize| {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match &self.selector {
                 _ if self.dense[layer] => kv_heads * self.seen_by_full(layer, total),
-                _ if !indexes.is_empty() => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
+                _ if !indexes.is_empty() => {
+                    let seen = self.seen_by_full(layer, total);
+                    indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(seen, i, s)).sum()
+                }
                 // A device selects from all tokens, unless it said how many are resident.
                 Selector::Device { resident, .. } => {
                     resident[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
                 }
                 // Without an index there was nothing to select: what is not static now has left for good.
-                Selector::Host => kv_heads * fixed,
+                Selector::Host => kv_heads * fixed.min(self.seen_by_full(layer, total)),
             }
         };
         (0..self.prefix.layers()).map(of_layer).collect()
@@ -122,7 +126,7 @@ impl Sequence {
         cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
         if !self.dense[layer] && !self.method.has_moving_candidates() && !has_rule {
-            cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
+            cost.free_tokens += (group * (self.tail_tokens[layer].min(seen) - 1)) as u64;
         }
         let per_token = attend_flops(shape.d);
         cost.attend_flops += per_token * summed as u64;

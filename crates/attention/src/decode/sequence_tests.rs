@@ -22,7 +22,7 @@ fn what_was_gathered_is_part_of_every_index_and_spent_once() {
     let shape = PromptShape { layers: 1, heads: 1, kv_heads: 1, d, tokens };
     let mut stats = PromptStats::new(&needs.into(), shape);
     let queries = vec![0.5; tokens * d];
-    stats.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
+    stats.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv)).unwrap();
     let times = needs.map(|need| stats.time(need));
     assert!(times.iter().all(|time| !time.is_zero()));
     let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats);

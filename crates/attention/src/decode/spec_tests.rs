@@ -1,12 +1,14 @@
 //! Layers with a cap, a window and sinks of their own, in decoding and in prefill, against attention computed naively in double precision.
 
+use std::sync::Arc;
+
 use super::sequence::Sequence;
 use crate::calibration::collector::PrefillChunk;
 use crate::kv::{KvDtype, LayerKv, Prefix};
 use crate::methods::configure;
 use crate::{
-    AttentionSpec, Configured, IndexCache, LayerSpecs, Policy, SoftmaxScale, SparsePrefill, SpecReason, attend_densely,
-    expand_grid,
+    AttentionSpec, Configured, IndexCache, LayerSpecs, LocalLayers, Policy, Rotation, SoftmaxScale, SparsePrefill,
+    SpecReason, Tail, attend_densely, expand_grid,
 };
 
 const D: usize = 8;
@@ -48,6 +50,24 @@ fn layer(number: usize) -> (LayerKv, Vec<f32>) {
 
 /// What the token at `position` attends, `[heads][D]`.
 fn naive(kv: &LayerKv, queries: &[f32], position: usize, spec: &AttentionSpec) -> Vec<f32> {
+    naive_of(kv, queries, position, spec, &|_, _| true)
+}
+
+/// The product of a query head of the token at `position` with the key of a token.
+fn product(kv: &LayerKv, queries: &[f32], position: usize, head: usize, token: usize) -> f64 {
+    let query = &queries[(position * HEADS + head) * D..][..D];
+    let keys = kv.keys.head(head / (HEADS / KV_HEADS)).to_f32();
+    query.iter().zip(&keys[token * D..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+}
+
+/// As [`naive`], of the tokens for which `keeps` is true, by query head.
+fn naive_of(
+    kv: &LayerKv,
+    queries: &[f32],
+    position: usize,
+    spec: &AttentionSpec,
+    keeps: &dyn Fn(usize, usize) -> bool,
+) -> Vec<f32> {
     let of_head = |head: usize| {
         let query = &queries[(position * HEADS + head) * D..][..D];
         let own = |store: &crate::kv::KvStore| store.head(head / (HEADS / KV_HEADS)).to_f32();
@@ -58,7 +78,8 @@ fn naive(kv: &LayerKv, queries: &[f32], position: usize, spec: &AttentionSpec) -
             let logit = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / spec.scale.divisor();
             spec.soft_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh()).exp()
         };
-        let weights: Vec<(usize, f64)> = (0..=position).filter(sees).map(|token| (token, weight(token))).collect();
+        let attended = (0..=position).filter(sees).filter(|token| keeps(head, *token));
+        let weights: Vec<(usize, f64)> = attended.map(|token| (token, weight(token))).collect();
         let sink = spec.sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
         let sum = weights.iter().map(|(_, weight)| weight).sum::<f64>() + sink;
         let channel = |c: usize| weights.iter().map(|(t, w)| w * f64::from(values[t * D + c])).sum::<f64>() / sum;
@@ -74,6 +95,10 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
 
 /// A sequence behind the prefixes of layers that attend by [`specs`], and each of its steps by layer.
 fn decode(method: &str) -> (Sequence, Vec<Vec<Vec<f32>>>) {
+    decode_by(&configured(method))
+}
+
+fn decode_by(method: &Configured) -> (Sequence, Vec<Vec<Vec<f32>>>) {
     let specs: LayerSpecs = specs().into();
     let layers: Vec<(LayerKv, Vec<f32>)> = (0..specs.layers()).map(layer).collect();
     let cut = |(kv, _): &(LayerKv, Vec<f32>)| {
@@ -82,7 +107,7 @@ fn decode(method: &str) -> (Sequence, Vec<Vec<Vec<f32>>>) {
         kv
     };
     let prefix = Prefix::with_specs(layers.iter().map(cut).collect(), specs);
-    let mut sequence = IndexCache::new(prefix, KvDtype::F32, 1).fork(&configured(method), true).unwrap();
+    let mut sequence = IndexCache::new(prefix, KvDtype::F32, 1).fork(method, true).unwrap();
     let step = |at: usize, number: usize, sequence: &mut Sequence| {
         let (kv, queries) = &layers[number];
         let row = |store: &crate::kv::KvStore| -> Vec<f32> {
@@ -144,6 +169,78 @@ fn layers_with_a_window_attend_it_in_full_whatever_the_method() {
     assert!((sequence.kv_tokens_held() - expected).abs() < 1e-9, "{} tokens held", sequence.kv_tokens_held());
 }
 
+/// With `--local-layers sparse`: the last tokens of the prefix and all behind it are static, the others of the window are candidates, as they
+/// were when the prefix was read; what the window hides is not attended.
+#[test]
+fn methods_select_within_windows_where_they_are_told_to() {
+    let policy = Policy { sink: 0, local: 3, local_layers: LocalLayers::Sparse, ..Policy::default() };
+    for (k, attends_all) in [(2, false), (500, true)] {
+        let method = configure(&expand_grid(&format!("topk:k={k}")).unwrap()[0], &policy).unwrap();
+        let (sequence, outputs) = decode_by(&method);
+        let (mut attended, mut seen) = (0, 0);
+        let windowed = specs().into_iter().enumerate().filter(|(_, spec)| spec.window.is_some());
+        for (number, spec) in windowed.clone() {
+            let (kv, queries) = layer(number);
+            for (at, outputs) in (PREFIX..).zip(&outputs) {
+                let first = spec.first_visible(at + 1);
+                let selected = |head: usize| {
+                    let mut candidates: Vec<usize> = (spec.first_visible(PREFIX + 1)..PREFIX - 3).collect();
+                    let of = |token: &usize| product(&kv, &queries, at, head, *token);
+                    candidates.sort_by(|a, b| of(b).total_cmp(&of(a)));
+                    candidates.truncate(k);
+                    candidates
+                };
+                let selected: Vec<Vec<usize>> = (0..HEADS).map(selected).collect();
+                let keeps = |head: usize, token: usize| token >= PREFIX - 3 || selected[head].contains(&token);
+                let expected = naive_of(&kv, &queries, at, &spec, &keeps);
+                assert_close(&outputs[number], &expected, &format!("k={k}, {spec:?}, at {at}"));
+                let count = |head: usize| (first..=at).filter(|token| keeps(head, *token)).count() as u64;
+                attended += (0..HEADS).map(count).sum::<u64>();
+                seen += (HEADS * (at + 1 - first)) as u64;
+            }
+        }
+        let costs = sequence.costs().total(|layer| specs()[layer].window.is_some());
+        assert_eq!((costs.attended_tokens, costs.context_tokens), (attended, seen), "k={k}");
+        assert_eq!(attended == seen, attends_all, "k={k}");
+    }
+}
+
+#[test]
+fn a_budget_in_a_window_is_a_share_of_the_window() {
+    let policy = Policy { sink: 0, local: 0, local_layers: LocalLayers::Sparse, ..Policy::default() };
+    let method = configure(&expand_grid("topk:ratio=0.5").unwrap()[0], &policy).unwrap();
+    let (sequence, _) = decode_by(&method);
+    // A window of nine tokens asks for five; what has left it of those selected is not attended, and the tokens behind the prefix are.
+    let costs = sequence.costs().total(|layer| specs()[layer].window == Some(9));
+    assert!(costs.attended_tokens <= (HEADS * (1..=STEPS).map(|tail| (5 + tail).min(9)).sum::<usize>()) as u64);
+    assert!(costs.attended_tokens > (HEADS * (1..=STEPS).sum::<usize>()) as u64);
+}
+
+#[test]
+fn what_weighs_all_candidates_or_has_moving_ones_does_not_select_in_windows() {
+    let specs: LayerSpecs = vec![AttentionSpec { window: Some(9), ..AttentionSpec::of_width(D) }].into();
+    let policy = Policy { local_layers: LocalLayers::Sparse, ..Policy::default() };
+    let said = |method: &str, policy: &Policy| {
+        let method = configure(&expand_grid(method).unwrap()[0], policy).unwrap();
+        method.unsupported(&specs).into_iter().collect::<Vec<_>>()
+    };
+    for method in ["full", "topk:k=9", "quest:k=32", "random:k=9", "streaming_llm:window=9"] {
+        assert_eq!(said(method, &policy), [], "{method}");
+    }
+    let moving = Policy { tail: Tail::Indexed, ..policy.clone() };
+    for (method, policy) in [
+        ("topp:p=0.9", &policy),
+        ("oracle_sampling:budget=16", &policy),
+        ("sparq:k=9,r=3", &policy),
+        ("snapkv:k=9", &policy),
+        ("topk:k=9", &moving),
+    ] {
+        assert_eq!(said(method, policy), [SpecReason::Selection], "{method}");
+        let dense = Policy { local_layers: LocalLayers::Dense, ..policy.clone() };
+        assert_eq!(said(method, &dense), [], "{method}");
+    }
+}
+
 /// The share of a softmax that is dropped counts the sink in its denominator, and logits as they are capped.
 #[test]
 fn dropped_mass_is_of_the_layers_own_softmax() {
@@ -173,22 +270,58 @@ fn dropped_mass_is_of_the_layers_own_softmax() {
     }
 }
 
+/// A rotation that moves nothing: a token at another position has the logit that it has at its own.
+struct NoTurn;
+
+impl Rotation for NoTurn {
+    fn turn_back(&self, _: &mut [f32], _: usize) {}
+}
+
+/// Reads all tokens of a layer in chunks of `rows`.
+fn read(sparse: &mut Option<SparsePrefill<'_>>, number: usize, spec: &AttentionSpec, rows: usize) -> Vec<f32> {
+    let ((kv, queries), width) = (layer(number), HEADS * D);
+    let mut out = vec![f32::NAN; queries.len()];
+    for (first, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * width)) {
+        let end = first + out.len() / width;
+        let mut before = kv.clone();
+        before.truncate(end, end);
+        let queries = &queries[first * width..end * width];
+        let chunk = PrefillChunk::new(number, first, queries, HEADS, &before).with_spec(spec);
+        match sparse {
+            Some(sparse) => sparse.attend(&chunk, out),
+            None => attend_densely(&chunk, out),
+        }
+        .unwrap();
+    }
+    out
+}
+
+/// In one chunk, and in chunks shorter than a window, which then reaches back over the start of its chunk. Methods select all
+/// tokens; some attend them as if they stood elsewhere.
 #[test]
 fn prefill_honours_the_spec_of_its_layer() {
-    let layer_specs: LayerSpecs = specs().into();
-    for method in [None, Some("topk:k=500"), Some("a_shape:window=500"), Some("quest:page=4,k=500")] {
+    let (layer_specs, tokens): (LayerSpecs, usize) = (specs().into(), PREFIX + STEPS);
+    let methods = ["topk:k=500", "a_shape:window=500", "quest:page=4,k=500", "streaming_llm:window=500,rolling=true"];
+    for method in [None].into_iter().chain(methods.map(Some)) {
         let method = method.map(configured);
-        let mut sparse = method.as_ref().map(|method| SparsePrefill::new(method, &layer_specs, 1).unwrap());
-        for (number, spec) in layer_specs.iter().enumerate() {
-            let (kv, queries) = layer(number);
-            let mut out = vec![f32::NAN; queries.len()];
-            let chunk = PrefillChunk::new(number, 0, &queries, HEADS, &kv).with_spec(spec);
-            match &mut sparse {
-                Some(sparse) => sparse.attend(&chunk, &mut out),
-                None => attend_densely(&chunk, &mut out),
+        for rows in [tokens, 7] {
+            let new =
+                |method| SparsePrefill::new(method, &layer_specs, 1).unwrap().with_rotation(Some(Arc::new(NoTurn)));
+            let mut sparse = method.as_ref().map(new);
+            for (number, spec) in layer_specs.iter().enumerate() {
+                let ((kv, queries), out) = (layer(number), read(&mut sparse, number, spec, rows));
+                for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
+                    let what = format!("{method:?}, {spec:?}, row {at} in chunks of {rows}");
+                    assert_close(out, &naive(&kv, &queries, at, spec), &what);
+                }
             }
-            for (at, out) in out.chunks_exact(HEADS * D).enumerate() {
-                assert_close(out, &naive(&kv, &queries, at, spec), &format!("{method:?}, {spec:?}, row {at}"));
+            let Some(sparse) = sparse else { continue };
+            let costs = sparse.into_costs();
+            for (number, spec) in layer_specs.iter().enumerate() {
+                let seen = |position: usize| spec.window.map_or(position + 1, |window| window.min(position + 1));
+                let seen = (HEADS * (0..tokens).map(seen).sum::<usize>()) as u64;
+                let cost = costs.total(|layer| layer == number);
+                assert_eq!((cost.attended_tokens, cost.context_tokens), (seen, seen), "{method:?}, {spec:?}");
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexSetKey};
 use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
-use crate::kv::{DeviceFailure, KvError};
+use crate::kv::{DeviceFailure, KvError, KvReads, ReadCounter};
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
 
@@ -23,6 +23,9 @@ pub enum StartError {
     Device(#[from] DeviceFailure),
 }
 
+/// A method with the parameter that was solved for its density.
+type SolvedMethod = Solved<Arc<dyn AnyMethod>>;
+
 impl IndexCache {
     /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence left one.
     ///
@@ -31,27 +34,31 @@ impl IndexCache {
     pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
         let start = Instant::now();
         let mut method = method.clone();
-        let solved = self.solve(&method)?.map(|solved| {
+        let (solved, solve_reads) = self.solve(&method)?;
+        let solved = solved.map(|solved| {
             method.method = solved.method;
             solved.params
         });
         let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
         let mut fork = self.fork_as_is(&method, fidelity)?;
         fork.index_time.whole += solve_time;
-        Ok(Sequence { solved, ..fork })
+        Ok(Sequence { solved, solve_reads, ..fork })
     }
 
-    /// The method with its parameter solved for the requested density; `None` if there is nothing to solve.
-    fn solve(&self, method: &Configured) -> Result<Option<Solved<Arc<dyn AnyMethod>>>, KvError> {
+    /// The method with its parameter solved for the requested density, `None` if there is nothing to solve; and what
+    /// solving read of a prefix that is not lent.
+    fn solve(&self, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
         let dense = self.prefix.specs().dense(&method.policy);
         if candidates.is_empty() || dense.iter().all(|dense| *dense) {
-            return Ok(None);
+            return Ok((None, KvReads::default()));
         }
         let context = self.mean_context(method);
         let Self { prefix, queries, dtype, .. } = self;
-        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+        let reads = ReadCounter::default();
+        let probe = Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context, reads: &reads };
+        Ok((method.method.solve(&probe)?, reads.reads()))
     }
 
     /// The mean context of the tokens that follow for certain: the rest of the prompt, and the given tokens behind it.

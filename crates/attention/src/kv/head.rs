@@ -1,13 +1,34 @@
 //! One KV head of a prefix as readers see it: lent rows are borrowed, others are read when they are asked for.
+//!
+//! Methods read keys or values by [`KvRows`](crate::kv::KvRows), which adds the tokens behind the prefix.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvDtype;
-use crate::kv::source::{KvPlace, KvSource};
+use crate::kv::source::{KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, TierBytes};
 use spattn_kernels::Rows;
+
+/// Which of the two rows of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvPart {
+    /// The key.
+    Keys,
+    /// The value.
+    Values,
+}
+
+impl KvPart {
+    /// This part of keys and values.
+    pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
+        match self {
+            Self::Keys => keys,
+            Self::Values => values,
+        }
+    }
+}
 
 /// One KV head of a prefix: the only way to its keys and values for decoding, index building and solving.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +63,39 @@ impl<'a> KvHead<'a> {
             None => Place::Apart(source, at),
         };
         Ok(Self { rows, d: shape.d, dtype: shape.dtype })
+    }
+
+    /// Channels of a head.
+    pub fn d(&self) -> usize {
+        self.d
+    }
+
+    /// Storage type.
+    pub fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// Keys and values of all tokens, where they are lent.
+    pub fn in_memory(&self) -> Option<[Rows<'a>; 2]> {
+        match self.rows {
+            Place::Lent(rows) => Some(rows),
+            Place::Apart(..) => None,
+        }
+    }
+
+    /// Shows `visit` keys and values of `tokens`, in order: in one piece where they are lent, else in pieces of any length.
+    /// Returns the bytes that the source read for it; none where they are lent.
+    ///
+    /// # Errors
+    /// If some of them cannot be read. `visit` may have seen earlier ones.
+    pub fn scan(&self, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+        match self.rows {
+            Place::Lent([keys, values]) => {
+                visit(keys.slice(tokens.clone(), self.d), values.slice(tokens, self.d));
+                Ok(TierBytes::default())
+            }
+            Place::Apart(source, at) => source.scan(at, tokens, visit),
+        }
     }
 
     /// Keys and values of consecutive tokens; borrowed where they are lent.
@@ -103,6 +157,14 @@ impl HeadRows<'_> {
         match self {
             HeadRows::Lent([_, values]) => *values,
             HeadRows::Read(kv, _) => kv.values.head(0),
+        }
+    }
+
+    /// Bytes of the buffer that holds them; none where they are lent.
+    pub fn buffered(&self) -> usize {
+        match self {
+            HeadRows::Lent(_) => 0,
+            HeadRows::Read(kv, _) => kv.bytes(),
         }
     }
 

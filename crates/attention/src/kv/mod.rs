@@ -1,16 +1,24 @@
 //! Keys and values: the shared, immutable prefix and the private tail behind it.
 //!
-//! A prefix is behind a [`KvSource`], which says where keys and values are and reads them; [`KvHead`] is how one KV head is
-//! read. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or bf16;
-//! kernels widen as they read. Nothing here selects or attends.
+//! A prefix is behind a [`KvSource`], which says where keys and values are and reads them. [`KvHead`] is how the engine reads
+//! one KV head, and [`KvRows`] how methods read its keys or its values, with the tail behind them: in order, in blocks, or
+//! token by token. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
+//! bf16; kernels widen as they read. Nothing here selects or attends.
 //!
-//! These still take keys and values of all tokens of a KV head at once: index building (`decode/index_cache.rs`), solving
-//! for a density (`prefix_stats/probe.rs`), selection on the host (`decode/layer_step.rs`), each by one [`KvHead::slice`] of
-//! the whole prefix; and analyses and benchmarks by [`Prefix::layer`], which needs a source that lends.
+//! Whatever reads a source can fail, and no reader needs a whole KV head in one slice. Where the source lends its layers,
+//! rows are borrowed and a scan shows them in one piece. Two kinds of readers go beyond that:
+//!
+//! - Algorithms that need all keys at the same time collect them, by [`KvRows::to_f32`] or [`KvRows::collect`], into a buffer
+//!   that is counted ([`KvReads::workspace`]): k-means (`pqcache`), graphs (`knn`, `retrieval_attention`), hashes that depend
+//!   on the mean or the longest of all keys (`lsh_bits`, `magicpig`), and keys stored channel by channel (`sparq`). Each says so where
+//!   it builds its index.
+//! - Analyses and benchmarks take whole layers by [`Prefix::layer`], which needs a source that lends. No example of an
+//!   evaluation is run through it.
 
 pub use device::{DeviceFailure, DeviceKv};
-pub use head::{HeadRows, KvHead};
+pub use head::{HeadRows, KvHead, KvPart};
 pub use layer::LayerKv;
+pub use rows::{CollectedRows, KvReads, KvRows, ReadCounter, StoredRows};
 pub use shape::{KvDtype, KvShape, MOST_TOKENS};
 pub use source::{KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
@@ -24,10 +32,14 @@ use source::HostKv;
 
 pub mod quantised;
 
+#[cfg(test)]
+pub(crate) mod paged;
+
 mod copied;
 mod device;
 mod head;
 mod layer;
+mod rows;
 pub(crate) mod shape;
 mod source;
 mod store;
@@ -69,7 +81,8 @@ impl Prefix {
         Self::from_source(specs, Box::new(source))
     }
 
-    /// Keys and values of one layer, for readers that need them all in host memory.
+    /// Keys and values of one layer, for analyses and benchmarks, which need them all in host memory. What runs an example
+    /// reads by [`head`](Self::head), which any source can do.
     ///
     /// # Errors
     /// If they cannot be read, or the source does not lend whole layers.

@@ -129,11 +129,11 @@ impl Method for AdaKv {
         IndexKey::new((snapkv.clone(), Bits::from(*floor)))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Arc<Votes> {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Arc<Votes>, KvError> {
         let none = self.snapkv.budget.is_none();
-        let of_selections = if none { Vec::new() } else { self.snapkv.pooled_votes(prefix) };
+        let of_selections = if none { Vec::new() } else { self.snapkv.pooled_votes(prefix)? };
         let budget = self.snapkv.budget.tokens(prefix.context());
-        Arc::new(Votes { of_selections, first: prefix.candidates.start as u32, budget })
+        Ok(Arc::new(Votes { of_selections, first: prefix.candidates.start as u32, budget }))
     }
 
     /// Counts nothing: once the layer has chosen, votes are needed only to start further sequences.
@@ -169,11 +169,11 @@ impl Method for AdaKv {
         TailRule::Exact("Ada-KV compresses the prompt once and keeps all that is generated, as SnapKV does")
     }
 
-    fn select(&self, step: &Step<'_>, _: &Arc<Votes>, kept: &mut Kept, _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, _: &Arc<Votes>, kept: &mut Kept, _: &mut Cost) -> Result<Selection, KvError> {
         if self.snapkv.budget.is_none() {
-            return self.snapkv.per.nothing(step.group());
+            return Ok(self.snapkv.per.nothing(step.group()));
         }
-        self.snapkv.per.selection(kept.tokens.clone())
+        Ok(self.snapkv.per.selection(kept.tokens.clone()))
     }
 
     fn is_data_independent(&self) -> bool {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::ParamInfo;
 use super::streaming_llm::{last_tokens, window_tokens};
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::select::page_tokens;
@@ -95,8 +95,8 @@ impl Method for BigBird {
     type Index = u64;
     type State = ();
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> u64 {
-        prefix.seed
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<u64, KvError> {
+        Ok(prefix.seed)
     }
 
     fn index_bytes(&self, seed: &u64) -> usize {
@@ -105,15 +105,15 @@ impl Method for BigBird {
 
     fn start(&self, _: &u64) {}
 
-    fn select(&self, step: &Step<'_>, seed: &u64, (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, seed: &u64, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         let of_block = mix_seed(*seed, ((step.context.tokens - 1) / self.query_block) as u64);
         let count = self.count(step.context);
         let draw =
             |head: usize| SelectedTokens::softmax(self.draw(&step.candidates, count, mix_seed(of_block, head as u64)));
-        match self.per {
+        Ok(match self.per {
             Granularity::KvHead(_) => Selection::Shared(draw(0)),
             Granularity::QueryHead => Selection::PerHead((0..step.group()).map(draw).collect()),
-        }
+        })
     }
 
     fn is_data_independent(&self) -> bool {

@@ -70,7 +70,7 @@ fn tensors(spec: &str, altered: Option<Of>) -> Vec<NamedTensor> {
             let rows = keys[first * width..end * width].chunks(width).zip(values[first * width..].chunks(width));
             rows.for_each(|(key, value)| kv.append(key, value));
             let queries = &queries[first * HEADS * D..end * HEADS * D];
-            collector.observe(&PrefillChunk::new(layer, first, queries, HEADS, &kv));
+            collector.observe(&PrefillChunk::new(layer, first, queries, HEADS, &kv)).unwrap();
         }
     }
     collector.end_prompt(TOKENS);
@@ -284,7 +284,7 @@ fn errors_of_streaming_are_summed_over_prompts() {
             for layer in 0..LAYERS {
                 let kv = random_kv(KvDtype::F32, KV_HEADS, *tokens, D, seed + layer as u64);
                 let queries = noise(tokens * HEADS * D, 7 * seed + layer as u64);
-                collector.observe(&PrefillChunk::new(layer, 0, &queries, HEADS, &kv));
+                collector.observe(&PrefillChunk::new(layer, 0, &queries, HEADS, &kv)).unwrap();
             }
             collector.end_prompt(*tokens);
         }

@@ -31,7 +31,7 @@ use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTen
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::kv::{KvDtype, KvStore, quantised};
+use crate::kv::{KvDtype, KvError, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -212,13 +212,13 @@ impl Scorer for LabelScores {
         if self.bits == 16 { 1 } else { quantised::GROUP }
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Labels {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Labels, KvError> {
         let mut labels = self.empty(prefix.into(), None);
         if let LabelRows::Half(rows) = &mut labels.rows {
             rows.truncate(0, prefix.candidates.len());
         }
-        labels.push(&prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d);
-        labels
+        prefix.candidate_keys().each_block(self.grain(), |keys| labels.push(keys, prefix.d))?;
+        Ok(labels)
     }
 
     fn growth(&self) -> Growth {
@@ -252,8 +252,13 @@ impl Scorer for LabelScores {
         }
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Labels>, cost: &mut Cost) -> Vec<f32> {
-        label_scores(queries, segment.index, cost)
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Labels>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
+        Ok(label_scores(queries, segment.index, cost))
     }
 
     fn is_linear(&self) -> bool {
@@ -427,7 +432,8 @@ impl ChannelMeans {
 }
 
 impl Collector for ChannelMeans {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let chunk = &chunk.on_host()?;
         let (d, group, tokens) = (chunk.d(), self.model.group(), chunk.tokens());
         self.tokens[chunk.layer] += tokens;
         self.sums[chunk.layer].par_iter_mut().enumerate().for_each(|(kv_head, sums)| {
@@ -447,6 +453,7 @@ impl Collector for ChannelMeans {
                 }
             }
         });
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Collected {

@@ -32,7 +32,7 @@ use super::ParamInfo;
 use super::lines::{Static, all_pairs};
 use super::streaming_llm::last_tokens;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
+use crate::calibration::collector::{Calibration, Collected, Collector, HostChunk, PrefillChunk, Reading, ReadingText};
 use crate::cost::Cost;
 use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
@@ -198,8 +198,8 @@ impl Method for DuoAttention {
         IndexKey::new((retrieval, heads.as_ref().map(|heads| heads.sha256.clone())))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> bool {
-        self.heads().is_among(self.share(), prefix.layer, prefix.kv_head)
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<bool, KvError> {
+        Ok(self.heads().is_among(self.share(), prefix.layer, prefix.kv_head))
     }
 
     /// Counts nothing: the class of a head belongs to the model, not to the prefix.
@@ -209,9 +209,9 @@ impl Method for DuoAttention {
 
     fn start(&self, _: &bool) {}
 
-    fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, attends_all: &bool, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         let picked = if *attends_all { step.candidates.clone() } else { 0..0 };
-        Selection::Shared(SelectedTokens::softmax(picked.map(|token| token as u32).collect()))
+        Ok(Selection::Shared(SelectedTokens::softmax(picked.map(|token| token as u32).collect())))
     }
 
     fn is_data_independent(&self) -> bool {
@@ -366,7 +366,7 @@ impl StreamingErrors {
 
 impl Settings {
     /// Compares streaming with full attention for one token of a chunk at one KV head; `None` if streaming leaves no token out.
-    fn outputs(&self, chunk: &PrefillChunk<'_>, kv_head: usize, token: usize) -> Option<Outputs> {
+    fn outputs(&self, chunk: &HostChunk<'_>, kv_head: usize, token: usize) -> Option<Outputs> {
         let total = chunk.first + token + 1;
         let (d, start) = (chunk.d(), total.saturating_sub(self.recent));
         if start <= self.sink {
@@ -393,7 +393,8 @@ impl Settings {
 }
 
 impl Collector for StreamingErrors {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let chunk = &chunk.on_host()?;
         let settings = &self.settings;
         let heads = self.heads[chunk.layer].par_iter_mut().enumerate();
         heads.for_each(|(kv_head, head)| {
@@ -401,6 +402,7 @@ impl Collector for StreamingErrors {
                 (0..chunk.tokens()).into_par_iter().map(|token| settings.outputs(chunk, kv_head, token)).collect();
             head.prompt.extend(outputs.into_iter().flatten());
         });
+        Ok(())
     }
 
     fn end_prompt(&mut self, _tokens: usize) {

@@ -171,25 +171,32 @@ impl ExpectedAttention {
     }
 
     /// Score of each candidate, for the group.
-    fn scores(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
-        let (d, tokens, group) = (prefix.d, prefix.keys.elements() / prefix.d, prefix.prompt.group());
-        let keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
+    fn scores(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<f32>, KvError> {
+        let (d, tokens, group) = (prefix.d, prefix.tokens(), prefix.prompt.group());
         let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
         let mut scores = vec![0.0; prefix.candidates.len()];
-        for head in 0..group {
-            let queries = self.queries_to_come(prefix, head, rotation.as_deref());
-            let logs: Vec<f64> =
-                keys.chunks_exact(d).map(|key| queries.log_expected(key, self.covariance, prefix.scale)).collect();
+        let queries: Vec<Queries> =
+            (0..group).map(|head| self.queries_to_come(prefix, head, rotation.as_deref())).collect();
+        let mut logs_of_heads = vec![Vec::with_capacity(scores.len()); group];
+        prefix.candidate_keys().each_block(1, |keys| {
+            for (queries, logs) in queries.iter().zip(&mut logs_of_heads) {
+                let log = |key: &[f32]| queries.log_expected(key, self.covariance, prefix.scale);
+                logs.extend(keys.chunks_exact(d).map(log));
+            }
+        })?;
+        for logs in logs_of_heads {
             let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logs.iter().map(|log| (log - max).exp()).sum();
             scores.iter_mut().zip(logs).for_each(|(score, log)| *score += (log - max).exp() / sum / group as f64);
         }
         if self.norm {
-            let values = prefix.values.slice(prefix.candidates.clone(), d).to_f32();
             let norm = |value: &[f32]| value.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-            scores.iter_mut().zip(values.chunks_exact(d)).for_each(|(score, value)| *score *= norm(value));
+            let mut left = scores.iter_mut();
+            prefix.candidate_values().each_block(1, |values| {
+                values.chunks_exact(d).zip(left.by_ref()).for_each(|(value, score)| *score *= norm(value));
+            })?;
         }
-        scores.into_iter().map(|score| score as f32).collect()
+        Ok(scores.into_iter().map(|score| score as f32).collect())
     }
 }
 
@@ -211,13 +218,13 @@ impl Method for ExpectedAttention {
         IndexKey::new(self.clone())
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<u32>, KvError> {
         if self.budget.is_none() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let first = prefix.candidates.start as u32;
-        let best = top_k(&self.scores(prefix), self.budget.tokens(prefix.context()));
-        best.into_iter().map(|place| place + first).collect()
+        let best = top_k(&self.scores(prefix)?, self.budget.tokens(prefix.context()));
+        Ok(best.into_iter().map(|place| place + first).collect())
     }
 
     /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
@@ -231,8 +238,8 @@ impl Method for ExpectedAttention {
         TailRule::Exact("it compresses the prompt once and keeps all that is generated")
     }
 
-    fn select(&self, _: &Step<'_>, kept: &Vec<u32>, (): &mut (), _: &mut Cost) -> Selection {
-        Selection::Shared(SelectedTokens::softmax(kept.clone()))
+    fn select(&self, _: &Step<'_>, kept: &Vec<u32>, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+        Ok(Selection::Shared(SelectedTokens::softmax(kept.clone())))
     }
 
     fn is_data_independent(&self) -> bool {

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::MethodEntry;
 use crate::{HeadPrefix, Method, Policy, PrefillPattern, Role, Selection, StaticTokens, Step, TailRule};
 
@@ -25,7 +26,9 @@ impl Method for Full {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -41,8 +44,8 @@ impl Method for Full {
         true
     }
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
-        Selection::PerHead(Vec::new())
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+        Ok(Selection::PerHead(Vec::new()))
     }
 
     fn exact(&self, _: &Policy, _: usize, _: usize) -> StaticTokens {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::cost::Cost;
 use crate::index::graph::{Beam, Scored};
 use crate::index::workspaces::Workspaces;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::scored::granularity::Granularity;
 use crate::{Selection, Step};
 use spattn_kernels::linear;
@@ -64,17 +64,17 @@ impl fmt::Display for SearchWidth {
 
 /// Scores the candidates that left the window since the graph was built; counts the cost. Their numbers follow those of
 /// the graph's nodes.
-fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Vec<Scored> {
+fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Result<Vec<Scored>, KvError> {
     let behind = step.candidates.start + step.indexed.len()..step.candidates.end;
     if behind.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let keys = step.all_keys().slice(behind.clone());
     cost.score_flops += 2 * (behind.len() * step.d) as u64;
     cost.kv_bytes += (behind.len() * step.d * keys.elem_bytes()) as u64;
     let mut scores = vec![0.0; behind.len()];
-    linear::scores(query, &keys.to_f32(), step.d, &mut scores);
-    (step.indexed.len() as u32..).zip(scores).map(|(node, score)| Scored { node, score }).collect()
+    linear::scores(query, &keys.to_f32()?, step.d, &mut scores);
+    Ok((step.indexed.len() as u32..).zip(scores).map(|(node, score)| Scored { node, score }).collect())
 }
 
 /// Selects all candidates for every query; scores none.
@@ -89,6 +89,9 @@ type Score<'a> = dyn FnMut(&[u32], &mut [f32]) + 'a;
 /// cost. Tokens are ascending.
 ///
 /// `search` gets a workspace and the function that scores nodes.
+///
+/// # Errors
+/// If keys of the prefix cannot be read.
 pub(super) fn search_each(
     step: &Step<'_>,
     per: Granularity,
@@ -97,14 +100,14 @@ pub(super) fn search_each(
     beams: &Workspaces<Beam>,
     cost: &mut Cost,
     search: impl Fn(&mut Beam, &mut Score<'_>) -> Vec<Scored> + Sync,
-) -> Selection {
+) -> Result<Selection, KvError> {
     let selection = per.by_query(step, cost, |query, cost| {
         beams.with(|| Beam::new(nodes), |beam| pick(step, query, k, beam, cost, &search))
-    });
+    })?;
     if per.asks_each(step.group()) {
         step.leave_to_attention(&selection, cost);
     }
-    selection
+    Ok(selection)
 }
 
 fn pick(
@@ -114,15 +117,25 @@ fn pick(
     beam: &mut Beam,
     cost: &mut Cost,
     search: impl FnOnce(&mut Beam, &mut Score<'_>) -> Vec<Scored>,
-) -> Vec<u32> {
+) -> Result<Vec<u32>, KvError> {
     if k == 0 {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let mut found = match step.indexed.is_empty() {
-        true => Vec::new(),
-        false => search(beam, &mut |nodes, out| step.score_indexed(query, nodes, out)),
+    // A search knows no errors: after one, all nodes score as low as can be, so that it ends, and what it found is dropped.
+    let mut failure = None;
+    let mut score = |nodes: &[u32], out: &mut [f32]| {
+        if failure.is_none() {
+            failure = step.score_indexed(query, nodes, out).err();
+        }
+        if failure.is_some() {
+            out.fill(f32::NEG_INFINITY);
+        }
     };
-    found.extend(scored_behind(step, query, cost));
+    let mut found = if step.indexed.is_empty() { Vec::new() } else { search(beam, &mut score) };
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    found.extend(scored_behind(step, query, cost)?);
     found.sort_by(|a, b| b.cmp(a));
     let effort = std::mem::take(&mut beam.effort);
     cost.score_flops += 2 * step.d as u64 * effort.scored;
@@ -132,5 +145,5 @@ fn pick(
     let first = step.candidates.start as u32;
     let mut tokens: Vec<u32> = found.iter().map(|f| f.node + first).collect();
     tokens.sort_unstable();
-    tokens
+    Ok(tokens)
 }

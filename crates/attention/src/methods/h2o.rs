@@ -206,11 +206,11 @@ impl Method for H2o {
         IndexKey::new(self.clone())
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
-        match self.heavy.is_none() {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Cache>, KvError> {
+        Ok(match self.heavy.is_none() {
             true => Vec::new(),
             false => self.caches(&prefix.prompt, prefix.candidates.clone(), self.heavy.tokens(prefix.context())),
-        }
+        })
     }
 
     /// Token numbers and masses, as stored.
@@ -226,20 +226,26 @@ impl Method for H2o {
         caches.clone()
     }
 
-    fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, _: &mut Cost) -> Selection {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        _: &Vec<Cache>,
+        caches: &mut Vec<Cache>,
+        _: &mut Cost,
+    ) -> Result<Selection, KvError> {
         if self.heavy.is_none() {
-            return self.per.nothing(step.group());
+            return Ok(self.per.nothing(step.group()));
         }
         let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
         // Reads and products that the step's attention counts; dropped here.
         let mut there = Cost::default();
-        let at_ends = step.gather_keys(at_ends, &mut there);
+        let at_ends = step.gather_keys(at_ends, &mut there)?;
         let heads = step.group() / caches.len();
         for (queries, cache) in step.queries.chunks_exact(heads * step.d).zip(caches.iter_mut()) {
             cache.slide(sink, window.start, window.end);
             // Keys in the order of the weights: sink, heavy hitters, window.
-            let heavy = step.gather_keys(cache.tokens(), &mut there);
+            let heavy = step.gather_keys(cache.tokens(), &mut there)?;
             let (first, last) = at_ends.split_at(sink * step.d);
             let keys = [first, &heavy, last].concat();
             let of_heads = Step { queries, ..step.clone() };
@@ -250,7 +256,7 @@ impl Method for H2o {
                 cache.add(sink, weights);
             }
         }
-        self.per.selection(caches.iter().map(|cache| cache.tokens().collect()).collect())
+        Ok(self.per.selection(caches.iter().map(|cache| cache.tokens().collect()).collect()))
     }
 
     /// The window slides over tokens after the prefix too.

@@ -16,7 +16,7 @@ use crate::IndexKey;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::kv::{KvDtype, KvStore};
+use crate::kv::{KvDtype, KvError, KvStore};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -114,18 +114,17 @@ impl Scorer for Representatives {
         self.page
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<KvStore, KvError> {
         let scores = &prefix.prompt.following_scores(self.window)[prefix.candidates.clone()];
         let blocks = scores.len().div_ceil(self.page);
-        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.count);
-        let mut key = vec![0.0; prefix.d];
+        let mut representatives = Vec::with_capacity(blocks * self.count);
         for (block, scores) in scores.chunks(self.page).enumerate() {
-            for token in top_k(scores, self.count) {
-                prefix.keys.read(prefix.candidates.start + block * self.page + token as usize, &mut key);
-                keys.append(&key);
-            }
+            let first = (prefix.candidates.start + block * self.page) as u32;
+            representatives.extend(top_k(scores, self.count).into_iter().map(|token| first + token));
         }
-        keys
+        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.count);
+        prefix.keys.gather(&representatives)?.chunks_exact(prefix.d).for_each(|key| keys.append(key));
+        Ok(keys)
     }
 
     fn growth(&self) -> Growth {
@@ -144,13 +143,18 @@ impl Scorer for Representatives {
         keys.bytes()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, KvStore>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let (keys, rows) = (segment.index, segment.index.head(0));
         cost.aux_bytes += (rows.elements() * rows.elem_bytes()) as u64;
         let dots = queries.dots(rows, cost);
         let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.count as f32 / dots.len() as f32;
         let of_query = |dots: &[f32]| dots.chunks(self.count).map(block).collect::<Vec<f32>>();
-        dots.chunks_exact(keys.tokens()).flat_map(of_query).collect()
+        Ok(dots.chunks_exact(keys.tokens()).flat_map(of_query).collect())
     }
 
     fn is_linear(&self) -> bool {

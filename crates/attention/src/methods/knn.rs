@@ -22,6 +22,7 @@ use crate::cost::Cost;
 use crate::index::graph::Beam;
 use crate::index::graph::hnsw::{Hnsw, HnswParams};
 use crate::index::workspaces::Workspaces;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{Budget, HeadPrefix, Method, Params, Role, SelectedTokens, Selection, Step, TailRule};
@@ -135,13 +136,14 @@ impl Method for Knn {
         })
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Option<Hnsw> {
-        let KnnIndex::Hnsw(search) = &self.index else { return None };
+    /// A graph needs all keys at the same time: each key that is inserted searches among those before it.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Option<Hnsw>, KvError> {
+        let KnnIndex::Hnsw(search) = &self.index else { return Ok(None) };
         if prefix.candidates.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        Some(Hnsw::build(&keys, prefix.d, search.params, prefix.seed))
+        let keys = prefix.candidate_keys().to_f32()?;
+        Ok(Some(Hnsw::build(&keys, prefix.d, search.params, prefix.seed)))
     }
 
     fn index_bytes(&self, graph: &Option<Hnsw>) -> usize {
@@ -158,10 +160,10 @@ impl Method for Knn {
         graph: &Option<Hnsw>,
         beams: &mut Workspaces<Beam>,
         cost: &mut Cost,
-    ) -> Selection {
+    ) -> Result<Selection, KvError> {
         let k = self.budget.tokens(step.context);
         if k >= step.candidates.len() {
-            return pick_all(step, self.per);
+            return Ok(pick_all(step, self.per));
         }
         if let (KnnIndex::Hnsw(search), Some(graph)) = (&self.index, graph) {
             let width = search.width.of(k);
@@ -170,17 +172,17 @@ impl Method for Knn {
             });
         }
         let queries = self.per.queries(step);
-        let scores = clock::scoring(|| step.exact_scores(&queries, cost));
+        let scores = clock::scoring(|| step.exact_scores(&queries, cost))?;
         let first = step.candidates.start as u32;
         let pick = |_, scores: &[f32], cost: &mut Cost| {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
-            SelectedTokens::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
+            Ok(SelectedTokens::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect()))
         };
-        let selection = clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick));
+        let selection = clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick))?;
         if self.per.asks_each(step.group()) {
             step.leave_to_attention(&selection, cost);
         }
-        selection
+        Ok(selection)
     }
 
     fn tail_rule(&self) -> TailRule {

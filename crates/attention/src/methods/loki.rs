@@ -23,7 +23,7 @@ use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTen
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::cost::Cost;
 use crate::index::pca::{Components, Covariance};
-use crate::kv::KvStore;
+use crate::kv::{KvError, KvStore};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -125,12 +125,12 @@ impl Scorer for Loki {
         IndexKey::new((*rank, basis.as_ref().map(|basis| basis.sha256.clone())))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<KvStore, KvError> {
         let place = KvHeadId::from(prefix);
         let mut rows = self.empty(place, None);
         rows.truncate(0, prefix.candidates.len());
-        self.push(&mut rows, place, &prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32());
-        rows
+        prefix.candidate_keys().each_block(1, |keys| self.push(&mut rows, place, keys))?;
+        Ok(rows)
     }
 
     fn growth(&self) -> Growth {
@@ -150,13 +150,18 @@ impl Scorer for Loki {
         rows.stored_bytes()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, KvStore>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let components = self.components(queries.layer, queries.kv_head, queries.d);
         let projected = project(queries.queries, components, queries.d);
         cost.score_flops += 2 * (queries.count() * components.len()) as u64;
         let rows = segment.index.head(0);
         cost.aux_bytes += (size_of_val(components) + rows.elements() * rows.elem_bytes()) as u64;
-        dots(&projected, rows, self.rank.of(queries.d), cost)
+        Ok(dots(&projected, rows, self.rank.of(queries.d), cost))
     }
 
     fn is_linear(&self) -> bool {
@@ -219,9 +224,13 @@ impl KeyCovariances {
 }
 
 impl Collector for KeyCovariances {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let (keys, tokens, d) = (&chunk.kv()?.keys, chunk.first..chunk.end(), chunk.d());
         let heads = self.heads[chunk.layer].par_iter_mut().enumerate();
-        heads.for_each(|(kv_head, covariance)| covariance.add(&chunk.keys(kv_head)));
+        heads.for_each(|(kv_head, covariance)| {
+            covariance.add(&keys.head(kv_head).slice(tokens.clone(), d).to_f32());
+        });
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Collected {

@@ -35,6 +35,7 @@ use crate::IndexKey;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::method::Scored;
@@ -137,13 +138,13 @@ impl Scorer for RandomSignatures {
         IndexKey::new((*bits, *by_norm, *center, *seed))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Signed {
-        let [keys, values] =
-            [prefix.keys, prefix.values].map(|rows| rows.slice(prefix.candidates.clone(), prefix.d).to_f32());
+    /// Needs all keys and values at the same time: the mean and the longest of all enter each signature.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Signed, KvError> {
+        let (keys, values) = (prefix.candidate_keys().to_f32()?, prefix.candidate_values().to_f32()?);
         let learned = self.learn(&keys, &values, (prefix.d, prefix.scale));
         let signatures = self.signatures(&learned, &keys, &values, (prefix.d, prefix.scale));
         let signatures = Signatures::new(&signatures, words_of(self.bits));
-        Signed { signatures, learned }
+        Ok(Signed { signatures, learned })
     }
 
     fn growth(&self) -> Growth {
@@ -167,22 +168,32 @@ impl Scorer for RandomSignatures {
         index.signatures.bytes()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Signed>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let signatures = self.query_signatures(queries, cost);
-        segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
+        Ok(segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost))
     }
 
     /// With a single row, distances are summed over the group before scores are written.
-    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
+    fn sums(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Signed>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let signatures = self.query_signatures(queries, cost);
         let of_keys = &segment.index.signatures;
-        match queries.rows {
+        Ok(match queries.rows {
             1 => of_keys.counted_sums(&signatures, self.ties, cost),
             rows => {
                 let scores = of_keys.counted_scores(&signatures, queries.group(), self.ties, cost);
                 Reduce::Sum.apply(&scores, rows * of_keys.candidates())
             }
-        }
+        })
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {

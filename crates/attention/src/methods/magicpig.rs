@@ -51,10 +51,10 @@ use crate::IndexKey;
 use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::index::workspaces::Workspaces;
-use crate::kv::KvError;
+use crate::kv::{CollectedRows, KvError};
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::prefill::mask::{RowHead, RowMask};
-use crate::scored::granularity::each_head;
+use crate::scored::granularity::try_each_head;
 use crate::{
     DeviceForm, HeadPrefix, Histogram, Method, Params, PrefillPattern, Probe, ProbeHead, QueryBlock, Role,
     SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned, Weighting, least_reaching,
@@ -197,9 +197,10 @@ impl MagicPig {
         ladder.find(reaches).unwrap_or(Shape { bits: 1, tables: Self::PUBLISHED_TABLES })
     }
 
-    /// The candidates' keys, and their mean if they are centred.
-    fn keys<'a>(&self, prefix: &HeadPrefix<'a>) -> Keys<'a> {
-        let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), prefix.d), d: prefix.d, mean: None };
+    /// The candidates' keys, and their mean if they are centred. Norms and hashes follow from the mean of all keys, so they
+    /// are gone through up to three times.
+    fn keys<'a>(&self, rows: &'a CollectedRows<'_>, d: usize) -> Keys<'a> {
+        let mut keys = Keys { rows: rows.rows(), d, mean: None };
         if self.hashing.center {
             keys.mean = Some(keys.compute_mean());
         }
@@ -207,8 +208,9 @@ impl MagicPig {
     }
 
     /// Probabilities `p` of agreement between the probe's queries and the candidates.
-    fn agreements(&self, head: &ProbeHead<'_>) -> Histogram {
-        let keys = self.keys(&head.prefix);
+    fn agreements(&self, head: &ProbeHead<'_>) -> Result<Histogram, KvError> {
+        let rows = head.prefix.candidate_keys().collect()?;
+        let keys = self.keys(&rows, head.prefix.d);
         let lengths = keys.norms();
         let norms = if self.hashing.simple_lsh { Norms::Common(longest(&lengths)) } else { Norms::Each(lengths) };
         let geometry = Geometry { mean: keys.mean, norms };
@@ -221,8 +223,8 @@ impl MagicPig {
             let query = queries.next().expect("logits come query by query");
             let cosines = geometry.cosines(query, &dots, &tokens, [&geometry.norms; 2], &mut Cost::default());
             cosines.into_iter().for_each(|cos| agreements.add(agreement(cos)));
-        });
-        agreements
+        })?;
+        Ok(agreements)
     }
 
     /// The sampled tokens of one query head and their weights; `sides` is the query's hash. Exact products with sampled
@@ -235,7 +237,7 @@ impl MagicPig {
         index: &HashIndex,
         state: &Sampling,
         cost: &mut Cost,
-    ) -> SelectedTokens {
+    ) -> Result<SelectedTokens, KvError> {
         let least = self.hashing.min_collisions;
         let counter = || CollisionCounter::new(index.tables.tokens());
         let mut sampled = state.counters.with(counter, |c| c.sample(&index.tables, sides, least, &mut cost.aux_bytes));
@@ -246,11 +248,12 @@ impl MagicPig {
         cost.select_bytes += 2 * u64::from(behind);
         let first = step.candidates.start as u32;
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
-        let dots = step.exact_scores_of(head, &tokens);
+        let dots = step.exact_scores_of(head, &tokens)?;
         let norms = [&index.geometry.norms, &state.tail.norms];
         let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
         let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
-        SelectedTokens { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+        let log_u = cosines.into_iter().map(|cos| log_u.at(cos)).collect();
+        Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) })
     }
 
     /// The vectors `[token][planes.d()]` by which `keys: [token][d]` are hashed, and their norms.
@@ -318,8 +321,10 @@ impl Method for MagicPig {
         IndexKey::new((*bits, *tables, *center, *simple_lsh, *seed))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
-        let (keys, shape) = (self.keys(prefix), self.shape());
+    /// Needs all keys at the same time: their mean, and with `simple_lsh` the longest of them, enters each hash.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<HashIndex, KvError> {
+        let rows = prefix.candidate_keys().collect()?;
+        let (keys, shape) = (self.keys(&rows, prefix.d), self.shape());
         let norms = keys.norms();
         let width = prefix.d + usize::from(self.hashing.simple_lsh);
         let planes = self.planes.of_width(width);
@@ -330,7 +335,7 @@ impl Method for MagicPig {
         } else {
             (Codes::hash(shape, &planes, keys.tokens(), |range| keys.centred(range)), Norms::Each(norms))
         };
-        HashIndex { planes, tables: HashTables::new(&codes), geometry: Geometry { mean: keys.mean, norms } }
+        Ok(HashIndex { planes, tables: HashTables::new(&codes), geometry: Geometry { mean: keys.mean, norms } })
     }
 
     /// Bytes of tables, mean and norms; the hyperplanes are shared by all KV heads and not counted.
@@ -360,10 +365,16 @@ impl Method for MagicPig {
         state.tail.codes.bytes() + norms
     }
 
-    fn select(&self, step: &Step<'_>, index: &HashIndex, state: &mut Sampling, cost: &mut Cost) -> Selection {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &HashIndex,
+        state: &mut Sampling,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError> {
         let new = step.candidates.start + index.tables.tokens() + state.tail.codes.tokens()..step.candidates.end;
         if !new.is_empty() {
-            let (vectors, norms) = self.hashed(&index.geometry, &step.all_keys().slice(new).to_f32(), step.d);
+            let (vectors, norms) = self.hashed(&index.geometry, &step.all_keys().slice(new).to_f32()?, step.d);
             state.tail.codes.push(&index.planes, &vectors);
             if let (Norms::Each(all), Norms::Each(new)) = (&mut state.tail.norms, norms) {
                 all.extend(new);
@@ -373,7 +384,7 @@ impl Method for MagicPig {
         let (words, state) = (index.planes.words(), &*state);
         let pick =
             |head: usize, cost: &mut Cost| self.picks(step, head, &sides[head * words..][..words], index, state, cost);
-        Selection::PerHead(each_head(step.group(), step.context.tokens, cost, pick))
+        Ok(Selection::PerHead(try_each_head(step.group(), step.context.tokens, cost, pick)?))
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {

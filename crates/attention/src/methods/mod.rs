@@ -61,6 +61,8 @@ mod index_key_tests;
 #[cfg(test)]
 mod oracle_tests;
 #[cfg(test)]
+mod source_tests;
+#[cfg(test)]
 mod tail_tests;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ use crate::calibration::artefact::{Artefact, ModelShape};
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
 use crate::index::kmeans::kmeans;
-use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::kv::{KvDtype, KvRows, LayerKv, Prefix};
 use crate::types::seed::head_seed;
 use crate::{
     Configured, Context, HeadPrefix, IndexCache, LayerShare, Policy, PromptShape, PromptStats, SelectedTokens,
@@ -183,7 +183,7 @@ impl Scene {
         let shape = PromptShape { layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, d: D, tokens: TOKENS };
         let mut stats = PromptStats::new(&needs, shape);
         for (layer, queries) in self.prompt.iter().enumerate().filter(|_| !needs.is_empty()) {
-            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer).unwrap()));
+            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer).unwrap())).unwrap();
         }
         stats
     }
@@ -213,20 +213,23 @@ impl Scene {
         let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
         let indexed = method.method.exact(&method.policy, TOKENS, TOKENS).candidates(TOKENS);
         let seed = head_seed(seed, layer, kv_head);
-        let index = method.method.build(&HeadPrefix {
-            layer,
-            depth: SparseLayerRank { rank: layer, of: LAYERS, share: LayerShare::default() },
-            rotation: None,
-            kv_head,
-            keys,
-            values,
-            d: D,
-            scale: SoftmaxScale::inverse_root(D),
-            dtype: KvDtype::F32,
-            candidates: indexed.clone(),
-            prompt: stats.head(layer, kv_head),
-            seed,
-        });
+        let index = method
+            .method
+            .build(&HeadPrefix {
+                layer,
+                depth: SparseLayerRank { rank: layer, of: LAYERS, share: LayerShare::default() },
+                rotation: None,
+                kv_head,
+                keys: KvRows::lent(keys, D),
+                values: KvRows::lent(values, D),
+                d: D,
+                scale: SoftmaxScale::inverse_root(D),
+                dtype: KvDtype::F32,
+                candidates: indexed.clone(),
+                prompt: stats.head(layer, kv_head),
+                seed,
+            })
+            .unwrap();
         let [key, value] = &self.own[layer];
         let step = Step {
             layer,
@@ -235,8 +238,8 @@ impl Scene {
             queries: &self.queries[layer][kv_head * GROUP * D..][..GROUP * D],
             d: D,
             scale: SoftmaxScale::inverse_root(D),
-            keys,
-            values,
+            keys: KvRows::lent(keys, D),
+            values: KvRows::lent(values, D),
             tail_keys: Rows::F32(&key[kv_head * D..][..D]),
             tail_values: Rows::F32(&value[kv_head * D..][..D]),
             dtype: KvDtype::F32,
@@ -250,7 +253,7 @@ impl Scene {
         };
         let mut state = method.method.start(index.as_ref());
         let mut cost = Cost::default();
-        let selection = method.method.select(&step, index.as_ref(), state.as_mut(), &mut cost);
+        let selection = method.method.select(&step, index.as_ref(), state.as_mut(), &mut cost).unwrap();
         (selection, cost)
     }
 

@@ -23,7 +23,7 @@ use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::index::kmeans::kmeans;
-use crate::kv::KvStore;
+use crate::kv::{KvError, KvStore};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -114,12 +114,13 @@ impl Scorer for ProductCodes {
         IndexKey::new(self.clone())
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Subspace> {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+    /// Needs all keys at the same time: each round of k-means goes through all of them.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Subspace>, KvError> {
+        let keys = prefix.candidate_keys().to_f32()?;
         let mut rng = ChaCha8Rng::seed_from_u64(prefix.seed);
         let parts = self.subspaces.min(prefix.d);
         let channels = (0..parts).map(|i| i * prefix.d / parts..(i + 1) * prefix.d / parts);
-        channels.map(|channels| self.quantise(&keys, prefix, channels, &mut rng)).collect()
+        Ok(channels.map(|channels| self.quantise(&keys, prefix, channels, &mut rng)).collect())
     }
 
     fn growth(&self) -> Growth {
@@ -145,8 +146,13 @@ impl Scorer for ProductCodes {
         subspaces.iter().map(|s| s.centroids.bytes() + s.codes.len()).sum()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Subspace>>, cost: &mut Cost) -> Vec<f32> {
-        approximate_scores(queries, segment.index, cost)
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Vec<Subspace>>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
+        Ok(approximate_scores(queries, segment.index, cost))
     }
 
     fn is_linear(&self) -> bool {
@@ -214,7 +220,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
 mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::kv::KvDtype;
+    use crate::kv::{KvDtype, KvRows};
     use crate::{PromptHead, SelectedTokens, Selection, SoftmaxScale, SparseLayerRank};
     use spattn_kernels::Rows;
 
@@ -239,8 +245,8 @@ mod tests {
             depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
-            keys: rows,
-            values: rows,
+            keys: KvRows::lent(rows, D),
+            values: KvRows::lent(rows, D),
             d: D,
             scale: SoftmaxScale::inverse_root(D),
             dtype,
@@ -249,7 +255,7 @@ mod tests {
             seed: 9,
         };
         let scorer = ProductCodes { subspaces: 3, bits: 5, iterations: 10 };
-        let built = scorer.build(&head);
+        let built = scorer.build(&head).unwrap();
         let mut tail = scorer.empty(KvHeadId::from(&head), Some(&built));
         for (kept, part) in [(0, &new[..15 * D]), (10, &new[10 * D..])] {
             let tokens = NewTokens { place: KvHeadId::from(&head), keys: part, values: part };
@@ -279,8 +285,8 @@ mod tests {
             depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
-            keys: rows,
-            values: rows,
+            keys: KvRows::lent(rows, D),
+            values: KvRows::lent(rows, D),
             d: D,
             scale: SoftmaxScale::inverse_root(D),
             dtype,
@@ -289,7 +295,7 @@ mod tests {
             seed: 9,
         };
         let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d: D, scale: head.scale };
-        let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
+        let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head).unwrap();
         let mut cost = Cost::default();
         let scores = approximate_scores(&asked, &index, &mut cost);
         let decoded = |t: usize| {

@@ -1,6 +1,7 @@
 //! Methods that are sparse during prefill and decode densely.
 
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::{HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, StaticTokens, Step, TailRule};
 
 /// A mask over whole prompts as a method. Decoding attends everything, so nothing is selected or stored.
@@ -10,7 +11,9 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -18,8 +21,8 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
-        Selection::PerHead(Vec::new())
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+        Ok(Selection::PerHead(Vec::new()))
     }
 
     fn exact(&self, _: &Policy, _: usize, _: usize) -> StaticTokens {

@@ -23,7 +23,7 @@ use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::kv::{KvDtype, KvStore, quantised};
+use crate::kv::{KvDtype, KvError, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -133,15 +133,14 @@ impl Scorer for Bounds {
         self.page * self.summary_bits.map_or(1, |_| quantised::GROUP)
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Pages {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Pages, KvError> {
         let mut pages = self.empty(prefix.into(), None);
         if let Pages::Exact { min, max } = &mut pages {
             let room = prefix.candidates.len().div_ceil(self.page);
             [min, max].into_iter().for_each(|rows| rows.truncate(0, room));
         }
-        self.push(&mut pages, &keys, prefix.d);
-        pages
+        prefix.candidate_keys().each_block(self.grain(), |keys| self.push(&mut pages, keys, prefix.d))?;
+        Ok(pages)
     }
 
     fn growth(&self) -> Growth {
@@ -169,8 +168,13 @@ impl Scorer for Bounds {
         pages.bytes()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Pages>, cost: &mut Cost) -> Vec<f32> {
-        page_bounds(queries, segment.index, cost)
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Pages>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
+        Ok(page_bounds(queries, segment.index, cost))
     }
 
     fn keeps_open_page(&self) -> bool {
@@ -285,5 +289,5 @@ pub(super) fn bounds_for_test(
     summary_bits: Option<usize>,
 ) -> Vec<f32> {
     let bounds = Bounds { page, summary_bits };
-    page_bounds(&step.group_queries(), &bounds.build(prefix), &mut Cost::default())
+    page_bounds(&step.group_queries(), &bounds.build(prefix).unwrap(), &mut Cost::default())
 }

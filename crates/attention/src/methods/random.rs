@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::ParamInfo;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -51,7 +52,9 @@ struct Blind;
 impl Scorer for Blind {
     type Index = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn growth(&self) -> Growth {
         Growth::Free("nothing is stored: they are drawn like others")
@@ -65,8 +68,8 @@ impl Scorer for Blind {
         0
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, _: &mut Cost) -> Vec<f32> {
-        vec![0.0; queries.count() * segment.keys.tokens()]
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, _: &mut Cost) -> Result<Vec<f32>, KvError> {
+        Ok(vec![0.0; queries.count() * segment.keys.tokens()])
     }
 }
 
@@ -78,8 +81,8 @@ struct Uniform {
 }
 
 impl Picker for Uniform {
-    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> SelectedTokens {
-        self.draw(&row.candidates, row.context, row.rng())
+    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Result<SelectedTokens, KvError> {
+        Ok(self.draw(&row.candidates, row.context, row.rng()))
     }
 
     fn blind(&self) -> Option<&dyn DataIndependentPicker> {

@@ -211,7 +211,7 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
         Some(text) => DenseLayers::parse(&text)?,
     };
     let tail = read_tail(params, default.tail, rule)?;
-    Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default() })
+    Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default(), local_layers: default.local_layers })
 }
 
 /// The parameter that distributes a budget over layers.

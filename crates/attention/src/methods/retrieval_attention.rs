@@ -19,6 +19,7 @@ use crate::cost::Cost;
 use crate::index::graph::Beam;
 use crate::index::graph::roar::{Roar, RoarParams};
 use crate::index::workspaces::Workspaces;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::{Budget, HeadPrefix, Method, PromptNeed, Role, Selection, Step, TailRule};
@@ -91,11 +92,12 @@ impl Method for RetrievalAttention {
         IndexKey::new((*queries, *graph))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Roar {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+    /// A graph needs all keys at the same time: each query of the prompt is joined to the keys nearest to it.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Roar, KvError> {
+        let keys = prefix.candidate_keys().to_f32()?;
         let of_head = |head| prefix.prompt.sampled_queries(self.queries, head).1.to_f32();
         let queries: Vec<f32> = (0..prefix.prompt.group()).flat_map(of_head).collect();
-        Roar::build(&keys, prefix.d, &queries, self.graph)
+        Ok(Roar::build(&keys, prefix.d, &queries, self.graph))
     }
 
     fn index_bytes(&self, graph: &Roar) -> usize {
@@ -110,10 +112,16 @@ impl Method for RetrievalAttention {
         TailRule::Exact("its graph is made from the prompt's queries, and its authors keep generated tokens exact")
     }
 
-    fn select(&self, step: &Step<'_>, graph: &Roar, beams: &mut Workspaces<Beam>, cost: &mut Cost) -> Selection {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        graph: &Roar,
+        beams: &mut Workspaces<Beam>,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError> {
         let k = self.budget.tokens(step.context);
         if k >= step.candidates.len() {
-            return pick_all(step, self.per);
+            return Ok(pick_all(step, self.per));
         }
         let width = self.width.of(k);
         search_each(step, self.per, k, graph.nodes(), beams, cost, |beam, score| graph.search(width, beam, score))

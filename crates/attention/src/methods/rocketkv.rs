@@ -21,7 +21,7 @@ use super::ParamInfo;
 use super::snapkv::SnapKv;
 use crate::IndexKey;
 use crate::cost::Cost;
-use crate::kv::{KvStore, MOST_TOKENS};
+use crate::kv::{KvError, KvStore, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::types::channels::Channels;
 use crate::{Budget, Context, HeadPrefix, Method, PromptNeed, Role, SelectedTokens, Selection, Step, TailRule};
@@ -139,15 +139,15 @@ struct Kept {
 
 impl RocketKv {
     /// The candidates that the first stage keeps, ascending.
-    fn left(&self, prefix: &HeadPrefix<'_>) -> Vec<u32> {
-        let (candidates, tokens) = (prefix.candidates.clone(), prefix.keys.elements() / prefix.d);
+    fn left(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<u32>, KvError> {
+        let (candidates, tokens) = (prefix.candidates.clone(), prefix.tokens());
         let window = tokens.saturating_sub(self.snapkv.window).clamp(candidates.start, candidates.end);
         let before = HeadPrefix { candidates: candidates.start..window, ..prefix.clone() };
         let keep = self.keep.tokens(self.budget, prefix.context());
-        let votes = self.snapkv.pooled_votes(&before).pop().unwrap_or_default();
+        let votes = self.snapkv.pooled_votes(&before)?.pop().unwrap_or_default();
         let first = candidates.start as u32;
         let best = top_k(&votes, keep).into_iter().map(|place| place + first);
-        best.chain(window as u32..candidates.end as u32).collect()
+        Ok(best.chain(window as u32..candidates.end as u32).collect())
     }
 
     /// The channels with the largest `Σ|q|` over the group, and whether the queries sum to more than 0 there.
@@ -204,19 +204,19 @@ impl Method for RocketKv {
         IndexKey::new((*page, *budget, *keep, snapkv.clone()))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
-        let (d, tokens) = (prefix.d, self.left(prefix));
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Kept, KvError> {
+        let (d, tokens) = (prefix.d, self.left(prefix)?);
         let room = tokens.len().div_ceil(self.page);
         let [mut min, mut max] = [(); 2].map(|()| KvStore::new(prefix.dtype, 1, d, room));
         for page in tokens.chunks(self.page) {
-            let keys = prefix.keys.gather(page, d);
+            let keys = prefix.keys.gather(page)?;
             let fold = |fold: fn(f32, f32) -> f32| -> Vec<f32> {
                 (0..d).map(|c| keys.iter().skip(c).step_by(d).copied().reduce(fold).unwrap_or(0.0)).collect()
             };
             min.append(&fold(f32::min));
             max.append(&fold(f32::max));
         }
-        Kept { tokens, min, max }
+        Ok(Kept { tokens, min, max })
     }
 
     /// Bytes of the bounds and of the list of kept tokens.
@@ -230,7 +230,7 @@ impl Method for RocketKv {
         TailRule::Exact("its pages are of the prompt's tokens that were kept")
     }
 
-    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), cost: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), cost: &mut Cost) -> Result<Selection, KvError> {
         let weights = clock::scoring(|| self.page_weights(step, kept, cost));
         cost.select_bytes += 2 * size_of_val(weights.as_slice()) as u64;
         let pages = clock::picking(|| top_k(&weights, self.budget.blocks(step.context, self.page)));
@@ -238,7 +238,7 @@ impl Method for RocketKv {
             let start = *page as usize * self.page;
             kept.tokens[start..(start + self.page).min(kept.tokens.len())].to_vec()
         };
-        Selection::Shared(SelectedTokens::softmax(pages.iter().flat_map(tokens).collect()))
+        Ok(Selection::Shared(SelectedTokens::softmax(pages.iter().flat_map(tokens).collect())))
     }
 
     fn resident_candidates(&self, kept: &Kept, (): &()) -> Option<usize> {

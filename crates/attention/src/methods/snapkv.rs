@@ -19,6 +19,7 @@ use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
+use crate::types::scores::score_each;
 use crate::{
     Budget, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, SparseLayerRank,
     StaticTokens, Step, TailRule,
@@ -126,10 +127,14 @@ impl SnapKv {
     }
 
     /// Pooled votes of the candidates: a list for each query head, or one for the group.
-    pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Vec<Vec<f32>> {
-        let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
+    ///
+    /// # Errors
+    /// If keys of the prefix cannot be read.
+    pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Vec<f32>>, KvError> {
+        let heads = 0..prefix.prompt.group();
+        let votes: Vec<Vec<f32>> = heads.map(|head| self.votes(prefix, head)).collect::<Result<_, KvError>>()?;
         let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[prefix.candidates.clone()].to_vec();
-        self.per.merged(votes).into_iter().map(of_candidates).collect()
+        Ok(self.per.merged(votes).into_iter().map(of_candidates).collect())
     }
 
     /// Number of candidates that this layer keeps.
@@ -142,19 +147,18 @@ impl SnapKv {
     }
 
     /// Softmax weights of the window's queries of one head, summed for each token before the window.
-    fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
-        let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
+    fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Result<Vec<f32>, KvError> {
+        let (d, tokens, scale) = (prefix.d, prefix.tokens(), prefix.scale.factor());
         let queries = prefix.prompt.last_queries(self.window, head).to_f32();
-        let scale = prefix.scale.factor();
+        let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
         let first = tokens - queries.len() / d;
         let mut votes = vec![0.0; first];
-        for (i, query) in queries.chunks_exact(d).enumerate() {
-            let scaled: Vec<f32> = query.iter().map(|q| q * scale).collect();
-            let mut weights = prefix.scores(&scaled, 0..first + i + 1);
-            softmax(&mut weights);
-            votes.iter_mut().zip(weights).for_each(|(vote, weight)| *vote += weight);
-        }
-        votes
+        score_each(&scaled, prefix.keys, |i, logits| {
+            let weights = &mut logits[..first + i + 1];
+            softmax(weights);
+            votes.iter_mut().zip(weights).for_each(|(vote, weight)| *vote += *weight);
+        })?;
+        Ok(votes)
     }
 
     /// Votes pooled over neighbours. Past either end there are none; the average takes zeros there.
@@ -188,13 +192,13 @@ impl Method for SnapKv {
         IndexKey::new(self.clone())
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Kept, KvError> {
         if self.budget.is_none() {
-            return Kept(Vec::new());
+            return Ok(Kept(Vec::new()));
         }
         let (budget, first) = (self.layer_budget(prefix), prefix.candidates.start as u32);
         let keep = |pooled: Vec<f32>| top_k(&pooled, budget).into_iter().map(|i| i + first).collect();
-        Kept(self.pooled_votes(prefix).into_iter().map(keep).collect())
+        Ok(Kept(self.pooled_votes(prefix)?.into_iter().map(keep).collect()))
     }
 
     /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
@@ -208,11 +212,11 @@ impl Method for SnapKv {
         TailRule::Exact("SnapKV compresses the prompt once and keeps all that is generated (its §4)")
     }
 
-    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         if self.budget.is_none() {
-            return self.per.nothing(step.group());
+            return Ok(self.per.nothing(step.group()));
         }
-        self.per.selection(kept.0.clone())
+        Ok(self.per.selection(kept.0.clone()))
     }
 
     fn is_data_independent(&self) -> bool {

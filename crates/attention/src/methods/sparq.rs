@@ -26,7 +26,7 @@ use crate::IndexKey;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::kv::KvStore;
+use crate::kv::{KvError, KvRows, KvStore};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -37,7 +37,7 @@ use crate::types::channels::Channels;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::scores::GroupQueries;
 use crate::{Budget, HeadPrefix, Role, SelectedTokens, Selection, Weighting};
-use spattn_kernels::rows::{Elem, Rows, with_rows};
+use spattn_kernels::rows::{Elem, with_rows};
 use spattn_kernels::softmax::softmax;
 use spattn_kernels::topk::top_k;
 use spattn_kernels::weighted_lists;
@@ -130,19 +130,20 @@ impl Scorer for QueryChannels {
         IndexKey::new(*by_channel)
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
+    /// The copy by channel needs all keys at the same time: a channel's row has a number of each of them.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Kept, KvError> {
         let (d, n) = (prefix.d, prefix.candidates.len());
         let mut kept = Kept { sum: vec![0.0; d], tokens: 0, copy: Copy::None };
-        kept.add_values(&prefix.values.slice(prefix.candidates.clone(), d).to_f32());
+        prefix.candidate_values().each_block(1, |values| kept.add_values(values))?;
         if self.by_channel {
-            let keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
+            let keys = prefix.candidate_keys().to_f32()?;
             let mut store = KvStore::new(prefix.dtype, 1, n, d);
             for c in 0..d {
                 store.append(&keys.iter().skip(c).step_by(d).copied().collect::<Vec<_>>());
             }
             kept.copy = Copy::ByChannel(store);
         }
-        kept
+        Ok(kept)
     }
 
     fn growth(&self) -> Growth {
@@ -173,7 +174,12 @@ impl Scorer for QueryChannels {
         kept.sum.len() * size_of::<f32>() + copy
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Kept>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Kept>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let (d, n, group) = (queries.d, segment.keys.tokens(), queries.group());
         let mut scores = vec![0.0; queries.count() * n];
         let query = |h: usize, row: usize| &queries.head(h)[row * d..][..d];
@@ -191,7 +197,7 @@ impl Scorer for QueryChannels {
             for head in heads.clone().step_by(at_once) {
                 let weights = (head..head + at_once).flat_map(weights_of).collect::<Vec<f32>>();
                 let out = &mut scores[(head * queries.rows + row) * n..][..at_once * n];
-                segment.score(&channels, &weights, at_once, out);
+                segment.score(&channels, &weights, at_once, out)?;
             }
         }
         // Query heads that choose together read their channels once.
@@ -202,7 +208,7 @@ impl Scorer for QueryChannels {
             _ => cost.aux_bytes += bytes,
         }
         cost.score_flops += (2 * queries.count() * numbers) as u64;
-        scores
+        Ok(scores)
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
@@ -215,9 +221,14 @@ impl Scorer for QueryChannels {
     }
 
     /// Gives the selected tokens their share of the candidates' softmax, and the mean value the rest.
-    fn weigh(&self, from: &SelectionSource<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
+    fn weigh(
+        &self,
+        from: &SelectionSource<'_, Kept>,
+        selection: &mut Selection,
+        cost: &mut Cost,
+    ) -> Result<(), KvError> {
         let tokens: usize = from.parts.iter().map(|part| part.tokens).sum();
-        let mean = mean_value(from.parts, tokens);
+        let mean = mean_value(from.parts, tokens)?;
         let mut remainder = |picks: &mut SelectedTokens, logits: &[f32]| {
             let top: Vec<u32> = picks.tokens.iter().map(|t| t - from.first as u32).collect();
             let shares = logits.chunks_exact(tokens).map(|logits| rest_share(logits, &top)).collect();
@@ -230,6 +241,7 @@ impl Scorer for QueryChannels {
                 heads.iter_mut().zip(from.scores.chunks_exact(tokens)).for_each(|(picks, own)| remainder(picks, own));
             }
         }
+        Ok(())
     }
 }
 
@@ -245,18 +257,19 @@ impl Kept {
 
 impl Segment<'_, Kept> {
     /// Adds `Σ_i weights[h][i] · key[channels[i]]` of every key to `out: [head][token]`, for `heads` heads.
-    fn score(&self, channels: &[u32], weights: &[f32], heads: usize, out: &mut [f32]) {
+    fn score(&self, channels: &[u32], weights: &[f32], heads: usize, out: &mut [f32]) -> Result<(), KvError> {
         let d = self.index.sum.len();
         match &self.index.copy {
             Copy::ByChannel(store) => weighted_lists(store.head(0), channels, weights, heads, out),
-            Copy::ByToken(store) => strided(&[store.head(0)], d, channels, weights, out),
-            Copy::None => strided(&self.keys.pieces(), d, channels, weights, out),
+            Copy::ByToken(store) => strided(KvRows::lent(store.head(0), d), channels, weights, out)?,
+            Copy::None => strided(self.keys, channels, weights, out)?,
         }
+        Ok(())
     }
 }
 
 /// Mean value of the `tokens` candidates in `parts`, `[d]`.
-fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Vec<f32> {
+fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Result<Vec<f32>, KvError> {
     let mut sums = vec![0.0f64; parts.first().map_or(0, |part| part.index.sum.len())];
     for part in parts {
         if part.tokens == part.index.tokens {
@@ -264,11 +277,13 @@ fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Vec<f32> {
             continue;
         }
         // The index also holds tokens that this position does not see, so its sum cannot be used.
-        for value in part.values.to_f32().chunks_exact(sums.len()) {
-            sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += f64::from(*v));
-        }
+        part.values.each_block(1, |values| {
+            for value in values.chunks_exact(sums.len()) {
+                sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += f64::from(*v));
+            }
+        })?;
     }
-    sums.into_iter().map(|sum| (sum / tokens as f64) as f32).collect()
+    Ok(sums.into_iter().map(|sum| (sum / tokens as f64) as f32).collect())
 }
 
 /// `τ = √(d·‖q̂‖₁/‖q‖₁)`, `√d` being what the layer's logits are divided by; `√d` for a query of zeros.
@@ -306,12 +321,11 @@ fn total(weights: &[f32]) -> f64 {
 /// Largest share of the remainder. It is applied relative to the selected tokens' mass, which must not be 0.
 const MOST_REST: f32 = 1.0 - f32::EPSILON;
 
-/// Adds `Σ_i weights[h][i] · rows[t][channels[i]]` to `out[h][t]`; `rows` are the rows of all pieces in order.
-fn strided(pieces: &[Rows<'_>], d: usize, channels: &[u32], weights: &[f32], out: &mut [f32]) {
-    let tokens: usize = pieces.iter().map(|rows| rows.elements() / d).sum();
-    let mut first = 0;
-    for rows in pieces {
-        with_rows!(*rows, data => {
+/// Adds `Σ_i weights[h][i] · rows[t][channels[i]]` to `out[h][t]`.
+fn strided(rows: KvRows<'_>, channels: &[u32], weights: &[f32], out: &mut [f32]) -> Result<(), KvError> {
+    let (d, tokens) = (rows.d(), rows.tokens());
+    rows.scan(|first, piece| {
+        with_rows!(piece, data => {
             for (t, row) in data.chunks_exact(d).enumerate() {
                 for (weights, out) in weights.chunks_exact(channels.len()).zip(out.chunks_exact_mut(tokens)) {
                     for (c, w) in channels.iter().zip(weights) {
@@ -320,8 +334,7 @@ fn strided(pieces: &[Rows<'_>], d: usize, channels: &[u32], weights: &[f32], out
                 }
             }
         });
-        first += rows.elements() / d;
-    }
+    })
 }
 
 #[cfg(test)]

@@ -77,7 +77,9 @@ impl Method for SinkAndWindow {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -85,8 +87,8 @@ impl Method for SinkAndWindow {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
-        Selection::Shared(SelectedTokens::softmax(Vec::new()))
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+        Ok(Selection::Shared(SelectedTokens::softmax(Vec::new())))
     }
 
     /// A static window (`slide=false`) is solved once, for the mean context of the tokens known to follow the prefix.

@@ -6,7 +6,7 @@ use crate::kv::{KvDtype, KvStore, Prefix};
 use crate::{IndexCache, Policy, SelectedTokens, Selection, Sequence, Tail, TailRule, Weighting};
 
 /// Specs of every method whose index of a token does not depend on other tokens.
-const GROWING: &[&str] = &[
+pub(super) const GROWING: &[&str] = &[
     "topk:k=12",
     "topk:pick=topp,p=0.7",
     "topk:k=7,per=kv_head,reduce=max",

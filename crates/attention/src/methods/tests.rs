@@ -13,7 +13,7 @@ use crate::SoftmaxScale;
 use crate::calibration::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::calibration::collector::{Assignment, Collector, PrefillChunk, TextKind};
 use crate::cost::Cost;
-use crate::kv::{KvDtype, KvShape, LayerKv, Prefix};
+use crate::kv::{KvDtype, KvRows, KvShape, LayerKv, Prefix};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::{
     AnyMethod, Configured, Context, DenseLayers, HeadPrefix, IndexCache, MethodSpec, Params, Policy, PromptHead,
@@ -69,7 +69,7 @@ pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     for layer in 0..model.layers {
         let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
         let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
-        collector.observe(&PrefillChunk::new(layer, 0, &queries, model.heads, &kv));
+        collector.observe(&PrefillChunk::new(layer, 0, &queries, model.heads, &kv)).unwrap();
     }
     let collected = collector.finish();
     let info = ArtefactInfo {
@@ -115,7 +115,7 @@ pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: 
     let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
     for layer in (0..layers).filter(|_| !needs.is_empty()) {
         let queries = prompt_queries(layer, tokens * heads * d);
-        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer).unwrap()));
+        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer).unwrap())).unwrap();
     }
     stats
 }
@@ -153,8 +153,8 @@ pub(super) fn select_seeded(
         depth: SparseLayerRank::default(),
         rotation: None,
         kv_head,
-        keys,
-        values,
+        keys: KvRows::lent(keys, d),
+        values: KvRows::lent(values, d),
         d,
         scale: SoftmaxScale::inverse_root(d),
         dtype,
@@ -162,7 +162,7 @@ pub(super) fn select_seeded(
         prompt,
         seed,
     };
-    let index = method.build(&prefix);
+    let index = method.build(&prefix).unwrap();
     let tail_keys = Rows::F32(&[]);
     let step = Step {
         layer,
@@ -171,8 +171,8 @@ pub(super) fn select_seeded(
         queries,
         d,
         scale,
-        keys,
-        values,
+        keys: KvRows::lent(keys, d),
+        values: KvRows::lent(values, d),
         tail_keys,
         tail_values: tail_keys,
         dtype,
@@ -185,7 +185,7 @@ pub(super) fn select_seeded(
         seed,
     };
     let mut cost = Cost::default();
-    let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
+    let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost).unwrap();
     (selection, cost)
 }
 
@@ -206,7 +206,7 @@ fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
         let kv = prefix.layer(layer).unwrap();
         let tokens = kv.tokens().min(RecentQueries::COUNT);
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
-        recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv));
+        recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv)).unwrap();
     }
     IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_queries(recent)
 }
@@ -290,20 +290,23 @@ impl Stepper {
         let method = calibrated(configured(spec, policy), 1, group, 1, D);
         let stats = random_stats(&method.method, &prefix, group);
         let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
-        let index = method.method.build(&HeadPrefix {
-            layer: 0,
-            depth: SparseLayerRank::default(),
-            rotation: None,
-            kv_head: 0,
-            keys: prefix.layer(0).unwrap().keys.head(0),
-            values: prefix.layer(0).unwrap().values.head(0),
-            d: D,
-            scale: SoftmaxScale::inverse_root(D),
-            dtype: KvDtype::F32,
-            candidates: exact.candidates(prefix_tokens),
-            prompt: stats.head(0, 0),
-            seed: 1,
-        });
+        let index = method
+            .method
+            .build(&HeadPrefix {
+                layer: 0,
+                depth: SparseLayerRank::default(),
+                rotation: None,
+                kv_head: 0,
+                keys: KvRows::lent(prefix.layer(0).unwrap().keys.head(0), D),
+                values: KvRows::lent(prefix.layer(0).unwrap().values.head(0), D),
+                d: D,
+                scale: SoftmaxScale::inverse_root(D),
+                dtype: KvDtype::F32,
+                candidates: exact.candidates(prefix_tokens),
+                prompt: stats.head(0, 0),
+                seed: 1,
+            })
+            .unwrap();
         let mut state = method.method.start(index.as_ref());
         method.method.coordinate_heads(std::slice::from_mut(&mut state));
         let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false).unwrap();
@@ -343,8 +346,8 @@ impl Stepper {
             queries: &self.queries,
             d: D,
             scale: SoftmaxScale::inverse_root(D),
-            keys: self.prefix.layer(0).unwrap().keys.head(0),
-            values: self.prefix.layer(0).unwrap().values.head(0),
+            keys: KvRows::lent(self.prefix.layer(0).unwrap().keys.head(0), D),
+            values: KvRows::lent(self.prefix.layer(0).unwrap().values.head(0), D),
             tail_keys: self.tail.keys.head(0),
             tail_values: self.tail.values.head(0),
             dtype: KvDtype::F32,
@@ -357,7 +360,7 @@ impl Stepper {
             seed,
         };
         let mut cost = Cost::default();
-        let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
+        let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost).unwrap();
         method.coordinate_heads(std::slice::from_mut(&mut self.state));
         (selection, cost)
     }
@@ -378,20 +381,22 @@ impl Stepper {
         let method = &self.method.method;
         let exact = method.exact(&self.method.policy, self.prefix_tokens, before + 1);
         let candidates = exact.sink..exact.recent;
-        let index = method.build(&HeadPrefix {
-            layer: 0,
-            depth: SparseLayerRank::default(),
-            rotation: None,
-            kv_head: 0,
-            keys: Rows::F32(keys),
-            values: Rows::F32(values),
-            d: D,
-            scale: SoftmaxScale::inverse_root(D),
-            dtype: KvDtype::F32,
-            candidates: candidates.clone(),
-            prompt: PromptHead::default(),
-            seed: 1,
-        });
+        let index = method
+            .build(&HeadPrefix {
+                layer: 0,
+                depth: SparseLayerRank::default(),
+                rotation: None,
+                kv_head: 0,
+                keys: KvRows::lent(Rows::F32(keys), D),
+                values: KvRows::lent(Rows::F32(values), D),
+                d: D,
+                scale: SoftmaxScale::inverse_root(D),
+                dtype: KvDtype::F32,
+                candidates: candidates.clone(),
+                prompt: PromptHead::default(),
+                seed: 1,
+            })
+            .unwrap();
         let step = Step {
             layer: 0,
             depth: SparseLayerRank::default(),
@@ -399,8 +404,8 @@ impl Stepper {
             queries: &self.queries,
             d: D,
             scale: SoftmaxScale::inverse_root(D),
-            keys: Rows::F32(keys),
-            values: Rows::F32(values),
+            keys: KvRows::lent(Rows::F32(keys), D),
+            values: KvRows::lent(Rows::F32(values), D),
             tail_keys: Rows::F32(last_key),
             tail_values: Rows::F32(last_value),
             dtype: KvDtype::F32,
@@ -412,7 +417,7 @@ impl Stepper {
             generated: behind,
             seed: 1_000 + 3 * behind as u64,
         };
-        method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut Cost::default())
+        method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut Cost::default()).unwrap()
     }
 
     /// The candidates of the last step.
@@ -569,7 +574,7 @@ const SELECT_ALL: &[&str] = &[
 ];
 
 /// Specs with ordinary budgets.
-const ORDINARY: &[&str] = &[
+pub(super) const ORDINARY: &[&str] = &[
     "full",
     "topk:k=0",
     "topk:k=0,per=kv_head",
@@ -1096,7 +1101,7 @@ fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
         read.truncate((first + rows).min(tokens), tokens);
         let queries = noise((read.tokens() - first) * heads * D, first as u64);
         let chunk = PrefillChunk::new(0, first, &queries, heads, &read);
-        sparse.attend(&chunk, &mut vec![0.0; queries.len()]);
+        sparse.attend(&chunk, &mut vec![0.0; queries.len()]).unwrap();
     }
     sparse.into_costs().total(|_| true).density()
 }
@@ -1551,13 +1556,13 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, depth: SparseLayerRank::default(), kv_head: 0, queries: &queries, d: D, scale: SoftmaxScale::of_factor(1.0),
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
+            keys: KvRows::lent(Rows::F32(&keys), D), values: KvRows::lent(Rows::F32(&keys), D), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             tail_values: Rows::F32(&[]), dtype: KvDtype::F32, indexed: 0..tokens,
             context: Context::new(tokens + 1, &(0..tokens)), grouped: None, has_moving_candidates: false,
             generated: 0, seed,
         };
         let prefix = HeadPrefix {
-            layer: 0, depth: SparseLayerRank::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            layer: 0, depth: SparseLayerRank::default(), rotation: None, kv_head: 0, keys: KvRows::lent(Rows::F32(&keys), D), values: KvRows::lent(Rows::F32(&keys), D), d: D,
             scale: SoftmaxScale::inverse_root(D),
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
@@ -1608,8 +1613,8 @@ fn topk_picks_the_largest_scores() {
         queries: &queries,
         d: D,
         scale: SoftmaxScale::of_factor(1.0),
-        keys,
-        values: keys,
+        keys: KvRows::lent(keys, D),
+        values: KvRows::lent(keys, D),
         tail_keys: Rows::F32(&[]),
         tail_values: Rows::F32(&[]),
         dtype: KvDtype::F32,
@@ -1622,22 +1627,24 @@ fn topk_picks_the_largest_scores() {
         seed: 0,
     };
     let method = configured("topk:k=5", &none()).method;
-    let index = method.build(&HeadPrefix {
-        layer: 0,
-        depth: SparseLayerRank::default(),
-        rotation: None,
-        kv_head: 0,
-        keys,
-        values: keys,
-        d: D,
-        scale: SoftmaxScale::inverse_root(D),
-        dtype: KvDtype::F32,
-        candidates: 10..100,
-        prompt: PromptHead::default(),
-        seed: 0,
-    });
+    let index = method
+        .build(&HeadPrefix {
+            layer: 0,
+            depth: SparseLayerRank::default(),
+            rotation: None,
+            kv_head: 0,
+            keys: KvRows::lent(keys, D),
+            values: KvRows::lent(keys, D),
+            d: D,
+            scale: SoftmaxScale::inverse_root(D),
+            dtype: KvDtype::F32,
+            candidates: 10..100,
+            prompt: PromptHead::default(),
+            seed: 0,
+        })
+        .unwrap();
     let mut state = method.start(index.as_ref());
-    let picked = method.select(&step, index.as_ref(), state.as_mut(), &mut crate::cost::Cost::default());
+    let picked = method.select(&step, index.as_ref(), state.as_mut(), &mut crate::cost::Cost::default()).unwrap();
     let rows = keys.to_f32();
     let score = |t: usize| -> f32 { queries.iter().zip(&rows[t * D..]).map(|(a, b)| a * b).sum() };
     let mut order: Vec<u32> = (10..100).collect();
@@ -1998,8 +2005,9 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];
     let best = |per: Granularity| {
         per.select(&scores, 2, &mut Cost::default(), |_, scores, _| {
-            crate::SelectedTokens::softmax(spattn_kernels::topk::top_k(scores, 1))
+            Ok(crate::SelectedTokens::softmax(spattn_kernels::topk::top_k(scores, 1)))
         })
+        .unwrap()
     };
     let shared = |token| Selection::Shared(crate::SelectedTokens::softmax(vec![token]));
     assert_eq!(best(Granularity::KvHead(Reduce::Sum)), shared(0), "5, 5, 3: the lower of equals");

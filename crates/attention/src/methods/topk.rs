@@ -10,6 +10,7 @@ use super::ParamInfo;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -66,7 +67,9 @@ impl Scorer for ExactScores {
         true
     }
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn growth(&self) -> Growth {
         Growth::Free("nothing is stored: keys are scored where they are")
@@ -80,10 +83,15 @@ impl Scorer for ExactScores {
         0
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, ()>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let (keys, d) = (segment.keys, queries.d);
         *cost += dot_cost(queries.count(), keys.tokens(), d, keys.elem_bytes());
-        queries.dots_joined(keys, &mut Cost::default())
+        queries.dots_in_context(keys, &mut Cost::default())
     }
 
     fn takes_products(&self) -> bool {

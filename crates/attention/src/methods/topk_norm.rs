@@ -6,6 +6,7 @@
 
 use super::ParamInfo;
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::MethodEntry;
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -50,8 +51,10 @@ impl Scorer for AttentionTimesNorm {
     /// `ln‖v‖` of every candidate.
     type Index = Vec<f32>;
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
-        log_norms(&prefix.values.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d).collect()
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<f32>, KvError> {
+        let mut norms = Vec::with_capacity(prefix.candidates.len());
+        prefix.candidate_values().each_block(1, |values| norms.extend(log_norms(values, prefix.d)))?;
+        Ok(norms)
     }
 
     fn growth(&self) -> Growth {
@@ -75,15 +78,20 @@ impl Scorer for AttentionTimesNorm {
         true
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<f32>>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Vec<f32>>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let (keys, norms) = (segment.keys, segment.index);
         cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
-        let mut scores = queries.dots_joined(keys, cost);
+        let mut scores = queries.dots_in_context(keys, cost)?;
         for scores in scores.chunks_exact_mut(norms.len().max(1)) {
             scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale.factor() * *score + norm);
         }
         cost.score_flops += 2 * scores.len() as u64;
         cost.aux_bytes += size_of_val(norms.as_slice()) as u64;
-        scores
+        Ok(scores)
     }
 }

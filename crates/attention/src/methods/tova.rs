@@ -17,6 +17,7 @@ use crate::IndexKey;
 use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
+use crate::types::scores::score_each;
 use crate::{
     Budget, HeadPrefix, Method, Policy, Probe, PromptNeed, Role, SelectedTokens, Selection, Solved, StaticTokens, Step,
     TailRule,
@@ -97,18 +98,19 @@ impl Method for Tova {
     }
 
     /// All tokens but the sink, with the last query's weights. The layer chooses later which to keep.
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Cache {
-        let tokens = prefix.keys.elements() / prefix.d;
-        let sink = prefix.candidates.start;
-        let logits_of = |head| prefix.scores(&prefix.prompt.last_queries(1, head).to_f32(), 0..tokens);
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Cache, KvError> {
+        let (tokens, sink) = (prefix.tokens(), prefix.candidates.start);
+        let query_of = |head| prefix.prompt.last_queries(1, head).to_f32();
         let mut sums = Vec::new();
         if tokens > 0 {
-            let mut logits: Vec<f32> = (0..prefix.prompt.group()).flat_map(logits_of).collect();
+            let queries: Vec<f32> = (0..prefix.prompt.group()).flat_map(query_of).collect();
+            let mut logits = Vec::with_capacity(queries.len() / prefix.d * tokens);
+            score_each(&queries, prefix.keys, |_, own| logits.extend_from_slice(own))?;
             sums = summed_weights(&mut logits, tokens, prefix.scale.factor());
         }
         let held: Vec<u32> = (sink as u32..tokens as u32).collect();
         let weights = sums.get(sink..).unwrap_or_default().to_vec();
-        Cache { newest: held.last().copied(), held, weights, budget: self.budget.tokens(prefix.context()) }
+        Ok(Cache { newest: held.last().copied(), held, weights, budget: self.budget.tokens(prefix.context()) })
     }
 
     /// Counts nothing: once the layer has chosen, the weights are needed only to start further sequences.
@@ -125,17 +127,17 @@ impl Method for Tova {
     }
 
     /// Computes the step's weights. They are the weights of its attention, which counts their cost.
-    fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Result<Selection, KvError> {
         let (sink, newest) = (step.candidates.start as u32, step.context.tokens as u32 - 1);
         cache.held.retain(|token| (sink..newest).contains(token));
         let picks = SelectedTokens::softmax(cache.held.clone());
         cache.held.push(newest);
         let mut there = Cost::default();
-        let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
+        let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there)?;
         let mut logits = step.score_rows(Rows::F32(&keys), &mut there);
         cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale.factor()).split_off(sink as usize);
         cache.newest = Some(newest);
-        Selection::Shared(picks)
+        Ok(Selection::Shared(picks))
     }
 
     /// Sums the weights of all KV heads and evicts the tokens with the smallest sums from all of them.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::calibration::collector::PrefillChunk;
+use crate::calibration::collector::HostChunk;
 use crate::cost::Cost;
 
 /// Cost of a block at one layer, and the tokens that each query head attended, of `context` in context, summed over
@@ -48,7 +48,7 @@ pub(crate) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize
 }
 
 /// The queries of each KV head's group in a chunk, `[head][row][d]`.
-pub(crate) fn queries_by_group(chunk: &PrefillChunk<'_>) -> Vec<Vec<f32>> {
+pub(crate) fn queries_by_group(chunk: &HostChunk<'_>) -> Vec<Vec<f32>> {
     let group = chunk.heads / chunk.kv_heads();
     let of = |kv_head: usize| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group);
     (0..chunk.kv_heads()).into_par_iter().map(of).collect()

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
 use crate::cost::Cost;
-use crate::kv::KvShape;
+use crate::kv::{KvError, KvShape};
 use crate::prefill::cost::{BlockCost, queries_by_group};
 use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
 use crate::prefill::mask::{
@@ -21,6 +21,17 @@ use spattn_cuda::{
     BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, HostDeviceVec, PerRowTokens, PromptSearch, Rows, Run,
     Searched, Timeline,
 };
+
+/// Why a device could not attend rows of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DevicePrefillError {
+    /// The device failed.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// Queries, keys and values that the host needs for its plan could not be copied from the device.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+}
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
@@ -47,7 +58,7 @@ impl SparsePrefill<'_> {
     /// are attended in pieces.
     ///
     /// # Errors
-    /// If the device fails.
+    /// If the device fails, or a plan needs queries and keys that cannot be copied to the host.
     pub fn attend_on_device(
         &mut self,
         gpu: &Gpu,
@@ -56,18 +67,21 @@ impl SparsePrefill<'_> {
         cache: &Cache<'_>,
         out: &mut Buffer,
         mut timeline: Option<&mut Timeline>,
-    ) -> Result<bool, GpuError> {
+    ) -> Result<bool, DevicePrefillError> {
         let (layer, shape) = (chunk.layer, chunk.shape());
         let mut mark = || timeline.as_mut().map_or(Ok(()), |timeline| gpu.mark(timeline));
         let last = rows.first + rows.count - 1;
         if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {
             mark()?;
             gpu.prefill_attention(rows, cache, out)?;
-            let context = context(rows);
+            let spec = chunk.spec();
+            let seen = |position: usize| position + 1 - spec.first_visible(position + 1);
+            let context = (rows.first..rows.first + rows.count).map(seen).sum();
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
-        if self.dense[layer] || self.positions != Positions::Original || !gpu.attends_blocks(cache.storage, cache.d) {
+        let has_kernel = rows.rule.is_plain() && gpu.attends_blocks(cache.storage, cache.d);
+        if self.dense[layer] || self.positions != Positions::Original || !has_kernel {
             return Ok(false);
         }
         let mask = match self.pattern {
@@ -107,9 +121,9 @@ impl SparsePrefill<'_> {
         (rows, cache): (&Rows<'_>, &Cache<'_>),
         out: &mut Buffer,
         mark: &mut dyn FnMut() -> Result<(), GpuError>,
-    ) -> Result<bool, GpuError> {
+    ) -> Result<bool, DevicePrefillError> {
+        let chunk = &chunk.on_host()?;
         let mut lists = std::mem::take(&mut self.mask_workspace().lists);
-        chunk.show();
         let queries = queries_by_group(chunk);
         let (plans, costs) = self.plan(chunk, mask, &queries);
         let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);

@@ -4,15 +4,14 @@
 //! [`RowReader`] attends the selections row by row, as in a decode step.
 
 use std::any::Any;
-use std::sync::Mutex;
 
 use rayon::prelude::*;
 
-use crate::calibration::collector::PrefillChunk;
+use crate::calibration::collector::HostChunk;
 use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
-use crate::kv::KvHead;
+use crate::kv::{KvHead, ReadCounter};
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
 use crate::types::attention_spec::AttentionSpec;
@@ -36,7 +35,7 @@ impl<'a> RowHead<'a> {
             d,
             kv_head: self.place.kv_head,
             spec: spec.clone(),
-            fetched: Mutex::default(),
+            reads: ReadCounter::default(),
         }
     }
 }
@@ -61,7 +60,7 @@ impl<'a> RowReader<'a> {
     }
 
     /// Attends a chunk into `out: [token][head][d]`; returns the cost of each block of rows.
-    pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+    pub fn attend(&mut self, chunk: &HostChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
         let (kv_heads, end) = (chunk.kv_heads(), chunk.first + chunk.tokens());
         let states = &mut self.states[chunk.layer];
         states.resize_with(kv_heads, || self.mask.begin());
@@ -77,7 +76,7 @@ impl<'a> RowReader<'a> {
     }
 
     /// Attends the block whose first row is the chunk's `skipped`-th.
-    fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
+    fn attend_block(&self, chunk: &HostChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
         let queries = &chunk.queries()[skipped * width..][..out.len()];
@@ -121,7 +120,7 @@ impl<'a> RowReader<'a> {
     }
 }
 
-fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
+fn row_head<'a>(chunk: &HostChunk<'a>, kv_head: usize) -> RowHead<'a> {
     let (layer, keys) = (chunk.layer, &chunk.kv().keys);
     RowHead {
         place: KvHeadId { layer, kv_head, d: keys.d(), scale: chunk.scale(), dtype: keys.dtype() },

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::backend::workspaces::Workspaces;
-use crate::calibration::collector::PrefillChunk;
+use crate::calibration::collector::{HostChunk, PrefillChunk};
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
 use crate::prefill::rows::RowReader;
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
-use crate::types::policy::Policy;
+use crate::types::policy::{LocalLayers, Policy};
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::seed::head_seed;
 use spattn_kernels::LogitRule;
@@ -44,7 +44,8 @@ impl<'a> SparsePrefill<'a> {
     /// method's prefill is dense.
     pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = specs.dense(&method.policy);
+        // No mask knows a layer's own window, so a prompt's rows attend all of it.
+        let dense = specs.dense(&Policy { local_layers: LocalLayers::Dense, ..method.policy.clone() });
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
             PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, &dense, seed)),
@@ -80,14 +81,17 @@ impl<'a> SparsePrefill<'a> {
     }
 
     /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
-    pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Result<(), KvError> {
         let rows = self.pattern.query_rows();
         debug_assert!(
             chunk.first.is_multiple_of(rows),
             "a chunk begins with a block: token {} is no multiple of {rows}",
             chunk.first
         );
-        chunk.show();
+        let chunk = &chunk.on_host()?;
         let counted = match (self.dense[chunk.layer], self.pattern) {
             (true, _) | (_, PrefillPattern::Dense) => self.attend_all(chunk, out),
             (false, PrefillPattern::Rows(_)) => {
@@ -99,6 +103,7 @@ impl<'a> SparsePrefill<'a> {
             (false, PrefillPattern::Whole(mask)) => self.attend_whole(chunk, mask, out),
         };
         counted.into_iter().for_each(|counted| self.count(chunk.layer, counted));
+        Ok(())
     }
 
     /// Adds the cost of a block at a layer.
@@ -109,7 +114,7 @@ impl<'a> SparsePrefill<'a> {
     }
 
     /// Attends a chunk that is the whole prompt: plans the masks of all blocks first, for each KV head.
-    fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
+    fn attend_whole(&self, chunk: &HostChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
         assert_eq!(chunk.first, 0, "a mask over the whole prompt needs the prompt as one chunk");
         let queries = queries_by_group(chunk);
         let (plans, costs) = self.plan(chunk, mask, &queries);
@@ -123,7 +128,7 @@ impl<'a> SparsePrefill<'a> {
     /// by group.
     pub(crate) fn plan<'p>(
         &'p self,
-        chunk: &PrefillChunk<'p>,
+        chunk: &HostChunk<'p>,
         mask: &'p dyn PromptMask,
         queries: &'p [Vec<f32>],
     ) -> (Vec<PromptPlan<'p>>, Vec<Cost>) {
@@ -135,7 +140,7 @@ impl<'a> SparsePrefill<'a> {
     }
 
     /// Attends a layer that is dense by policy, at grouped positions if the method uses them.
-    fn attend_all(&self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+    fn attend_all(&self, chunk: &HostChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
         let end = chunk.first + chunk.tokens();
         match self.positions {
             Positions::Grouped(grouping) if grouping.far(end - 1) > 0 => {
@@ -143,7 +148,7 @@ impl<'a> SparsePrefill<'a> {
                 self.attend_blocks(chunk, DENSE_ROWS, &all, out)
             }
             _ => {
-                attend_densely(chunk, out);
+                attend_all_tokens(chunk, out);
                 let spec = chunk.spec();
                 let seen = |total: usize| total - spec.first_visible(total);
                 let context = (chunk.first..end).map(|position| seen(position + 1)).sum();
@@ -155,7 +160,7 @@ impl<'a> SparsePrefill<'a> {
     /// Attends a chunk in blocks of `rows` rows.
     fn attend_blocks(
         &self,
-        chunk: &PrefillChunk<'_>,
+        chunk: &HostChunk<'_>,
         rows: usize,
         masking: &Masking<'_>,
         out: &mut [f32],
@@ -167,7 +172,7 @@ impl<'a> SparsePrefill<'a> {
     /// Some rows of one KV head's group, from the chunk's `skipped`-th on.
     fn block<'b>(
         &'b self,
-        chunk: &PrefillChunk<'b>,
+        chunk: &HostChunk<'b>,
         kv_head: usize,
         skipped: usize,
         queries: &'b [f32],
@@ -191,13 +196,7 @@ impl<'a> SparsePrefill<'a> {
     }
 
     /// Attends the block whose first row is the chunk's `skipped`-th.
-    fn attend_block(
-        &self,
-        chunk: &PrefillChunk<'_>,
-        masking: &Masking<'_>,
-        skipped: usize,
-        out: &mut [f32],
-    ) -> BlockCost {
+    fn attend_block(&self, chunk: &HostChunk<'_>, masking: &Masking<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, spec) = (heads * d, heads / kv_heads, chunk.spec());
         let (rows, first) = (out.len() / width, chunk.first + skipped);
@@ -282,7 +281,15 @@ impl<'a> SparsePrefill<'a> {
 const DENSE_ROWS: usize = 256;
 
 /// Exact attention of a chunk, as its layer attends, over the tokens up to each of its own, into `out: [token][head][d]`.
-pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
+///
+/// # Errors
+/// If a device computes the chunk, and fails.
+pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Result<(), KvError> {
+    attend_all_tokens(&chunk.on_host()?, out);
+    Ok(())
+}
+
+fn attend_all_tokens(chunk: &HostChunk<'_>, out: &mut [f32]) {
     let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
     let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();

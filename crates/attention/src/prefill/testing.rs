@@ -120,7 +120,7 @@ impl Layer {
             kv.truncate(first + queries.len() / width, self.tokens());
             let mut attended = vec![f32::NAN; queries.len()];
             let chunk = PrefillChunk::new(0, first, queries, self.heads, &kv);
-            sparse.attend(&chunk, &mut attended);
+            sparse.attend(&chunk, &mut attended).unwrap();
             out.extend(attended);
         }
         (out, sparse.into_costs())

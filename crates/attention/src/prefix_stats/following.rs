@@ -6,6 +6,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::piece::Piece;
+use crate::calibration::collector::HostChunk;
+use crate::kv::KvError;
 
 /// The following scores of one KV head: for each token the mean of `q·k` with the queries of the next `n` tokens.
 #[derive(Debug, Clone)]
@@ -22,18 +24,23 @@ pub(super) struct HeadFollowing {
 /// number of queries, so that the sum over all pieces is the mean.
 ///
 /// A block's contribution to a token is added once, when the last of its queries that reach the token has been read.
-pub(super) fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize], heads: &mut [HeadFollowing]) {
+pub(super) fn add_following_scores(
+    piece: &Piece<'_>,
+    n: usize,
+    lengths: &[usize],
+    heads: &mut [HeadFollowing],
+) -> Result<(), KvError> {
     let (d, block, Range { start, end }) = (piece.chunk.d(), piece.block, piece.tokens.clone());
     let group = piece.group();
-    piece.chunk.show();
+    let chunk = piece.chunk.on_host()?;
     heads.par_iter_mut().enumerate().for_each(|(kv_head, head)| {
         if start == block {
             (head.first, head.sums) = (block, vec![0.0; d]);
         }
-        head.extend_sums(piece, kv_head * group..(kv_head + 1) * group);
+        head.extend_sums(piece, &chunk, kv_head * group..(kv_head + 1) * group);
         let HeadFollowing { scores, first, sums } = head;
         let before = |position: usize| &sums[(position - *first) * d..][..d];
-        let keys = piece.chunk.kv().keys.head(kv_head);
+        let keys = chunk.kv().keys.head(kv_head);
         let mut key = vec![0.0; d];
         for (scores, &length) in scores.iter_mut().zip(lengths) {
             let complete = if piece.ends_block(length) { end } else { end.saturating_sub(n) };
@@ -51,18 +58,22 @@ pub(super) fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize
         }
         head.forget(piece, n, lengths);
     });
+    Ok(())
 }
 
 impl HeadFollowing {
     /// Extends `sums` by the piece's queries, summed over the query heads `heads`.
-    fn extend_sums(&mut self, piece: &Piece<'_>, heads: Range<usize>) {
-        let d = piece.chunk.d();
+    fn extend_sums(&mut self, piece: &Piece<'_>, chunk: &HostChunk<'_>, heads: Range<usize>) {
+        let d = chunk.d();
         self.sums.reserve(piece.tokens.len() * d);
         for token in piece.tokens.clone() {
             self.sums.extend_from_within(self.sums.len() - d..);
             let at = self.sums.len() - d;
             for head in heads.clone() {
-                self.sums[at..].iter_mut().zip(piece.query(token, head)).for_each(|(sum, q)| *sum += f64::from(*q));
+                self.sums[at..]
+                    .iter_mut()
+                    .zip(chunk.query(token - chunk.first, head))
+                    .for_each(|(sum, q)| *sum += f64::from(*q));
             }
         }
     }

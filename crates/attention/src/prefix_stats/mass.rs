@@ -3,6 +3,8 @@
 use rayon::prelude::*;
 
 use super::piece::Piece;
+use crate::calibration::collector::HostChunk;
+use crate::kv::KvError;
 use crate::types::scores::score_into;
 use spattn_kernels::softmax::softmax;
 
@@ -21,7 +23,7 @@ pub(super) struct HeadMass {
 const MASS_ROWS: usize = 16;
 
 /// Adds to the mass of each query head the softmax weights of the piece's queries over the tokens that each one sees.
-pub(super) fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMass]) {
+pub(super) fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMass]) -> Result<(), KvError> {
     // A block is summed on its own first, so that small weights are not lost beside the mass of a long prefix.
     match piece.chunk.device() {
         Some(device) => {
@@ -30,29 +32,35 @@ pub(super) fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &m
             for (of_block, mass) in of_block.chunks_exact_mut(end).zip(&*heads) {
                 of_block[..mass.open.len()].copy_from_slice(&mass.open);
             }
-            device.add_attention_mass(piece.tokens.clone(), &mut of_block);
+            let added = device.add_attention_mass(piece.tokens.clone(), &mut of_block);
+            added.map_err(|failure| piece.chunk.error(failure))?;
             let of_heads = of_block.chunks_exact(end).zip(heads);
             of_heads.for_each(|(of_block, mass)| mass.take(of_block.to_vec(), piece, lengths));
         }
-        None => heads.par_iter_mut().enumerate().for_each(|(head, mass)| {
-            let mut of_block = std::mem::take(&mut mass.open);
-            of_block.resize(piece.tokens.end, 0.0);
-            add_head_mass(piece, head, &mut of_block);
-            mass.take(of_block, piece, lengths);
-        }),
+        None => {
+            let chunk = piece.chunk.on_host()?;
+            heads.par_iter_mut().enumerate().for_each(|(head, mass)| {
+                let mut of_block = std::mem::take(&mut mass.open);
+                of_block.resize(piece.tokens.end, 0.0);
+                add_head_mass(piece, &chunk, head, &mut of_block);
+                mass.take(of_block, piece, lengths);
+            });
+        }
     }
+    Ok(())
 }
 
 /// Adds the softmax weights of the piece's queries of one query head to `of_block`, on the host.
-fn add_head_mass(piece: &Piece<'_>, head: usize, of_block: &mut [f32]) {
-    let (d, end, group) = (piece.chunk.d(), piece.tokens.end, piece.group());
-    let scale = piece.chunk.scale().factor();
-    let keys = piece.chunk.kv().keys.head(head / group);
+fn add_head_mass(piece: &Piece<'_>, chunk: &HostChunk<'_>, head: usize, of_block: &mut [f32]) {
+    let (d, end, group) = (chunk.d(), piece.tokens.end, piece.group());
+    let scale = chunk.scale().factor();
+    let keys = chunk.kv().keys.head(head / group);
     let mut logits = vec![0.0; MASS_ROWS * end];
     for begin in piece.tokens.clone().step_by(MASS_ROWS) {
         let tokens = begin..(begin + MASS_ROWS).min(end);
         let visible = tokens.end;
-        let scaled: Vec<f32> = tokens.clone().flat_map(|t| piece.query(t, head)).map(|q| q * scale).collect();
+        let scaled: Vec<f32> =
+            tokens.clone().flat_map(|t| chunk.query(t - chunk.first, head)).map(|q| q * scale).collect();
         let logits = &mut logits[..tokens.len() * visible];
         score_into(&scaled, keys.slice(0..visible, d), d, logits);
         for (token, logits) in tokens.zip(logits.chunks_exact_mut(visible)) {

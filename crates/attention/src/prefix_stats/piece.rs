@@ -20,11 +20,6 @@ impl Piece<'_> {
         self.tokens.end == self.blocks_end.min(tokens)
     }
 
-    /// The query `[d]` of one token and query head.
-    pub(super) fn query(&self, token: usize, head: usize) -> &[f32] {
-        self.chunk.query(token - self.chunk.first, head)
-    }
-
     /// Query heads for each KV head.
     pub(super) fn group(&self) -> usize {
         self.chunk.heads / self.chunk.kv_heads()

@@ -9,11 +9,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::calibration::collector::PrefillChunk;
-use crate::kv::{HeadRows, KvDtype, KvError, KvShape, Prefix};
+use crate::kv::{KvDtype, KvError, KvPart, KvRows, KvShape, Prefix, ReadCounter};
 use crate::prefix_stats::stats::PromptHead;
 use crate::types::budget::{Budget, Context};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
-use crate::types::scores::score_into;
+use crate::types::scores::score_each;
 
 /// The last queries of a prefix, rotated and unscaled: `[query][query head][d]` for each layer.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -34,17 +34,21 @@ impl RecentQueries {
     }
 
     /// Adds a chunk of a dense prefill and keeps the last queries of its layer.
-    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         if self.prefix_tokens.is_some_and(|tokens| chunk.end() + Self::COUNT <= tokens) {
-            return;
+            return Ok(());
         }
         if self.layers.len() <= chunk.layer {
             self.layers.resize(chunk.layer + 1, Vec::new());
         }
         self.heads = chunk.heads;
         let (kept, most) = (&mut self.layers[chunk.layer], Self::COUNT * chunk.heads * chunk.d());
-        kept.extend_from_slice(&chunk.last_queries(Self::COUNT));
+        kept.extend_from_slice(&chunk.last_queries(Self::COUNT)?);
         kept.drain(..kept.len().saturating_sub(most));
+        Ok(())
     }
 
     /// The queries `[query][d]` of the query heads of one KV head; empty if none were kept.
@@ -71,6 +75,8 @@ pub struct Probe<'a> {
     pub(crate) candidates: Range<usize>,
     /// Tokens in context and static tokens, on average over the tokens known to follow the prefix.
     pub(crate) context: Context,
+    /// Counts what is read of a prefix that is not lent.
+    pub(crate) reads: &'a ReadCounter,
 }
 
 /// One KV head of a probed prefix.
@@ -82,20 +88,24 @@ pub struct ProbeHead<'a> {
 }
 
 impl ProbeHead<'_> {
-    /// The candidates' keys, `[token][d]`.
-    pub fn keys(&self) -> spattn_kernels::Rows<'_> {
-        self.prefix.keys.slice(self.prefix.candidates.clone(), self.prefix.d)
+    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn each_logits(&self, mut visit: impl FnMut(&[f32])) -> Result<(), KvError> {
+        self.each_logits_of(self.prefix.candidates.clone(), |_, logits| visit(logits))
     }
 
-    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
-    pub fn each_logits(&self, mut visit: impl FnMut(&[f32])) {
-        let (d, scale) = (self.prefix.d, self.prefix.scale.factor());
-        let mut logits = vec![0.0; self.prefix.candidates.len()];
-        for query in self.queries.chunks_exact(d) {
-            score_into(query, self.keys(), d, &mut logits);
+    /// Calls `visit` with the number of every query and its logits of some tokens of the prefix.
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn each_logits_of(&self, tokens: Range<usize>, mut visit: impl FnMut(usize, &[f32])) -> Result<(), KvError> {
+        let scale = self.prefix.scale.factor();
+        score_each(&self.queries, self.prefix.keys.slice(tokens), |query, logits| {
             logits.iter_mut().for_each(|x| *x *= scale);
-            visit(&logits);
-        }
+            visit(query, logits);
+        })
     }
 }
 
@@ -123,24 +133,33 @@ impl Probe<'_> {
     ///
     /// # Errors
     /// If keys and values of a layer cannot be read.
-    pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Result<Vec<T>, KvError> {
+    pub fn measure<T: Send>(
+        &self,
+        measure: impl Fn(&ProbeHead<'_>) -> Result<T, KvError> + Sync,
+    ) -> Result<Vec<T>, KvError> {
         let layers: Vec<usize> = (0..self.prefix.layers()).filter(|layer| !self.dense[*layer]).collect();
         let kv_heads = self.prefix.shape().kv_heads;
         let heads = layers.into_par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)));
         let of_head = |(layer, kv_head)| {
-            let rows = self.prefix.head(layer, kv_head)?.slice(0..self.prefix.tokens())?;
-            Ok(measure(&self.head(layer, kv_head, &rows)))
+            let (head, tokens) = (self.prefix.head(layer, kv_head)?, self.prefix.tokens());
+            let rows = [KvPart::Keys, KvPart::Values].map(|part| KvRows::of_head(head, part, tokens, self.reads));
+            measure(&self.head(layer, kv_head, rows)?)
         };
         heads.map(of_head).collect()
     }
 
-    fn head<'r>(&'r self, layer: usize, kv_head: usize, rows: &'r HeadRows<'_>) -> ProbeHead<'r> {
-        let (KvShape { d, kv_heads, .. }, keys, values) = (self.prefix.shape(), rows.keys(), rows.values());
+    fn head<'r>(
+        &'r self,
+        layer: usize,
+        kv_head: usize,
+        [keys, values]: [KvRows<'r>; 2],
+    ) -> Result<ProbeHead<'r>, KvError> {
+        let KvShape { d, kv_heads, .. } = self.prefix.shape();
         let mut queries = self.queries.of_group(layer, kv_head, kv_heads, d);
         if queries.is_empty() {
             let step = self.candidates.len().div_ceil(RecentQueries::COUNT);
-            let sampled = self.candidates.clone().step_by(step);
-            queries = sampled.flat_map(|token| keys.slice(token..token + 1, d).to_f32()).collect();
+            let sampled: Vec<u32> = self.candidates.clone().step_by(step).map(|token| token as u32).collect();
+            queries = keys.gather(&sampled)?;
         }
         let candidates = self.candidates.clone();
         let prompt = PromptHead::default();
@@ -159,7 +178,7 @@ impl Probe<'_> {
             prompt,
             seed: 0,
         };
-        ProbeHead { prefix, queries }
+        Ok(ProbeHead { prefix, queries })
     }
 }
 
@@ -245,7 +264,7 @@ mod tests {
             let first = kv.tokens();
             let queries: Vec<f32> = (0..tokens * heads * d).map(|i| (all.len() + i) as f32).collect();
             (0..tokens).for_each(|_| kv.append(&[0.0; 4], &[0.0; 4]));
-            recent.observe(&PrefillChunk::new(0, first, &queries, heads, &kv));
+            recent.observe(&PrefillChunk::new(0, first, &queries, heads, &kv)).unwrap();
             all.extend(&queries);
         }
         let last = &all[all.len() - RecentQueries::COUNT * heads * d..];

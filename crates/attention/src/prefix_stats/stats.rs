@@ -20,7 +20,7 @@ use super::mass::{HeadMass, add_attention_mass};
 use super::need::PromptNeed;
 use super::piece::Piece;
 use crate::calibration::collector::PrefillChunk;
-use crate::kv::{KvDtype, KvStore};
+use crate::kv::{KvDtype, KvError, KvStore};
 use crate::types::prompt_shape::PromptShape;
 use spattn_kernels::Rows;
 
@@ -140,7 +140,10 @@ impl PromptStats {
     }
 
     /// Adds a chunk of the prefix. Chunks come in order, each at every layer; tokens that were read before are skipped.
-    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails. The statistics are of no use any more.
+    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         let end = chunk.end();
         let mut first = self.seen[chunk.layer];
         debug_assert!(chunk.first <= first, "no token is left out");
@@ -151,11 +154,11 @@ impl PromptStats {
             for (need, gathered) in &mut self.gathered {
                 let start = Instant::now();
                 match (&mut gathered.layers[chunk.layer], need) {
-                    (LayerStats::Queries(kept), _) => keep_queries(&piece, &gathered.positions, kept),
+                    (LayerStats::Queries(kept), _) => keep_queries(&piece, &gathered.positions, kept)?,
                     (LayerStats::Following(heads), PromptNeed::FollowingScores(n)) => {
-                        add_following_scores(&piece, *n, &self.lengths, heads);
+                        add_following_scores(&piece, *n, &self.lengths, heads)?;
                     }
-                    (LayerStats::Mass(heads), _) => add_attention_mass(&piece, &self.lengths, heads),
+                    (LayerStats::Mass(heads), _) => add_attention_mass(&piece, &self.lengths, heads)?,
                     (LayerStats::Following(_), _) => unreachable!("scores are gathered for one kind of need"),
                 }
                 gathered.time += start.elapsed();
@@ -163,6 +166,7 @@ impl PromptStats {
             first = piece.tokens.end;
         }
         self.seen[chunk.layer] = end.max(self.seen[chunk.layer]);
+        Ok(())
     }
 
     /// The needs that are gathered.
@@ -213,13 +217,18 @@ impl LayerStats {
     }
 }
 
-fn keep_queries(piece: &Piece<'_>, positions: &VecDeque<Vec<u32>>, kept: &mut VecDeque<KvStore>) {
+fn keep_queries(
+    piece: &Piece<'_>,
+    positions: &VecDeque<Vec<u32>>,
+    kept: &mut VecDeque<KvStore>,
+) -> Result<(), KvError> {
     let (chunk, width) = (piece.chunk, piece.chunk.heads * piece.chunk.d());
     for (positions, kept) in positions.iter().zip(kept) {
         for position in positions.iter().map(|p| *p as usize).filter(|p| piece.tokens.contains(p)) {
-            kept.append(&chunk.queries()[(position - chunk.first) * width..][..width]);
+            kept.append(&chunk.queries()?[(position - chunk.first) * width..][..width]);
         }
     }
+    Ok(())
 }
 
 /// The statistics of one KV head of one layer.

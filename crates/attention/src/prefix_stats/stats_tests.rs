@@ -49,7 +49,7 @@ fn read(mut stats: PromptStats, from: usize, chunk: usize) -> PromptStats {
                 kv.append(key, key);
             }
             let queries = &queries(layer)[rows.start * heads * d..rows.end * heads * d];
-            stats.observe(&PrefillChunk::new(layer, first, queries, heads, kv));
+            stats.observe(&PrefillChunk::new(layer, first, queries, heads, kv)).unwrap();
         }
     }
     stats

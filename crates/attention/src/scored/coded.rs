@@ -2,6 +2,7 @@
 
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::kv::quantised;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::scored::scorer::{Growth, NewTokens, Part, Scorer, ScorerCalibration, Segment, SelectionSource};
@@ -61,9 +62,10 @@ impl<S: Scorer> Scorer for Coded<S> {
         own / common.unwrap_or(1) * codes
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        CodedIndex { own: self.0.build(prefix), codes: QuantisedRows::new(&keys, prefix.d, BITS) }
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Self::Index, KvError> {
+        let mut codes = QuantisedRows::new(&[], prefix.d, BITS);
+        prefix.candidate_keys().each_block(quantised::GROUP, |keys| codes.push(keys, Rounding::Nearest))?;
+        Ok(CodedIndex { own: self.0.build(prefix)?, codes })
     }
 
     fn growth(&self) -> Growth {
@@ -85,7 +87,12 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.index_bytes(&index.own) + index.codes.bytes()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Self::Index>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         self.0.scores(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
     }
 
@@ -101,7 +108,12 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.is_linear()
     }
 
-    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+    fn sums(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Self::Index>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         self.0.sums(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
     }
 
@@ -109,11 +121,16 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.weighs()
     }
 
-    fn weigh(&self, from: &SelectionSource<'_, Self::Index>, selection: &mut Selection, cost: &mut Cost) {
+    fn weigh(
+        &self,
+        from: &SelectionSource<'_, Self::Index>,
+        selection: &mut Selection,
+        cost: &mut Cost,
+    ) -> Result<(), KvError> {
         let own = from.parts.iter();
         let parts: Vec<_> =
             own.map(|part| Part { index: &part.index.own, tokens: part.tokens, values: part.values }).collect();
-        self.0.weigh(&SelectionSource { scores: from.scores, first: from.first, parts: &parts }, selection, cost);
+        self.0.weigh(&SelectionSource { scores: from.scores, first: from.first, parts: &parts }, selection, cost)
     }
 
     fn codes<'a>(&self, index: &'a Self::Index) -> Option<&'a QuantisedRows> {

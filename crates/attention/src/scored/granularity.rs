@@ -1,6 +1,7 @@
 //! Whether a method selects for each query head, or once for the GQA group.
 
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::method::Step;
 use crate::prefill::mask::{Mask, Masks};
 use crate::spec::{ParamInfo, Params};
@@ -121,25 +122,32 @@ impl Granularity {
 
     /// The selection of all candidates of a step.
     pub(crate) fn all(self, step: &Step<'_>) -> Selection {
-        let all = |_: &[f32], _: &mut Cost| step.candidates.clone().map(|token| token as u32).collect();
-        self.by_query(step, &mut Cost::default(), all)
+        let all = || SelectedTokens::softmax(step.candidates.clone().map(|token| token as u32).collect());
+        match self {
+            Self::QueryHead => Selection::PerHead((0..step.group()).map(|_| all()).collect()),
+            Self::KvHead(_) => Selection::Shared(all()),
+        }
     }
 
     /// Runs `search` for each query of the group, or once for their sum, whose scores are the sums of scores; for methods
     /// that [`read_per`](Self::read_per).
+    ///
+    /// # Errors
+    /// If a search fails.
     pub(crate) fn by_query(
         self,
         step: &Step<'_>,
         cost: &mut Cost,
-        search: impl Fn(&[f32], &mut Cost) -> Vec<u32> + Sync,
-    ) -> Selection {
-        let picks = |query: &[f32], cost: &mut Cost| SelectedTokens::softmax(search(query, cost));
-        match self {
-            Self::QueryHead => Selection::PerHead(each_head(step.group(), step.context.tokens, cost, |head, cost| {
-                picks(step.query(head), cost)
-            })),
-            Self::KvHead(_) => Selection::Shared(picks(&Reduce::Sum.apply(step.queries, step.d), cost)),
-        }
+        search: impl Fn(&[f32], &mut Cost) -> Result<Vec<u32>, KvError> + Sync,
+    ) -> Result<Selection, KvError> {
+        let picks = |query: &[f32], cost: &mut Cost| search(query, cost).map(SelectedTokens::softmax);
+        Ok(match self {
+            Self::QueryHead => {
+                let of_head = |head, cost: &mut Cost| picks(step.query(head), cost);
+                Selection::PerHead(try_each_head(step.group(), step.context.tokens, cost, of_head)?)
+            }
+            Self::KvHead(_) => Selection::Shared(picks(&Reduce::Sum.apply(step.queries, step.d), cost)?),
+        })
     }
 
     /// The queries `[query][d]` that select: each of the group, or their sum, whose scores are the sums of scores; for methods that
@@ -161,20 +169,24 @@ impl Granularity {
 
     /// Selects by `pick(head, scores)`: for each query head by its row of the scores `[group][n]`, or once, as head 0, by
     /// the reduced scores. If scores were [summed](Self::adds) already, `group` is 1.
+    ///
+    /// # Errors
+    /// If `pick` fails.
     pub(crate) fn select(
         self,
         scores: &[f32],
         group: usize,
         cost: &mut Cost,
-        pick: impl Fn(usize, &[f32], &mut Cost) -> SelectedTokens + Sync,
-    ) -> Selection {
+        pick: impl Fn(usize, &[f32], &mut Cost) -> Result<SelectedTokens, KvError> + Sync,
+    ) -> Result<Selection, KvError> {
         let n = scores.len() / group;
-        match self {
+        Ok(match self {
             Self::QueryHead => {
-                Selection::PerHead(each_head(group, n, cost, |head, cost| pick(head, &scores[head * n..][..n], cost)))
+                let of_head = |head, cost: &mut Cost| pick(head, &scores[head * n..][..n], cost);
+                Selection::PerHead(try_each_head(group, n, cost, of_head)?)
             }
-            Self::KvHead(reduce) => Selection::Shared(pick(0, &reduce.apply(scores, n), cost)),
-        }
+            Self::KvHead(reduce) => Selection::Shared(pick(0, &reduce.apply(scores, n), cost)?),
+        })
     }
 }
 
@@ -200,6 +212,16 @@ pub(crate) fn each_head<T: Send>(
             done
         })
         .collect()
+}
+
+/// As [`each_head`], for work that can fail; the error is that of the first head that failed.
+pub(crate) fn try_each_head<T: Send>(
+    group: usize,
+    goes_through: usize,
+    cost: &mut Cost,
+    work: impl Fn(usize, &mut Cost) -> Result<T, KvError> + Sync,
+) -> Result<Vec<T>, KvError> {
+    each_head(group, goes_through, cost, work).into_iter().collect()
 }
 
 impl Reduce {

@@ -18,8 +18,8 @@ use crate::backend::form::DeviceForm;
 use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-use crate::kv::KvError;
 use crate::kv::quantised::QuantisedRows;
+use crate::kv::{KvError, KvRows};
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use crate::prefill::mask::PrefillPattern;
 use crate::scored::coded::Coded;
@@ -36,7 +36,7 @@ use crate::types::selection::{Selection, StaticTokens, TokenSet};
 use crate::{IndexKey, Probe, PromptNeed};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
-use spattn_kernels::{Joined, linear};
+use spattn_kernels::linear;
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
@@ -132,7 +132,12 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// Scores of a segment, `[list][row][page]`.
-    fn scores_of(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, S::Index>, cost: &mut Cost) -> Vec<f32> {
+    fn scores_of(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, S::Index>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         match self.adds() {
             true => self.scorer.sums(queries, segment, cost),
             false => self.scorer.scores(queries, segment, cost),
@@ -147,13 +152,13 @@ impl<S: Scorer> Scored<S> {
         (scores, parts): (&[f32], &[Part<'_, S::Index>]),
         at: &QueryPosition<'_>,
         cost: &mut Cost,
-    ) -> Selection {
-        let mut selection = self.select_by(scores, at, parts, cost);
-        self.scorer.weigh(&SelectionSource { scores, first: at.candidates.start, parts }, &mut selection, cost);
+    ) -> Result<Selection, KvError> {
+        let mut selection = self.select_by(scores, at, parts, cost)?;
+        self.scorer.weigh(&SelectionSource { scores, first: at.candidates.start, parts }, &mut selection, cost)?;
         if self.takes_products(at.group) {
             step.leave_to_attention(&selection, cost);
         }
-        selection
+        Ok(selection)
     }
 
     /// Selects by `scores: [list][page]` of the candidates of one position.
@@ -163,7 +168,7 @@ impl<S: Scorer> Scored<S> {
         at: &QueryPosition<'_>,
         parts: &[Part<'_, S::Index>],
         cost: &mut Cost,
-    ) -> Selection {
+    ) -> Result<Selection, KvError> {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
         let takes_products = self.takes_products(at.group);
@@ -173,13 +178,13 @@ impl<S: Scorer> Scored<S> {
             let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
                 clock::scoring(|| {
                     let scores = match finer {
-                        Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
+                        Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)?),
                         Finer::Codes => {
                             seen.note_codes(tokens);
                             self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost)
                         }
                     };
-                    if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
+                    Ok(if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) })
                 })
             };
             let pass_over = |tokens: &[u32], cost: &mut Cost| {
@@ -210,9 +215,9 @@ impl<S: Scorer> Scored<S> {
             };
             self.picker.pick(&row, cost)
         };
-        let selection = clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick));
+        let selection = clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick))?;
         self.count_seen(&seen, at, parts, &selection, cost);
-        selection
+        Ok(selection)
     }
 
     /// Counts the data that selection reads in addition to scores: each key and code once for the group, without what
@@ -285,7 +290,7 @@ struct ReadTokens {
     /// Tokens whose 4-bit keys were multiplied.
     pub(crate) codes: Mutex<Vec<u32>>,
     /// `‖v‖` of every candidate.
-    pub(crate) norms: OnceLock<Vec<f32>>,
+    pub(crate) norms: OnceLock<Result<Vec<f32>, KvError>>,
 }
 
 impl ReadTokens {
@@ -324,16 +329,18 @@ fn with_best(scores: &[f32], page: usize) -> Vec<f32> {
 }
 
 /// `‖v‖` of each candidate; counts the cost of reading all values.
-fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Vec<f32> {
+fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Result<Vec<f32>, KvError> {
     let mut norms = Vec::new();
     for part in parts {
         let values = part.values.slice(0..part.tokens);
-        let rows = values.to_f32();
-        cost.kv_bytes += (rows.len() * values.elem_bytes()) as u64;
-        cost.score_flops += 2 * rows.len() as u64;
-        norms.extend(rows.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>().sqrt()));
+        let numbers = (values.tokens() * d) as u64;
+        cost.kv_bytes += numbers * values.elem_bytes() as u64;
+        cost.score_flops += 2 * numbers;
+        values.each_block(1, |rows| {
+            norms.extend(rows.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>().sqrt()));
+        })?;
     }
-    norms
+    Ok(norms)
 }
 
 /// `q·k` of queries `[query][d]` with keys `[token][d]`.
@@ -354,8 +361,8 @@ struct QueryPosition<'a> {
     group: usize,
     /// Rotated, unscaled, `[group][d]`.
     queries: &'a [f32],
-    /// Rotated keys of all tokens in context.
-    keys: Joined<'a>,
+    /// Rotated keys of all tokens in context, to be read.
+    keys: KvRows<'a>,
     /// The page that is always selected.
     open: Option<usize>,
 }
@@ -400,12 +407,12 @@ impl<S: Scorer> Method for Scored<S> {
         self.scorer.index_key()
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> PrefixIndex<S::Index> {
-        match (prefix.candidates.is_empty(), self.scorer.growth()) {
-            (false, _) => Some(self.scorer.build(prefix)),
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<PrefixIndex<S::Index>, KvError> {
+        Ok(match (prefix.candidates.is_empty(), self.scorer.growth()) {
+            (false, _) => Some(self.scorer.build(prefix)?),
             (true, Growth::Free(_)) => Some(self.scorer.empty(prefix.into(), None)),
             (true, _) => None,
-        }
+        })
     }
 
     fn index_bytes(&self, index: &PrefixIndex<S::Index>) -> usize {
@@ -426,15 +433,15 @@ impl<S: Scorer> Method for Scored<S> {
         index: &PrefixIndex<S::Index>,
         state: &mut TailIndex<S::Index>,
         cost: &mut Cost,
-    ) -> Selection {
+    ) -> Result<Selection, KvError> {
         if self.picker.is_nothing() || step.candidates.is_empty() {
-            return self.per.nothing(step.group());
+            return Ok(self.per.nothing(step.group()));
         }
         if let Some(picker) = self.picker.blind() {
-            return self.draw(picker, step);
+            return Ok(self.draw(picker, step));
         }
         // No index: the prefix has no candidates to learn from.
-        let Some(shared) = index else { return self.per.all(step) };
+        let Some(shared) = index else { return Ok(self.per.all(step)) };
         let candidates = step.candidates.clone();
         let (indexed, keys, values) = (step.indexed.len(), step.all_keys(), step.all_values());
         let queries = step.group_queries();
@@ -451,7 +458,7 @@ impl<S: Scorer> Method for Scored<S> {
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
-            let scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
+            let scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost))?;
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             return self.select_at(step, (&scores, &parts), &at, cost);
         }
@@ -461,15 +468,15 @@ impl<S: Scorer> Method for Scored<S> {
         let place =
             KvHeadId { layer: step.layer, kv_head: step.kv_head, d: step.d, scale: step.scale, dtype: step.dtype };
         let own =
-            state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
+            state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()))?;
         let mut parts = Vec::with_capacity(2);
         let mut scores = Vec::new();
         if whole > 0 {
-            scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
+            scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost))?;
             parts.push(Part { index: shared, tokens: whole, values: values.slice(candidates.start..behind.start) });
         }
         let behind_it = Segment { index: own, keys: keys.slice(behind.clone()) };
-        let more = clock::scoring(|| self.scores_of(&queries, &behind_it, cost));
+        let more = clock::scoring(|| self.scores_of(&queries, &behind_it, cost))?;
         let scores = joined_scores(self.lists(step.group()), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
         self.select_at(step, (&scores, &parts), &at, cost)
@@ -523,23 +530,27 @@ impl<S: Scorer> Method for Scored<S> {
 }
 
 impl<I> TailIndex<I> {
-    /// Appends the tokens of `keys` and `values` that it does not hold yet, and rebuilds its last grain.
+    /// Appends the tokens of `keys` and `values` that it does not hold yet, and rebuilds its last grain. These are few: the
+    /// last grain of the prefix, and tokens behind it.
+    ///
+    /// # Errors
+    /// If they cannot be read.
     fn grow<S: Scorer<Index = I>>(
         &mut self,
         scorer: &S,
         place: KvHeadId,
         like: Option<&I>,
-        keys: Joined<'_>,
-        values: Joined<'_>,
-    ) -> &I {
+        keys: KvRows<'_>,
+        values: KvRows<'_>,
+    ) -> Result<&I, KvError> {
         let index = self.index.get_or_insert_with(|| scorer.empty(place, like));
         let tokens = keys.tokens();
         if tokens > self.tokens {
             let kept = self.tokens / scorer.grain() * scorer.grain();
-            let (keys, values) = (keys.slice(kept..tokens).to_f32(), values.slice(kept..tokens).to_f32());
+            let (keys, values) = (keys.slice(kept..tokens).to_f32()?, values.slice(kept..tokens).to_f32()?);
             scorer.append(index, kept, &NewTokens { place, keys: &keys, values: &values });
             self.tokens = tokens;
         }
-        index
+        Ok(index)
     }
 }

@@ -12,12 +12,12 @@ use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised::QuantisedRows;
+use crate::kv::{KvError, KvRows};
 use crate::scored::granularity::Reduce;
 use crate::types::prefix_head::{HeadPrefix, KvHeadId};
 use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
 use crate::{IndexKey, PromptNeed};
-use spattn_kernels::Joined;
 
 /// Scores candidates by an index of their keys.
 pub(crate) trait Scorer: Clone + Send + Sync + 'static {
@@ -61,7 +61,10 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     }
 
     /// The index over the candidates of a prefix.
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Self::Index, KvError>;
 
     /// How tokens that come after the prefix get into an index.
     fn growth(&self) -> Growth;
@@ -77,7 +80,15 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
+    ///
+    /// # Errors
+    /// If keys of the prefix cannot be read.
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Self::Index>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError>;
 
     /// Whether scoring computes exact `q·k` in place, so that attention can reuse the products. Default false.
     fn takes_products(&self) -> bool {
@@ -97,7 +108,15 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
 
     /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. If scores are linear, the
     /// sum of the group's queries is scored.
-    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// As [`scores`](Self::scores).
+    fn sums(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Self::Index>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         if queries.group() == 1 {
             return self.scores(queries, segment, cost);
         }
@@ -105,8 +124,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
             let summed = Reduce::Sum.apply(queries.queries, queries.rows * queries.d);
             return self.scores(&GroupQueries { queries: &summed, ..*queries }, segment, cost);
         }
-        let scores = self.scores(queries, segment, cost);
-        Reduce::Sum.apply(&scores, scores.len() / queries.group())
+        let scores = self.scores(queries, segment, cost)?;
+        Ok(Reduce::Sum.apply(&scores, scores.len() / queries.group()))
     }
 
     /// Quantised keys for a second score; only a [`Coded`](crate::scored::coded::Coded) scorer's index has them.
@@ -125,7 +144,17 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     }
 
     /// Weights the tokens selected at one position, for methods whose output is not only that of the selected tokens.
-    fn weigh(&self, _from: &SelectionSource<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}
+    ///
+    /// # Errors
+    /// If values of the prefix cannot be read.
+    fn weigh(
+        &self,
+        _from: &SelectionSource<'_, Self::Index>,
+        _selection: &mut Selection,
+        _cost: &mut Cost,
+    ) -> Result<(), KvError> {
+        Ok(())
+    }
 }
 
 /// How tokens that come after the prefix get into an index.
@@ -162,8 +191,8 @@ pub(crate) struct NewTokens<'a> {
 pub(crate) struct Segment<'a, I> {
     /// Their index.
     pub index: &'a I,
-    /// Their keys `[token][d]`.
-    pub keys: Joined<'a>,
+    /// Their keys `[token][d]`, to be read.
+    pub keys: KvRows<'a>,
 }
 
 /// The candidates and scores that one position selected from.
@@ -182,6 +211,6 @@ pub(crate) struct Part<'a, I> {
     pub index: &'a I,
     /// How many there are.
     pub tokens: usize,
-    /// Their values `[token][d]`.
-    pub values: Joined<'a>,
+    /// Their values `[token][d]`, to be read.
+    pub values: KvRows<'a>,
 }

@@ -8,10 +8,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::types::policy::Policy;
+use crate::types::policy::{LocalLayers, Policy};
 use crate::types::positions::Positions;
+use crate::types::selection::StaticTokens;
 use spattn_kernels::{Accumulator, LogitRule};
 
 /// The factor of the logits: `q·k` is multiplied by it before the softmax.
@@ -74,6 +76,20 @@ impl AttentionSpec {
         self.window.map_or(0, |window| total.saturating_sub(window))
     }
 
+    /// Of static tokens, those that the last of `total` tokens sees. Of the first ones, none is static once one of them is hidden.
+    pub(crate) fn visible_static(&self, exact: StaticTokens, total: usize) -> StaticTokens {
+        match self.first_visible(total) {
+            0 => exact,
+            first => StaticTokens { sink: 0, recent: exact.recent.max(first) },
+        }
+    }
+
+    /// Of candidates among `prefix` tokens, those that the next token sees.
+    pub(crate) fn visible_candidates(&self, candidates: Range<usize>, prefix: usize) -> Range<usize> {
+        let start = self.first_visible(prefix + 1).max(candidates.start);
+        start..candidates.end.max(start)
+    }
+
     /// What the kernels need of it, beside the window.
     pub(crate) fn logit_rule(&self) -> LogitRule<'_> {
         let sinks = self.sinks.as_deref().unwrap_or(&[]);
@@ -126,10 +142,15 @@ impl LayerSpecs {
         self.0.iter().flat_map(SpecReason::beyond_plain).collect()
     }
 
-    /// Whether each layer attends all that it sees: by policy, or because it has a window of its own, which methods leave as it is.
+    /// Whether each layer attends all that it sees: by policy, or because it has a window of its own that methods leave as it is.
     pub fn dense(&self, policy: &Policy) -> Vec<bool> {
-        let by_policy = policy.dense(self.layers());
-        self.0.iter().zip(by_policy).map(|(spec, dense)| dense || spec.window.is_some()).collect()
+        let is_left = |spec: &AttentionSpec| spec.window.is_some() && policy.local_layers == LocalLayers::Dense;
+        self.0.iter().zip(policy.dense(self.layers())).map(|(spec, dense)| dense || is_left(spec)).collect()
+    }
+
+    /// Whether methods select in a layer that has a window of its own.
+    pub fn selects_in_windows(&self, policy: &Policy) -> bool {
+        self.0.iter().zip(self.dense(policy)).any(|(spec, dense)| spec.window.is_some() && !dense)
     }
 }
 
@@ -148,6 +169,8 @@ pub enum SpecReason {
     Window,
     /// The logits in the denominator.
     Sinks,
+    /// Selecting among the tokens of a layer's own window.
+    Selection,
 }
 
 impl SpecReason {
@@ -157,6 +180,7 @@ impl SpecReason {
         let honours = |reason: &Self| match reason {
             Self::Window => positions == Positions::Original,
             Self::SoftCap | Self::Sinks => is_indifferent,
+            Self::Selection => true,
         };
         Self::beyond_plain(spec).into_iter().filter(|reason| !honours(reason)).collect()
     }
@@ -178,6 +202,7 @@ impl fmt::Display for SpecReason {
             Self::SoftCap => "the soft cap of logits",
             Self::Window => "the sliding window of layers",
             Self::Sinks => "the attention-sink logits",
+            Self::Selection => "selecting in layers with a sliding window (`--local-layers sparse`)",
         })
     }
 }

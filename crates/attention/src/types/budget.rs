@@ -50,7 +50,7 @@ impl Budget {
     fn mean_tokens(self, context: Context) -> usize {
         match self {
             Budget::Tokens(k) => k,
-            Budget::Ratio(r) => (r * context.tokens as f64).ceil() as usize,
+            Budget::Ratio(r) => (r * context.visible() as f64).ceil() as usize,
             Budget::Density(density) => context.missing(density).max(1),
         }
     }
@@ -75,8 +75,10 @@ impl Budget {
 pub struct Context {
     /// All tokens, the current one included.
     pub tokens: usize,
-    /// The static ones.
+    /// Those that are no candidates: the static ones, and those that the layer hides.
     pub fixed: usize,
+    /// How many of the first tokens the layer hides.
+    pub hidden: usize,
     /// The layer's share of a budget.
     pub share: LayerShare,
 }
@@ -84,7 +86,17 @@ pub struct Context {
 impl Context {
     /// `tokens` in context, of which `candidates` may be selected, at a layer with the mean budget.
     pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
-        Self { tokens, fixed: tokens.saturating_sub(candidates.len()), share: LayerShare::default() }
+        Self { tokens, fixed: tokens.saturating_sub(candidates.len()), hidden: 0, share: LayerShare::default() }
+    }
+
+    /// The same at a layer that hides the first `hidden` tokens, none of which is a candidate.
+    pub(crate) fn hiding(self, hidden: usize) -> Self {
+        Self { hidden, ..self }
+    }
+
+    /// Tokens that the current one sees, itself included.
+    fn visible(self) -> usize {
+        self.tokens - self.hidden
     }
 
     /// The same at a layer with this share of the budget.
@@ -100,7 +112,8 @@ impl Context {
     /// Number of candidates that bring the attended tokens to a share `density` of the context; 0 if the static ones
     /// exceed it.
     pub fn missing(self, density: f64) -> usize {
-        ((density * self.tokens as f64).round() as usize).saturating_sub(self.fixed).min(self.candidates())
+        let fixed = self.fixed - self.hidden;
+        ((density * self.visible() as f64).round() as usize).saturating_sub(fixed).min(self.candidates())
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::kv::shape::MOST_TOKENS;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
@@ -21,6 +23,39 @@ pub struct Policy {
     pub tail: Tail,
     /// How the method's budget of tokens is distributed over sparse layers.
     pub schedule: Schedule,
+    /// What methods do in layers that have a window of their own.
+    pub local_layers: LocalLayers,
+}
+
+/// What methods do in layers whose tokens see only a window of the last ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LocalLayers {
+    /// They leave them as they are: all of the window is attended.
+    #[default]
+    Dense,
+    /// They select among the tokens of the window. Its last tokens are static as in other layers; the first tokens of the context are
+    /// static until the window has moved on from the first of them.
+    Sparse,
+}
+
+impl LocalLayers {
+    /// The names of all.
+    pub const NAMES: [&str; 2] = ["dense", "sparse"];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl FromStr for LocalLayers {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let known = [Self::Dense, Self::Sparse].into_iter().find(|layers| layers.name() == text);
+        known.ok_or_else(|| UsageError::unknown("local-layers", text, Self::NAMES))
+    }
 }
 
 impl Policy {
@@ -87,6 +122,7 @@ impl Default for Policy {
             dense_layers: DenseLayers::default(),
             tail: Tail::default(),
             schedule: Schedule::default(),
+            local_layers: LocalLayers::default(),
         }
     }
 }

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use crate::PromptHead;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvError, KvRows};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::positions::Rotation;
 use crate::types::schedule::LayerShare;
-use crate::types::scores::score_into;
-use spattn_kernels::Rows;
+use crate::types::scores::score_context;
 
 /// One KV head of one layer of a finished prefix.
 #[derive(Debug, Clone)]
@@ -22,10 +21,10 @@ pub struct HeadPrefix<'a> {
     pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
     pub kv_head: usize,
-    /// Rotated keys `[token][d]` of the whole prefix.
-    pub keys: Rows<'a>,
-    /// Values `[token][d]` of the whole prefix.
-    pub values: Rows<'a>,
+    /// Rotated keys `[token][d]` of the prefix, to be read.
+    pub keys: KvRows<'a>,
+    /// Values `[token][d]` of the prefix, to be read.
+    pub values: KvRows<'a>,
     /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
@@ -40,17 +39,35 @@ pub struct HeadPrefix<'a> {
     pub seed: u64,
 }
 
-impl HeadPrefix<'_> {
+impl<'a> HeadPrefix<'a> {
+    /// Tokens in the prefix.
+    pub fn tokens(&self) -> usize {
+        self.keys.tokens()
+    }
+
+    /// Rotated keys of the candidates, to be read.
+    pub fn candidate_keys(&self) -> KvRows<'a> {
+        self.keys.slice(self.candidates.clone())
+    }
+
+    /// Values of the candidates, to be read.
+    pub fn candidate_values(&self) -> KvRows<'a> {
+        self.values.slice(self.candidates.clone())
+    }
+
     /// Exact `q·k` of one query with some tokens of the prefix.
-    pub fn scores(&self, query: &[f32], tokens: Range<usize>) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn scores(&self, query: &[f32], tokens: Range<usize>) -> Result<Vec<f32>, KvError> {
         let mut scores = vec![0.0; tokens.len()];
-        score_into(query, self.keys.slice(tokens, self.d), self.d, &mut scores);
-        scores
+        score_context(query, self.keys.slice(tokens), &mut scores)?;
+        Ok(scores)
     }
 
     /// The prefix as a context, for methods that spend their budget at the end of prefill.
     pub fn context(&self) -> Context {
-        Context::new(self.keys.elements() / self.d, &self.candidates).at(self.depth.share)
+        Context::new(self.tokens(), &self.candidates).at(self.depth.share)
     }
 }
 

@@ -169,7 +169,7 @@ mod tests {
     fn what_fits_no_model_is_said() {
         let check = |text: &str, dense: &[bool]| text.parse::<Schedule>().unwrap().check(dense);
         assert!(check("1+2", &[false; 2]).is_ok() && check("linear", &[false; 9]).is_ok());
-        assert!(check("1+2", &[false; 3]).unwrap_err().what.contains("2 weights, and the model 3 layers"));
+        assert!(check("1+2", &[false; 3]).unwrap_err().what.contains("2 weights, and the model has 3 layers"));
         assert!(check("1+0", &[true, false]).unwrap_err().what.contains("gives no budget"));
         assert!(check("0+0", &[true, true]).is_ok(), "nobody asks");
         for text in ["", "1+", "+", "-1+2", "1.5", "1000001", "Linear", "a+b"] {

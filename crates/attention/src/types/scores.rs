@@ -1,9 +1,10 @@
 //! Exact products of queries with stored keys, and the queries of a GQA group in the form that scorers take.
 
 use crate::cost::Cost;
+use crate::kv::{KvError, KvRows};
 use crate::types::attention_spec::SoftmaxScale;
 use spattn_kernels::matmul::{matmul, transposed};
-use spattn_kernels::{Joined, Rows, linear};
+use spattn_kernels::{Rows, linear};
 
 /// More queries than this are multiplied as a matrix. With fewer, a query's results are the same bits as if it were alone.
 pub(crate) const FEW_QUERIES: usize = 16;
@@ -67,15 +68,84 @@ impl<'a> GroupQueries<'a> {
         dots(self.queries, rows, self.d, cost)
     }
 
-    /// As [`dots`](Self::dots), for rows in two slices.
-    pub fn dots_joined(&self, rows: Joined<'_>, cost: &mut Cost) -> Vec<f32> {
-        let [front, back] = rows.pieces();
-        let before = self.dots(front, cost);
-        match back.elements() {
-            0 => before,
-            _ => joined_scores(self.count(), (&before, front.elements() / self.d), &self.dots(back, cost)),
-        }
+    /// As [`dots`](Self::dots), for rows in context, wherever they are.
+    ///
+    /// # Errors
+    /// If the rows cannot be read.
+    pub fn dots_in_context(&self, rows: KvRows<'_>, cost: &mut Cost) -> Result<Vec<f32>, KvError> {
+        let mut scores = vec![0.0; self.count() * rows.tokens()];
+        score_context(self.queries, rows, &mut scores)?;
+        cost.score_flops += 2 * (scores.len() * self.d) as u64;
+        Ok(scores)
     }
+}
+
+/// Products of `queries: [g][d]` with rows in context, into `out: [g][rows]`. Rows in memory are multiplied where they are.
+///
+/// # Errors
+/// If the rows cannot be read.
+pub(crate) fn score_context(queries: &[f32], rows: KvRows<'_>, out: &mut [f32]) -> Result<(), KvError> {
+    let (d, all) = (rows.d(), rows.tokens());
+    rows.scan(|first, piece| {
+        let tokens = piece.elements() / d;
+        if queries.len() == d {
+            return score_into(queries, piece, d, &mut out[first..first + tokens]);
+        }
+        if tokens == all {
+            return score_into(queries, piece, d, out);
+        }
+        let mut own = vec![0.0; queries.len() / d * tokens];
+        score_into(queries, piece, d, &mut own);
+        out.chunks_exact_mut(all).zip(own.chunks_exact(tokens)).for_each(|(out, own)| {
+            out[first..first + tokens].copy_from_slice(own);
+        });
+    })
+}
+
+/// Shows `visit` each of the queries `[query][d]` by its number, with its products with all rows in context, which it may
+/// change. Rows in memory are multiplied query by query; rows of another source are read once for all queries.
+///
+/// # Errors
+/// If the rows cannot be read.
+pub(crate) fn score_each(
+    queries: &[f32],
+    rows: KvRows<'_>,
+    mut visit: impl FnMut(usize, &mut [f32]),
+) -> Result<(), KvError> {
+    let (d, all) = (rows.d(), rows.tokens());
+    if rows.in_memory().is_some() {
+        let mut scores = vec![0.0; all];
+        return queries.chunks_exact(d).enumerate().try_for_each(|(i, query)| {
+            score_context(query, rows, &mut scores)?;
+            visit(i, &mut scores);
+            Ok(())
+        });
+    }
+    let mut scores = vec![0.0; queries.len() / d * all];
+    rows.scan(|first, piece| {
+        for (query, out) in queries.chunks_exact(d).zip(scores.chunks_exact_mut(all)) {
+            score_into(query, piece, d, &mut out[first..][..piece.elements() / d]);
+        }
+    })?;
+    scores.chunks_exact_mut(all.max(1)).enumerate().for_each(|(i, scores)| visit(i, scores));
+    Ok(())
+}
+
+/// Products of `query: [d]` with some rows in context, in their order.
+///
+/// # Errors
+/// If the rows cannot be read.
+pub(crate) fn score_some_in_context(
+    query: &[f32],
+    rows: KvRows<'_>,
+    some: &[u32],
+    out: &mut [f32],
+) -> Result<(), KvError> {
+    match rows.stored(some)? {
+        Some(stored) => score_some(query, stored.rows(), stored.places(), out),
+        None => linear::scores(query, &rows.gather(some)?, rows.d(), out),
+    }
+    Ok(())
 }
 
 /// For each of `rows` rows, the first `kept` columns of `left`, then all of `right`.

@@ -55,6 +55,17 @@ pub enum Selection {
 }
 
 impl Selection {
+    /// Leaves out tokens before `first`, which the layer hides.
+    ///
+    /// # Panics
+    /// If what is given for tokens is what all candidates weigh; plans refuse such methods in layers that hide tokens.
+    pub(crate) fn leave_out_before(&mut self, first: u32) {
+        match self {
+            Selection::Shared(picks) => picks.leave_out_before(first),
+            Selection::PerHead(heads) => heads.iter_mut().for_each(|picks| picks.leave_out_before(first)),
+        }
+    }
+
     /// Number of selected tokens of each of `group` query heads.
     pub(crate) fn of_heads(&self, group: usize) -> Vec<usize> {
         match self {
@@ -139,6 +150,23 @@ impl SelectedTokens {
     /// Tokens that enter the common softmax by their logits.
     pub fn softmax(tokens: Vec<u32>) -> Self {
         Self { tokens, weighting: Weighting::Softmax }
+    }
+
+    fn leave_out_before(&mut self, first: u32) {
+        if self.tokens.iter().all(|token| *token >= first) {
+            return;
+        }
+        match &mut self.weighting {
+            Weighting::Softmax => {}
+            Weighting::LogBias(bias) => {
+                let mut of_token = self.tokens.iter();
+                bias.retain(|_| of_token.next().is_some_and(|token| *token >= first));
+            }
+            Weighting::Direct { .. } | Weighting::Remainder { .. } => {
+                unreachable!("a method that weighs all candidates does not select in layers that hide tokens")
+            }
+        }
+        self.tokens.retain(|token| *token >= first);
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::examples::token_counter::Counter;
 use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
 use spattn_attention::calibration::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+    Assignment, Calibration, Collected, Collector, ObserveChunk, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use spattn_attention::methods::CALIBRATIONS;
 use spattn_attention::{MethodSpec, Params, Rotation, expand_grid};
@@ -26,7 +26,7 @@ use spattn_tasks::Task;
 use spattn_tasks::seed::{Draw, example_seed};
 use spattn_tasks::text::decode;
 use spattn_tasks::text::essays::Essays;
-use spattn_train_rows::{Books, Encoder, Trainer};
+use spattn_tasks::training_rows::{Books, Encoder, Trainer};
 
 /// The most bytes of a file with imported nets.
 const MOST_OF_IMPORT: u64 = 16 << 30;
@@ -456,13 +456,7 @@ impl CalibrationPlan<'_> {
     }
 
     /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
-    fn read(
-        &self,
-        number: usize,
-        length: usize,
-        model: &Model,
-        observe: &mut dyn FnMut(&PrefillChunk<'_>),
-    ) -> Result<usize> {
+    fn read(&self, number: usize, length: usize, model: &Model, observe: &mut ObserveChunk<'_>) -> Result<usize> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
         model.check_tokens(&ids)?;
@@ -488,13 +482,13 @@ impl CalibrationPlan<'_> {
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<CalibrationOutcome>> {
         let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
-        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
+        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length, self.length))?;
         let mut read = match checkpoints {
             Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
             _ => Read::default(),
         };
         for (number, length) in blocks.iter().enumerate().skip(read.blocks) {
-            let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.observe(chunk));
+            let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().try_for_each(|c| c.observe(chunk));
             let tokens = self.read(number, *length, model, &mut observe)?;
             collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
             read = Read { blocks: number + 1, tokens: read.tokens + tokens };
@@ -507,7 +501,7 @@ impl CalibrationPlan<'_> {
             }
         }
         for number in blocks.len()..blocks.len() + self.held_out {
-            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.examine(chunk));
+            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().try_for_each(|c| c.examine(chunk));
             let tokens = self.read(number, self.length, model, &mut examine)?;
             collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
         }

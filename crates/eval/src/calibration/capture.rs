@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 
-use spattn_attention::calibration::PrefillChunk;
+use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::LayerKv;
 use spattn_model::decoder::Decoder;
 
@@ -18,8 +18,8 @@ pub fn read_apart(
     decoder: &Decoder,
     ids: &[u32],
     context: usize,
-    before: &mut dyn FnMut(&PrefillChunk<'_>),
-    behind: &mut dyn FnMut(&PrefillChunk<'_>),
+    before: &mut ObserveChunk<'_>,
+    behind: &mut ObserveChunk<'_>,
 ) -> Result<Vec<LayerKv>> {
     let alone = "the prefix that was just read has one owner";
     let prefill = decoder.prefill_observed(&ids[..context], ids.len(), before)?;

@@ -9,6 +9,9 @@ use spattn_attention::kv::MOST_TOKENS;
 /// Examples for each task and length that can be asked for: more than can be run, and far from where sums overflow.
 pub const MOST_SAMPLES: usize = 1_000_000_000_000;
 
+/// Answers to each example that can be asked for.
+pub(super) const MOST_REPEATS: usize = 1000;
+
 /// Methods that can be run together, all grids, sinks, windows and dense layers multiplied.
 pub(super) const MOST_METHODS: usize = 10_000;
 
@@ -22,6 +25,15 @@ pub(super) const MOST_VALUES: usize = 10_000;
 pub fn whole(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| format!("it should be a whole number from {} to {}", range.start(), range.end()))
+}
+
+/// A number within bounds, ends included.
+///
+/// # Errors
+/// What is allowed.
+pub fn decimal(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("it should be a number from {} to {}", range.start(), range.end()))
 }
 
 /// A seed: any number of 64 bits.
@@ -91,6 +103,10 @@ mod tests {
         assert_eq!(whole("1000000000000", 1..=MOST_SAMPLES), Ok(1_000_000_000_000));
         for text in ["", "x", "-1", "1.5", "0", "1000000000001", "99999999999999999999"] {
             assert!(whole(text, 1..=MOST_SAMPLES).unwrap_err().contains("from 1 to 1000000000000"), "{text}");
+        }
+        assert_eq!((decimal("0.6", 0.0..=1.0), decimal("1", 0.0..=1.0)), (Ok(0.6), Ok(1.0)));
+        for text in ["", "x", "-0.1", "1.1", "NaN", "inf"] {
+            assert!(decimal(text, 0.0..=1.0).unwrap_err().contains("from 0 to 1"), "{text}");
         }
         assert_eq!((seed("18446744073709551615"), threads("1")), (Ok(u64::MAX), Ok(1)));
         assert!(seed("18446744073709551616").unwrap_err().contains("from 0 to 18446744073709551615"));

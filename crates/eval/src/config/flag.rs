@@ -53,7 +53,7 @@ pub enum Holds {
 }
 
 /// Which values a flag or key takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Accepts {
     /// It was not said. A test refuses such a row.
     Unsaid,
@@ -72,6 +72,13 @@ pub enum Accepts {
         least: usize,
         /// The greatest.
         most: usize,
+    },
+    /// Numbers within bounds, ends included, with or without decimals.
+    Decimal {
+        /// The least.
+        least: f64,
+        /// The greatest.
+        most: f64,
     },
     /// Any number of 64 bits.
     Seed,
@@ -146,6 +153,11 @@ impl Flag {
     /// The same, taking numbers of tokens.
     pub const fn tokens(self, least: usize, most: usize) -> Self {
         Self { accepts: Accepts::Tokens { least, most }, ..self }
+    }
+
+    /// The same, taking numbers with or without decimals.
+    pub const fn decimal(self, least: f64, most: f64) -> Self {
+        Self { accepts: Accepts::Decimal { least, most }, ..self }
     }
 
     /// The same, with other words for a number that is out of bounds in a config.
@@ -223,6 +235,19 @@ impl Flag {
                 },
                 |refusal| refusal(self, number),
             )),
+        }
+    }
+
+    /// Makes sure that a number with decimals is within the bounds of the row.
+    ///
+    /// # Errors
+    /// What is allowed.
+    pub(super) fn check_decimal(&self, number: f64) -> Result<(), UsageError> {
+        let Accepts::Decimal { least, most } = self.accepts else { return Ok(()) };
+        match (least..=most).contains(&number) {
+            true => Ok(()),
+            false => Err(UsageError::new(format!("{number} is not from {least} to {most}"))
+                .hint("give a number between them, such as 0.6")),
         }
     }
 

@@ -24,7 +24,7 @@ macro_rules! with_settings {
             about: String,
                 Flag::key_only().anything();
 
-            /// Model: builtin, a folder, or a hub id; a sweep takes several
+            /// Model: builtin, a folder, a GGUF file, or a hub id; a sweep takes several
             ///
             /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
             model: OneOrMany<String>,
@@ -85,6 +85,16 @@ macro_rules! with_settings {
             /// Example: --dense-layers 0,1 or --dense-layers 0+50%
             dense_layers: OneOrMany<Given<DenseLayers>>,
                 Flag::value("dense-layers", "LIST").texts("0+50%", &["zzz", "3-1"]);
+
+            /// Methods in layers with a sliding window: dense (methods do not apply) or sparse (methods select within the window); for models
+            /// with such layers
+            ///
+            /// By default, sliding layers attend all of their window under every method. With sparse, a method also selects among the tokens
+            /// of the window in decode steps; a prefill with a mask attends all of it.
+            ///
+            /// Example: --local-layers sparse
+            local_layers: LocalLayers => LocalLayers = LocalLayers::Dense,
+                Flag::value("local-layers", "WHAT").texts("sparse", &["zzz"]).identity("local_layers");
 
             /// Attention to tokens after the prefix: exact, window:N or indexed; a sweep takes several
             ///
@@ -165,6 +175,49 @@ macro_rules! with_settings {
             /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
             system_prompt: Given<SystemPrompt> => Option<String> = None,
                 Flag::value("system-prompt", "TEXT|@FILE").texts("Be brief.", &["", "@nowhere"]).identity("system_prompt");
+
+            /// Whether the model thinks before it answers: on or off
+            ///
+            /// The chat template is told as `enable_thinking`. With on, a model may generate --thinking-tokens more, and its answer is
+            /// what follows the last `</think>`; records keep the thought as well. Tasks whose prompts are published as plain text are
+            /// asked without thinking.
+            ///
+            /// Example: --model Qwen/Qwen3-8B --thinking on
+            thinking: Thinking => Thinking = Thinking::Off,
+                Flag::value("thinking", "on|off").texts("on", &["zzz", "yes"]).identity("thinking");
+
+            /// Tokens that a model may generate with --thinking on, beside those of the answer; they are not part of --length
+            ///
+            /// Example: --thinking on --thinking-tokens 8K
+            thinking_tokens: usize => usize = 4096,
+                Flag::value("thinking-tokens", "N").tokens(1, MOST_TOKENS).identity("thinking_tokens");
+
+            /// Temperature of sampling; 0 takes the likeliest token each time
+            ///
+            /// Draws depend on the seed, the example, the repeat and the place in the answer, and not on the method: methods with
+            /// equal logits give equal answers.
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95 --repeats 5
+            temperature: f64 => f64 = 0.0,
+                Flag::value("temperature", "T").decimal(0.0, 100.0).identity("temperature");
+
+            /// Share of the probability from which tokens are sampled: the likeliest that together have it
+            ///
+            /// Example: --temperature 0.6 --top-p 0.95
+            top_p: f64 => f64 = 1.0,
+                Flag::value("top-p", "P").decimal(0.001, 1.0).identity("top_p");
+
+            /// Answers to each example, each with draws of its own; scores are means over them
+            ///
+            /// Example: --temperature 0.6 --repeats 5
+            repeats: usize => usize = 1,
+                Flag::value("repeats", "K").whole(1, MOST_REPEATS).identity("repeats");
+
+            /// Text that ends an answer where it occurs, beside those of the task; may be repeated
+            ///
+            /// Example: --stop '###' --stop 'Question:'
+            stop: Vec<String>,
+                Flag::value("stop", "TEXT").texts("###", &[""]).checked(check_stop).identity("stop");
 
             /// Leave out `full`, the dense reference
             ///

@@ -35,6 +35,7 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
                     dense_layers: dense_layers.clone(),
                     tail,
                     schedule: Schedule::default(),
+                    local_layers: s.local_layers.unwrap_or_default(),
                 };
                 policies.extend(locals.iter().map(of));
             }

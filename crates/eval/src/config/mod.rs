@@ -13,4 +13,5 @@ pub mod protocol;
 pub mod run_config;
 pub mod settings;
 pub mod shipped;
+pub mod thinking;
 pub mod value;

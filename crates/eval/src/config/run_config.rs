@@ -9,10 +9,11 @@ use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
 use super::settings::Settings;
 use super::shipped::SHIPPED;
+use super::thinking::Thinking;
 use super::value::{Given, Item, alternatives, meanings};
 use crate::records::timing::Latency;
-use spattn_attention::Configured;
 use spattn_attention::kv::KvDtype;
+use spattn_attention::{Configured, LocalLayers};
 use spattn_base::error::UsageError;
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
@@ -157,7 +158,43 @@ impl RunConfig {
         self.seeds.iter().flat_map(of_seed).collect()
     }
 
+    /// Texts that end an answer, beside those of the task.
+    pub fn stop_texts(&self) -> &[String] {
+        self.settings.stop.as_deref().unwrap_or_default()
+    }
+
+    /// Tokens that the thought before an answer may have; 0 without one.
+    pub fn thought_tokens(&self) -> usize {
+        match self.thinking {
+            Thinking::On => self.thinking_tokens,
+            Thinking::Off => 0,
+        }
+    }
+
+    /// Refuses settings of sampling and thinking that would change nothing.
+    fn check_generation(&self) -> Result<(), UsageError> {
+        let is_greedy = self.temperature == 0.0;
+        if is_greedy && self.repeats > 1 {
+            let what = format!("{} repeats of a greedy answer are all the same", self.repeats);
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave --repeats out"));
+        }
+        if is_greedy && self.top_p < 1.0 {
+            let what = format!("`top_p` {} changes nothing where answers are greedy", self.top_p);
+            return Err(UsageError::new(what).hint("add --temperature 0.6, or leave --top-p out"));
+        }
+        if self.thinking == Thinking::On && !self.chat {
+            return Err(UsageError::new("`thinking` is told to the chat template, which is not to be used")
+                .hint("leave out --thinking, or --no-chat (`chat = false`)"));
+        }
+        if self.thinking == Thinking::Off && self.settings.thinking_tokens.is_some() {
+            return Err(UsageError::new("`thinking_tokens` is given, and the model is not to think")
+                .hint("add --thinking on, or leave --thinking-tokens out"));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
+        self.check_generation()?;
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }
@@ -175,6 +212,8 @@ impl RunConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn resolve(text: &str) -> Result<RunConfig, UsageError> {
@@ -192,6 +231,43 @@ mod tests {
             assert!(settings.about.is_some(), "{}", shipped.name);
             assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
+    }
+
+    #[test]
+    fn shipped_configs_say_how_many_methods_they_have() {
+        let mut counted = 0;
+        for shipped in SHIPPED {
+            let settings = Settings::load(shipped.name).unwrap();
+            let about = settings.about.clone().unwrap();
+            let config = RunConfig::resolve(settings).unwrap().remove(0);
+            let sparse: BTreeSet<&str> =
+                config.methods.iter().map(|m| m.name.as_str()).filter(|name| *name != "full").collect();
+            let (before, said) = match about.split_once(" methods ") {
+                Some((before, _)) => (before, before.rsplit(' ').next().unwrap()),
+                None => (about.as_str(), ""),
+            };
+            assert!(!before.contains("very method"), "{}: say how many", shipped.name);
+            if let Ok(said) = said.parse::<usize>() {
+                assert_eq!(said, sparse.len(), "{}: {about}", shipped.name);
+                counted += 1;
+            }
+        }
+        assert_eq!(counted, 3, "`methods`, `budgets` and `parity` give a number");
+    }
+
+    #[test]
+    fn settings_of_generation_that_change_nothing_are_refused() {
+        for (text, what) in [
+            ("repeats = 3", "3 repeats of a greedy answer"),
+            ("top_p = 0.9", "`top_p` 0.9 changes nothing"),
+            ("thinking = 'on'\nchat = false", "`thinking` is told to the chat template"),
+            ("thinking_tokens = 100", "the model is not to think"),
+        ] {
+            assert!(resolve(text).unwrap_err().what.contains(what), "{text}");
+        }
+        let sampled = resolve("temperature = 1\ntop_p = 0.9\nrepeats = 3\nthinking = 'on'\nstop = ['#']").unwrap();
+        let values = (sampled.temperature, sampled.top_p, sampled.repeats, sampled.thought_tokens());
+        assert_eq!((values, sampled.stop_texts()), ((1.0, 0.9, 3, 4096), &["#".to_owned()][..]));
     }
 
     #[test]
@@ -284,11 +360,11 @@ mod tests {
     fn what_decodes_densely_is_refused_where_prompts_are_read_densely() {
         for sparse_from in ["decode", "question", "last:5"] {
             let e = resolve(&format!("sparse_from = '{sparse_from}'\nmethods = ['vertical_slash']")).unwrap_err();
-            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("sparse from {sparse_from}")));
+            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("--sparse-from {sparse_from}")));
             assert!(e.hint.unwrap().contains("--sparse-from prefill"));
         }
         assert!(resolve("sparse_from = 'prefill'\nmethods = ['vertical_slash']").is_ok());
         let both = Settings::parse("sparse_from = ['prefill', 'decode']\nmethods = ['vertical_slash']", "test.toml");
-        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("sparse from decode"));
+        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("--sparse-from decode"));
     }
 }

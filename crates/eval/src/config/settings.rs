@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use clap::ArgMatches;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::bounds::{MOST_SAMPLES, MOST_VALUES};
+use super::bounds::{MOST_REPEATS, MOST_SAMPLES, MOST_VALUES};
 use super::flag::{Flag, Holds};
 use super::flags::with_settings;
 use super::protocol::Protocol;
+use super::thinking::Thinking;
 use super::value::{Given, OneOrMany, SystemPrompt, Value};
 use crate::records::timing::Latency;
 use spattn_attention::kv::{KvDtype, MOST_TOKENS};
 use spattn_attention::methods::configure;
-use spattn_attention::{DenseLayers, Policy, Tail, expand_grid};
+use spattn_attention::{DenseLayers, LocalLayers, Policy, Tail, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
@@ -138,6 +139,14 @@ fn not_a_length(_flag: &Flag, length: usize) -> UsageError {
 fn not_so_many_static_tokens(flag: &Flag, tokens: usize) -> UsageError {
     UsageError::new(format!("{tokens} static tokens were asked for"))
         .hint(format!("`{}` takes a number of tokens from 0 to {MOST_TOKENS}", flag.id))
+}
+
+/// Checks a text that is to end answers.
+fn check_stop(text: &str) -> Result<(), UsageError> {
+    match text.is_empty() {
+        true => Err(UsageError::new("`stop`: a text that ends answers is empty").hint("leave it out for none")),
+        false => Ok(()),
+    }
 }
 
 /// Checks a method's spec under the default policy. Its methods are not kept: a list of specs can stand for more than memory

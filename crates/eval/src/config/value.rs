@@ -16,9 +16,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::bounds;
 use super::flag::{Accepts, Flag, Holds};
 use super::protocol::Protocol;
+use super::thinking::Thinking;
 use crate::records::timing::Latency;
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{DenseLayers, Tail};
+use spattn_attention::{DenseLayers, LocalLayers, Tail};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
@@ -485,6 +486,32 @@ impl Item for usize {
     }
 }
 
+impl Item for f64 {
+    type Argument = f64;
+    type Meaning = f64;
+    const IS_NUMBER: bool = true;
+
+    fn parser(flag: &Flag) -> ValueParser {
+        let accepts = flag.accepts;
+        ValueParser::new(move |text: &str| match accepts {
+            Accepts::Decimal { least, most } => bounds::decimal(text, least..=most),
+            _ => bounds::decimal(text, f64::MIN..=f64::MAX),
+        })
+    }
+
+    fn from_argument(argument: f64, _flag: &Flag) -> Result<Self, UsageError> {
+        Ok(argument)
+    }
+
+    fn check(&self, flag: &Flag) -> Result<(), UsageError> {
+        flag.check_decimal(*self)
+    }
+
+    fn meaning(&self) -> Result<f64, UsageError> {
+        Ok(*self)
+    }
+}
+
 impl Item for u64 {
     type Argument = u64;
     type Meaning = u64;
@@ -563,4 +590,4 @@ macro_rules! named_values {
     )*};
 }
 
-named_values!(Latency, Positions);
+named_values!(Latency, LocalLayers, Positions, Thinking);

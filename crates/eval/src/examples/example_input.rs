@@ -8,7 +8,7 @@ use crate::config::protocol::Protocol;
 use spattn_model::OpenModel;
 use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::likelihood::{Passage, TextEncoder, TextTokens};
-use spattn_tasks::{Cut, Task};
+use spattn_tasks::{Cut, Example, Task};
 
 /// The content of an example.
 pub(crate) enum ExampleInput {
@@ -25,8 +25,8 @@ pub(crate) struct Size {
     pub steps: usize,
 }
 
-/// Makes an example of a task for a model that reads at most `most` tokens. Whether it fits exactly, and whether the model knows all
-/// tokens, is not checked.
+/// Makes an example of a task for a model that reads at most `most` tokens, and that may think for `thought_tokens` tokens before it
+/// answers where its chat template asks it. Whether the example fits exactly, and whether the model knows all tokens, is not checked.
 ///
 /// # Errors
 /// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
@@ -37,13 +37,17 @@ pub(crate) fn make(
     seed: u64,
     model: &OpenModel,
     most: usize,
+    thought_tokens: usize,
 ) -> Result<ExampleInput> {
     let counter = Counter(&model.tokenizer);
     match task.likelihood() {
         Some(text) if task.is_sized() => Ok(ExampleInput::Passage(text.passage(length, index, seed, &counter)?)),
         Some(rows) => Ok(ExampleInput::Passage(rows.passage(length, index, seed, &Bounded { model, most })?)),
         None => {
-            let example = task.example(length, index, seed, &counter)?;
+            let mut example = task.example(length, index, seed, &counter)?;
+            if thinks(&example, &model.tokenizer) {
+                example.max_new_tokens += thought_tokens;
+            }
             let context = model.dimensions.config().context_limit();
             if example.rules.cut == Cut::Nothing {
                 check_bytes(&example.user_turn(), model, most)?;
@@ -53,6 +57,11 @@ pub(crate) fn make(
             Ok(ExampleInput::Prompt(Box::new(fitted)))
         }
     }
+}
+
+/// Whether an example is asked by a chat template, which may let the model think.
+pub(crate) fn thinks(example: &Example, tokenizer: &Tokenizer) -> bool {
+    !example.rules.plain && tokenizer.has_chat()
 }
 
 /// Tokenizes texts of rows up to a limit.

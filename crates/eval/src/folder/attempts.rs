@@ -249,7 +249,7 @@ mod tests {
             begin("7_1", records).unwrap();
         }
         let error = begin("7_1", 5).unwrap_err();
-        assert!(error.to_string().contains("job 7_1 began 3 times"), "{error}");
+        assert!(error.to_string().contains("job 7_1 started 3 times"), "{error}");
         assert_eq!(read(dir.path()).last().unwrap().end.as_ref().unwrap().end, Ending::Error);
         // Submitting the job again is deliberate, and so is starting a run by hand.
         begin("8_1", 5).unwrap();

@@ -410,7 +410,7 @@ mod tests {
         put(dir, "plots/figure-1.svg", "theirs");
         put(dir, "plots/readme.txt", "theirs");
         let error = check(dir, &RUN).unwrap_err();
-        assert!(error.what.contains("plots/figure-1.svg is there"), "{error}");
+        assert!(error.what.contains("plots/figure-1.svg exists, and spattn did not write it"), "{error}");
         fs::remove_file(dir.join("plots/figure-1.svg")).unwrap();
         check(dir, &RUN).unwrap();
         write_all(dir, &[("manifest.json", "{}")]).unwrap();

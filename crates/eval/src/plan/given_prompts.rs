@@ -6,7 +6,7 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::planner::{LENGTH_HINT, Planner, RunPlan, ShardedCell, TaskLength};
-use crate::examples::example_input::{self, ExampleInput};
+use crate::examples::example_input::ExampleInput;
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::truncate::TruncatedExample;
 use spattn_attention::kv::MOST_TOKENS;
@@ -86,8 +86,7 @@ impl Planner<'_> {
     /// Makes an example of a file, and checks it against the model.
     fn given(&self, place: TaskLength, index: usize) -> Result<()> {
         let task = self.tasks[place.task].as_ref();
-        let material =
-            example_input::make(task, place.length, index, self.config.seeds[0], self.model, self.most_tokens())?;
+        let material = self.make_example(task, place.length, index, self.config.seeds[0])?;
         Ok(self.check_fits(task, &material)?)
     }
 
@@ -104,7 +103,7 @@ impl Planner<'_> {
 
     /// The most tokens of a prompt with its answer.
     pub(crate) fn most_tokens(&self) -> usize {
-        if self.config.allow_extrapolation { MOST_TOKENS } else { self.model.dimensions.config().context_limit() }
+        self.longest().min(MOST_TOKENS)
     }
 
     /// Checks an example against the model's vocabulary and context, and that its prompt has content.

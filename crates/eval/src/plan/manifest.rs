@@ -8,10 +8,11 @@ use serde_json::{Map, Value, json};
 use super::memory::example_bytes;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::config::settings::Settings;
+use crate::config::thinking::Thinking;
 use crate::program::Program;
 use crate::records::manifest_keys::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::records::timing::Latency;
-use spattn_attention::Configured;
+use spattn_attention::{Configured, LocalLayers};
 use spattn_base::{clock, privacy};
 use spattn_kernels::precision::MatmulPrecision;
 use spattn_kernels::{isa_name, tiles};
@@ -56,6 +57,17 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
     }
+    // Runs without these keys are those from before answers could be sampled, or thought about.
+    let of_generation = [
+        ("thinking", config.thinking != Thinking::Off, json!(config.thinking.name())),
+        ("thinking_tokens", config.thinking != Thinking::Off, json!(config.thinking_tokens)),
+        ("temperature", config.temperature != 0.0, json!(config.temperature)),
+        ("top_p", config.top_p != 1.0, json!(config.top_p)),
+        ("repeats", config.repeats != 1, json!(config.repeats)),
+        ("stop", !config.stop_texts().is_empty(), json!(config.stop_texts())),
+    ];
+    let given = of_generation.into_iter().filter(|(_, is_given, _)| *is_given);
+    given.for_each(|(key, _, value)| identity[key] = value);
     // Engines round differently. Runs on the processor have never recorded an engine.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();
@@ -63,6 +75,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Solo timing changes no result, but a run must not contain both kinds of times.
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
+    }
+    // Runs without the key are those from before there was a choice.
+    if config.local_layers != LocalLayers::Dense {
+        identity["local_layers"] = config.local_layers.name().into();
     }
     let content = [json!(model.dimensions.config()), model.tokenizer.identity()];
     CONTENT.into_iter().zip(content).for_each(|(key, value)| identity[key] = value);
@@ -91,7 +107,6 @@ pub struct ModelPart {
 impl ModelPart {
     /// The part of an opened model; `data` as for [`identity`].
     pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
-        let c = model.dimensions.config();
         Self {
             id: model.id.clone(),
             identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
@@ -110,7 +125,16 @@ impl ModelPart {
                     })
                 })
                 .collect(),
-            model: json!({
+            model: described(model),
+            example_bytes: example_bytes(config, model),
+        }
+    }
+}
+
+/// What the manifest says of a model.
+fn described(model: &OpenModel) -> Value {
+    let c = model.dimensions.config();
+    let mut described = json!({
                 "id": model.id,
                 "revision": model.revision,
                 "architecture": c.family.class,
@@ -123,10 +147,11 @@ impl ModelPart {
                 "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
                 "notes": model.notes,
                 TOKENIZER_VALUE: model.tokenizer.value_sha256(),
-            }),
-            example_bytes: example_bytes(config, model),
-        }
+    });
+    if let Some(format) = &model.format {
+        described["weights"] = json!(format);
     }
+    described
 }
 
 /// The digests of what tasks are made from, by task.
@@ -211,6 +236,22 @@ mod tests {
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
+    }
+
+    #[test]
+    fn the_manifest_names_how_a_gguf_file_stores_its_tensors() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf/mixed.gguf");
+        let open = |spec: &str| {
+            let source = ModelSource::parse(spec).unwrap();
+            OpenModel::open(&source, None, TokenizerOptions::default()).unwrap()
+        };
+        let gguf = open(file);
+        let weights = &described(&gguf)["weights"];
+        assert_eq!((&weights["name"], &weights["file_type"]), (&json!("GGUF"), &json!("Q4_K_M")));
+        assert_eq!((&weights["types"]["Q4_K"], &weights["types"]["F32"]), (&json!(2), &json!(8)));
+        let bytes = std::fs::read(file).unwrap();
+        assert_eq!(gguf.weights_sha256, spattn_model::checksum::sha256_hex(&bytes));
+        assert_eq!(described(&open("builtin")).get("weights"), None, "records of safetensors stay as they are");
     }
 
     #[test]

@@ -8,11 +8,11 @@ use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::run_config::{RunConfig, Variant};
-use crate::examples::example_input;
+use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
 use spattn_attention::kv::{KvDtype, KvShape};
-use spattn_attention::{Configured, Positions, PromptShape, mask_list_bytes};
+use spattn_attention::{Configured, LocalLayers, Positions, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -157,6 +157,7 @@ impl Planner<'_> {
                 None => plan.cells.push(PlanCell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
+        plan.notes.extend(self.note_on_windows());
         self.check_methods(&mut plan, watch)?;
         self.check_given(&mut plan, watch)?;
         if self.config.device != Device::Cpu {
@@ -218,9 +219,7 @@ impl Planner<'_> {
         lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
         let (model, seed) = (self.model, self.config.seeds[0]);
-        let made = lengths
-            .into_iter()
-            .find_map(|length| example_input::make(task, length, 0, seed, model, self.most_tokens()).ok())?;
+        let made = lengths.into_iter().find_map(|length| self.make_example(task, length, 0, seed).ok())?;
         made.size(&self.config.protocols, &model.tokenizer)
     }
 
@@ -260,21 +259,61 @@ impl Planner<'_> {
         lengths.into_iter().map_while(|length| Some((length, error(length)?))).collect()
     }
 
+    /// The longest sequence that may be read: the model's context, or beyond it as far as the decoder computes what the model would.
+    pub(crate) fn longest(&self) -> usize {
+        let config = self.model.dimensions.config();
+        if self.config.allow_extrapolation { config.longest_extrapolation() } else { config.context_limit() }
+    }
+
     /// Whether the request fits the model's context; memory is not considered.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
-        let tokens = tokens_of(task, length);
-        self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
+        let tokens = tokens_of(task, length) + self.thought_tokens();
+        tokens <= self.longest()
+    }
+
+    /// Tokens that a thought may have, of a model whose chat template is used.
+    fn thought_tokens(&self) -> usize {
+        if self.model.tokenizer.has_chat() { self.config.thought_tokens() } else { 0 }
+    }
+
+    /// Makes an example of a task ([`example_input::make`]).
+    pub(crate) fn make_example(&self, task: &dyn Task, length: usize, index: usize, seed: u64) -> Result<ExampleInput> {
+        example_input::make(task, length, index, seed, self.model, self.most_tokens(), self.config.thought_tokens())
     }
 
     fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
         let least = task.least_tokens();
         let (what, tokens) = match () {
+            () if task.is_sized() && self.thought_tokens() > 0 => {
+                ("the length asked for with --thinking-tokens", length + self.thought_tokens())
+            }
             () if task.is_sized() => ("the length asked for", length),
             () if task.is_cut() && length > 0 => ("the length to cut to", length),
             () if least > 0 => return Some(self.check_length(least, &least_of(task), SMALLER_HINT).err()?.into()),
             () => return None,
         };
         Some(self.check_length(tokens, what, LENGTH_HINT).err()?.into())
+    }
+
+    /// Says which layers methods leave as they are, since the model's own windows are on them.
+    fn note_on_windows(&self) -> Option<String> {
+        if self.config.local_layers == LocalLayers::Sparse {
+            return None;
+        }
+        let specs = self.model.dimensions.layer_specs();
+        let slide = specs.iter().filter(|spec| spec.window.is_some()).count();
+        let (id, layers) = (&self.model.id, specs.layers());
+        match slide {
+            0 => None,
+            all if all == layers => Some(format!(
+                "all layers of {id} have a sliding window, which every method attends as it is: methods select nothing \
+                 without --local-layers sparse"
+            )),
+            some => Some(format!(
+                "methods select on {} of the {layers} layers of {id}: {some} have a sliding window",
+                layers - some
+            )),
+        }
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.
@@ -306,9 +345,10 @@ impl Planner<'_> {
     }
 
     fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {
-        let layers = self.model.dimensions.config().layers;
+        let specs = self.model.dimensions.layer_specs();
+        let layers = specs.layers();
         match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
-            None => method.policy.schedule.check(&method.policy.dense(layers)),
+            None => method.policy.schedule.check(&specs.dense(&method.policy)),
             Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
                 "{} has layers 0 to {}",
                 self.model.id,
@@ -366,8 +406,8 @@ impl Planner<'_> {
     }
 
     pub(crate) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
-        let limit = self.model.dimensions.config().context_limit();
-        if length <= limit || self.config.allow_extrapolation {
+        let limit = self.longest();
+        if length <= limit {
             return self.check_memory(length, what);
         }
         Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
@@ -406,7 +446,12 @@ impl Planner<'_> {
     pub(crate) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
         match methods.iter().flat_map(Configured::parts).find(moves) {
-            Some(method) if self.model.dimensions.rotation(tokens).is_none() => Err(UsageError::new(format!(
+            Some(method) if !self.model.dimensions.has_one_rotation() => Err(UsageError::new(format!(
+                "{} cannot move positions on {}: its layers are not all rotated by the same RoPE frequencies",
+                method.label(),
+                self.model.id
+            ))),
+            Some(method) if self.model.dimensions.rotation(tokens, tokens).is_none() => Err(UsageError::new(format!(
                 "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
                 method.label(),
                 self.model.id

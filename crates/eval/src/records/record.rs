@@ -18,6 +18,34 @@ use spattn_tasks::metrics::Metric;
 /// The method that all others are compared with.
 pub const REFERENCE: &str = "full";
 
+/// What a model generated before its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Thought {
+    /// The text, with what marks its ends; empty if there was none.
+    pub text: String,
+    /// Tokens of `max_new_tokens` that are for it.
+    pub limit: usize,
+}
+
+/// One of several answers to an example.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Generated text without special tokens and thought.
+    pub prediction: InternedStr,
+    /// What was generated before it, where the model was asked to think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought: Option<Box<Thought>>,
+    /// Score in 0..=1.
+    pub score: f64,
+    /// Scores in 0..=1 by further metrics, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_scores: BTreeMap<String, f64>,
+    /// Generated tokens, thought and final EOS included.
+    pub new_tokens: usize,
+    /// Whether generation ended before `max_new_tokens`.
+    pub stopped: bool,
+}
+
 /// One method's answer to one example, with its score and what it cost.
 ///
 /// A line of `samples.jsonl`. Fields are only ever added.
@@ -62,6 +90,13 @@ pub struct Record {
     pub question: InternedStr,
     /// Generated text without special tokens; for scored options, the chosen one; empty for perplexity.
     pub prediction: InternedStr,
+    /// What the model generated before its answer, where it was asked to think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought: Option<Box<Thought>>,
+    /// All answers, where the example was answered several times. Then `prediction`, `thought`, `new_tokens` and `stopped` are those of
+    /// the first, scores are means over all, and costs are of all together.
+    #[serde(default, skip_serializing_if = "is_no_answer")]
+    pub repeats: Box<[Answer]>,
     /// The reference answers.
     pub references: Interned<Vec<String>>,
     /// The names of all classes, if the metric needs them.
@@ -179,7 +214,7 @@ pub struct Record {
     pub density_by_layer: Vec<f64>,
     /// The spread of the density over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub density_spread: Option<Spread>,
+    pub density_spread: Option<Box<Spread>>,
     /// Comparison with exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Box<Fidelity>>,
@@ -215,6 +250,10 @@ fn first_revision() -> u16 {
 
 fn is_first_revision(revision: &u16) -> bool {
     *revision == FIRST_REVISION
+}
+
+fn is_no_answer(answers: &[Answer]) -> bool {
+    answers.is_empty()
 }
 
 fn is_empty_text(text: &InternedStr) -> bool {

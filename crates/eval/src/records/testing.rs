@@ -28,6 +28,8 @@ pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
         source: "grammar".into(),
         question: "question".into(),
         prediction: "answer".into(),
+        thought: None,
+        repeats: Box::default(),
         references: vec!["answer".to_owned()].into(),
         all_classes: Interned::default(),
         score,

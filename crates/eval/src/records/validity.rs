@@ -4,7 +4,7 @@
 
 use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;
-use super::record::Record;
+use super::record::{Answer, Record};
 use super::text_scores::{Choice, Likelihood};
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_tasks::likelihood::Measure;
@@ -59,7 +59,7 @@ impl Record {
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
-        if let Some(spread) = self.density_spread {
+        if let Some(spread) = self.density_spread.as_deref() {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
         }
         at_most("prefix_tokens", self.prefix_tokens, "prompt_tokens", self.prompt_tokens)?;
@@ -67,9 +67,22 @@ impl Record {
         if self.max_new_tokens > 0 {
             at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
         }
+        let limit = self.thought.as_ref().map_or(0, |thought| thought.limit);
+        at_most("thought.limit", limit, "max_new_tokens", self.max_new_tokens)?;
+        self.repeats.iter().enumerate().try_for_each(|(at, answer)| self.check_repeat(at, answer))?;
         self.fidelity.as_deref().map_or(Ok(()), Fidelity::check)?;
         self.likelihood.as_deref().map_or(Ok(()), Likelihood::check)?;
         self.choice.as_deref().map_or(Ok(()), Choice::check)
+    }
+}
+
+impl Record {
+    /// Checks one of several answers.
+    fn check_repeat(&self, at: usize, answer: &Answer) -> Result<(), String> {
+        let name = |field: &str| format!("repeats[{at}].{field}");
+        share(&name("score"), answer.score)?;
+        answer.other_scores.iter().try_for_each(|(of, score)| share(&name(&format!("other_scores.{of}")), *score))?;
+        at_most(&name("new_tokens"), answer.new_tokens, "max_new_tokens", self.max_new_tokens)
     }
 }
 
@@ -203,10 +216,24 @@ fn at_most(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::records::fidelity::Spread;
+    use crate::records::record::Thought;
     use crate::records::testing::{perplexity, record};
     use crate::records::timing::Solo;
+
+    fn answer(score: f64, new_tokens: usize) -> Answer {
+        Answer {
+            prediction: "a".into(),
+            thought: None,
+            score,
+            other_scores: BTreeMap::new(),
+            new_tokens,
+            stopped: true,
+        }
+    }
 
     #[test]
     fn what_no_run_records_is_named() {
@@ -215,7 +242,7 @@ mod tests {
         type Spoil = fn(&mut Record);
         let held = |held: f64| Some(KvTokens { held, context: 100 });
         assert_eq!(Record { kv_tokens: held(100.0), ..record("vt", "full", 0, 1.0) }.check(), Ok(()));
-        let cases: [(&str, Spoil); 31] = [
+        let cases: [(&str, Spoil); 34] = [
             ("`kv_tokens.held` is 1e300, not from 0 to `kv_tokens.context`, 100", |r| {
                 r.kv_tokens = Some(KvTokens { held: 1e300, context: 100 });
             }),
@@ -244,8 +271,13 @@ mod tests {
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),
-            ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 })),
+            ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 }.into())),
             ("`prefix_tokens` is 5000, more than `prompt_tokens`, 4050", |r| r.prefix_tokens = 5000),
+            ("`thought.limit` is 41, more than `max_new_tokens`, 40", |r| {
+                r.thought = Some(Thought { text: String::new(), limit: 41 }.into());
+            }),
+            ("`repeats[1].score` is 2", |r| r.repeats = [answer(1.0, 3), answer(2.0, 3)].into()),
+            ("`repeats[0].new_tokens` is 41", |r| r.repeats = [answer(1.0, 41)].into()),
             ("`new_tokens` is 41, more than `max_new_tokens`, 40", |r| r.new_tokens = 41),
             ("`key` is empty", |r| r.key.clear()),
             ("`score` is 0.5, not a number from 1", |r| *r = Record { score: 0.5, ..perplexity("topk", 0, 3.0) }),

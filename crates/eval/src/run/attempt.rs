@@ -13,10 +13,13 @@ use super::example_runner::ExampleRunner;
 use super::generate::Generation;
 use super::prepared_example::PreparedExample;
 use super::runner::Runner;
+use super::sampling::Sampling;
 use super::score_text::{GivenText, TextToScore};
 use super::shared_prefill;
+use super::thought::Thoughts;
 use crate::config::protocol::Protocol;
-use crate::examples::example_input::ExampleInput;
+use crate::config::thinking::Thinking;
+use crate::examples::example_input::{ExampleInput, thinks};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::truncate::TruncatedExample;
 use crate::plan::given_prompts::passage_tokens;
@@ -24,6 +27,7 @@ use crate::plan::planner::RunPlan;
 use crate::records::record::Record;
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
+use spattn_tasks::Example;
 use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
 
@@ -134,13 +138,21 @@ impl Runner<'_> {
     ) -> Result<Option<Vec<Record>>> {
         let TruncatedExample { example, prompt, .. } = truncated;
         self.check_positions(methods, prompt.ids.len() + example.max_new_tokens)?;
+        let request = self.request(item, methods);
+        let until = self.end_texts(example);
         let policy = Generation {
             tokenizer: &self.model.tokenizer,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.rules.ends_at_line { self.line_end()? } else { None },
-            until: example.rules.until,
+            until: &until,
+            sampling: Sampling {
+                temperature: self.config.temperature,
+                top_p: self.config.top_p,
+                seed: request.step_seed,
+            },
+            repeats: self.config.repeats,
+            thoughts: self.thoughts(truncated),
         };
-        let request = self.request(item, methods);
         let result = match item.variant.protocol {
             Protocol::Prefill => examples.run_from_first_token(request, &policy),
             _ => examples.run(request, &policy),
@@ -167,6 +179,17 @@ impl Runner<'_> {
             _ => examples.run(request, &policy),
         }?;
         Ok(result.map(|result| self.records_of_passage(item, passage, methods, result)))
+    }
+
+    /// The texts that end an answer where they occur: those of the task and those of `--stop`.
+    pub(super) fn end_texts(&self, example: &Example) -> Vec<String> {
+        [example.rules.until, self.config.stop_texts()].concat()
+    }
+
+    /// Where thoughts end in the answers to a prompt; `None` if the model is not to think.
+    pub(super) fn thoughts(&self, truncated: &TruncatedExample) -> Option<Thoughts<'_>> {
+        let is_asked = self.config.thinking == Thinking::On && thinks(&truncated.example, &self.model.tokenizer);
+        is_asked.then(|| Thoughts::new(&self.model.tokenizer, &truncated.prompt.text))
     }
 
     fn request<'r>(&self, item: &'r PreparedExample, methods: &'r [Configured]) -> ExampleRequest<'r> {

@@ -20,6 +20,7 @@ use crate::plan::planner::Planner;
 use crate::records::record::Record;
 use crate::records::store::{OpenMode, Store, load_records};
 use spattn_attention::cost::Cost;
+use spattn_attention::kv::KvError;
 use spattn_attention::{Configured, HeadPrefix, Method, SelectedTokens, Selection, Step};
 use spattn_model::Model;
 use spattn_model::source::ModelSource;
@@ -33,7 +34,9 @@ impl Method for Faulty {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -41,7 +44,7 @@ impl Method for Faulty {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         panic!("no selection")
     }
 }
@@ -53,7 +56,9 @@ impl Method for Shy {
     type Index = ();
     type State = ();
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -61,9 +66,9 @@ impl Method for Shy {
 
     fn start(&self, (): &()) {}
 
-    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
         assert!(self.0.swap(true, Ordering::Relaxed), "not in company");
-        Selection::Shared(SelectedTokens::softmax(Vec::new()))
+        Ok(Selection::Shared(SelectedTokens::softmax(Vec::new())))
     }
 }
 
@@ -168,7 +173,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
     let both = failures_of_broken(&format!("tasks = ['ruler/niah_single_1']\n{masked}"));
     let whats: Vec<&str> = both.iter().map(|(what, _)| what.as_str()).collect();
     assert!(matches!(whats[..], ["prefill", own] if own.starts_with("prefill, streaming_llm:")), "{both:?}");
-    assert!(both[0].1.contains("could not be read") && !both[1].1.contains("could not be read"), "{both:?}");
+    assert!(both[0].1.contains("the prefill failed") && !both[1].1.contains("the prefill failed"), "{both:?}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::example_request::ExampleRequest;
 use super::example_runner::ExampleRunner;
 use super::generate::Generation;
 use super::runner::Runner;
+use super::sampling::Sampling;
 use super::solo;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
@@ -252,8 +253,15 @@ impl Runner<'_> {
             fidelity: self.config.fidelity,
             solo: false,
         };
-        let tokenizer = &self.model.tokenizer;
-        let policy = Generation { tokenizer, max_new_tokens: PROBE_ANSWER, line_end: None, until: &[] };
+        let policy = Generation {
+            tokenizer: &self.model.tokenizer,
+            max_new_tokens: PROBE_ANSWER,
+            line_end: None,
+            until: &[],
+            sampling: Sampling::GREEDY,
+            repeats: self.config.repeats,
+            thoughts: None,
+        };
         let never = AtomicBool::new(false);
         let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
         let (spent, runs) = (result.spent, result.runs);

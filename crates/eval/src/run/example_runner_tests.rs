@@ -9,6 +9,7 @@ use super::example_runner::{ExampleResult, ExampleRunner, fork_sequences};
 use super::generate::{GeneratedAnswer, Generation};
 use super::prefix_cache::PrefixCache;
 use super::prefix_reading::{LEAST_SHARED, PrefixReader};
+use super::sampling::Sampling;
 use super::time_attribution::Clock;
 use crate::records::timing::StepTime;
 use spattn_attention::methods::configure;
@@ -61,7 +62,15 @@ fn runner(model: &Model) -> ExampleRunner<'_> {
 
 fn policy<'a>(model: &'a Model, asked: &Asked<'a>) -> Generation<'a> {
     let Asked { max_new_tokens, line_end, until, .. } = *asked;
-    Generation { tokenizer: &model.tokenizer, max_new_tokens, line_end, until }
+    Generation {
+        tokenizer: &model.tokenizer,
+        max_new_tokens,
+        line_end,
+        until,
+        sampling: Sampling::GREEDY,
+        repeats: 1,
+        thoughts: None,
+    }
 }
 
 /// Runs an example after those that `runner` ran before.

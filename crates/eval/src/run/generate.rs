@@ -1,12 +1,15 @@
-//! Generating an answer greedily, until the model ends it or it is as long as it may be.
+//! Generating answers, until the model ends each or it is as long as it may be.
+
+use std::borrow::Cow;
 
 use super::decoding_policy::{DecodingPolicy, Feed};
-use spattn_kernels::topk::argmax;
+use super::sampling::Sampling;
+use super::thought::Thoughts;
 use spattn_model::engine::READ_AT_ONCE;
 use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::ended;
 
-/// Greedy decoding: the likeliest token is fed next.
+/// Decoding: a token is chosen by the logits behind the last one, and fed next.
 #[derive(Debug, Clone, Copy)]
 pub struct Generation<'a> {
     /// The model's tokenizer, for its EOS tokens and to see what the answer says.
@@ -17,6 +20,12 @@ pub struct Generation<'a> {
     pub line_end: Option<u32>,
     /// Texts that end the answer where they come up in it.
     pub until: &'a [String],
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Answers to generate, each with draws of its own; at least 1.
+    pub repeats: usize,
+    /// Where thoughts end, of a model that thinks before it answers. Nothing in a thought ends the answer, but EOS.
+    pub thoughts: Option<Thoughts<'a>>,
 }
 
 /// An answer that was generated.
@@ -35,7 +44,7 @@ impl DecodingPolicy for Generation<'_> {
     const SCORES_EACH_TOKEN: bool = false;
 
     fn answers(&self) -> usize {
-        1
+        self.repeats
     }
 
     fn longest_answer(&self) -> usize {
@@ -65,7 +74,7 @@ impl DecodingPolicy for Generation<'_> {
 
     fn take_logits(
         &self,
-        _: usize,
+        repeat: usize,
         feed: &mut Feed,
         answer: &mut GeneratedAnswer,
         rows: &[&[f32]],
@@ -73,9 +82,9 @@ impl DecodingPolicy for Generation<'_> {
     ) {
         let is_full = |answer: &GeneratedAnswer| answer.tokens.len() >= self.max_new_tokens;
         let Some(logits) = rows.last().filter(|_| feed.is_drained() && !is_full(answer)) else { return };
-        let token = self.choose(logits, answer.tokens.is_empty());
+        let token = self.choose(logits, repeat, answer.tokens.len());
         answer.tokens.push(token);
-        answer.stopped = self.is_end(token) || self.has_ended(&answer.tokens);
+        answer.stopped = self.is_eos(token) || self.has_ended(&answer.tokens);
         if !answer.stopped && !is_full(answer) {
             feed.push(token);
         }
@@ -83,27 +92,39 @@ impl DecodingPolicy for Generation<'_> {
 }
 
 impl Generation<'_> {
-    /// The likeliest token; of a line that may not be empty, the first is the likeliest that does not end it.
-    fn choose(&self, logits: &[f32], is_first: bool) -> u32 {
-        if !is_first || self.line_end.is_none() {
-            return argmax(logits) as u32;
+    /// The token at a place of an answer. The first token of a line is none that ends it.
+    fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
+        let mut logits = Cow::Borrowed(logits);
+        if place == 0 && self.line_end.is_some() {
+            let ends = (0..logits.len() as u32).filter(|token| self.is_eos(*token) || self.line_end == Some(*token));
+            let ends: Vec<u32> = ends.collect();
+            ends.into_iter().for_each(|token| logits.to_mut()[token as usize] = f32::NEG_INFINITY);
         }
-        let mut logits = logits.to_vec();
-        let ends = (0..logits.len() as u32).filter(|token| self.is_end(*token));
-        ends.for_each(|token| logits[token as usize] = f32::NEG_INFINITY);
-        argmax(&logits) as u32
+        self.sampling.choose(&logits, repeat, place)
     }
 
-    fn is_end(&self, token: u32) -> bool {
-        self.tokenizer.eos_ids().contains(&token) || self.line_end == Some(token)
+    fn is_eos(&self, token: u32) -> bool {
+        self.tokenizer.eos_ids().contains(&token)
     }
 
-    /// Whether a text has come up that ends the answer.
+    /// Whether the last token, or a text that has come up, ends the answer.
     fn has_ended(&self, tokens: &[u32]) -> bool {
-        if self.until.is_empty() {
+        if self.line_end.is_none() && self.until.is_empty() {
             return false;
         }
-        let text = self.tokenizer.decode(tokens).unwrap_or_default();
+        if self.thoughts.is_some_and(|thoughts| thoughts.is_thinking(tokens)) {
+            return false;
+        }
+        let is_line = self.line_end.is_some() && tokens.last().copied() == self.line_end;
+        is_line || (!self.until.is_empty() && self.has_ended_by_text(tokens))
+    }
+
+    fn has_ended_by_text(&self, tokens: &[u32]) -> bool {
+        let text = match self.thoughts {
+            Some(thoughts) => thoughts.split(tokens).map(|said| said.answer),
+            None => self.tokenizer.decode(tokens),
+        };
+        let text = text.unwrap_or_default();
         ended(&text, self.until).len() < text.len()
     }
 }

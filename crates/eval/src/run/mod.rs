@@ -28,6 +28,7 @@ pub mod run_plan;
 #[cfg(test)]
 mod run_plan_tests;
 pub mod runner;
+pub mod sampling;
 pub mod score_text;
 #[cfg(test)]
 mod score_text_tests;
@@ -36,4 +37,5 @@ pub(crate) mod solo;
 pub mod stopwatch;
 #[cfg(test)]
 mod testing;
+pub mod thought;
 pub(crate) mod time_attribution;

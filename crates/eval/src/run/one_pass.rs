@@ -101,7 +101,7 @@ impl<'a> Pass<'a> {
         let read = [example.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
         let from = example.prompt.len() + continuation.given - 1;
         let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.layer_specs(), example.index_seed));
-        let mut sparse = sparse.map(|sparse| sparse.with_rotation(decoder.rotation(read.len())));
+        let mut sparse = sparse.map(|sparse| sparse.with_rotation(decoder.rotation(read.len(), read.len())));
         let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut())?;
         let indexes = IndexCache::new(prefill.prefix, decoder.dtype(), example.index_seed);
         let indexes = match sparse {

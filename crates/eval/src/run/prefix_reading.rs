@@ -124,7 +124,7 @@ impl PrefixReader<'_> {
         let prompt_tokens = self.example.prompt.len();
         let mut indexes = read.indexes.with_prompt(prompt_tokens).with_given(self.known_tokens);
         indexes = indexes.with_step_seed(self.example.step_seed);
-        if let Some(rotation) = self.decoder.rotation(self.longest()) {
+        if let Some(rotation) = self.decoder.rotation(self.example.prompt.len(), self.longest()) {
             indexes = indexes.with_rotation(rotation);
         }
         (ReadPrefix { prompt_tokens, indexes, ..read }, time)
@@ -183,8 +183,8 @@ impl PrefixReader<'_> {
             if chunk.layer == 0 && chunk.first > kept {
                 times.0.push((chunk.first, spent(&stats)));
             }
-            stats.observe(chunk);
-            queries.observe(chunk);
+            stats.observe(chunk)?;
+            queries.observe(chunk)
         };
         let prompt_tokens = self.example.prompt.len();
         let mut sparse = self.sparse_prefill();
@@ -206,7 +206,7 @@ impl PrefixReader<'_> {
     /// How the prefix is read by a mask.
     fn sparse_prefill(&self) -> Option<SparsePrefill<'_>> {
         let sparse = SparsePrefill::new(self.mask?, self.decoder.layer_specs(), self.example.index_seed)?;
-        Some(sparse.with_rotation(self.decoder.rotation(self.longest())))
+        Some(sparse.with_rotation(self.decoder.rotation(self.example.prompt.len(), self.longest())))
     }
 }
 

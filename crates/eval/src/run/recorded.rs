@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use crate::examples::example_input;
 use crate::examples::question_digest;
 use crate::plan::planner::Planner;
 use crate::program::Program;
@@ -54,10 +53,9 @@ impl Planner<'_> {
     fn compared(&self, dir: &Path, (task, length, seed, sample): Place, records: &[&Record]) -> Result<()> {
         let name = self.tasks[task].name();
         let of = self.tasks[task].as_ref();
-        let material =
-            example_input::make(of, length, sample, seed, self.model, self.most_tokens()).with_context(|| {
-                format!("{}: {name}, example {sample} is recorded, but can no longer be made", dir.display())
-            })?;
+        let material = self.make_example(of, length, sample, seed).with_context(|| {
+            format!("{}: {name}, example {sample} is recorded, but can no longer be made", dir.display())
+        })?;
         match records.iter().find_map(|record| question_digest::difference(record, &material)) {
             None => Ok(()),
             Some(what) => {

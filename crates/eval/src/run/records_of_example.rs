@@ -12,6 +12,7 @@ use super::prepared_example::PreparedExample;
 use super::record_key::record_key;
 use super::runner::Runner;
 use super::score_text::Sums;
+use super::thought::Said;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::Variant;
 use crate::examples::question_digest;
@@ -19,11 +20,13 @@ use crate::examples::truncate::TruncatedExample;
 use crate::plan::manifest::{cpu_name, identity};
 use crate::records::costs::PublishedCosts;
 use crate::records::interning::{Interned, InternedStr};
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::{Answer, REFERENCE, Record, Thought};
 use crate::records::text_scores::{Choice, Likelihood};
 use crate::records::timing::{Latency, TimingConditions};
 use spattn_attention::Configured;
 use spattn_kernels::isa_name;
+use spattn_stats::mean;
+use spattn_tasks::ended;
 use spattn_tasks::likelihood::{Measure, Passage, Scoring};
 use spattn_tasks::metrics::Metric;
 
@@ -42,28 +45,29 @@ impl Runner<'_> {
         let TruncatedExample { example, prompt, cut_tokens } = truncated;
         let [identity, digest] = self.identity_and_digest(item);
         let record = |(method, run): (&Configured, MethodResult<GeneratedAnswer>)| -> Result<Record> {
-            let [answer] = &run.answers[..] else { unreachable!("a prompt has one answer") };
-            let generated = self.model.tokenizer.decode(&answer.tokens)?;
-            let prediction = example.rules.ended(&generated).to_owned();
-            let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
+            let answers: Vec<Answer> =
+                run.answers.iter().map(|answer| self.score_answer(truncated, answer)).collect::<Result<_>>()?;
+            let first = answers[0].clone();
             Ok(Record {
                 task: example.task.as_str().into(),
                 length: example.length,
                 sample: example.index,
                 source: example.source.as_str().into(),
-                score: example.score(&prediction),
-                other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
+                score: mean(&answers.iter().map(|answer| answer.score).collect::<Vec<_>>()),
+                other_scores: mean_scores(&answers),
                 depth: example.depth,
                 question: question_digest::elide_middle(&example.question).into(),
-                prediction: prediction.into(),
+                prediction: first.prediction,
+                thought: first.thought,
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
                 metric: Some(example.metric),
                 first_line: example.rules.first_line,
                 cut_tokens: *cut_tokens,
-                new_tokens: answer.tokens.len(),
+                new_tokens: first.new_tokens,
                 max_new_tokens: example.max_new_tokens,
-                stopped: answer.stopped,
+                stopped: first.stopped,
+                repeats: if answers.len() > 1 { answers.into() } else { Box::default() },
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens: item.prefix_tokens,
                 bos_tokens: self.model.tokenizer.leading_bos(&prompt.ids),
@@ -71,6 +75,28 @@ impl Runner<'_> {
             })
         };
         methods.iter().zip(result.runs).map(record).collect()
+    }
+
+    /// A generated answer without what ends it, and its score.
+    fn score_answer(&self, truncated: &TruncatedExample, answer: &GeneratedAnswer) -> Result<Answer> {
+        let example = &truncated.example;
+        let thoughts = self.thoughts(truncated);
+        let said = match thoughts {
+            Some(thoughts) => thoughts.split(&answer.tokens)?,
+            None => Said { answer: self.model.tokenizer.decode(&answer.tokens)?, ..Said::default() },
+        };
+        let thought = thoughts.map(|_| Thought { text: said.thought, limit: self.config.thought_tokens() }.into());
+        let until = self.end_texts(example);
+        let prediction = ended(&said.answer, &until);
+        let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, prediction));
+        Ok(Answer {
+            score: example.score(prediction),
+            other_scores: example.also.iter().map(score_by).collect(),
+            prediction: prediction.into(),
+            thought,
+            new_tokens: answer.tokens.len(),
+            stopped: answer.stopped,
+        })
     }
 
     /// The records of the continuations that methods scored.
@@ -142,6 +168,8 @@ impl Runner<'_> {
             source: InternedStr::default(),
             question: InternedStr::default(),
             prediction: InternedStr::default(),
+            thought: None,
+            repeats: Box::default(),
             references: Interned::default(),
             all_classes: Interned::default(),
             score: 0.0,
@@ -193,12 +221,18 @@ impl Runner<'_> {
             steps: run.steps,
             solved: run.solved,
             density_by_layer: run.density_by_layer,
-            density_spread: run.density_spread,
+            density_spread: run.density_spread.map(Box::new),
             fidelity: run.fidelity.map(Box::new),
             likelihood: None,
             choice: None,
         }
     }
+}
+
+/// The means of further scores over answers, by metric.
+fn mean_scores(answers: &[Answer]) -> BTreeMap<String, f64> {
+    let of = |name: &str| answers.iter().map(|answer| answer.other_scores[name]).collect::<Vec<_>>();
+    answers[0].other_scores.keys().map(|name| (name.clone(), mean(&of(name)))).collect()
 }
 
 /// The costs that published tables report, as far as they are known: where a mask read the prompt, static tokens were not

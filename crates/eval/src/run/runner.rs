@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 use anyhow::{Context, Result};
 
-use crate::examples::example_input::{self, ExampleInput};
+use crate::examples::example_input::ExampleInput;
 use crate::plan::planner::{Planner, TaskLength};
 use crate::plan::work::prefill_work;
 use spattn_model::Model;
@@ -52,7 +52,7 @@ impl Runner<'_> {
     /// What an example is made of.
     pub(crate) fn material(&self, place: TaskLength, index: usize, seed: u64) -> Result<ExampleInput> {
         let task = &self.tasks[place.task];
-        let make = || example_input::make(task.as_ref(), place.length, index, seed, self.model, self.most_tokens());
+        let make = || self.make_example(task.as_ref(), place.length, index, seed);
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
         make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
     }

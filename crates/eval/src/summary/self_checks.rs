@@ -12,7 +12,7 @@ use super::comparisons::{Discoveries, above, not_monotone};
 use super::times::{RowTimes, prevailing};
 use super::warnings::{Check, Warning};
 use crate::records::interning::InternedStr;
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::{REFERENCE, Record, Thought};
 use crate::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
@@ -55,7 +55,14 @@ fn check_place(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
     let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
     let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
     for cell in cells {
-        let of_cell = [repeated(cell), empty(cell), density_missed(cell), free_tokens(cell), no_dense_layers(cell)];
+        let of_cell = [
+            repeated(cell),
+            empty(cell),
+            unfinished(cell),
+            density_missed(cell),
+            free_tokens(cell),
+            no_dense_layers(cell),
+        ];
         warnings.extend(of_cell.into_iter().flatten());
         if let Some(full) = full {
             warnings.extend([truncated(cell, full), above(cell, full, real)].into_iter().flatten());
@@ -89,7 +96,9 @@ fn length(cells: &[SummaryCell]) -> Option<Warning> {
     let asked = all.first()?.length as f64;
     // For prompts that are cut, the length is a limit and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
-    let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
+    let fills: Vec<f64> = fills
+        .map(|r| (r.prompt_tokens + r.max_new_tokens - thought_limit(r).min(r.max_new_tokens)) as f64 / asked)
+        .collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
     if wrong == 0 {
         return None;
@@ -172,6 +181,33 @@ fn empty(cell: &SummaryCell) -> Option<Warning> {
     let empty = cell.records.iter().filter(|r| r.prediction.trim().is_empty()).count();
     (empty as f64 >= EMPTY_SHARE * n as f64 && empty > 0)
         .then(|| Warning::of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
+}
+
+/// Whether all tokens of an answer were spent on a thought.
+fn is_unfinished(answer: &InternedStr, thought: Option<&Thought>, stopped: bool) -> bool {
+    !stopped && answer.is_empty() && thought.is_some_and(|thought| !thought.text.is_empty())
+}
+
+/// Tokens of the answer's limit that are for a thought.
+fn thought_limit(record: &Record) -> usize {
+    record.thought.as_ref().map_or(0, |thought| thought.limit)
+}
+
+fn unfinished(cell: &SummaryCell) -> Option<Warning> {
+    let of_record = |r: &&Record| match r.repeats.is_empty() {
+        true => vec![is_unfinished(&r.prediction, r.thought.as_deref(), r.stopped)],
+        false => r.repeats.iter().map(|a| is_unfinished(&a.prediction, a.thought.as_deref(), a.stopped)).collect(),
+    };
+    let answers: Vec<bool> = cell.records.iter().flat_map(of_record).collect();
+    let unfinished = answers.iter().filter(|is_unfinished| **is_unfinished).count();
+    (unfinished as f64 >= EMPTY_SHARE * answers.len() as f64 && unfinished > 0).then(|| {
+        let message = format!(
+            "{unfinished} of {} answers ended within the thought, at {} tokens; raise --thinking-tokens",
+            answers.len(),
+            thought_limit(cell.head())
+        );
+        Warning::of_cell(Check::UnfinishedThoughts, cell, message)
+    })
 }
 
 fn density_missed(cell: &SummaryCell) -> Option<Warning> {

@@ -40,7 +40,7 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
     let of_fidelity = |of: fn(&FidelitySpread) -> Spread| {
         MeanSpread::new(cell, |r| Some(of(r.fidelity.as_ref()?.spread.as_ref()?)))
     };
-    let density = MeanSpread::new(cell, |r| r.density_spread);
+    let density = MeanSpread::new(cell, |r| r.density_spread.as_deref().copied());
     let latency = times.conditions.as_ref().and_then(|conditions| conditions.latency);
     let (error, recall) = (of_fidelity(|f| f.output_error), of_fidelity(|f| f.recall));
     let dropped = of_fidelity(|f| f.dropped_mass);
@@ -388,7 +388,7 @@ mod tests {
         let spread = |x: f64| Spread { min: x, median: 2.0 * x, max: 3.0 * x };
         // Two layers each. The third example was not compared.
         let compared = |sample, [error, recall, dropped]: [[f64; 2]; 3], x: f64| Record {
-            density_spread: Some(spread(x)),
+            density_spread: Some(spread(x).into()),
             fidelity: Some(Box::new(Fidelity {
                 output_error: error.to_vec(),
                 recall: recall.to_vec(),

@@ -39,6 +39,8 @@ pub enum Check {
     TimedApart,
     /// Generations that ran into the token limit where dense ones stop.
     Truncated,
+    /// Models that were asked to think and did not come to an answer.
+    UnfinishedThoughts,
     /// Most of what was attended was not picked: it followed the prefix.
     FreeTokens,
     /// No layer was dense, of a method that all of its publications run with dense layers.
@@ -61,6 +63,7 @@ impl fmt::Display for Check {
             Check::Cut => "cut",
             Check::TimedApart => "timed_apart",
             Check::Truncated => "truncated",
+            Check::UnfinishedThoughts => "unfinished_thoughts",
             Check::FreeTokens => "free_tokens",
             Check::NoDenseLayers => "no_dense_layers",
         })

@@ -293,8 +293,8 @@ impl Loaded {
         let mut recent = RecentQueries::of_prefix(context);
         let mut behind: Vec<Behind> = (0..c.layers).map(|_| Behind::default()).collect();
         let mut before = |chunk: &PrefillChunk<'_>| {
-            stats.iter_mut().for_each(|stats| stats.observe(chunk));
-            recent.observe(chunk);
+            stats.iter_mut().try_for_each(|stats| stats.observe(chunk))?;
+            recent.observe(chunk)
         };
         let mut follow = |chunk: &PrefillChunk<'_>| behind[chunk.layer].keep(chunk);
         let kvs = read_apart(&self.model.decoder, &ids, context, &mut before, &mut follow)?;
@@ -308,7 +308,7 @@ impl Loaded {
             prefix: Prefix::with_specs(kvs.into_iter().map(cut).collect(), dimensions.layer_specs().clone()),
             heads: c.heads,
             layers: self.layers.clone(),
-            rotation: dimensions.rotation(ids.len()),
+            rotation: dimensions.rotation(ids.len(), ids.len()),
             dtype: dimensions.dtype(),
             seed: mix_seed(mix_seed(self.seed, task as u64), number as u64),
             ids,
@@ -325,7 +325,7 @@ impl Loaded {
     /// If the model cannot read one.
     pub fn first_keys(&self, tokens: &[u32]) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
         let one = |token: &u32| -> Result<_> {
-            let kvs = read_apart(&self.model.decoder, &[*token], 1, &mut |_| {}, &mut |_| {})?;
+            let kvs = read_apart(&self.model.decoder, &[*token], 1, &mut |_| Ok(()), &mut |_| Ok(()))?;
             let of_layer = |kv: &LayerKv| (0..kv.keys.kv_heads()).map(|head| kv.keys.head(head).to_f32()).collect();
             Ok(kvs.iter().map(of_layer).collect())
         };
@@ -344,12 +344,14 @@ struct Behind {
 }
 
 impl Behind {
-    fn keep(&mut self, chunk: &PrefillChunk<'_>) {
+    fn keep(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        let chunk = chunk.on_host()?;
         self.inputs.extend_from_slice(chunk.input().unwrap_or_default());
         self.queries.extend_from_slice(chunk.queries());
         let (keys, values) = chunk.rows();
         self.keys.extend(keys);
         self.values.extend(values);
+        Ok(())
     }
 }
 

@@ -120,7 +120,7 @@ mod tests {
     fn scoring_and_picking_are_parts_of_selecting_and_selecting_of_the_turn() {
         let config = ModelSource::parse("builtin").unwrap().resolve_texts().unwrap().config().unwrap();
         let mut config = config.clone();
-        config.layers = 1;
+        config.keep_layers(&[0]);
         let dimensions = Dimensions::new(&config, KvDtype::Bf16);
         for context in [700, 5000] {
             let (angles, needs) = (dimensions.angles(context + 3), BTreeSet::new());

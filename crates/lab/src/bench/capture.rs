@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::prefill::Prompt;
 use spattn_attention::artefact::{Artefact, ArtefactError, ModelShape};
-use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{KvDtype, LayerKv};
+use spattn_attention::calibration::{ObserveChunk, PrefillChunk};
+use spattn_attention::kv::{KvDtype, KvError, LayerKv};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_eval::calibration::calibrate::read_text;
@@ -98,7 +98,7 @@ impl Reader {
     pub fn dimensions(&self) -> Dimensions {
         let dimensions = &self.model.dimensions;
         let mut config = dimensions.config().clone();
-        config.layers = self.layers.len();
+        config.keep_layers(&self.layers);
         Dimensions::new(&config, dimensions.dtype())
     }
 
@@ -242,15 +242,14 @@ impl Capture {
         &self,
         ids: &[u32],
         context: usize,
-        mut before: impl FnMut(&PrefillChunk<'_>),
-        mut behind: impl FnMut(&PrefillChunk<'_>),
+        mut before: impl FnMut(&PrefillChunk<'_>) -> Result<(), KvError>,
+        mut behind: impl FnMut(&PrefillChunk<'_>) -> Result<(), KvError>,
     ) -> Result<Vec<LayerKv>> {
-        let ours = |chunk: &PrefillChunk<'_>, see: &mut dyn FnMut(&PrefillChunk<'_>)| {
-            if let Some(layer) = self.layers.iter().position(|layer| *layer == chunk.layer) {
-                let mut chunk = *chunk;
-                chunk.layer = layer;
-                see(&chunk);
-            }
+        let ours = |chunk: &PrefillChunk<'_>, see: &mut ObserveChunk<'_>| {
+            let Some(layer) = self.layers.iter().position(|layer| *layer == chunk.layer) else { return Ok(()) };
+            let mut chunk = *chunk;
+            chunk.layer = layer;
+            see(&chunk)
         };
         let mut observe_before = |chunk: &PrefillChunk<'_>| ours(chunk, &mut before);
         let mut observe_behind = |chunk: &PrefillChunk<'_>| ours(chunk, &mut behind);
@@ -268,22 +267,28 @@ impl Capture {
         let (mut queries, mut heads) = (Vec::new(), 0);
         let keep = |chunk: &PrefillChunk<'_>| {
             if chunk.layer == 0 {
-                queries.extend_from_slice(chunk.queries());
+                queries.extend_from_slice(chunk.queries()?);
                 heads = chunk.heads;
             }
+            Ok(())
         };
-        let kv = self.read(&self.tokens(context, 0)?, context, keep, |_| {})?.into_iter().next();
+        let kv = self.read(&self.tokens(context, 0)?, context, keep, |_| Ok(()))?.into_iter().next();
         let kv = kv.ok_or_else(|| anyhow!("the model has no layer to time"))?;
         Ok(Prompt { queries, heads, kv, first: 0 })
     }
 }
 
 /// Queries, keys and values of a chunk's own tokens, added to `rows`.
-pub(super) fn keep_rows(chunk: &PrefillChunk<'_>, rows: &mut Rows) {
+///
+/// # Errors
+/// If a device computes the chunk, and fails.
+pub(super) fn keep_rows(chunk: &PrefillChunk<'_>, rows: &mut Rows) -> Result<(), KvError> {
+    let chunk = chunk.on_host()?;
     rows.queries.extend_from_slice(chunk.queries());
     let (keys, values) = chunk.rows();
     rows.keys.extend(keys);
     rows.values.extend(values);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -365,7 +370,10 @@ mod tests {
     /// All queries `[layer][token][head][d]` of a prompt that is read in one go, and its prefix.
     fn read_at_once(capture: &Capture, ids: &[u32]) -> (Vec<Vec<f32>>, Arc<Prefix>) {
         let mut queries = vec![Vec::new(); 10];
-        let mut keep = |chunk: &PrefillChunk<'_>| queries[chunk.layer].extend_from_slice(chunk.queries());
+        let mut keep = |chunk: &PrefillChunk<'_>| {
+            queries[chunk.layer].extend_from_slice(chunk.queries()?);
+            Ok(())
+        };
         let prefix = capture.model.decoder.prefill_observed(ids, ids.len(), &mut keep).unwrap().prefix;
         (queries, prefix)
     }

@@ -20,7 +20,7 @@ use spattn_attention::{SoftmaxScale, mix_seed};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::scores;
 use spattn_model::dimensions::Dimensions;
-use spattn_model::rope::{RopeTable, apply};
+use spattn_model::rope::RopeTable;
 
 /// One of this many channels of a head is heavy.
 const ONE_HEAVY_IN: usize = 16;
@@ -126,7 +126,7 @@ impl<'a> Drawn<'a> {
         for (channel, (out, heavy)) in out.iter_mut().zip(heavy).enumerate() {
             *out = common * heavy + content(channel);
         }
-        apply(out, self.angles.cos(position), self.angles.sin(position));
+        self.angles.rotate(out, position);
     }
 
     fn value(&self, kv_head: usize, position: usize, out: &mut [f32]) {
@@ -151,7 +151,7 @@ impl<'a> Drawn<'a> {
             let target = self.content(kv_head, target, &topic);
             out.iter_mut().enumerate().for_each(|(channel, out)| *out += WANTED * target(channel));
         }
-        apply(out, self.angles.cos(position), self.angles.sin(position));
+        self.angles.rotate(out, position);
     }
 
     /// The rows of some positions; queries for the last `asking` positions only.

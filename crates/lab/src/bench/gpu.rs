@@ -16,7 +16,7 @@ use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
 use spattn_attention::kv::{KvDtype, KvError, LayerKv};
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
-use spattn_cuda::{Flood, Gpu, Into, Storage};
+use spattn_cuda::{Flood, Gpu, Into, Storage, WeightMatrix};
 use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
 use spattn_model::decoder::Decoder;
 use spattn_model::dimensions::Dimensions;
@@ -84,7 +84,8 @@ impl OnGpu {
         for _ in 0..PRODUCTS {
             self.gpu.synchronize()?;
             let start = Instant::now();
-            self.gpu.multiply(Storage::Bf16, &weights, &x, rows, &mut out, outputs, inputs, Into::Narrow)?;
+            let weights = WeightMatrix { data: &weights, outputs, inputs };
+            self.gpu.multiply(Storage::Bf16, weights, &x, rows, &mut out, Into::Narrow)?;
             self.gpu.synchronize()?;
             times.push(start.elapsed());
         }

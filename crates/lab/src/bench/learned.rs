@@ -65,7 +65,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
             let rows = drawn.rows(0..TOKENS, TOKENS);
             let mut kv = LayerKv::new(dimensions.dtype(), kv_heads, head_dim, TOKENS);
             kv.append_rows(&rows.keys, &rows.values);
-            collector.observe(&PrefillChunk::new(layer, 0, &rows.queries, heads, &kv));
+            collector.observe(&PrefillChunk::new(layer, 0, &rows.queries, heads, &kv))?;
         }
         Ok(TOKENS)
     };
@@ -76,7 +76,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
 fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed: u64) -> Result<Artefact> {
     let show = |collector: &mut dyn Collector| {
         let ids = capture.learning_tokens(TOKENS)?;
-        capture.read(&ids, ids.len(), |chunk| collector.observe(chunk), |_| {})?;
+        capture.read(&ids, ids.len(), |chunk| collector.observe(chunk), |_| Ok(()))?;
         Ok(ids.len())
     };
     learn(kind, dimensions, capture.shape(), seed, "keys and queries of a prompt", show)
@@ -96,7 +96,7 @@ fn learn(
         .find(|c| c.kind == kind)
         .ok_or_else(|| anyhow!("no method makes a calibration of {kind}"))?;
     let assignment = Assignment {
-        rotation: dimensions.rotation(TOKENS),
+        rotation: dimensions.rotation(TOKENS, TOKENS),
         model: &model,
         seed,
         tokens: TOKENS,

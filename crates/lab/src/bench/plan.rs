@@ -130,7 +130,9 @@ impl Plan {
             return self.dimensions.clone();
         }
         let mut config = self.dimensions.config().clone();
-        config.layers = 1;
+        let sees_all = |layer: &usize| config.layer_kind(*layer).window.is_none();
+        let layer = (0..config.layers).find(sees_all).unwrap_or(0);
+        config.keep_layers(&[layer]);
         Dimensions::new(&config, self.dimensions.dtype())
     }
 
@@ -265,7 +267,7 @@ impl At<'_> {
         let (dimensions, steps) = (&self.plan.timed_dimensions(), turns(*rounds));
         let layers = dimensions.config().layers;
         let angles = dimensions.angles(self.context + steps);
-        let rotation = dimensions.rotation(self.context + steps);
+        let rotation = dimensions.rotation(self.context + steps, self.context + steps);
         let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
         let sequence = |number: usize| {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));

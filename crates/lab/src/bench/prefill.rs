@@ -74,11 +74,11 @@ impl Runs for Attending<'_> {
         let start = Instant::now();
         match SparsePrefill::new(self.method, &LayerSpecs::uniform(1, chunk.spec()), self.seed) {
             Some(mut sparse) => {
-                sparse.attend(&chunk, &mut self.out);
+                sparse.attend(&chunk, &mut self.out)?;
                 self.cost = sparse.into_costs().total(|_| true);
             }
             None => {
-                attend_densely(&chunk, &mut self.out);
+                attend_densely(&chunk, &mut self.out)?;
                 self.cost = self.dense_cost();
             }
         }

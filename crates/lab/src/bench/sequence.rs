@@ -83,8 +83,8 @@ impl BenchSequence {
                 kv.append_rows(&rows.keys, &rows.values);
                 if asking > 0 {
                     let chunk = PrefillChunk::new(layer, first, &rows.queries, c.heads, &kv);
-                    stats.iter_mut().for_each(|stats| stats.observe(&chunk));
-                    recent.observe(&chunk);
+                    let observed = stats.iter_mut().try_for_each(|stats| stats.observe(&chunk));
+                    observed.and_then(|()| recent.observe(&chunk)).expect("the chunk is in host memory");
                 }
             }
             let following = drawn.rows(context..context + steps, steps);
@@ -110,8 +110,8 @@ impl BenchSequence {
         let none = || DrawnRows { queries: Vec::new(), keys: Vec::new(), values: Vec::new() };
         let mut followers: Vec<DrawnRows> = (0..layers).map(|_| none()).collect();
         let gather = |chunk: &PrefillChunk<'_>| {
-            stats.iter_mut().for_each(|stats| stats.observe(chunk));
-            recent.observe(chunk);
+            stats.iter_mut().try_for_each(|stats| stats.observe(chunk))?;
+            recent.observe(chunk)
         };
         let follow = |chunk: &PrefillChunk<'_>| keep_rows(chunk, &mut followers[chunk.layer]);
         let kvs = capture.read(&capture.tokens(context + steps, number)?, context, gather, follow)?;

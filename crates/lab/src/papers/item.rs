@@ -84,62 +84,66 @@ pub struct Learn {
     pub builtin: Option<Learning>,
 }
 
-/// A row or column: its name and what it selects.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Line {
-    /// The paper's name for it, by which claims and published numbers refer to it.
-    pub name: String,
-    /// The value of its cells; the score if neither row nor column sets one.
-    pub value: Option<Value>,
-    /// Whether a share is shown in percent.
-    #[serde(default)]
-    pub percent: bool,
-    /// A factor that converts numbers to the paper's unit.
-    pub times: Option<f64>,
-    /// Why nothing is measured for it.
-    pub missing: Option<String>,
-    /// The model's id, if the run has several.
-    pub model: Option<String>,
-    /// The spec of one method.
-    pub method: Option<String>,
-    /// Tasks or groups; all of the run if not given. A cell is the mean over them.
-    pub tasks: Option<Vec<String>>,
-    /// The length; all of the run if not given.
-    pub length: Option<usize>,
-    /// The protocol, if the run has several.
-    pub sparse_from: Option<String>,
-    /// The numbers of analyses that it selects.
-    pub found: Option<TableSelection>,
-    /// The times that it selects. A cell is a time if its column has this.
-    pub time: Option<Timed>,
-    /// The smallest of some columns at which a score is reached; for a column only.
-    pub reaches: Option<Reaching>,
-    /// The correlation of two columns over rows; for a row only.
-    pub correlation: Option<Correlation>,
-    /// What it selects instead on the built-in model.
-    pub builtin: Option<Select>,
+/// Defines [`Line`] and [`Select`], which have the same keys for what is selected: those of `keys`. TOML has them flat in a row or column
+/// and in its `builtin`. A flattened struct would lose the line of an error and the key that was meant.
+macro_rules! selecting {
+    (keys { $($(#[$doc:meta])* $key:ident: $type:ty,)* }) => {
+        /// A row or column: its name and what it selects.
+        #[derive(Debug, Clone, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Line {
+            /// The paper's name for it, by which claims and published numbers refer to it.
+            pub name: String,
+            /// The value of its cells; the score if neither row nor column sets one.
+            pub value: Option<Value>,
+            /// Whether a share is shown in percent.
+            #[serde(default)]
+            pub percent: bool,
+            /// A factor that converts numbers to the paper's unit.
+            pub times: Option<f64>,
+            $($(#[$doc])* pub $key: $type,)*
+            /// The times that it selects. A cell is a time if its column has this.
+            pub time: Option<Timed>,
+            /// The smallest of some columns at which a score is reached; for a column only.
+            pub reaches: Option<Reaching>,
+            /// The correlation of two columns over rows; for a row only.
+            pub correlation: Option<Correlation>,
+            /// What it selects instead on the built-in model. Keys that it lacks are as in the line.
+            pub builtin: Option<Select>,
+        }
+
+        /// Which records, or numbers of analyses, a row or column selects.
+        #[derive(Debug, Clone, Default, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Select {
+            $($(#[$doc])* pub $key: $type,)*
+        }
+
+        impl Line {
+            /// What the line selects at the paper's own setting.
+            fn own(&self) -> Select {
+                Select { $($key: self.$key.clone(),)* }
+            }
+        }
+    };
 }
 
-/// Which records a row or column selects.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Select {
-    /// The model's id.
-    pub model: Option<String>,
+selecting! { keys {
+    /// Why nothing is measured for it.
+    missing: Option<String>,
+    /// The model's id, if the run has several.
+    model: Option<String>,
     /// The spec of one method.
-    pub method: Option<String>,
-    /// Tasks or groups.
-    pub tasks: Option<Vec<String>>,
-    /// Length.
-    pub length: Option<usize>,
-    /// Protocol.
-    pub sparse_from: Option<String>,
-    /// The numbers of analyses; fields that it lacks are as in the line.
-    pub found: Option<TableSelection>,
-    /// Why nothing is measured for it on the built-in model.
-    pub missing: Option<String>,
-}
+    method: Option<String>,
+    /// Tasks or groups; all of the run if not given. A cell is the mean over them.
+    tasks: Option<Vec<String>>,
+    /// The length; all of the run if not given.
+    length: Option<usize>,
+    /// The protocol, if the run has several.
+    sparse_from: Option<String>,
+    /// The numbers of analyses that it selects.
+    found: Option<TableSelection>,
+} }
 
 /// Published numbers of a row.
 #[derive(Debug, Clone, Deserialize)]
@@ -198,21 +202,26 @@ impl Variant {
 impl Line {
     /// What the line selects under a variant.
     pub fn select(&self, variant: Variant) -> Select {
-        let Self { model, method, tasks, length, sparse_from, found, missing, .. } = self.clone();
-        let own = Select { model, method, tasks, length, sparse_from, found, missing };
         match (variant, self.builtin.clone()) {
-            (Variant::Builtin, Some(other)) => Select {
-                model: other.model.or(own.model),
-                method: other.method.or(own.method),
-                tasks: other.tasks.or(own.tasks),
-                length: other.length.or(own.length),
-                sparse_from: other.sparse_from.or(own.sparse_from),
-                found: TableSelection::over(other.found, own.found),
-                missing: other.missing.or(own.missing),
-            },
+            (Variant::Builtin, Some(builtin)) => builtin.over(self.own()),
             // The paper's models do not apply.
-            (Variant::Builtin, None) => Select { model: None, ..own },
-            (Variant::Paper, _) => own,
+            (Variant::Builtin, None) => Select { model: None, ..self.own() },
+            (Variant::Paper, _) => self.own(),
+        }
+    }
+}
+
+impl Select {
+    /// These keys, and those of `base` where these lack one.
+    fn over(self, base: Self) -> Self {
+        Self {
+            missing: self.missing.or(base.missing),
+            model: self.model.or(base.model),
+            method: self.method.or(base.method),
+            tasks: self.tasks.or(base.tasks),
+            length: self.length.or(base.length),
+            sparse_from: self.sparse_from.or(base.sparse_from),
+            found: TableSelection::over(self.found, base.found),
         }
     }
 }

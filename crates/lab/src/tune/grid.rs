@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn what_cannot_be_tuned_is_said() {
         let wrong = |spec, parameter, range| read(spec, parameter, range, 12).unwrap_err().to_string();
-        assert!(wrong("topk", "k", None).contains("which values `k` may have"));
+        assert!(wrong("topk", "k", None).contains("the range of `k` is not given"));
         assert!(wrong("topk:k=3", "k", Some("1..9")).contains("sets `k` already"));
         assert!(wrong("topk:ratio=0.1", DENSITY, None).contains("ratio or density, not both"));
         assert!(wrong("quest", "pgae", Some("1..9")).contains("no parameter `pgae`"));

@@ -71,7 +71,7 @@ impl Budgeted {
         // Reading the spec with a schedule errs if the method cannot have budgets by layer.
         read(&with(&with(&rest, &given), &schedule_of(&Schedule::Linear)), policy, model)?;
         let method = read(&with(&rest, &given), policy, model)?;
-        let dense = method.configured.policy.dense(model.dimensions.config().layers);
+        let dense = model.dimensions.layer_specs().dense(&method.configured.policy);
         if dense.iter().filter(|dense| !**dense).count() < 2 {
             return Err(UsageError::new("fewer than two layers are sparse: there is no budget to distribute")
                 .hint("leave fewer layers dense")

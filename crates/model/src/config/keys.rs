@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use spattn_base::error::UsageError;
 
 /// The most of each size: several times that of any model there is, so that a mistake is told as one. Other numbers have 32 bits.
-const MOST: [(&str, u64); 7] = [
+const MOST: [(&str, u64); 11] = [
     ("vocab_size", 1 << 24),
     ("hidden_size", 1 << 18),
     ("intermediate_size", 1 << 20),
@@ -13,6 +13,10 @@ const MOST: [(&str, u64); 7] = [
     ("num_attention_heads", 1 << 12),
     ("num_key_value_heads", 1 << 12),
     ("head_dim", 1 << 12),
+    ("num_experts", 1 << 12),
+    ("num_local_experts", 1 << 12),
+    ("num_experts_per_tok", 1 << 12),
+    ("moe_intermediate_size", 1 << 20),
 ];
 
 /// Typed look-ups in one JSON object, with errors that name the file and the key.

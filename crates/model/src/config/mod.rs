@@ -4,20 +4,23 @@
 //! could not honour is refused with the file and the key, so that no model runs with a setting ignored.
 
 mod quantised;
-mod rope;
 
 pub(crate) mod keys;
+pub(crate) mod rope;
 
 pub(crate) use keys::eos_ids;
-pub use rope::{RopeConfig, RopeScaling, YarnScaling};
+pub use rope::{LongRopeScaling, RopeConfig, RopeScaling, YarnScaling};
 
 use keys::Keys;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::families::{self, BlockSpec, FAMILIES, Family, Sizes};
+use super::families::{self, BlockSpec, FAMILIES, Family, LayerKind, LayerKinds, Sizes};
 use super::tensors::quantised::Quantisation;
 use spattn_base::error::UsageError;
+
+/// Experts of all layers together, each of which has names of tensors: more than twice those of any model there is.
+const MOST_EXPERTS: usize = 1 << 17;
 
 /// Number format of the checkpoint as its config states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,18 +56,21 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Added to the mean square inside RMS norms.
     pub rms_norm_eps: f64,
-    /// Rotary embedding.
+    /// Rotary embedding of all layers, or of those that see all tokens.
     pub rope: RopeConfig,
     /// `max_position_embeddings` as stated; see [`context_limit`](Self::context_limit) for what can be used.
     pub max_position_embeddings: usize,
     /// The longest sequence by another key (`max_sequence_length` and the like), if stated.
     pub stated_length: Option<usize>,
-    /// Tokens a sliding layer sees, itself included; `None` if no layer slides.
+    /// Tokens a sliding layer sees, itself included, as stated; `None` if no layer slides.
     pub sliding_window: Option<usize>,
+    /// In what its layers differ. A window that no context is longer than is left out.
+    #[serde(flatten)]
+    pub layer_kinds: LayerKinds,
     /// Whether the output matrix is the embedding table.
     pub tie_word_embeddings: bool,
     /// How the checkpoint's weights are quantised, if they are.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Quantisation::is_told_by_tensors")]
     pub quantisation: Option<Quantisation>,
     /// How its layers are made.
     #[serde(flatten)]
@@ -94,11 +100,25 @@ impl ModelConfig {
         let Value::Object(map) = &root else {
             return Err(UsageError::new(format!("{file}: expected a JSON object")));
         };
-        let keys = Keys { file, prefix: "", map };
-        let mut config = read(&keys)?;
+        let stated = Keys { file, prefix: "", map };
+        let family = family(&stated)?;
+        // Refused here, before weights are looked for or downloaded.
+        let of_whole = quantised::quantisation(&stated, family)?;
+        let prefix = if family.is_wrapper { TEXT_CONFIG_PREFIX } else { "" };
+        let map = with_defaults(&stated, family)?;
+        let keys = Keys { file, prefix, map: &map };
+        let quantisation = match of_whole {
+            Some(of_whole) => Some(of_whole),
+            None => quantised::quantisation(&keys, family)?,
+        };
+        let mut config = read(&keys, family, quantisation)?;
         config.check(file)?;
+        config.notes.splice(0..0, other_family(&stated, family)?);
+        if family.is_wrapper {
+            config.notes.push(format!("{file}: {family} reads images too; only its text model is run"));
+        }
         config.notes.extend(keys.unread());
-        config.notes.extend(config.notes_on_length().into_iter().map(|note| format!("{file}: {note}")));
+        config.notes.extend(config.note_on_length().map(|note| format!("{file}: {note}")));
         Ok(config)
     }
 
@@ -107,15 +127,8 @@ impl ModelConfig {
     /// `max_position_embeddings` already counts the scaling for `linear` and `llama3`, unless another key states a longer
     /// sequence that `linear` scaling reaches (Vicuna 1.5 16K). It is the
     /// trained length for `dynamic`, and often for `yarn` (published Qwen2.5 configs), where the
-    /// factor is applied here. A shorter sliding window limits it too: within the window a sliding
-    /// layer equals a full one, beyond it it is not supported.
+    /// factor is applied here.
     pub fn context_limit(&self) -> usize {
-        let scaled = self.scaled_length();
-        self.sliding_window.map_or(scaled, |window| scaled.min(window))
-    }
-
-    /// The context by positions alone.
-    fn scaled_length(&self) -> usize {
         let stated = self.max_position_embeddings;
         let times = |positions: usize, factor: f64| (positions as f64 * factor) as usize;
         match &self.rope.scaling {
@@ -124,14 +137,20 @@ impl ModelConfig {
             RopeScaling::Linear { factor } => {
                 stated.max(self.stated_length.unwrap_or(stated).min(times(stated, *factor)))
             }
-            RopeScaling::Default | RopeScaling::Llama3 { .. } => stated,
+            RopeScaling::Default | RopeScaling::LongRope(_) | RopeScaling::Llama3 { .. } => stated,
         }
     }
 
+    /// The longest sequence that is computed as the model would: beyond a window that no context is longer than, and that was left out of
+    /// the kinds of layers for that, it would not be.
+    pub fn longest_extrapolation(&self) -> usize {
+        self.sliding_window.filter(|window| *window >= self.context_limit()).unwrap_or(usize::MAX)
+    }
+
     /// Says what the context is where the file's keys do not agree on it.
-    fn notes_on_length(&self) -> Vec<String> {
-        let (positions, context) = (self.max_position_embeddings, self.scaled_length());
-        let by_keys = match (self.stated_length, &self.rope.scaling) {
+    fn note_on_length(&self) -> Option<String> {
+        let (positions, context) = (self.max_position_embeddings, self.context_limit());
+        match (self.stated_length, &self.rope.scaling) {
             (Some(stated), RopeScaling::Linear { factor }) if stated > positions => Some(format!(
                 "the context is {context} tokens: `max_position_embeddings` is {positions}, RoPE is scaled by {factor}, and the \
                  longest sequence is stated to be {stated}"
@@ -148,11 +167,45 @@ impl ModelConfig {
                 "the context is {context} tokens, as RoPE is made for, although the longest sequence is stated to be {stated}"
             )),
             _ => None,
-        };
-        let cut = self.sliding_window.filter(|window| *window < context).map(|window| {
-            format!("the context is cut from {context} to {window} tokens, the `sliding_window`: beyond it sliding layers are not supported")
-        });
-        by_keys.into_iter().chain(cut).collect()
+        }
+    }
+
+    /// The rotary embeddings by number, as [`LayerKind::rope`] names them.
+    pub fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
+        std::iter::once(&self.rope).chain(&self.layer_kinds.further_ropes)
+    }
+
+    /// The kind of a layer.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn layer_kind(&self, layer: usize) -> LayerKind {
+        self.layer_kinds.kinds[layer]
+    }
+
+    /// Makes a model of `layers` layers, whose kinds are those of this one in turn, again and again if there are more.
+    ///
+    /// # Panics
+    /// If this model has no layer.
+    pub fn set_layers(&mut self, layers: usize) {
+        let kinds = self.layer_kinds.kinds.iter().copied().cycle();
+        self.layer_kinds.kinds = kinds.take(layers).collect();
+        assert_eq!(self.layer_kinds.kinds.len(), layers, "a model without layers has no kind of layer");
+        self.layers = layers;
+    }
+
+    /// Leaves only these layers, in this order.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn keep_layers(&mut self, layers: &[usize]) {
+        self.layer_kinds.kinds = layers.iter().map(|layer| self.layer_kind(*layer)).collect();
+        self.layers = layers.len();
+    }
+
+    /// Channels of a head that are rotated, from the first on.
+    pub fn rotated(&self) -> usize {
+        self.block.rotated.unwrap_or(self.head_dim)
     }
 
     /// Query heads that share one key/value head.
@@ -170,7 +223,31 @@ impl ModelConfig {
         if !self.head_dim.is_multiple_of(2) {
             return Err(UsageError::new(format!("{file}: `head_dim` must be even for RoPE, got {}", self.head_dim)));
         }
+        let experts = self.block.experts.map_or(0, |experts| experts.count);
+        if experts * self.layers > MOST_EXPERTS {
+            return Err(UsageError::new(format!(
+                "{file}: {experts} experts in each of {} layers are more than are read, {MOST_EXPERTS} in all",
+                self.layers
+            )));
+        }
+        let pairs = self.rotated() / 2;
+        for (name, factors) in self.ropes().flat_map(long_factors) {
+            if factors.len() != pairs {
+                let what = format!("{} numbers are listed, and {pairs} pairs of channels are rotated", factors.len());
+                return Err(UsageError::new(format!("{file}: `{name}`: {what}")));
+            }
+        }
         Ok(())
+    }
+}
+
+/// The lists of factors that a rotary embedding has, with the names of their keys.
+fn long_factors(rope: &RopeConfig) -> Vec<(&'static str, &[f64])> {
+    match &rope.scaling {
+        RopeScaling::LongRope(scaling) => {
+            vec![("short_factor", &scaling.short_factor), ("long_factor", &scaling.long_factor)]
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -186,9 +263,45 @@ fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
     }
 }
 
-fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
-    let family = family(keys)?;
-    let quantisation = quantised::quantisation(keys)?;
+/// Where classes that wrap a text model have its keys.
+const TEXT_CONFIG: &str = "text_config";
+/// What is put before such a key in errors.
+const TEXT_CONFIG_PREFIX: &str = "text_config.";
+
+/// The keys of the text model, with what the class takes for those that are not there.
+fn with_defaults(stated: &Keys, family: &Family) -> Result<Map<String, Value>, UsageError> {
+    let mut map = match family.is_wrapper {
+        true => text_keys(stated)?,
+        false => stated.map.clone(),
+    };
+    let Ok(Value::Object(defaults)) = serde_json::from_str(family.defaults.keys) else {
+        unreachable!("the defaults of a class are a JSON object")
+    };
+    for (key, value) in defaults {
+        // The old spelling of this key.
+        let is_stated = map.contains_key(&key) || key == "rope_parameters" && map.contains_key("rope_scaling");
+        if !is_stated {
+            map.insert(key, value);
+        }
+    }
+    Ok(map)
+}
+
+/// The keys of the text model that a class wraps, with those of the whole that are about it.
+fn text_keys(stated: &Keys) -> Result<Map<String, Value>, UsageError> {
+    let mut map = stated.object(TEXT_CONFIG)?.ok_or_else(|| stated.missing(TEXT_CONFIG))?.clone();
+    for key in ["eos_token_id", "bos_token_id", "dtype", "torch_dtype"] {
+        if let Some(value) = stated.get(key).filter(|_| map.get(key).is_none_or(Value::is_null)) {
+            map.insert(key.to_owned(), value.clone());
+        }
+    }
+    // The reference goes by the key of the whole alone, which is true where it is not there.
+    let is_tied = stated.flag("tie_word_embeddings", true)?;
+    map.insert("tie_word_embeddings".to_owned(), is_tied.into());
+    Ok(map)
+}
+
+fn read(keys: &Keys, family: &'static Family, quantisation: Option<Quantisation>) -> Result<ModelConfig, UsageError> {
     let sizes = Sizes {
         heads: keys.size("num_attention_heads")?,
         hidden_size: keys.size("hidden_size")?,
@@ -197,8 +310,12 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
     let max_position_embeddings = keys.size("max_position_embeddings")?;
     let vocab_size = keys.size("vocab_size")?;
     let own = (family.read)(keys, &sizes)?;
-    let mut notes: Vec<String> = other_family(keys, family)?.into_iter().collect();
-    Ok(ModelConfig {
+    if own.block.rotated.is_none() {
+        rope::refuse_share(keys)?;
+    }
+    let mut notes = Vec::new();
+    let mut ropes = rope::ropes(keys, max_position_embeddings, family.defaults.rope_theta, own.local_rope, &mut notes)?;
+    let mut config = ModelConfig {
         family,
         vocab_size,
         hidden_size: sizes.hidden_size,
@@ -208,10 +325,11 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         kv_heads: keys.optional_size("num_key_value_heads")?.unwrap_or(sizes.heads),
         head_dim: own.head_dim,
         rms_norm_eps: rms_norm_eps(keys)?,
-        rope: rope::rope(keys, max_position_embeddings, &mut notes)?,
+        rope: ropes.remove(0),
         max_position_embeddings,
         stated_length: stated_length(keys),
-        sliding_window: own.sliding_window,
+        sliding_window: own.kinds.iter().find_map(|kind| kind.window),
+        layer_kinds: LayerKinds { kinds: own.kinds, further_ropes: ropes },
         tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
         quantisation,
         block: own.block,
@@ -219,7 +337,12 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         bos_id: keys.ids("bos_token_id")?.first().copied(),
         checkpoint_type: checkpoint_type(keys)?,
         notes,
-    })
+    };
+    let context = config.context_limit();
+    for kind in &mut config.layer_kinds.kinds {
+        kind.window = kind.window.filter(|window| *window < context);
+    }
+    Ok(config)
 }
 
 /// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.

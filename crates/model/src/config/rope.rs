@@ -26,6 +26,8 @@ pub enum RopeScaling {
     },
     /// `yarn`.
     Yarn(YarnScaling),
+    /// `longrope`.
+    LongRope(LongRopeScaling),
     /// `llama3`: low frequencies divided by `factor`, high ones kept, a ramp between.
     Llama3 {
         /// Divisor of the low frequencies.
@@ -67,6 +69,31 @@ impl YarnScaling {
     }
 }
 
+/// Parameters of LongRoPE: each frequency is divided by a factor of its own, out of one of two lists.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LongRopeScaling {
+    /// Factors for sequences up to the trained length, one for each pair of channels.
+    pub short_factor: Vec<f64>,
+    /// Factors for longer sequences.
+    pub long_factor: Vec<f64>,
+    /// Trained length in tokens.
+    pub original_max_positions: usize,
+    /// Factor on cos and sin.
+    pub attention_factor: f64,
+}
+
+impl LongRopeScaling {
+    /// Whether a sequence is longer than the trained length.
+    pub(crate) fn is_long(&self, sequence_length: usize) -> bool {
+        sequence_length > self.original_max_positions
+    }
+
+    /// The factors for a sequence of this length.
+    pub(crate) fn factors(&self, sequence_length: usize) -> &[f64] {
+        if self.is_long(sequence_length) { &self.long_factor } else { &self.short_factor }
+    }
+}
+
 /// Base and scaling of the rotary embedding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RopeConfig {
@@ -86,6 +113,9 @@ impl RopeConfig {
             RopeScaling::Yarn(yarn) => {
                 format!("`yarn` by {} of {} positions", yarn.factor, yarn.original_max_positions)
             }
+            RopeScaling::LongRope(scaling) => {
+                format!("`longrope` of {} positions", scaling.original_max_positions)
+            }
             RopeScaling::Llama3 { factor, original_max_positions, .. } => {
                 format!("`llama3` by {factor} of {original_max_positions} positions")
             }
@@ -94,13 +124,105 @@ impl RopeConfig {
     }
 }
 
-/// Reads the rotary embedding; what the user should know about it is added to `notes`.
+/// Where the RoPE table of sliding layers is read, if it is not that of all layers: in `rope_parameters.sliding_attention`, beside which
+/// `rope_parameters.full_attention` is the other. Where `rope_parameters` is not there, it is not scaled.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalRope {
+    /// The key of its base.
+    pub theta_key: Option<&'static str>,
+    /// Its base where there is no such key.
+    pub theta: f64,
+}
+
+/// The old and the new key of scaling.
+const KEYS: [&str; 2] = ["rope_scaling", "rope_parameters"];
+/// Where `rope_parameters` holds those of layers that see all tokens, and those of sliding layers.
+const BY_TYPE: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// The share of a head's channels that is rotated, and where it is stated, if it is: within the RoPE parameters or beside them.
+pub(crate) fn rotated_share(keys: &Keys) -> Result<Option<(String, f64)>, UsageError> {
+    const KEY: &str = "partial_rotary_factor";
+    let mut levels = vec![(String::new(), keys.map)];
+    for name in KEYS {
+        let Some(map) = keys.object(name)? else { continue };
+        let by_type = BY_TYPE.iter().filter_map(|key| Some((format!("{name}.{key}."), map.get(*key)?.as_object()?)));
+        levels.extend(by_type.chain([(format!("{name}."), map)]));
+    }
+    // What is further within wins.
+    for (prefix, map) in levels.into_iter().rev() {
+        let full = format!("{}{prefix}", keys.prefix);
+        let level = Keys { file: keys.file, prefix: &full, map };
+        if let Some(share) = level.optional_number(KEY)? {
+            return match share > 0.0 && share <= 1.0 {
+                true => Ok(Some((format!("{prefix}{KEY}"), share))),
+                false => Err(level.error(KEY, &format!("must be above 0 and at most 1, got {share}"))),
+            };
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses heads of which only a part is rotated, for families that do not know them.
+pub(super) fn refuse_share(keys: &Keys) -> Result<(), UsageError> {
+    match rotated_share(keys)?.filter(|(_, share)| *share != 1.0) {
+        Some((key, _)) => Err(keys.error(&key, "rotating only a part of a head is not supported")),
+        None => Ok(()),
+    }
+}
+
+/// Reads the rotary embeddings by number: that of all layers, or of those that see all tokens, and, if there is one, that of sliding
+/// layers. `theta` is the base where none is stated. What the user should know is added to `notes`.
+pub(super) fn ropes(
+    keys: &Keys,
+    max_positions: usize,
+    theta: f64,
+    local: Option<LocalRope>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<RopeConfig>, UsageError> {
+    let Some(local) = local else { return Ok(vec![rope(keys, max_positions, theta, notes)?]) };
+    let local_theta = match local.theta_key {
+        Some(key) => theta_in(keys, key)?.unwrap_or(local.theta),
+        None => local.theta,
+    };
+    let Some(parameters) = keys.object(KEYS[1])?.filter(|map| !map.is_empty()) else {
+        let unscaled = RopeConfig { theta: local_theta, scaling: RopeScaling::Default };
+        return Ok(vec![rope(keys, max_positions, theta, notes)?, unscaled]);
+    };
+    if keys.object(KEYS[0])?.is_some_and(|map| !map.is_empty()) {
+        let what = "it stands beside `rope_parameters`";
+        return Err(keys
+            .error(KEYS[0], what)
+            .hint("keep `rope_parameters`, which has what each kind of layers is rotated by"));
+    }
+    let prefix = format!("{}{}.", keys.prefix, KEYS[1]);
+    let by_type = Keys { file: keys.file, prefix: &prefix, map: parameters };
+    if let Some(other) = parameters.keys().find(|key| !BY_TYPE.contains(&key.as_str())) {
+        return Err(by_type.error(other, &format!("expected `{}` and `{}`, each with its own", BY_TYPE[0], BY_TYPE[1])));
+    }
+    let [full, sliding] = BY_TYPE.map(|key| by_type.object(key).map(|map| map.cloned().unwrap_or_default()));
+    let name = |key: &str| format!("{}.{key}", KEYS[1]);
+    let full = rope_of(keys, &name(BY_TYPE[0]), &full?, max_positions, theta, notes)?;
+    let mut sliding = sliding?;
+    // What stands beside is that of the others.
+    sliding.entry("rope_theta").or_insert(local_theta.into());
+    let sliding = rope_of(keys, &name(BY_TYPE[1]), &sliding, max_positions, theta, &mut Vec::new())?;
+    Ok(vec![full, sliding])
+}
+
+/// A base that has to be above 1, if there is one.
+fn theta_in(keys: &Keys, key: &str) -> Result<Option<f64>, UsageError> {
+    match keys.optional_number(key)? {
+        Some(theta) if theta <= 1.0 => Err(keys.error(key, &format!("must be above 1, got {theta}"))),
+        other => Ok(other),
+    }
+}
+
+/// Reads the rotary embedding of layers that are rotated alike.
 ///
 /// Transformers 5 takes `rope_scaling`, if it has any key, instead of `rope_parameters`; both are read where they agree.
-pub(super) fn rope(keys: &Keys, max_positions: usize, notes: &mut Vec<String>) -> Result<RopeConfig, UsageError> {
-    const KEYS: [&str; 2] = ["rope_scaling", "rope_parameters"];
+fn rope(keys: &Keys, max_positions: usize, theta: f64, notes: &mut Vec<String>) -> Result<RopeConfig, UsageError> {
     let empty = Map::new();
-    let mut read = |key: &str, map| rope_of(keys, key, map, max_positions, notes);
+    let mut read = |key: &str, map| rope_of(keys, key, map, max_positions, theta, notes);
     let [scaling, parameters] = KEYS.map(|key| keys.object(key).map(|map| map.filter(|map| !map.is_empty())));
     let (scaling, parameters) = match (scaling?, parameters?) {
         (None, parameters) => return read(KEYS[1], parameters.unwrap_or(&empty)),
@@ -121,16 +243,17 @@ fn rope_of(
     name: &str,
     map: &Map<String, Value>,
     max_positions: usize,
+    default_theta: f64,
     notes: &mut Vec<String>,
 ) -> Result<RopeConfig, UsageError> {
-    let prefix = format!("{name}.");
+    let prefix = format!("{}{name}.", keys.prefix);
     let inner = Keys { file: keys.file, prefix: &prefix, map };
     if let Some((key, _)) = inner.map.iter().find(|(_, v)| v.is_object()) {
         return Err(inner.error(key, "RoPE parameters that differ by layer are not supported"));
     }
     let [within, beside] = [&inner, keys].map(|level| level.optional_number("rope_theta"));
     let (within, beside) = (within?, beside?);
-    let theta = within.or(beside).unwrap_or(10_000.0);
+    let theta = within.or(beside).unwrap_or(default_theta);
     if theta <= 1.0 {
         return Err(keys.error("rope_theta", &format!("must be above 1, got {theta}")));
     }
@@ -139,11 +262,6 @@ fn rope_of(
             "{}: `{prefix}rope_theta` is {theta} and `rope_theta` {other}: the former is used, as transformers does",
             keys.file
         ));
-    }
-    for level in [&inner, keys] {
-        if level.optional_number("partial_rotary_factor")?.is_some_and(|share| share != 1.0) {
-            return Err(level.error("partial_rotary_factor", "rotating only a part of a head is not supported"));
-        }
     }
     Ok(RopeConfig { theta, scaling: rope_scaling(&inner, keys, max_positions)? })
 }
@@ -158,6 +276,8 @@ fn rope_scaling(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<Rope
         "linear" => RopeScaling::Linear { factor: inner.factor("factor")? },
         "dynamic" => RopeScaling::Dynamic { factor: inner.factor("factor")? },
         "yarn" => RopeScaling::Yarn(yarn(inner, outer, max_positions)?),
+        // The name that it had at first.
+        "longrope" | "su" => RopeScaling::LongRope(longrope(inner, outer, max_positions)?),
         "llama3" => {
             let [low_freq_factor, high_freq_factor] =
                 ["low_freq_factor", "high_freq_factor"].map(|key| inner.positive(key));
@@ -176,7 +296,7 @@ fn rope_scaling(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<Rope
         other => {
             return Err(inner
                 .error("rope_type", &format!("`{other}` is not supported"))
-                .hint("supported: default, linear, dynamic, yarn, llama3"));
+                .hint("supported: default, linear, dynamic, yarn, longrope, llama3"));
         }
     })
 }
@@ -204,6 +324,37 @@ fn yarn(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<YarnScaling,
         mscale_all_dim: inner.optional_not_negative("mscale_all_dim")?,
         truncate: inner.flag("truncate", true)?,
     })
+}
+
+fn longrope(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<LongRopeScaling, UsageError> {
+    let original_max_positions = original_positions(inner, outer, max_positions)?;
+    if original_max_positions < 2 {
+        return Err(inner.error("original_max_position_embeddings", "must be above 1"));
+    }
+    let factor = match inner.get("factor") {
+        Some(_) => inner.factor("factor")?,
+        None => max_positions as f64 / original_max_positions as f64,
+    };
+    let attention_factor = match inner.get("attention_factor") {
+        Some(_) => inner.positive("attention_factor")?,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original_max_positions as f64).ln()).sqrt(),
+    };
+    Ok(LongRopeScaling {
+        short_factor: factors(inner, "short_factor")?,
+        long_factor: factors(inner, "long_factor")?,
+        original_max_positions,
+        attention_factor,
+    })
+}
+
+/// A list of numbers above 0 that must be there.
+fn factors(keys: &Keys, key: &str) -> Result<Vec<f64>, UsageError> {
+    const EXPECTED: &str = "expected a list of numbers above 0";
+    let Some(value) = keys.get(key) else { return Err(keys.missing(key)) };
+    let numbers = value.as_array().ok_or_else(|| keys.error(key, EXPECTED))?.iter();
+    let number = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+    numbers.map(number).collect::<Option<_>>().ok_or_else(|| keys.error(key, EXPECTED))
 }
 
 /// The trained length: beside the RoPE parameters it wins over inside them, as in the reference.

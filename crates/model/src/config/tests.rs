@@ -1,4 +1,5 @@
 use super::*;
+use crate::families::{AttentionScale, QueryGrowth};
 use serde_json::json;
 
 fn base() -> Value {
@@ -133,7 +134,7 @@ fn what_says_another_context_is_counted_or_told_of() {
         (
             json!({"max_position_embeddings": 32768, "rope_scaling": linear(8.0)}),
             32768,
-            "linear RoPE scaling by 8 is taken",
+            "include linear RoPE scaling by 8",
         ),
         (json!({"max_position_embeddings": 32768, "max_seq_len": 32768, "rope_scaling": linear(8.0)}), 32768, ""),
         (json!({"max_position_embeddings": 4096, "max_sequence_length": 2048}), 4096, "is stated to be 2048"),
@@ -145,8 +146,8 @@ fn what_says_another_context_is_counted_or_told_of() {
         (json!({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}), 8192, ""),
         (
             json!({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768, "sliding_window": 4096}),
-            4096,
-            "is cut from 32768 to 4096 tokens",
+            32768,
+            "",
         ),
     ] {
         let config = parse(&with(changes.clone())).unwrap();
@@ -187,7 +188,7 @@ fn the_window_counts_only_where_a_layer_slides() {
 }
 
 #[test]
-fn the_context_limit_counts_scaling_and_windows() {
+fn the_context_limit_counts_scaling_and_no_windows() {
     let limit = |changes| parse(&with(changes)).unwrap().context_limit();
     assert_eq!(limit(json!({})), 2048);
     assert_eq!(limit(json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}})), 2048);
@@ -195,7 +196,157 @@ fn the_context_limit_counts_scaling_and_windows() {
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048});
     assert_eq!(limit(json!({"rope_scaling": yarn})), 8192);
     assert_eq!(limit(json!({"rope_scaling": yarn, "max_position_embeddings": 8192})), 8192);
-    assert_eq!(limit(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 512})), 512);
+    assert_eq!(limit(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 512})), 2048);
+}
+
+/// The windows of all layers, and the numbers of their RoPE tables.
+fn kinds(config: &ModelConfig) -> (Vec<Option<usize>>, Vec<Option<usize>>) {
+    config.layer_kinds.kinds.iter().map(|kind| (kind.window, kind.rope)).unzip()
+}
+
+#[test]
+fn layers_slide_by_their_types_or_by_the_rule_of_the_family() {
+    let windows = |changes| kinds(&parse(&with(changes)).unwrap()).0;
+    let (w, full) = (Some(64), None);
+    let of = |class: &str, extra: Value| {
+        let mut c = json!({"architectures": [class], "sliding_window": 64, "num_hidden_layers": 7});
+        c.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        windows(c)
+    };
+    assert_eq!(windows(json!({})), [None, None]);
+    assert_eq!(of("MistralForCausalLM", json!({})), [w; 7]);
+    // No context is longer than this window.
+    assert_eq!(of("MistralForCausalLM", json!({"sliding_window": 2048})), [None; 7]);
+    assert_eq!(of("Gemma2ForCausalLM", json!({})), [w, full, w, full, w, full, w]);
+    assert_eq!(of("Gemma3ForCausalLM", json!({})), [w, w, w, w, w, full, w]);
+    assert_eq!(of("Gemma3ForCausalLM", json!({"sliding_window_pattern": 3})), [w, w, full, w, w, full, w]);
+    let sliding = ["full_attention", "full_attention", "sliding_attention"];
+    let listed = json!({"layer_types": sliding, "num_hidden_layers": 3, "use_sliding_window": true});
+    assert_eq!(of("Gemma2ForCausalLM", listed.clone()), [full, full, w]);
+    assert_eq!(of("Qwen2ForCausalLM", listed), [full, full, w]);
+    let from_two = json!({"max_window_layers": 2, "num_hidden_layers": 4, "use_sliding_window": true});
+    assert_eq!(of("Qwen3ForCausalLM", from_two), [full, full, w, w]);
+}
+
+#[test]
+fn a_list_of_layer_types_has_a_known_type_for_each_layer() {
+    let error = |types: Value| error(json!({"architectures": ["Gemma2ForCausalLM"], "layer_types": types}));
+    assert_eq!(
+        error(json!(["full_attention"])),
+        "config.json: `layer_types`: 1 layers are listed, and `num_hidden_layers` is 2"
+    );
+    assert_eq!(
+        error(json!(["full_attention", "linear_attention"])),
+        "config.json: `layer_types`: \"linear_attention\" is not supported"
+    );
+    assert_eq!(error(json!("full_attention")), "config.json: `layer_types`: expected a list of names");
+}
+
+/// Transformers 5.24, `Gemma3TextConfig.convert_rope_params_to_dict`.
+#[test]
+fn sliding_layers_of_gemma_3_have_a_rotation_of_their_own() {
+    let parse_gemma = |extra: Value| {
+        let mut c = json!({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2});
+        c.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        parse(&with(c))
+    };
+    let ropes = |extra: Value| {
+        let config = parse_gemma(extra).unwrap();
+        assert_eq!(kinds(&config).1, [Some(1), Some(0)]);
+        config.ropes().cloned().collect::<Vec<_>>()
+    };
+    let plain = |theta| RopeConfig { theta, scaling: RopeScaling::Default };
+    let linear = RopeConfig { theta: 1e6, scaling: RopeScaling::Linear { factor: 8.0 } };
+    assert_eq!(ropes(json!({})), [plain(1e6), plain(1e4)]);
+    assert_eq!(ropes(json!({"rope_theta": 5e5, "rope_local_base_freq": 3e4})), [plain(5e5), plain(3e4)]);
+    let scaled = json!({"rope_type": "linear", "factor": 8.0});
+    assert_eq!(ropes(json!({"rope_scaling": scaled})), [linear.clone(), plain(1e4)]);
+    let both = |full: Value, sliding: Value| json!({"rope_parameters": {"full_attention": full, "sliding_attention": sliding}});
+    assert_eq!(ropes(both(scaled.clone(), json!({"rope_type": "default"}))), [linear.clone(), plain(1e4)]);
+    assert_eq!(ropes(both(json!({"rope_theta": 7e5}), json!({"rope_theta": 2e4}))), [plain(7e5), plain(2e4)]);
+    let error = |extra: Value| parse_gemma(extra).unwrap_err().to_string();
+    assert_eq!(
+        error(json!({"rope_parameters": {"factor": 8.0}})),
+        "config.json: `rope_parameters.factor`: expected `full_attention` and `sliding_attention`, each with its own"
+    );
+    let mut twice = both(json!({}), json!({}));
+    twice["rope_scaling"] = scaled;
+    assert_eq!(error(twice), "config.json: `rope_scaling`: it stands beside `rope_parameters`");
+}
+
+/// The text configuration of Gemma 3 4B has no more than this.
+#[test]
+fn a_wrapper_has_a_text_model_with_defaults_of_its_class() {
+    let wrapper = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}
+        },
+        "vision_config": {"hidden_size": 1152}, "torch_dtype": "bfloat16",
+    });
+    let c = parse(&wrapper).unwrap();
+    assert_eq!((c.heads, c.kv_heads, c.head_dim, c.vocab_size), (8, 4, 256, 262_208));
+    assert_eq!((c.hidden_size, c.layers, c.context_limit()), (2560, 34, 131_072));
+    assert_eq!((c.eos_ids, c.tie_word_embeddings), (vec![1, 106], true));
+    assert_eq!(c.checkpoint_type, Some(CheckpointType::Bf16));
+    assert_eq!(c.block.attention_scale, AttentionScale::InverseRoot(256));
+    assert!(c.notes.iter().any(|note| note.contains("only its text model is run")), "{:?}", c.notes);
+    let mut alone = wrapper["text_config"].clone();
+    alone["architectures"] = json!(["Gemma3ForCausalLM"]);
+    let identity = |value: &Value| serde_json::to_value(parse(value).unwrap()).unwrap();
+    assert_eq!(identity(&wrapper), identity(&alone), "the same model");
+    let wrong = |change: &dyn Fn(&mut Value)| {
+        let mut wrapper = wrapper.clone();
+        change(&mut wrapper);
+        parse(&wrapper).unwrap_err().to_string()
+    };
+    assert_eq!(
+        wrong(&|c| c["text_config"]["head_dim"] = json!("x")),
+        "config.json: `text_config.head_dim`: expected a whole number, got \"x\""
+    );
+    assert_eq!(wrong(&|c| c["text_config"] = Value::Null), "config.json: the key `text_config` is missing");
+}
+
+#[test]
+fn the_text_model_of_mistral_3_is_mistral_or_ministral_3() {
+    let wrapped = |text: Value| {
+        let mut config = base();
+        config.as_object_mut().unwrap().extend(text.as_object().unwrap().clone());
+        config["model_type"] = text["model_type"].clone();
+        parse(&json!({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": config}))
+    };
+    let plain = wrapped(json!({"model_type": "mistral", "sliding_window": null})).unwrap();
+    assert_eq!(plain.block, BlockSpec::LLAMA);
+    let yarn = json!({
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 128,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1
+    });
+    let grows = wrapped(json!({"model_type": "ministral3", "rope_parameters": yarn})).unwrap();
+    assert_eq!(grows.block.query_growth, Some(QueryGrowth { beta: 0.1, step: 128 }));
+    assert_eq!(kinds(&grows).0, [None, None]);
+    assert_eq!(
+        wrapped(json!({"model_type": "ministral3"})).unwrap_err().to_string(),
+        "config.json: the key `text_config.rope_parameters` is missing"
+    );
+    assert_eq!(
+        wrapped(json!({"model_type": "llama"})).unwrap_err().to_string(),
+        "config.json: `text_config.model_type`: `llama` is not supported in this class"
+    );
+}
+
+/// Names and order of what an identity holds of layers: digests are of its text.
+#[test]
+fn a_run_is_identified_by_the_kinds_of_its_layers() {
+    let of = |changes| serde_json::to_string(&parse(&with(changes)).unwrap()).unwrap();
+    assert!(of(json!({})).contains(r#""sliding_window":null,"tie_word_embeddings":false"#));
+    let mistral = of(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 64}));
+    assert!(mistral.contains(r#""sliding_window":64,"windows":[64,64],"tie_word_embeddings""#), "{mistral}");
+    let reaches_all = of(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}));
+    assert!(reaches_all.contains(r#""sliding_window":4096,"tie_word_embeddings""#), "{reaches_all}");
+    let gemma = of(json!({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64, "sliding_window_pattern": 2}));
+    let kinds = r#""windows":[64,null],"layer_ropes":[1,0],"further_ropes":[{"theta":10000.0,"scaling":"default"}]"#;
+    assert!(gemma.contains(kinds), "{gemma}");
 }
 
 #[test]
@@ -270,8 +421,8 @@ fn every_mistake_names_the_file_and_the_key() {
         "config.json: `hidden_size`: 66 is not a multiple of `num_attention_heads` (4), and there is no `head_dim`"
     );
     assert_eq!(
-        error(json!({"rope_scaling": {"rope_type": "longrope"}})),
-        "config.json: `rope_scaling.rope_type`: `longrope` is not supported"
+        error(json!({"rope_scaling": {"rope_type": "proportional"}})),
+        "config.json: `rope_scaling.rope_type`: `proportional` is not supported"
     );
     assert_eq!(
         error(json!({"rope_parameters": {"rope_type": "linear"}})),
@@ -301,4 +452,65 @@ fn every_mistake_names_the_file_and_the_key() {
         "m/config.json: not valid JSON: EOF while parsing a value at line 1 column 6"
     );
     assert_eq!(ModelConfig::parse("[]", "c.json").unwrap_err().to_string(), "c.json: expected a JSON object");
+}
+
+#[test]
+fn longrope_has_a_factor_for_each_pair_of_channels() {
+    let phi = |changes: Value| {
+        let mut c = json!({
+            "architectures": ["Phi3ForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": 131_072,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1, 4.5]},
+            "partial_rotary_factor": 0.25,
+        });
+        c.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        parse(&with(c))
+    };
+    let config = phi(json!({})).unwrap();
+    assert_eq!((config.rotated(), config.head_dim, config.context_limit()), (4, 16, 131_072));
+    let RopeScaling::LongRope(scaling) = &config.rope.scaling else { panic!("{:?}", config.rope) };
+    // The class has 4096 where the file says nothing.
+    assert_eq!((scaling.original_max_positions, &scaling.long_factor), (4096, &vec![1.0, 4.5]));
+    assert!((scaling.attention_factor - 1.190_238).abs() < 1e-6, "{}", scaling.attention_factor);
+    let error = |changes| phi(changes).unwrap_err().to_string();
+    assert_eq!(
+        error(json!({"partial_rotary_factor": 0.5})),
+        "config.json: `short_factor`: 2 numbers are listed, and 4 pairs of channels are rotated"
+    );
+    assert_eq!(
+        error(json!({"partial_rotary_factor": 0.2})),
+        "config.json: `partial_rotary_factor`: 3 of 16 channels cannot be rotated in pairs"
+    );
+    assert_eq!(
+        error(json!({"partial_rotary_factor": 1.5})),
+        "config.json: `partial_rotary_factor`: must be above 0 and at most 1, got 1.5"
+    );
+    assert_eq!(
+        error(json!({"rope_scaling": {"type": "su", "short_factor": [1.0, 0.0], "long_factor": [1.0, 1.0]}})),
+        "config.json: `rope_scaling.short_factor`: expected a list of numbers above 0"
+    );
+    let error = parse(&with(json!({"rope_parameters": {"partial_rotary_factor": 0.5}}))).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "config.json: `rope_parameters.partial_rotary_factor`: rotating only a part of a head is not supported"
+    );
+}
+
+#[test]
+fn a_token_passes_no_more_experts_than_there_are() {
+    let mixtral = |changes: Value| {
+        let mut c = json!({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_key_value_heads": 2});
+        c.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        parse(&with(c))
+    };
+    let experts = mixtral(json!({})).unwrap().block.experts.unwrap();
+    assert_eq!((experts.count, experts.used, experts.width), (4, 2, 128));
+    assert_eq!(
+        mixtral(json!({"num_experts_per_tok": 5})).unwrap_err().to_string(),
+        "config.json: `num_experts_per_tok`: 5 of 4 experts cannot be used"
+    );
+    assert_eq!(
+        mixtral(json!({"num_local_experts": 4096, "num_hidden_layers": 33})).unwrap_err().to_string(),
+        "config.json: 4096 experts in each of 33 layers are more than are read, 131072 in all"
+    );
 }

@@ -482,7 +482,8 @@ impl RunAlone {
 fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
     let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
     let scale = layer.prefix.spec(0).scale.factor();
-    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale };
+    let prefix =
+        kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale, rule: kernels::LayerRule::PLAIN };
     let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
     layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
 }

@@ -53,9 +53,7 @@ impl Cuda {
         // Everything is sent before the first event.
         self.start(workspace, tokens, vec![context as u32; rows])?;
         let positions = vec![context; rows];
-        let (inverse, by_row, scaling) = self.step_frequencies(&positions, context);
-        let to = self.gpu.reserved(&mut workspace.inverse, size_of_val(inverse.as_slice()))?;
-        self.gpu.upload_to(to, 0, &inverse)?;
+        let angles = self.send_frequencies(workspace, &positions, context)?;
         let places: Vec<Place> = (0..c.layers).flat_map(|layer| alone.places(layer, rows)).collect();
         let to = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
         self.gpu.upload_to(to, 0, &places)?;
@@ -73,7 +71,7 @@ impl Cuda {
         self.gpu.mark(timeline)?;
         for index in 0..c.layers {
             self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
-                self.rotate_rows(workspace, rows, index, layer, (by_row, scaling))?;
+                self.rotate_rows(workspace, rows, index, layer, &angles)?;
                 self.take_queries(alone, run, &workspace.qkv, rows, channels)?;
                 if picks {
                     run.select(index)?;
@@ -81,11 +79,11 @@ impl Cuda {
                 run.attend_into(index, &mut workspace.attended)
             })?;
         }
-        self.norm(workspace, 0, rows, &self.parts.norm, c.layers, 0)?;
+        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, 0)?;
         let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
             unreachable!("the buffer of logits was reserved above")
         };
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
         self.gpu.mark(timeline)?;
         self.check(workspace, |row| row)?;
         Ok(timeline.spans()?[0])

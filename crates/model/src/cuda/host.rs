@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::kv::DevicePrefix;
 use spattn_attention::calibration::DeviceChunk;
-use spattn_attention::kv::{KvDtype, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage, may_deal};
+use spattn_attention::kv::{DeviceFailure, KvDtype, LayerKv};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, Rows, Storage, may_deal};
 
 /// Numbers of a storage type on the host.
 pub(super) enum Numbers {
@@ -113,6 +113,8 @@ pub(super) struct HostView<'a> {
     pub(super) end: usize,
     /// Factor of the logits.
     pub(super) scale: f32,
+    /// What the layer has beyond a softmax of scaled products.
+    pub(super) rule: LayerRule<'a>,
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
     /// Memory of this process.
@@ -121,13 +123,11 @@ pub(super) struct HostView<'a> {
     pub(super) attended: Mutex<&'a mut Buffer>,
     /// Logarithms of the sums of the rows' exponentials, once somebody asked for what follows from them.
     pub(super) log_sums: OnceLock<Buffer>,
-    /// Why something could not be shown: then zeros were, and nothing that follows from them may be used.
-    pub(super) failure: OnceLock<GpuError>,
 }
 
 impl<'a> HostView<'a> {
-    /// What came of looking: why it failed, if it did. The memory is kept.
-    pub(super) fn close(self) -> Option<GpuError> {
+    /// Keeps the host memory of the copies for the next chunk.
+    pub(super) fn close(self) {
         let workspace = self.workspace.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(queries) = self.queries.into_inner() {
             workspace.queries = queries;
@@ -135,7 +135,6 @@ impl<'a> HostView<'a> {
         if let Some(kv) = self.kv.into_inner() {
             workspace.kv = Some(kv);
         }
-        self.failure.into_inner()
     }
 
     fn workspace(&self) -> MutexGuard<'_, &'a mut HostWorkspace> {
@@ -143,24 +142,19 @@ impl<'a> HostView<'a> {
     }
 
     /// Queries of the chunk's last tokens.
-    fn copy_queries(&self, count: usize, mut queries: Vec<f32>) -> Vec<f32> {
+    fn copy_queries(&self, count: usize, mut queries: Vec<f32>) -> Result<Vec<f32>, GpuError> {
         let (width, stride) = self.widths;
         queries.resize(count * width, 0.0);
         let from = (self.qkv, (self.rows - count) * stride);
         let (shape, to) = ((count, stride), (&mut queries[..], width));
         let mut workspace = self.workspace();
         let HostWorkspace { f16, bf16, f32, .. } = &mut **workspace;
-        let copied = match self.prefix.shape.dtype {
-            KvDtype::F32 => download_rows(self.gpu, from, shape, f32, to, |to, row| to.copy_from_slice(row)),
-            KvDtype::F16 => download_rows(self.gpu, from, shape, f16, to, |to, row| row.convert_to_f32_slice(to)),
-            KvDtype::Bf16 => download_rows(self.gpu, from, shape, bf16, to, |to, row| row.convert_to_f32_slice(to)),
-        };
-        if let Err(failure) = copied {
-            // The first is what matters.
-            let _ = self.failure.set(failure);
-            queries.fill(0.0);
+        match self.prefix.shape.dtype {
+            KvDtype::F32 => download_rows(self.gpu, from, shape, f32, to, |to, row| to.copy_from_slice(row))?,
+            KvDtype::F16 => download_rows(self.gpu, from, shape, f16, to, |to, row| row.convert_to_f32_slice(to))?,
+            KvDtype::Bf16 => download_rows(self.gpu, from, shape, bf16, to, |to, row| row.convert_to_f32_slice(to))?,
         }
-        queries
+        Ok(queries)
     }
 
     fn rows(&self) -> Rows<'_> {
@@ -174,6 +168,7 @@ impl<'a> HostView<'a> {
             heads,
             first: self.end - self.rows,
             scale: self.scale,
+            rule: self.rule,
         }
     }
 
@@ -203,30 +198,29 @@ impl<'a> HostView<'a> {
 }
 
 impl DeviceChunk for HostView<'_> {
-    fn queries(&self) -> &[f32] {
-        self.queries.get_or_init(|| {
-            let spare = std::mem::take(&mut self.workspace().queries);
-            self.copy_queries(self.rows, spare)
-        })
-    }
-
-    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) {
-        if let Err(failure) = self.try_add_attention_mass(positions, mass) {
-            let _ = self.failure.set(failure);
+    fn queries(&self) -> Result<&[f32], DeviceFailure> {
+        if let Some(queries) = self.queries.get() {
+            return Ok(queries);
         }
+        let spare = std::mem::take(&mut self.workspace().queries);
+        let queries = self.copy_queries(self.rows, spare)?;
+        Ok(self.queries.get_or_init(|| queries))
     }
 
-    fn last_queries(&self, count: usize) -> Vec<f32> {
-        self.copy_queries(count, Vec::new())
+    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) -> Result<(), DeviceFailure> {
+        Ok(self.try_add_attention_mass(positions, mass)?)
     }
 
-    fn kv(&self) -> &LayerKv {
-        self.kv.get_or_init(|| {
-            let spare = self.workspace().kv.take().unwrap_or_else(|| LayerKv::zeros(self.prefix.shape, 0));
-            self.prefix.copy_tokens(self.layer, self.end, spare).unwrap_or_else(|failure| {
-                let _ = self.failure.set(failure);
-                LayerKv::zeros(self.prefix.shape, self.end)
-            })
-        })
+    fn last_queries(&self, count: usize) -> Result<Vec<f32>, DeviceFailure> {
+        Ok(self.copy_queries(count, Vec::new())?)
+    }
+
+    fn kv(&self) -> Result<&LayerKv, DeviceFailure> {
+        if let Some(kv) = self.kv.get() {
+            return Ok(kv);
+        }
+        let spare = self.workspace().kv.take().unwrap_or_else(|| LayerKv::zeros(self.prefix.shape, 0));
+        let kv = self.prefix.copy_tokens(self.layer, self.end, spare)?;
+        Ok(self.kv.get_or_init(|| kv))
     }
 }

@@ -16,6 +16,8 @@
 
 mod alone;
 mod batch;
+mod expert_room;
+mod experts;
 mod host;
 mod kv;
 mod model;
@@ -39,10 +41,11 @@ use self::step::StepPlan;
 use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::rope::Rope;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Positions, Rows};
+use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -57,14 +60,17 @@ impl Engine for Cuda {
             None => DevicePrefix::new(&self.gpu, self.shape(), self.config.layers, tokens.len())?,
         };
         let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
-        let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
-        let inverse = self.gpu.upload(&inverse)?;
+        let upload = |rope: &Rope| {
+            let (inverse, scaling) = rope.frequencies(prompt_tokens);
+            Ok((self.gpu.upload(&inverse)?, scaling))
+        };
+        let tables = self.ropes().iter().map(upload).collect::<Result<Vec<_>, GpuError>>()?;
         let kept = prefix.tokens;
         let mut logits = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(most).enumerate() {
             let first = kept + i * most;
             let is_last = first + chunk.len() == tokens.len();
-            let row = self.read_chunk(&mut prefix, chunk, first, (&inverse, scaling), &mut reading, is_last)?;
+            let row = self.read_chunk(&mut prefix, chunk, first, &tables, &mut reading, is_last)?;
             if is_last {
                 logits = row;
             }
@@ -93,10 +99,8 @@ impl Engine for Cuda {
         let workspace = self.reserve(&mut guard, rows)?;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
         self.start(workspace, &tokens, positions.iter().map(|position| *position as u32).collect())?;
-        let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
-        let to = self.gpu.reserved(&mut workspace.inverse, size_of_val(inverse.as_slice()))?;
-        self.gpu.upload_to(to, 0, &inverse)?;
-        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, by_row, scaling };
+        let angles = self.send_frequencies(workspace, &positions, prompt_tokens)?;
+        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, angles: &angles };
         let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
@@ -162,7 +166,7 @@ impl Cuda {
         prefix: &mut DevicePrefix,
         tokens: &[u32],
         first: usize,
-        (inverse, scaling): (&Buffer, f32),
+        tables: &[(Buffer, f32)],
         reading: &mut Reading<'_, '_>,
         wants_logits: bool,
     ) -> Result<Vec<f32>, EngineError> {
@@ -174,14 +178,15 @@ impl Cuda {
         for index in 0..c.layers {
             self.forward_layer(workspace, rows, index, first, |workspace, layer| {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
-                let at = Positions { positions, inverse, by_row: false, scaling };
-                let norms = self.norms(layer);
-                self.gpu.rope(qkv, rows, &at, c.heads, norms.as_ref(), &prefix.cache(index), first)?;
+                let (inverse, scaling) = &tables[self.place_of_rope(index)];
+                let positions = self.angles_at(index, positions, inverse, (false, *scaling));
+                let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
+                self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
         }
         // The last norm looks at what the last layer left.
-        self.norm(workspace, 0, rows, &self.parts.norm, c.layers, first)?;
+        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, first)?;
         self.check(workspace, |position| position)?;
         if let Some(finished) = &mut reading.finished {
             let mut x = vec![0.0; rows * c.hidden_size];
@@ -200,7 +205,7 @@ impl Cuda {
         first: usize,
         rows: usize,
         reading: &mut Reading<'_, '_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), EngineError> {
         let (c, widths, spec) = (&self.config, self.widths(), self.layer_specs().layer(layer));
         let scale = spec.scale.factor();
         let Workspace { qkv, attended, host, .. } = workspace;
@@ -213,42 +218,49 @@ impl Cuda {
             layer,
             end: first + rows,
             scale,
+            rule: self.rule(layer),
             queries: OnceLock::new(),
             kv: OnceLock::new(),
             workspace: Mutex::new(host),
             attended: Mutex::new(&mut *attended),
             log_sums: OnceLock::new(),
-            failure: OnceLock::new(),
         };
         let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view).with_spec(spec);
         if let Some(observe) = &mut reading.observe {
-            observe(&chunk);
+            observe(&chunk)?;
         }
         let (queries, cache) = (
-            Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first, scale },
+            Rows {
+                queries: qkv,
+                skip: 0,
+                stride: widths.1,
+                count: rows,
+                heads: c.heads,
+                first,
+                scale,
+                rule: self.rule(layer),
+            },
             prefix.cache(layer),
         );
         let Some(sparse) = reading.sparse.as_mut() else {
-            return match view.close() {
-                Some(failure) => Err(failure),
-                None => self.gpu.prefill_attention(&queries, &cache, attended),
-            };
+            view.close();
+            return Ok(self.gpu.prefill_attention(&queries, &cache, attended)?);
         };
         let is_attended = {
             let mut attended = view.attended.lock().unwrap_or_else(PoisonError::into_inner);
             sparse.attend_on_device(&self.gpu, &chunk, &queries, &cache, &mut attended, None)?
         };
-        let masked = (!is_attended).then(|| {
+        let masked = if is_attended {
+            None
+        } else {
             let mut out = vec![0.0; rows * widths.0];
-            sparse.attend(&chunk, &mut out);
-            out
-        });
-        if let Some(failure) = view.close() {
-            return Err(failure);
+            sparse.attend(&chunk, &mut out)?;
+            Some(out)
+        };
+        view.close();
+        if let Some(out) = masked {
+            Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0)?;
         }
-        match masked {
-            Some(out) => Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

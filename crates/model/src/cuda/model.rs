@@ -3,17 +3,22 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use spattn_attention::DeviceScratch;
 use spattn_attention::kv::KvShape;
-use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, Into, Norms, Place, Positions, Storage, Timeline};
+use spattn_attention::{DevicePrefillError, DeviceScratch};
+use spattn_cuda::{
+    self as kernels, AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place, Positions,
+    RmsNorm, Rotation, Storage, Timeline,
+};
 
+use super::expert_room::{ExpertRoom, ExpertTables};
 use super::host::HostWorkspace;
 use super::kv::storage;
 use super::weights::{Linear, LoadFailure, Matrix, ToDevice};
 use super::workspace::Workspace;
 use crate::dimensions::Dimensions;
 use crate::engine::{EngineError, GpuUse, NotFinite};
-use crate::layers::{Checkpoint, Layer, Parts};
+use crate::families::{Gate, QkNormOver, RopePairs};
+use crate::layers::{Checkpoint, FeedForward, Gated, Layer, Parts};
 
 /// Weights on a GPU.
 pub struct Cuda {
@@ -21,6 +26,10 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
     pub(super) name: String,
     pub(super) parts: Parts<Matrix, Linear, Buffer>,
+    /// Of each layer; nothing if the model has none.
+    sinks: Vec<Buffer>,
+    /// Of each layer; they point into `parts`.
+    pub(super) experts: Vec<Option<ExpertTables>>,
     pub(super) workspace: Mutex<Option<Workspace>>,
     pub(super) used: Mutex<GpuUse>,
 }
@@ -39,6 +48,24 @@ impl From<GpuError> for EngineError {
     }
 }
 
+/// The angles of a step's rows by one RoPE table, whose frequencies are in the workspace.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepAngles {
+    /// Whether each row has frequencies of its own.
+    pub(super) by_row: bool,
+    /// The factor of cos and sin.
+    pub(super) scaling: f32,
+}
+
+impl From<DevicePrefillError> for EngineError {
+    fn from(error: DevicePrefillError) -> Self {
+        match error {
+            DevicePrefillError::Gpu(error) => error.into(),
+            DevicePrefillError::Kv(error) => error.into(),
+        }
+    }
+}
+
 /// What `broken` holds while all numbers are finite.
 pub(super) const UNBROKEN: u64 = u64::MAX;
 
@@ -54,12 +81,17 @@ impl Cuda {
     ) -> Result<Self, LoadFailure> {
         let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
+        let sinks = dimensions.layer_specs().iter().filter_map(|spec| spec.sinks.as_ref());
+        let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
         let name = gpu.info()?.name;
+        let experts = ExpertTables::of_layers(&gpu, &parts.layers, storage(dimensions.dtype()))?;
         Ok(Self {
             dimensions: dimensions.clone(),
             gpu: Arc::new(gpu),
             name,
             parts,
+            sinks,
+            experts,
             workspace: Mutex::default(),
             used: Mutex::default(),
         })
@@ -84,9 +116,21 @@ impl Cuda {
         self.config.layers * (self.config.kv_heads + self.config.heads + 1)
     }
 
+    /// Norms of each query and key head, which are applied where heads are rotated.
     pub(super) fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {
-        let (query, key) = layer.qk_norm.as_ref()?;
+        let (query, key) = layer.qk_norm.as_ref().filter(|_| self.config.block.qk_norm_over == QkNormOver::Head)?;
         Some(Norms { query, key, eps: self.config.rms_norm_eps as f32 })
+    }
+
+    /// What a layer has beyond a plain softmax of scaled products.
+    pub(super) fn rule(&self, layer: usize) -> LayerRule<'_> {
+        let spec = self.layer_specs().layer(layer);
+        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(layer) }
+    }
+
+    /// The number of a layer's RoPE table; that of any table where nothing is rotated.
+    pub(super) fn place_of_rope(&self, layer: usize) -> usize {
+        self.config.layer_kind(layer).rope.unwrap_or(0)
     }
 
     /// Room for so many rows; what it held is lost where it has to grow.
@@ -112,14 +156,19 @@ impl Cuda {
             positions: gpu.alloc(4 * rows)?,
             x: gpu.alloc(4 * rows * c.hidden_size)?,
             normed: gpu.alloc(bytes * rows * c.hidden_size)?,
+            branch: gpu.alloc(4 * rows * self.branch_numbers())?,
             qkv: gpu.alloc(bytes * rows * stacked)?,
             attended: gpu.alloc(bytes * rows * width)?,
             wide: None,
             gate_up: gpu.alloc(bytes * rows * 2 * c.intermediate_size)?,
             gated: gpu.alloc(bytes * rows * c.intermediate_size)?,
+            experts: match &c.block.experts {
+                Some(spec) => Some(ExpertRoom::new(gpu, spec, rows, c.hidden_size, self.storage())?),
+                None => None,
+            },
             broken: gpu.alloc(8)?,
             places: None,
-            inverse: None,
+            inverse: Vec::new(),
             logits: None,
             attention: AttentionWorkspace::default(),
             exact: Vec::new(),
@@ -140,29 +189,37 @@ impl Cuda {
         self.gpu.upload_to(&mut workspace.positions, 0, &positions)?;
         self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
         let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(self.storage(), table, &workspace.tokens, tokens.len(), &mut workspace.x, hidden)
+        self.gpu.embed(
+            self.storage(),
+            table,
+            &workspace.tokens,
+            tokens.len(),
+            &mut workspace.x,
+            (hidden, self.embedding_scale()),
+        )
     }
 
-    /// Norms the residual stream into `normed`. `mark` says behind how many layers it is.
+    /// Norms the residual stream into `normed`, or copies it there where there is no weight. `mark` says behind how many layers it is.
     pub(super) fn norm(
         &self,
         workspace: &mut Workspace,
         skip: usize,
         rows: usize,
-        weight: &Buffer,
+        weight: Option<&Buffer>,
         mark: usize,
         first: usize,
     ) -> Result<(), GpuError> {
-        let (storage, hidden, eps) = (self.storage(), self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let norm = RmsNorm { weight, eps: self.config.rms_norm_eps as f32, hidden: self.config.hidden_size };
         let Workspace { x, normed, broken, .. } = workspace;
-        self.gpu.rms_norm(storage, x, skip, rows, weight, eps, normed, hidden, (mark as u64, first as u64, broken))
+        let check = FiniteCheck { broken, mark: mark as u64, first_row: first as u64 };
+        self.gpu.rms_norm(self.storage(), norm, x, skip..skip + rows, normed, check)
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
     /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused when weights are loaded.
     ///
-    /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `room.qkv`, stores keys and
-    /// values, and writes what is attended to `room.attended`. `first` is what numbers of rows count from where one is not finite.
+    /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys and
+    /// values, and writes what is attended to `workspace.attended`. `first` is what numbers of rows count from where one is not finite.
     pub(super) fn forward_layer<E: From<GpuError>>(
         &self,
         workspace: &mut Workspace,
@@ -172,28 +229,97 @@ impl Cuda {
         attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
     ) -> Result<(), E> {
         let layer = &self.parts.layers[index];
-        self.norm(workspace, 0, rows, &layer.attention_norm, index, first)?;
+        self.norm(workspace, 0, rows, layer.attention_norm.as_ref(), index, first)?;
         self.apply(&layer.qkv, &workspace.normed, rows, &mut workspace.qkv, Into::Narrow)?;
+        self.norm_all_heads(workspace, rows, layer)?;
         attend(workspace, layer)?;
         Ok(self.finish_layer(workspace, rows, index, first, layer)?)
     }
 
-    /// Rotates the queries, keys and values of a step's rows, and stores keys and values where `room.places` says.
+    /// Rotates the queries, keys and values of a step's rows, and stores keys and values where `workspace.places` says.
     pub(super) fn rotate_rows(
         &self,
         workspace: &mut Workspace,
         rows: usize,
         index: usize,
         layer: &Layer<Linear, Buffer>,
-        (by_row, scaling): (bool, f32),
+        angles: &[StepAngles],
     ) -> Result<(), GpuError> {
         let shape = (self.config.kv_heads, self.config.head_dim, self.storage());
-        let Workspace { qkv, positions, places: Some(places), inverse: Some(inverse), .. } = workspace else {
-            unreachable!("places and frequencies were uploaded before the layers")
+        let place = self.place_of_rope(index);
+        let StepAngles { by_row, scaling } = angles[place];
+        let Workspace { qkv, positions, places: Some(places), inverse, .. } = workspace else {
+            unreachable!("places were uploaded before the layers")
         };
-        let at = Positions { positions, inverse, by_row, scaling };
-        let (norms, offset) = (self.norms(layer), index * rows * size_of::<Place>());
-        self.gpu.rope_scattered(qkv, rows, &at, self.config.heads, norms.as_ref(), shape, places, offset)
+        let Some(inverse) = &inverse[place] else { unreachable!("frequencies were uploaded before the layers") };
+        let positions = self.angles_at(index, positions, inverse, (by_row, scaling));
+        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
+        self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
+    }
+
+    /// How the heads of a layer are rotated: by these frequencies, or not at all.
+    pub(super) fn angles_at<'a>(
+        &self,
+        index: usize,
+        positions: &'a Buffer,
+        inverse: &'a Buffer,
+        (by_row, scaling): (bool, f32),
+    ) -> Positions<'a> {
+        let rotated = if self.config.layer_kind(index).rope.is_some() { self.config.rotated() } else { 0 };
+        let neighbours = self.config.block.rope_pairs == RopePairs::Neighbours;
+        Positions { positions, rotated, neighbours, inverse, by_row, scaling }
+    }
+
+    /// Norms queries and keys where a norm is over all heads together.
+    fn norm_all_heads(
+        &self,
+        workspace: &mut Workspace,
+        rows: usize,
+        layer: &Layer<Linear, Buffer>,
+    ) -> Result<(), GpuError> {
+        let Some((query, key)) =
+            layer.qk_norm.as_ref().filter(|_| self.config.block.qk_norm_over == QkNormOver::AllHeads)
+        else {
+            return Ok(());
+        };
+        let (c, (queries, stacked)) = (&self.config, self.widths());
+        let keys = c.kv_heads * c.head_dim;
+        for (weight, part) in [(query, (0, queries)), (key, (queries, keys))] {
+            self.gpu.norm_part(
+                self.storage(),
+                &mut workspace.qkv,
+                rows,
+                stacked,
+                part,
+                weight,
+                c.rms_norm_eps as f32,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Adds a branch to the residual stream: `x` times its last projection, normed and scaled first where the family does that.
+    fn add_branch(
+        &self,
+        projection: &Linear,
+        x: &Buffer,
+        rows: usize,
+        (stream, branch): (&mut Buffer, &mut Buffer),
+        post_norm: Option<&Buffer>,
+    ) -> Result<(), GpuError> {
+        if self.branch_numbers() == 0 {
+            return self.apply(projection, x, rows, stream, Into::Add);
+        }
+        let c = &self.config;
+        self.apply(projection, x, rows, branch, Into::Wide)?;
+        self.gpu.add_branch(
+            stream,
+            branch,
+            rows,
+            c.hidden_size,
+            post_norm,
+            (c.rms_norm_eps as f32, c.block.branch_scale),
+        )
     }
 
     /// What follows attention at a layer.
@@ -205,12 +331,19 @@ impl Cuda {
         first: usize,
         layer: &Layer<Linear, Buffer>,
     ) -> Result<(), GpuError> {
-        self.apply(&layer.output, &workspace.attended, rows, &mut workspace.x, Into::Add)?;
-        self.norm(workspace, 0, rows, &layer.mlp_norm, index + 1, first)?;
-        self.apply(&layer.gate_up, &workspace.normed, rows, &mut workspace.gate_up, Into::Narrow)?;
-        let Workspace { gate_up, gated, x, .. } = workspace;
-        self.gpu.silu_gate(self.storage(), gate_up, rows, gated, self.config.intermediate_size)?;
-        self.apply(&layer.down, gated, rows, x, Into::Add)
+        let Workspace { attended, x, branch, .. } = &mut *workspace;
+        self.add_branch(&layer.output, attended, rows, (x, branch), layer.attention_post_norm.as_ref())?;
+        self.norm(workspace, 0, rows, layer.mlp_norm.as_ref(), index + 1, first)?;
+        let Gated { gate_up: projection, down } = match &layer.feed_forward {
+            FeedForward::Gated(network) => network,
+            FeedForward::Experts { router, experts } => {
+                return self.pass_experts(workspace, rows, index, router, experts);
+            }
+        };
+        self.apply(projection, &workspace.normed, rows, &mut workspace.gate_up, Into::Narrow)?;
+        let Workspace { gate_up, gated, x, branch, .. } = workspace;
+        self.gpu.gate(self.gate(), self.storage(), gate_up, rows, gated, self.config.intermediate_size)?;
+        self.add_branch(down, gated, rows, (x, branch), layer.mlp_post_norm.as_ref())
     }
 
     pub(super) fn apply(
@@ -221,11 +354,19 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        let Matrix { data, outputs, inputs } = &linear.weight;
-        self.gpu.multiply(self.storage(), data, x, rows, out, *outputs, *inputs, into)?;
+        self.gpu.multiply(self.storage(), linear.weight.as_operand(), x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
-        self.gpu.add_bias(storage, out, rows, bias, *outputs)
+        self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
+    }
+
+    /// What gates are passed through.
+    pub(super) fn gate(&self) -> kernels::Gate {
+        match self.config.block.gate {
+            Gate::Silu => kernels::Gate::Silu,
+            Gate::GeluTanh => kernels::Gate::GeluTanh,
+            Gate::Clamped { .. } => unreachable!("clamped gates are refused before weights are loaded"),
+        }
     }
 
     /// Logits of `rows` rows of the residual stream from row `skip` on.
@@ -236,12 +377,13 @@ impl Cuda {
         rows: usize,
     ) -> Result<Vec<f32>, EngineError> {
         let head = self.parts.head();
-        self.norm(workspace, skip, rows, &self.parts.norm, self.config.layers, 0)?;
+        self.norm(workspace, skip, rows, Some(&self.parts.norm), self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
-        self.gpu.multiply(self.storage(), &head.data, normed, rows, logits, head.outputs, head.inputs, Into::Wide)?;
+        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
+        self.config.block.finish_logits(&mut out);
         Ok(out)
     }
 

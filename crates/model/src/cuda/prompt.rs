@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::host::Numbers;
 use super::kv::{DevicePrefix, storage};
 use crate::dimensions::GPU_PREFILL_CHUNK;
-use spattn_attention::SparsePrefill;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvShape, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
+use spattn_attention::{DevicePrefillError, SparsePrefill};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Rows, Timeline};
 
 /// One layer of a prompt on a device. Several sequences that are read together lie as further heads of one.
 pub struct PromptAlone {
@@ -75,12 +75,12 @@ impl PromptAlone {
     /// if attending takes the host.
     ///
     /// # Errors
-    /// If the device fails.
+    /// If the device fails, or `prompt` cannot be read.
     pub fn read(
         &mut self,
         prompt: &PrefillChunk<'_>,
         mut sparse: Option<&mut SparsePrefill<'_>>,
-    ) -> Result<Option<ReadTimes>, GpuError> {
+    ) -> Result<Option<ReadTimes>, DevicePrefillError> {
         let Self { gpu, prefix, heads, first: begin, queries, out, timeline } = self;
         timeline.clear();
         let (shape, cache, width) = (prefix.shape, prefix.cache(0), *heads * prefix.shape.d);
@@ -88,7 +88,8 @@ impl PromptAlone {
         for first in (*begin..prefix.tokens).step_by(most) {
             let count = most.min(prefix.tokens - first);
             let (skip, scale) = (first - *begin, prompt.scale().factor());
-            let rows = Rows { queries, skip, stride: width, count, heads: *heads, first, scale };
+            let rows =
+                Rows { queries, skip, stride: width, count, heads: *heads, first, scale, rule: LayerRule::PLAIN };
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {

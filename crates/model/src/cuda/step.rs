@@ -7,10 +7,11 @@ use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared, tail_of};
-use super::model::Cuda;
+use super::model::{Cuda, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, Stream};
+use crate::rope::Rope;
 use spattn_attention::kv::KvError;
 use spattn_attention::{
     AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
@@ -24,15 +25,8 @@ use spattn_cuda::{
 /// What is the same at all layers of a step.
 pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
-    pub(super) by_row: bool,
-    pub(super) scaling: f32,
-}
-
-impl StepPlan<'_> {
-    /// Whether each row has frequencies of its own, and the factor of cos and sin.
-    fn angles(&self) -> (bool, f32) {
-        (self.by_row, self.scaling)
-    }
+    /// By the number of the RoPE table.
+    pub(super) angles: &'a [StepAngles],
 }
 
 /// Streams that the device picks for together, and their rows.
@@ -52,22 +46,39 @@ pub(super) struct Row {
     pub(super) total: usize,
 }
 
+/// Frequencies of all rows of a step, or of each, by one RoPE table.
+fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, StepAngles) {
+    if rope.fixed_up_to().is_none() {
+        let (inverse, scaling) = rope.frequencies(prompt_tokens);
+        return (inverse, StepAngles { by_row: false, scaling });
+    }
+    let of_row = |position: &usize| rope.frequencies(rope.length_at(prompt_tokens, *position));
+    let of_rows: Vec<(Vec<f32>, f32)> = positions.iter().map(of_row).collect();
+    let scaling = of_rows.first().map_or(1.0, |(_, scaling)| *scaling);
+    (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), StepAngles { by_row: true, scaling })
+}
+
 /// Whether the host looks at queries, keys and values of a stream at a layer.
 pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
 impl Cuda {
-    /// Frequencies of all rows of a step, or of each, and the factor of cos and sin.
-    pub(super) fn step_frequencies(&self, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, bool, f32) {
-        let length = |position: usize| prompt_tokens.max(position + 1);
-        if self.rope.fixed_up_to().is_none() {
-            let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
-            return (inverse, false, scaling);
+    /// Sends the frequencies of a step's rows, by the number of the RoPE table.
+    pub(super) fn send_frequencies(
+        &self,
+        workspace: &mut Workspace,
+        positions: &[usize],
+        prompt_tokens: usize,
+    ) -> Result<Vec<StepAngles>, GpuError> {
+        let tables = self.ropes().iter().map(|rope| step_frequencies(rope, positions, prompt_tokens));
+        let tables: Vec<(Vec<f32>, StepAngles)> = tables.collect();
+        workspace.inverse.resize_with(tables.len(), || None);
+        for ((inverse, _), buffer) in tables.iter().zip(&mut workspace.inverse) {
+            self.gpu.reserve(buffer, size_of_val(inverse.as_slice()))?;
+            self.gpu.upload_to(buffer.as_mut().expect("it was reserved"), 0, inverse)?;
         }
-        let of_rows: Vec<(Vec<f32>, f32)> = positions.iter().map(|p| self.rope.frequencies(length(*p))).collect();
-        let scaling = of_rows.first().map_or(1.0, |(_, scaling)| *scaling);
-        (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), true, scaling)
+        Ok(tables.into_iter().map(|(_, angles)| angles).collect())
     }
 
     /// Makes room for what each stream reads behind its prefix.
@@ -150,7 +161,7 @@ impl Cuda {
         let rows = plan.rows.len();
         for index in 0..self.config.layers {
             self.forward_layer(workspace, rows, index, 0, |workspace, layer| -> Result<(), EngineError> {
-                self.rotate_rows(workspace, rows, index, layer, plan.angles())?;
+                self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                 self.gpu.mark(&mut workspace.timeline)?;
                 self.attend_streams(workspace, index, streams, plan.rows, &groups)?;
                 Ok(self.gpu.mark(&mut workspace.timeline)?)
@@ -207,10 +218,10 @@ impl Cuda {
             let rows = plan.rows.len();
             for index in 0..c.layers {
                 self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
-                    self.rotate_rows(workspace, rows, index, layer, plan.angles())?;
+                    self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                     let scale = prefix.spec(index).scale.factor();
-                    let prefix =
-                        kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index, scale };
+                    let (cache, rule) = (device.cache(index), self.rule(index));
+                    let prefix = kernels::Prefix { cache, tokens: device.tokens, layer: index, scale, rule };
                     let Workspace { qkv, attended, .. } = &mut *workspace;
                     self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
                 })?;
@@ -277,12 +288,14 @@ impl Cuda {
         attention_of: &[usize],
         plan: &StepPlan<'_>,
     ) -> Vec<u64> {
-        let ids = [&workspace.places, &workspace.inverse].map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
+        let buffers = std::iter::once(&workspace.places).chain(&workspace.inverse);
+        let ids = buffers.map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
         let counts = [plan.rows.len() as u64, prefix.tokens as u64, prefix.capacity as u64];
-        let numbers = [u64::from(plan.by_row), u64::from(plan.scaling.to_bits())];
+        let of_table = |angles: &StepAngles| [u64::from(angles.by_row), u64::from(angles.scaling.to_bits())];
+        let numbers = plan.angles.iter().flat_map(of_table);
         let layers = prefix.layers.iter().flat_map(|(keys, values)| [keys.id(), values.id()]);
         let lists = prepared.iter().flat_map(Prepared::launches).chain(attention_of.iter().map(|list| *list as u64));
-        ids.into_iter().chain(counts).chain(numbers).chain(layers).chain(lists).collect()
+        ids.chain(counts).chain(numbers).chain(layers).chain(lists).collect()
     }
 
     /// Puts together the rows that the device picks for together, and sends which they are.
@@ -537,7 +550,7 @@ impl Cuda {
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
-        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale };
+        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale, rule: self.rule(layer) };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)

@@ -1,6 +1,6 @@
 //! A checkpoint's tensors on their way to a GPU.
 
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain};
+use spattn_cuda::{Buffer, Gpu, GpuError, Plain, WeightMatrix};
 
 use crate::layers::{Checkpoint, Source};
 use crate::tensors::{StoredTensor, WeightDtype, WeightsError};
@@ -10,6 +10,14 @@ pub(super) struct Matrix {
     pub(super) data: Buffer,
     pub(super) outputs: usize,
     pub(super) inputs: usize,
+}
+
+impl Matrix {
+    /// The matrix as a factor of a product.
+    pub(super) fn as_operand(&self) -> WeightMatrix<'_> {
+        let Self { data, outputs, inputs } = self;
+        WeightMatrix { data, outputs: *outputs, inputs: *inputs }
+    }
 }
 
 /// A weight matrix and its bias.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use spattn_attention::{DeviceScratch, DeviceWorkspace};
 use spattn_cuda::{AttentionWorkspace, Buffer, HostDeviceVec, Recording, Timeline};
 
+use super::expert_room::ExpertRoom;
 use super::host::HostWorkspace;
 
 /// The layers of a step whose shape repeats.
@@ -43,16 +44,20 @@ pub(super) struct Workspace {
     /// f32, `[hidden]` a row.
     pub(super) x: Buffer,
     pub(super) normed: Buffer,
+    /// What a branch adds to `x`, in f32, where it is normed or scaled first.
+    pub(super) branch: Buffer,
     pub(super) qkv: Buffer,
     pub(super) attended: Buffer,
     /// The same in f32, where the host looks at it.
     pub(super) wide: Option<Buffer>,
     pub(super) gate_up: Buffer,
     pub(super) gated: Buffer,
+    /// Where the model has experts.
+    pub(super) experts: Option<ExpertRoom>,
     pub(super) broken: Buffer,
     pub(super) places: Option<Buffer>,
-    /// Frequencies of a step.
-    pub(super) inverse: Option<Buffer>,
+    /// Frequencies of a step, by the number of the RoPE table.
+    pub(super) inverse: Vec<Option<Buffer>>,
     pub(super) logits: Option<Buffer>,
     pub(super) attention: AttentionWorkspace,
     /// One for each of what the layers of a step attend, where nothing is picked.

@@ -1,28 +1,27 @@
 //! What a decoder's layer is made of, as data: a [`BlockSpec`] is all that engines know of a family.
 //!
-//! A layer adds two branches to the residual stream `x`, each with a norm before it and perhaps one behind it:
+//! A layer adds two branches to the residual stream `x`, each with a norm before it, one behind it, or both:
 //!
 //! ```text
-//! x += post(output(attention(rope(norm(queries, keys)), values)))   of qkv(norm(x))
-//! x += post(down(gate · up))                                        of gate_up(norm(x))
+//! x += scale · post(output(attention(rope(norm(queries, keys)), values)))   of qkv(norm(x))
+//! x += scale · post(down(gate · up))                                        of gate_up(norm(x))
 //! ```
+//!
+//! In place of the second, some or all layers may have [`Experts`].
 //!
 //! All norms are RMS norms. A family that needs more adds a field here, whose default leaves today's families as they are; reads it
 //! in `forward_layer` of the CPU's engine (`cpu.rs`); and either in the GPU's or in [`BlockSpec::gpu_obstacle`], which refuses what
-//! its kernels do not do. `naive_tests.rs` has the same decoder in plain loops and f64, which reads the field too. What is known to be
-//! missing, by the first family that needs it:
+//! its kernels do not do. `naive_tests.rs` has the same decoder in plain loops and f64, which reads the field too. Known to be missing is
+//! one norm for both branches (Cohere).
 //!
-//! - experts (Mixtral, Qwen3-MoE): a router, experts and how many of them a token passes, in place of `gate_up` and `down`;
-//! - a list over layers of local and global attention, each with its window and RoPE table (Gemma 3, OLMo 3), or without RoPE
-//!   (SmolLM3);
-//! - rotation of a share of each head (Phi-4-mini, GLM), of neighbouring channels (GLM), by two sets of factors (Phi-3);
-//! - layers without a norm before a branch (OLMo 2), with one norm for both branches (Cohere);
-//! - q and k norms over all heads together (OLMo 2).
-//!
-//! Scale, soft cap, window and sinks of attention itself are the attention crate's, which is handed them.
+//! What differs from layer to layer is in [`LayerKinds`](super::LayerKinds): windows, and tables of rotation. Scale, soft cap, window
+//! and sinks of attention itself are the attention crate's, which is handed them.
 
+use rayon::prelude::*;
 use serde::Serialize;
 use serde::ser::SerializeMap;
+
+use super::experts::Experts;
 
 /// Names of a family's tensors: those of matrices without `.weight` and `.bias`, those of norms without `.weight`.
 ///
@@ -39,17 +38,19 @@ pub struct TensorNames {
     /// The output matrix, `[vocab_size][hidden]`, where it is not the embedding table.
     pub head: &'static str,
     /// The norm before attention.
-    pub attention_norm: &'static str,
+    pub attention_norm: Option<&'static str>,
     /// Projections to queries, keys and values: three matrices, or one that has the rows of all three in this order.
     pub qkv: &'static [&'static str],
-    /// Norms of each query head and of each key head, before rotation.
+    /// Norms of queries and of keys, before rotation; [`BlockSpec::qk_norm_over`] says of what.
     pub qk_norm: Option<[&'static str; 2]>,
+    /// A logit for each query head that stands in the denominator of every softmax; the name of the whole tensor.
+    pub sinks: Option<&'static str>,
     /// The projection of attention's output.
     pub output: &'static str,
     /// The norm of that projection's output, before it is added to the residual stream.
     pub attention_post_norm: Option<&'static str>,
-    /// The norm before the gated layers.
-    pub mlp_norm: &'static str,
+    /// The norm before the gated layers, or before experts and their router.
+    pub mlp_norm: Option<&'static str>,
     /// Projections to the gate and to what it gates: two matrices, or one that has the rows of both in this order.
     pub gate_up: &'static [&'static str],
     /// The projection behind the gate.
@@ -65,12 +66,13 @@ impl TensorNames {
         layer: "model.layers.",
         final_norm: "model.norm",
         head: "lm_head",
-        attention_norm: "input_layernorm",
+        attention_norm: Some("input_layernorm"),
         qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
         qk_norm: None,
+        sinks: None,
         output: "self_attn.o_proj",
         attention_post_norm: None,
-        mlp_norm: "post_attention_layernorm",
+        mlp_norm: Some("post_attention_layernorm"),
         gate_up: &["mlp.gate_proj", "mlp.up_proj"],
         down: "mlp.down_proj",
         mlp_post_norm: None,
@@ -83,13 +85,68 @@ impl TensorNames {
 }
 
 /// What the gate of the gated layers is passed through before it is multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// `x · σ(x)`.
     Silu,
     /// GELU by its approximation with tanh.
     GeluTanh,
+    /// `x · σ(slope · x)` of the gate `x`, at most `limit`, times one more than what it gates, from `-limit` to `limit`.
+    Clamped {
+        /// The steepness of the sigmoid.
+        slope: f32,
+        /// The largest number, of the gate and of what it gates.
+        limit: f32,
+    },
+}
+
+/// What one norm of queries or keys is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNormOver {
+    /// The channels of a head; all heads have the same weights.
+    Head,
+    /// All channels of all heads together.
+    AllHeads,
+}
+
+/// Which channels of a head RoPE rotates together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RopePairs {
+    /// `i` and `i + n/2`, of `n` channels that are rotated.
+    Halves,
+    /// `2i` and `2i + 1`.
+    Neighbours,
+}
+
+/// What products of queries and keys are multiplied by before the softmax.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionScale {
+    /// One over the root of the width of a head.
+    HeadDim,
+    /// One over the root of this number.
+    InverseRoot(usize),
+    /// This number.
+    Factor(f32),
+}
+
+/// How queries grow with their position, in steps: at position `p` they are multiplied by `1 + beta · ln(1 + ⌊p / step⌋)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct QueryGrowth {
+    /// How fast they grow.
+    pub beta: f32,
+    /// Positions of a step.
+    pub step: usize,
+}
+
+impl QueryGrowth {
+    /// What a query at `position` is multiplied by.
+    pub fn factor(self, position: usize) -> f32 {
+        1.0 + self.beta * (1.0 + (position / self.step) as f32).ln()
+    }
 }
 
 /// How the layers of a decoder are made, and what is done before the first and behind the last.
@@ -107,8 +164,26 @@ pub struct BlockSpec {
     pub gate: Gate,
     /// What is added to the stored weights of every norm: 0, or 1 where weights are stored without it.
     pub norm_offset: f32,
+    /// What norms of queries and keys are over, where there are any.
+    pub qk_norm_over: QkNormOver,
+    /// How many channels of a head, from the first on, are rotated; `None` for all. An even number.
+    pub rotated: Option<usize>,
+    /// Which of them are rotated together.
+    pub rope_pairs: RopePairs,
+    /// What products of queries and keys are multiplied by.
+    pub attention_scale: AttentionScale,
+    /// `c`, where a scaled product `x` of a query and a key becomes `c · tanh(x / c)` before the softmax.
+    pub attention_cap: Option<f32>,
+    /// How rotated queries grow with their position, if they do.
+    pub query_growth: Option<QueryGrowth>,
     /// What rows of the embedding table are multiplied by before the first layer.
     pub embedding_scale: f32,
+    /// What both branches are multiplied by before they are added to the residual stream.
+    pub branch_scale: f32,
+    /// Experts, which [layers that have them](super::LayerKind::experts) have in place of the gated layers.
+    pub experts: Option<Experts>,
+    /// What logits are divided by.
+    pub logit_divisor: f32,
     /// `c`, where logits `l` become `c · tanh(l / c)`.
     pub logit_cap: Option<f32>,
 }
@@ -122,20 +197,40 @@ impl BlockSpec {
         mlp_bias: false,
         gate: Gate::Silu,
         norm_offset: 0.0,
+        qk_norm_over: QkNormOver::Head,
+        rotated: None,
+        rope_pairs: RopePairs::Halves,
+        attention_scale: AttentionScale::HeadDim,
+        attention_cap: None,
+        query_growth: None,
         embedding_scale: 1.0,
+        branch_scale: 1.0,
+        experts: None,
+        logit_divisor: 1.0,
         logit_cap: None,
     };
 
     /// What of the block the GPU kernels do not support, if anything; it follows `the GPU kernels do not support`.
     pub fn gpu_obstacle(&self) -> Option<&'static str> {
-        let has_post_norm = self.names.attention_post_norm.or(self.names.mlp_post_norm).is_some();
         let obstacles = [
-            (self.gate != Gate::Silu, "gates other than SiLU"),
-            (has_post_norm, "norms after attention or after the MLP"),
-            (self.embedding_scale != 1.0, "scaled embeddings"),
-            (self.logit_cap.is_some(), "capped logits"),
+            (self.query_growth.is_some(), "queries that grow with their position"),
+            (matches!(self.gate, Gate::Clamped { .. }), "clamped gates"),
+            (self.experts.is_some_and(|experts| experts.router_bias || self.mlp_bias), "experts with biases"),
         ];
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
+    }
+}
+
+impl BlockSpec {
+    /// What becomes of logits behind the output matrix: they are divided and capped, where the family does that.
+    pub(crate) fn finish_logits(&self, logits: &mut [f32]) {
+        let divisor = self.logit_divisor;
+        if divisor != 1.0 {
+            logits.par_iter_mut().for_each(|logit| *logit /= divisor);
+        }
+        if let Some(cap) = self.logit_cap {
+            logits.par_iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
     }
 }
 
@@ -143,12 +238,16 @@ impl BlockSpec {
 /// Llama's. Names are left out, as checkpoints of other names hold the same model.
 impl Serialize for BlockSpec {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { names, gate, norm_offset, embedding_scale, logit_cap, .. } = self;
+        let Self { names, gate, norm_offset, attention_cap, query_growth, experts, logit_cap, .. } = self;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("qk_norm", &names.qk_norm.is_some())?;
         map.serialize_entry("qkv_bias", &self.qkv_bias)?;
         map.serialize_entry("output_bias", &self.output_bias)?;
         map.serialize_entry("mlp_bias", &self.mlp_bias)?;
+        let pre_norms = [names.attention_norm, names.mlp_norm].map(|name| name.is_some());
+        if pre_norms != [true; 2] {
+            map.serialize_entry("pre_norms", &pre_norms)?;
+        }
         let post_norms = [names.attention_post_norm, names.mlp_post_norm].map(|name| name.is_some());
         if post_norms != [false; 2] {
             map.serialize_entry("post_norms", &post_norms)?;
@@ -159,8 +258,38 @@ impl Serialize for BlockSpec {
         if *norm_offset != 0.0 {
             map.serialize_entry("norm_offset", norm_offset)?;
         }
-        if *embedding_scale != 1.0 {
-            map.serialize_entry("embedding_scale", embedding_scale)?;
+        if names.sinks.is_some() {
+            map.serialize_entry("sinks", &true)?;
+        }
+        if self.qk_norm_over != QkNormOver::Head {
+            map.serialize_entry("qk_norm_over", &self.qk_norm_over)?;
+        }
+        if let Some(rotated) = self.rotated {
+            map.serialize_entry("rotated", &rotated)?;
+        }
+        if self.rope_pairs != RopePairs::Halves {
+            map.serialize_entry("rope_pairs", &self.rope_pairs)?;
+        }
+        if self.attention_scale != AttentionScale::HeadDim {
+            map.serialize_entry("attention_scale", &self.attention_scale)?;
+        }
+        if let Some(cap) = attention_cap {
+            map.serialize_entry("attention_cap", cap)?;
+        }
+        if let Some(growth) = query_growth {
+            map.serialize_entry("query_growth", growth)?;
+        }
+        if self.embedding_scale != 1.0 {
+            map.serialize_entry("embedding_scale", &self.embedding_scale)?;
+        }
+        if self.branch_scale != 1.0 {
+            map.serialize_entry("branch_scale", &self.branch_scale)?;
+        }
+        if let Some(experts) = experts {
+            map.serialize_entry("experts", experts)?;
+        }
+        if self.logit_divisor != 1.0 {
+            map.serialize_entry("logit_divisor", &self.logit_divisor)?;
         }
         if let Some(cap) = logit_cap {
             map.serialize_entry("logit_cap", cap)?;

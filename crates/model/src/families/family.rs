@@ -5,7 +5,9 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::block::BlockSpec;
+use super::layer_kind::LayerKind;
 use crate::config::keys::Keys;
+use crate::config::rope::LocalRope;
 use spattn_base::error::UsageError;
 
 /// A decoder family: which checkpoints it is, and how it reads those keys of `config.json` that families differ in.
@@ -17,8 +19,28 @@ pub struct Family {
     pub class: &'static str,
     /// What `model_type` is for this class.
     pub model_type: &'static str,
+    /// What its class takes for keys that are not there.
+    pub(crate) defaults: ClassDefaults,
+    /// Whether the class wraps a text model, whose keys are in `text_config`.
+    pub(crate) is_wrapper: bool,
+    /// Whether blocks of MXFP4 are read of its experts.
+    pub(crate) has_mxfp4_experts: bool,
     /// Reads its keys.
     pub(crate) read: fn(&Keys<'_>, &Sizes) -> Result<FamilyConfig, UsageError>,
+}
+
+/// What a class of the reference implementation takes for keys that `config.json` does not have.
+#[derive(Debug)]
+pub(crate) struct ClassDefaults {
+    /// The text of a JSON object: keys and values.
+    pub keys: &'static str,
+    /// The base of the rotary embedding.
+    pub rope_theta: f64,
+}
+
+impl ClassDefaults {
+    /// Those that most classes have in common, which are filled in where keys are read.
+    pub(crate) const COMMON: Self = Self { keys: "{}", rope_theta: 10_000.0 };
 }
 
 /// Sizes that are known before a family reads its keys.
@@ -37,8 +59,10 @@ pub(crate) struct Sizes {
 pub(crate) struct FamilyConfig {
     /// Channels of a head.
     pub head_dim: usize,
-    /// Tokens that a sliding layer sees, itself included; `None` if no layer slides.
-    pub sliding_window: Option<usize>,
+    /// The kind of each layer, in order.
+    pub kinds: Vec<LayerKind>,
+    /// The RoPE table number 1, if there is one: that of sliding layers.
+    pub local_rope: Option<LocalRope>,
     /// How its layers are made.
     pub block: BlockSpec,
 }

@@ -4,7 +4,9 @@ use serde_json::Value;
 
 use super::block::Gate;
 use super::family::Sizes;
+use super::layer_kind::LayerKind;
 use crate::config::keys::Keys;
+use crate::config::rope::rotated_share;
 use spattn_base::error::UsageError;
 
 /// `hidden_act`, which has to be `silu`.
@@ -29,6 +31,26 @@ pub(super) fn head_dim_or_share(keys: &Keys<'_>, sizes: &Sizes) -> Result<usize,
     Ok(hidden_size / heads)
 }
 
+/// `num_experts_per_tok`, `default` if it is absent: how many of `count` experts a token passes.
+pub(super) fn experts_used(keys: &Keys<'_>, count: usize, default: usize) -> Result<usize, UsageError> {
+    const KEY: &str = "num_experts_per_tok";
+    let used = keys.optional_size(KEY)?.unwrap_or(default);
+    match used <= count {
+        true => Ok(used),
+        false => Err(keys.error(KEY, &format!("{used} of {count} experts cannot be used"))),
+    }
+}
+
+/// How many channels of a head `partial_rotary_factor` leaves to be rotated; `None` for all of them.
+pub(super) fn rotated(keys: &Keys<'_>, head_dim: usize) -> Result<Option<usize>, UsageError> {
+    let Some((key, share)) = rotated_share(keys)?.filter(|(_, share)| *share != 1.0) else { return Ok(None) };
+    let channels = (head_dim as f64 * share) as usize;
+    match channels > 0 && channels.is_multiple_of(2) {
+        true => Ok(Some(channels)),
+        false => Err(keys.error(&key, &format!("{channels} of {head_dim} channels cannot be rotated in pairs"))),
+    }
+}
+
 /// `sliding_window`: `None` if it is null, 4096 if it is absent, as in the reference implementation.
 pub(super) fn sliding_window(keys: &Keys<'_>) -> Result<Option<usize>, UsageError> {
     const ABSENT: usize = 4096;
@@ -39,24 +61,41 @@ pub(super) fn sliding_window(keys: &Keys<'_>) -> Result<Option<usize>, UsageErro
     }
 }
 
-/// As [`sliding_window`], where `use_sliding_window` is true and a layer slides; Qwen2 and Qwen3 have this switch.
-pub(super) fn switched_sliding_window(keys: &Keys<'_>, sizes: &Sizes) -> Result<Option<usize>, UsageError> {
-    let window = sliding_window(keys)?;
-    let slides = keys.flag("use_sliding_window", false)? && a_layer_slides(keys, sizes.layers)?;
-    Ok(window.filter(|_| slides))
+/// The kinds of layers of Qwen2 and Qwen3, whose windows have a switch, `use_sliding_window`: by `layer_types`, or else those from number
+/// `max_window_layers` on slide.
+pub(super) fn switched_kinds(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<LayerKind>, UsageError> {
+    let slides = keys.flag("use_sliding_window", false)?;
+    let Some(window) = sliding_window(keys)?.filter(|_| slides) else {
+        return Ok(vec![LayerKind::FULL; sizes.layers]);
+    };
+    let first = keys.optional_count("max_window_layers")?.unwrap_or(28);
+    let sliding = LayerKind { window: Some(window), ..LayerKind::FULL };
+    kinds_by_type(keys, sizes, sliding, |layer| layer >= first)
 }
 
-/// Whether any layer slides, by `layer_types` or else by `max_window_layers`.
-fn a_layer_slides(keys: &Keys<'_>, layers: usize) -> Result<bool, UsageError> {
-    match keys.get("layer_types") {
-        None => Ok(keys.optional_count("max_window_layers")?.unwrap_or(28) < layers),
-        Some(Value::Array(types)) => {
-            let known = |t: &Value| matches!(t.as_str(), Some("full_attention" | "sliding_attention"));
-            if let Some(other) = types.iter().find(|t| !known(t)) {
-                return Err(keys.error("layer_types", &format!("{other} is not supported")));
-            }
-            Ok(types.iter().any(|t| t == "sliding_attention"))
-        }
-        Some(_) => Err(keys.error("layer_types", "expected a list of names")),
+/// The kinds of layers by `layer_types`, or, where it is not there, by whether `slides` says that a layer slides. Layers that slide are
+/// `sliding`, others see all tokens and are rotated by the model's first RoPE table.
+pub(super) fn kinds_by_type(
+    keys: &Keys<'_>,
+    sizes: &Sizes,
+    sliding: LayerKind,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<LayerKind>, UsageError> {
+    const KEY: &str = "layer_types";
+    let kind = |slides: bool| if slides { sliding } else { LayerKind::FULL };
+    let types = match keys.get(KEY) {
+        None => return Ok((0..sizes.layers).map(|layer| kind(slides(layer))).collect()),
+        Some(Value::Array(types)) => types,
+        Some(_) => return Err(keys.error(KEY, "expected a list of names")),
+    };
+    if types.len() != sizes.layers {
+        let what = format!("{} layers are listed, and `num_hidden_layers` is {}", types.len(), sizes.layers);
+        return Err(keys.error(KEY, &what));
     }
+    let of_type = |stated: &Value| match stated.as_str() {
+        Some("full_attention") => Ok(kind(false)),
+        Some("sliding_attention") => Ok(kind(true)),
+        _ => Err(keys.error(KEY, &format!("{stated} is not supported"))),
+    };
+    types.iter().map(of_type).collect()
 }

@@ -3,10 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::files::GgufFiles;
-use super::metadata::Metadata;
+use super::metadata::{Metadata, shown};
 use crate::tensors::StoredType;
 use spattn_base::error::UsageError;
 
+/// What to do where a file has what is not read from it.
+const GIVE_SAFETENSORS: &str = "give the safetensors checkpoint that the file was made from";
 /// Divisors of rotary frequencies, in files of Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -24,7 +26,7 @@ pub(super) struct Family {
 }
 
 /// The families that can be read. Mistral's files are named `llama`.
-const FAMILIES: [Family; 3] = [
+static FAMILIES: [Family; 3] = [
     Family { name: "llama", class: "LlamaForCausalLM", permutes: true, heads: [0; 2] },
     Family { name: "qwen2", class: "Qwen2ForCausalLM", permutes: false, heads: [0; 2] },
     Family { name: "qwen3", class: "Qwen3ForCausalLM", permutes: false, heads: [0; 2] },
@@ -51,17 +53,34 @@ impl Family {
     }
 }
 
+/// The key of the family.
+const ARCHITECTURE: &str = "general.architecture";
+
+/// Makes sure that a family can be read. `place` is where it is named.
+///
+/// # Errors
+/// If it is none of those that can be read.
+pub(crate) fn check_architecture(place: &str, name: &str) -> Result<(), UsageError> {
+    known_family(name).map(drop).ok_or_else(|| unsupported(place, name))
+}
+
+fn unsupported(place: &str, name: &str) -> UsageError {
+    let known = FAMILIES.each_ref().map(|family| family.name).join(", ");
+    let what = format!("{place}: `{ARCHITECTURE}`: `{}` is not supported in GGUF files", shown(name));
+    UsageError::new(what).hint(format!("supported: {known}; of other families give the safetensors checkpoint"))
+}
+
+fn known_family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
 /// The family that a file names.
 ///
 /// # Errors
 /// If it is none of those that can be read.
 pub(super) fn family(metadata: &Metadata<'_>) -> Result<Family, UsageError> {
-    const KEY: &str = "general.architecture";
-    let name = metadata.text(KEY)?;
-    let Some(family) = FAMILIES.iter().find(|family| family.name == name) else {
-        let known = FAMILIES.map(|family| family.name).join(", ");
-        return Err(metadata.error(KEY, &format!("`{name}` is not supported")).hint(format!("supported: {known}")));
-    };
+    let name = metadata.text(ARCHITECTURE)?;
+    let Some(family) = known_family(name) else { return Err(unsupported(metadata.file(), name)) };
     let heads = metadata.size(&family.key("attention.head_count"))?;
     let kv_heads = metadata.optional_size(&family.key("attention.head_count_kv"))?.unwrap_or(heads);
     if heads == 0 || kv_heads == 0 {
@@ -101,6 +120,7 @@ pub(super) fn config_json(metadata: &Metadata<'_>, family: Family, files: &GgufF
         "vocab_size": vocabulary(metadata, family, files)?,
         "tie_word_embeddings": !has("output.weight"),
         "attention_bias": has("blk.0.attn_q.bias") && family.class != "Qwen2ForCausalLM",
+        "mlp_bias": has("blk.0.ffn_gate.bias"),
         "hidden_act": "silu",
         "torch_dtype": stored_type(files),
         "bos_token_id": metadata.optional_size("tokenizer.ggml.bos_token_id")?,
@@ -128,18 +148,138 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
+/// Numbers that models of other families have, with the values that change nothing.
+const NEUTRAL: [(&str, &[f64]); 13] = [
+    ("attention.scale", &[0.0]),
+    ("attention.output_scale", &[0.0, 1.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("pooling_type", &[0.0]),
+    // llama.cpp multiplies the factor of YaRN by these; transformers puts its `attention_factor` in the place of it.
+    ("rope.scaling.attn_factor", &[1.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    ("rope.scaling.yarn_ext_factor", &[1.0]),
+];
+
+/// Keys of a family that are read, or that change nothing the decoder does.
+const KNOWN: [&str; 26] = [
+    "attention.causal",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_used_count",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "tensor_data_layout",
+    "use_parallel_residual",
+    "vocab_size",
+];
+
+/// What the keys of the tokenizer begin with.
+const TOKENIZER: &str = "tokenizer.ggml.";
+/// Keys of the tokenizer that are read, or that change no text and no ids.
+const KNOWN_OF_TOKENIZER: [&str; 27] = [
+    "add_bos_token",
+    "add_eos_token",
+    "add_sep_token",
+    "add_space_prefix",
+    "bos_token_id",
+    "cls_token_id",
+    "eom_token_id",
+    "eos_token_id",
+    "eot_token_id",
+    "fim_mid_token_id",
+    "fim_pad_token_id",
+    "fim_pre_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+    "fim_suf_token_id",
+    "mask_token_id",
+    "merges",
+    "model",
+    "padding_token_id",
+    "pre",
+    "remove_extra_whitespaces",
+    "scores",
+    "seperator_token_id",
+    "token_type",
+    "token_type_count",
+    "tokens",
+    "unknown_token_id",
+];
+
+/// Says which keys of the family and the tokenizer are not read, as a line for the user.
+pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<String> {
+    let begins = family.key("");
+    let is_neutral = |name: &str| NEUTRAL.iter().any(|(known, _)| *known == name);
+    let of_family = metadata.keys(&begins).into_iter().filter(|key| {
+        let name = &key[begins.len()..];
+        !KNOWN.contains(&name) && !is_neutral(name)
+    });
+    let of_tokenizer = metadata.keys(TOKENIZER).into_iter();
+    let of_tokenizer = of_tokenizer.filter(|key| !KNOWN_OF_TOKENIZER.contains(&&key[TOKENIZER.len()..]));
+    let unread: Vec<String> = of_family.chain(of_tokenizer).map(|key| format!("`{key}`")).collect();
+    match unread.len() {
+        0 => None,
+        1 => Some(format!("{}: {} is not read", metadata.file(), unread[0])),
+        _ => Some(format!("{}: {} are not read", metadata.file(), unread.join(", "))),
+    }
+}
+
 /// Checks the settings that a `config.json` could not express and that would be ignored.
 fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     let experts = family.key("expert_count");
     if metadata.optional_size(&experts)?.is_some_and(|count| count > 0) {
         return Err(metadata.error(&experts, "a mixture of experts is not supported"));
     }
+    for (name, neutral) in NEUTRAL {
+        let key = family.key(name);
+        if let Some(stated) = metadata.optional_number(&key)?.filter(|stated| !neutral.contains(stated)) {
+            let what = format!("{stated} is not supported in models of `{}`", family.name);
+            return Err(metadata.error(&key, &what).hint(GIVE_SAFETENSORS));
+        }
+    }
+    let parallel = family.key("use_parallel_residual");
+    if metadata.optional_flag(&parallel)? == Some(true) {
+        return Err(metadata.error(&parallel, "attention and MLP side by side are not supported"));
+    }
+    let extra = "tokenizer.ggml.remove_extra_whitespaces";
+    if metadata.optional_flag(extra)? == Some(true) {
+        return Err(metadata
+            .error(extra, "a tokenizer that drops white space is not supported")
+            .hint(GIVE_SAFETENSORS));
+    }
+    let causal = family.key("attention.causal");
+    if metadata.optional_flag(&causal)? == Some(false) {
+        return Err(metadata.error(&causal, "a model that attends in both directions is not supported"));
+    }
     let lengths = [family.key("attention.key_length"), family.key("attention.value_length")];
     let [keys, values] = [metadata.optional_size(&lengths[0])?, metadata.optional_size(&lengths[1])?];
     if keys.is_some() && values.is_some() && keys != values {
         return Err(metadata.error(&lengths[1], "keys and values of different widths are not supported"));
     }
-    if let Some(adapter) = metadata.first_key("adapter.") {
+    if let Some(adapter) = metadata.keys("adapter.").first() {
         return Err(metadata
             .error(adapter, "the file is an adapter, which is no model by itself")
             .hint("merge it into its base model with llama.cpp's `llama-export-lora`"));
@@ -206,9 +346,7 @@ fn rope_scaling(
             let mut yarn = json!({
                 "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
             });
-            for (stored, name) in
-                [("attn_factor", "attention_factor"), ("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")]
-            {
+            for (stored, name) in [("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")] {
                 if let Some(number) = metadata.optional_number(&key(stored))? {
                     yarn[name] = number.into();
                 }
@@ -217,30 +355,33 @@ fn rope_scaling(
         }
         (Some(other), factor) => {
             let what = match factor {
-                None => format!("`{other}` needs `{}`", key("factor")),
-                Some(_) => format!("RoPE scaling by `{other}` is not supported"),
+                None => format!("`{}` needs `{}`", shown(other), key("factor")),
+                Some(_) => format!("RoPE scaling by `{}` is not supported", shown(other)),
             };
             Err(metadata.error(&key("type"), &what))
         }
     }
 }
 
-/// The `llama3` scaling that gives these divisors of the frequencies, if there is one with the published bounds of its ramp (1, 4, and
-/// 8,192 trained positions; transformers' `_compute_llama3_parameters`).
+/// The `llama3` scaling that gives these divisors of the frequencies (transformers' `_compute_llama3_parameters`), if there is one with
+/// the published bounds of its ramp, 1 and 4, and a power of two as the number of trained positions (8,192 in all published models).
 fn llama3(divisors: &[f32], theta: f64, head_dim: usize) -> Option<Value> {
+    (6..20).find_map(|power| llama3_of(divisors, theta, head_dim, f64::from(1u32 << power)))
+}
+
+fn llama3_of(divisors: &[f32], theta: f64, head_dim: usize, trained: f64) -> Option<Value> {
     const LOW: f64 = 1.0;
     const HIGH: f64 = 4.0;
-    const TRAINED: f64 = 8192.0;
     let factor = f64::from(divisors.iter().copied().fold(0.0f32, f32::max));
     if divisors.len() != head_dim / 2 || factor < 1.0 {
         return None;
     }
     let expected = |channel: usize| {
         let wavelength = 2.0 * std::f64::consts::PI * theta.powf(2.0 * channel as f64 / head_dim as f64);
-        let smooth = (TRAINED / wavelength - LOW) / (HIGH - LOW);
+        let smooth = (trained / wavelength - LOW) / (HIGH - LOW);
         match wavelength {
-            short if short < TRAINED / HIGH => 1.0,
-            long if long > TRAINED / LOW => factor,
+            short if short < trained / HIGH => 1.0,
+            long if long > trained / LOW => factor,
             _ => 1.0 / ((1.0 - smooth) / factor + smooth),
         }
     };
@@ -251,7 +392,7 @@ fn llama3(divisors: &[f32], theta: f64, head_dim: usize) -> Option<Value> {
     fits.then(|| {
         json!({
             "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
-            "original_max_position_embeddings": TRAINED as usize,
+            "original_max_position_embeddings": trained as usize,
         })
     })
 }

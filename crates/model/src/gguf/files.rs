@@ -9,10 +9,9 @@ use candle_core::Device;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
 
+use super::{directory, split};
 use crate::tensors::{StoredTensor, StoredType};
-use spattn_base::disk::is_lfs_pointer;
 use spattn_base::error::UsageError;
-use spattn_base::given;
 
 /// Opened files, and where each tensor is.
 #[derive(Debug)]
@@ -36,50 +35,56 @@ impl GgufFiles {
     /// Opens a file, and all others of the same model if it was split.
     ///
     /// # Errors
-    /// If a file is missing, is no GGUF, is truncated, or has a tensor of an unknown type.
-    pub(super) fn open(path: &Path) -> Result<Self, UsageError> {
-        let first = content(path)?;
-        let count = first
-            .metadata
-            .get("split.count")
-            .and_then(|count| count.to_u64().ok().or(count.to_u16().ok().map(u64::from)));
-        let parts = match count {
-            Some(count) if count > 1 => split_names(path, count)?,
-            _ => vec![path.to_owned()],
-        };
-        let mut files = Self {
-            label: path.display().to_string(),
-            metadata: HashMap::new(),
-            parts: parts.clone(),
-            tensors: BTreeMap::new(),
-        };
-        for (part, path) in parts.iter().enumerate() {
-            let content = content(path)?;
-            if part == 0 {
-                files.metadata = content.metadata;
+    /// If a file is missing, cannot be read as GGUF ([`directory::check`]), has a tensor of a type that is not read, or belongs to
+    /// another model; that of `check_architecture`, which gets the file and the architecture that it names.
+    pub(super) fn open(
+        path: &Path,
+        check_architecture: impl Fn(&str, &str) -> Result<(), UsageError>,
+    ) -> Result<Self, UsageError> {
+        let read = |path: &Path| {
+            let found = directory::check(path)?;
+            // First, since another quantisation of a model that is not supported would not help.
+            if let Some(name) = found.architecture {
+                check_architecture(&path.display().to_string(), &name)?;
             }
-            files.add(part, path, content.tensor_data_offset, content.tensor_infos)?;
+            match found.unread {
+                Some(error) => Err(error),
+                None => content(path),
+            }
+        };
+        let named = read(path)?;
+        let Some(count) = split::count(path, &named.metadata)? else {
+            let mut files = Self::empty(path, vec![path.to_owned()]);
+            files.add(0, named)?;
+            return Ok(files);
+        };
+        let parts = split::names(path, count)?;
+        let mut files = Self::empty(path, parts.clone());
+        let mut stated = None;
+        for (part, path) in parts.iter().enumerate() {
+            let content = read(path)?;
+            stated = split::check(path, &content.metadata, part, count, stated)?;
+            files.add(part, content)?;
         }
+        split::check_tensors(files.label(), files.tensors.len(), stated)?;
         Ok(files)
     }
 
-    fn add(
-        &mut self,
-        part: usize,
-        path: &Path,
-        data_offset: u64,
-        infos: HashMap<String, TensorInfo>,
-    ) -> Result<(), UsageError> {
-        let size = std::fs::metadata(path).map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?.len();
-        for (name, info) in infos {
-            let place = Place { part, data_offset, info };
-            let end = place.start().saturating_add(place.bytes().unwrap_or(u64::MAX));
-            if end > size {
-                let what = format!("{}: truncated: the tensor `{name}` ends at byte {end} of {size}", path.display());
-                return Err(UsageError::new(what).hint("fetch the file again"));
-            }
-            if self.tensors.insert(name.clone(), place).is_some() {
-                return Err(UsageError::new(format!("{}: the tensor `{name}` is in two files", path.display())));
+    fn empty(path: &Path, parts: Vec<PathBuf>) -> Self {
+        Self { label: path.display().to_string(), metadata: HashMap::new(), parts, tensors: BTreeMap::new() }
+    }
+
+    /// Adds what the file `part` holds; the first has the keys.
+    fn add(&mut self, part: usize, content: Content) -> Result<(), UsageError> {
+        if part == 0 {
+            self.metadata = content.metadata;
+        }
+        for (name, info) in content.tensor_infos {
+            let place = Place { part, data_offset: content.tensor_data_offset, info };
+            if let Some(earlier) = self.tensors.insert(name.clone(), place) {
+                let [one, other] = [part, earlier.part].map(|part| self.parts[part].display().to_string());
+                return Err(UsageError::new(format!("{one}: the tensor `{name}` is in {other} as well"))
+                    .hint("the files are parts of different models, or of different splittings of one"));
             }
         }
         Ok(())
@@ -136,6 +141,11 @@ impl Place {
         plain(self.info.ggml_dtype).unwrap_or(StoredType::F32)
     }
 
+    /// What llama.cpp calls the type.
+    pub(super) fn stored_type(&self) -> String {
+        type_name(self.info.ggml_dtype)
+    }
+
     /// Whether numbers are stored in blocks with a common scale.
     pub(super) fn is_quantised(&self) -> bool {
         plain(self.info.ggml_dtype).is_none()
@@ -171,6 +181,15 @@ impl Place {
     }
 }
 
+/// What llama.cpp calls a type: candle has `Q4K` for `Q4_K`.
+fn type_name(dtype: GgmlDType) -> String {
+    let name = format!("{dtype:?}");
+    match name.strip_suffix('K') {
+        Some(bits) if !bits.ends_with('_') => format!("{bits}_K"),
+        _ => name,
+    }
+}
+
 /// The types that are no blocks.
 fn plain(dtype: GgmlDType) -> Option<StoredType> {
     match dtype {
@@ -181,77 +200,17 @@ fn plain(dtype: GgmlDType) -> Option<StoredType> {
     }
 }
 
-/// Reads the directory of a file.
+/// Reads the directory of a file that was checked.
 fn content(path: &Path) -> Result<Content, UsageError> {
     let label = path.display();
-    let file = given::plain(path).and_then(|_| File::open(path));
-    let mut reader = BufReader::new(file.map_err(|e| UsageError::new(format!("{label}: {e}")))?);
-    let mut start = [0; 64];
-    let read = reader.read(&mut start).map_err(|e| UsageError::new(format!("{label}: {e}")))?;
-    if is_lfs_pointer(&start[..read]) {
-        return Err(UsageError::new(format!("{label}: a Git LFS pointer, not the file itself"))
-            .hint("run `git lfs pull` in its folder"));
-    }
-    if !start.starts_with(b"GGUF") {
-        return Err(UsageError::new(format!("{label}: not a GGUF file")).hint("fetch it again, or give another"));
-    }
-    reader.seek(SeekFrom::Start(0)).map_err(|e| UsageError::new(format!("{label}: {e}")))?;
-    Content::read(&mut reader).map_err(|error| unreadable(path, &in_one_line(&error)))
-}
-
-/// Names of the types that have a number in the format and are not read.
-const UNREAD_TYPES: [(u32, &str); 12] = [
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
-];
-
-fn unreadable(path: &Path, error: &str) -> UsageError {
-    let label = path.display();
-    let number = error.strip_prefix("unknown dtype for tensor ").and_then(|rest| rest.trim().parse::<u32>().ok());
-    match number {
-        Some(number) => {
-            let name = UNREAD_TYPES.iter().find(|(known, _)| *known == number);
-            let name = name.map_or_else(|| format!("the unknown type {number}"), |(_, name)| (*name).to_owned());
-            UsageError::new(format!("{label}: a tensor is stored as {name}, which cannot be read")).hint(
-                "give a file of another quantisation of the same model: Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0, F16 or BF16",
-            )
-        }
-        None => UsageError::new(format!("{label}: cannot be read as GGUF: {error}"))
-            .hint("the file may be cut off or damaged: fetch it again"),
-    }
+    let file = File::open(path).map_err(|error| UsageError::new(format!("{label}: {error}")))?;
+    Content::read(&mut BufReader::new(file)).map_err(|error| {
+        UsageError::new(format!("{label}: cannot be read as GGUF: {}", in_one_line(&error)))
+            .hint("the file may be cut off or damaged: fetch it again")
+    })
 }
 
 /// What went wrong, without the trace that candle adds in some builds.
 fn in_one_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
-}
-
-/// The names of all files of a split model, as `gguf-split` numbers them: `NAME-00001-of-00003.gguf`.
-fn split_names(path: &Path, count: u64) -> Result<Vec<PathBuf>, UsageError> {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let ending = format!("-of-{count:05}.gguf");
-    let base = name.strip_suffix(&ending).and_then(|rest| rest.rsplit_once('-')).map(|(base, _)| base.to_owned());
-    let Some(base) = base else {
-        let what = format!("{}: one of {count} files of a model, and not named as such", path.display());
-        return Err(UsageError::new(what).hint(format!("files of a split model are named NAME-00001{ending}")));
-    };
-    let paths: Vec<PathBuf> =
-        (1..=count).map(|part| path.with_file_name(format!("{base}-{part:05}{ending}"))).collect();
-    match paths.iter().find(|path| !path.is_file()) {
-        None => Ok(paths),
-        Some(missing) => {
-            Err(UsageError::new(format!("{}: missing: the model is split into {count} files", missing.display()))
-                .hint("fetch all of them into one folder"))
-        }
-    }
 }

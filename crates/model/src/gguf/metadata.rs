@@ -17,6 +17,19 @@ impl<'a> Metadata<'a> {
         Self { file, values }
     }
 
+    /// The file.
+    pub(super) fn file(&self) -> &'a str {
+        self.file
+    }
+
+    /// The keys that begin with `prefix`, in order.
+    pub(super) fn keys(&self, prefix: &str) -> Vec<&'a str> {
+        let mut keys: Vec<&str> =
+            self.values.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).collect();
+        keys.sort_unstable();
+        keys
+    }
+
     /// An error about `key`.
     pub(super) fn error(&self, key: &str, what: &str) -> UsageError {
         UsageError::new(format!("{}: `{key}`: {what}", self.file))
@@ -37,7 +50,7 @@ impl<'a> Metadata<'a> {
             None => Ok(None),
             Some(value) => match read(value) {
                 Some(read) => Ok(Some(read)),
-                None => Err(self.error(key, &format!("expected {expected}, and it is {:?}", value.value_type()))),
+                None => Err(self.error(key, &format!("expected {expected}, and it is {}", kind(value)))),
             },
         }
     }
@@ -104,10 +117,25 @@ impl<'a> Metadata<'a> {
             value.to_vec().ok()?.iter().map(|item| item.to_f32().ok()).collect()
         })
     }
+}
 
-    /// Whether there is a key that begins with `prefix`.
-    pub(super) fn first_key(&self, prefix: &str) -> Option<&'a str> {
-        self.values.keys().map(String::as_str).filter(|key| key.starts_with(prefix)).min()
+/// A text of a file as it is shown in a message: of one line, and not too long.
+pub(super) fn shown(text: &str) -> String {
+    const LONGEST: usize = 80;
+    let more = if text.chars().nth(LONGEST).is_some() { "…" } else { "" };
+    let escaped =
+        text.chars().take(LONGEST).map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() });
+    format!("{}{more}", escaped.collect::<String>())
+}
+
+/// What messages call a value.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Bool(_) => "true or false",
+        Value::F32(_) | Value::F64(_) => "a number with a fraction",
+        _ => "a whole number",
     }
 }
 

@@ -1,18 +1,29 @@
 //! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
 //! tokenizer.
 //!
-//! A file is translated to the contents of a Hugging Face folder: [`config`] writes the text of a `config.json`, [`tokenizer`] the
-//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and [`tensors`] reads weights by Hugging Face names. So the rest of the
+//! A file is translated to the contents of a Hugging Face folder: `config` writes the text of a `config.json`, `tokenizer` the
+//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the
 //! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
-//! The container and the quantised types are read by `candle-core`. Its tokenizer reader is not used: it falls back to GPT-2's
-//! splitting for names that it does not know.
+//! The container and the quantised types are read by `candle-core`, after `directory` has checked what it would take on trust. Its
+//! tokenizer reader is not used: it falls back to GPT-2's splitting for names that it does not know.
 
 mod config;
+mod directory;
 mod files;
 mod metadata;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod refusal_tests;
+pub(crate) mod split;
 mod tensors;
 mod tokenizer;
+#[cfg(test)]
+mod tokenizer_tests;
+mod types;
+#[cfg(test)]
+mod writer;
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +36,13 @@ use crate::texts::{ModelTexts, TextFile};
 use anyhow::Result;
 use files::GgufFiles;
 use metadata::Metadata;
+use spattn_base::error::UsageError;
 use tensors::GgufTensors;
+
+pub(crate) use config::check_architecture;
+
+/// The key with the number of a file's type.
+const FILE_TYPE: &str = "general.file_type";
 
 /// Whether the name of a file ends with `.gguf`, in any case.
 pub fn is_gguf(path: &Path) -> bool {
@@ -37,18 +54,28 @@ pub fn calibration(path: &Path) -> PathBuf {
     path.with_extension(CALIBRATION)
 }
 
+/// Checks that the files of a model can be read as GGUF, without looking at what they say.
+///
+/// # Errors
+/// As [`open`] for a file that is no GGUF, cut off or damaged.
+pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
+    directory::check(path).map(drop)
+}
+
 /// Opens a GGUF file and, if the model is split, its other files. Returns the texts, and the weights without reading their numbers.
 /// Records name the model `id`.
 ///
 /// # Errors
-/// A [`UsageError`](spattn_base::error::UsageError) with the file and the key if the file is not GGUF, is truncated, has a tensor of a
+/// A [`UsageError`] with the file and the key if the file is not GGUF, is truncated, has a tensor of a
 /// type that cannot be read, is of a family that is not supported, or has a tokenizer that is not known exactly.
 pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
-    let files = GgufFiles::open(path)?;
+    let files = GgufFiles::open(path, config::check_architecture)?;
     let metadata = Metadata::new(files.label(), files.metadata());
     let family = config::family(&metadata)?;
     let config = config::config_json(&metadata, family, &files)?;
     let tokenizer = tokenizer::read(&metadata)?;
+    let notes = config::unread_keys(&metadata, family).into_iter().chain(tokenizer.note.clone()).collect();
+    let file_type = metadata.optional_size(FILE_TYPE)?.map(types::file_type);
     let text = |name: &str, value: &Value| TextFile {
         name: format!("{} ({name})", files.label()),
         text: value.to_string().into(),
@@ -63,7 +90,7 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
         chat_template: None,
         special_tokens: None,
         added_tokens: None,
-        notes: Vec::new(),
+        notes,
     };
-    Ok((texts, GgufTensors::new(files, family).into()))
+    Ok((texts, GgufTensors::new(files, family, file_type).into()))
 }

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use super::config::Family;
 use super::files::{GgufFiles, Place};
-use crate::tensors::{StoredTensor, TensorInfo, TensorSource, WeightsError};
-use spattn_hub::checksum::{sha256_hex, sha256_of_file};
+use crate::tensors::{StoredFormat, StoredTensor, TensorInfo, TensorSource, WeightsError, sha256_of_part};
+use spattn_hub::checksum::sha256_hex;
 
 /// Names of the tensors of a layer: that of llama.cpp, and that of Hugging Face.
 const LAYER: [(&str, &str); 11] = [
@@ -33,13 +33,15 @@ const OUTER: [(&str, &str); 3] =
 pub(super) struct GgufTensors {
     files: GgufFiles,
     family: Family,
+    /// What the file calls the type of its tensors together.
+    file_type: Option<String>,
     /// By Hugging Face name: the name in the file, and shape, type and size.
     tensors: BTreeMap<String, (String, TensorInfo)>,
 }
 
 impl GgufTensors {
-    /// The tensors of `files`, a model of `family`.
-    pub(super) fn new(files: GgufFiles, family: Family) -> Self {
+    /// The tensors of `files`, a model of `family`, which says that it is of `file_type`.
+    pub(super) fn new(files: GgufFiles, family: Family, file_type: Option<String>) -> Self {
         let info = |place: &Place| TensorInfo {
             shape: place.shape(),
             stored: Ok(place.read_type()),
@@ -47,7 +49,7 @@ impl GgufTensors {
         };
         let named = files.tensors().iter().filter(|(name, _)| !family.is_configuration(name));
         let tensors = named.map(|(name, place)| (hugging_face_name(name), (name.clone(), info(place)))).collect();
-        Self { files, family, tensors }
+        Self { files, family, file_type, tensors }
     }
 
     fn place(&self, name: &str) -> Result<(&str, &Place), WeightsError> {
@@ -92,14 +94,20 @@ impl TensorSource for GgufTensors {
 
     /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).
     fn sha256(&self) -> Result<String, WeightsError> {
-        let digest = |path: &std::path::PathBuf| {
-            sha256_of_file(path).map_err(|source| WeightsError::Io { file: path.display().to_string(), source })
-        };
-        let digests: Vec<String> = self.files.parts().par_iter().map(digest).collect::<Result<_, _>>()?;
+        let digests: Vec<String> =
+            self.files.parts().par_iter().map(|part| sha256_of_part(part)).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             several => sha256_hex(several.concat().as_bytes()),
         })
+    }
+
+    fn format(&self) -> Option<StoredFormat> {
+        let mut types = BTreeMap::new();
+        for place in self.files.tensors().values() {
+            *types.entry(place.stored_type()).or_default() += 1;
+        }
+        Some(StoredFormat { name: "GGUF", file_type: self.file_type.clone(), types })
     }
 }
 

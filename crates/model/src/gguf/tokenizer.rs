@@ -8,15 +8,17 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::metadata::Metadata;
+use super::metadata::{Metadata, shown};
 use spattn_base::error::UsageError;
 
-/// The texts of both files.
+/// The texts of both files, and what the user should know about them.
 pub(super) struct GgufTokenizer {
     /// `tokenizer.json`.
     pub(super) tokenizer: Value,
     /// `tokenizer_config.json`.
     pub(super) config: Value,
+    /// A line for the user, if a file leaves open what text becomes.
+    pub(super) note: Option<String>,
 }
 
 /// How a byte-level BPE tokenizer splits text before it merges.
@@ -56,7 +58,7 @@ const PRE_TOKENIZERS: [PreTokenizer; 5] = [
         adds_bos: true,
     },
     PreTokenizer {
-        names: &["qwen2", "deepseek-r1-qwen"],
+        names: &["qwen2"],
         split: SplitRule::Regex(QWEN_2),
         nfc: true,
         ignores_merges: false,
@@ -73,12 +75,25 @@ const PRE_TOKENIZERS: [PreTokenizer; 5] = [
     PreTokenizer { names: &["smollm"], split: SplitRule::Digits, nfc: false, ignores_merges: false, adds_bos: false },
 ];
 
+/// The most that the squares of the tokens' lengths add up to, since each token is looked for in all its parts. A vocabulary of 256,000 tokens
+/// stays below a hundredth of it.
+const MOST_OF_SQUARES: usize = 1 << 32;
+
 /// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
 mod kind {
+    pub(super) const UNKNOWN: i64 = 2;
     pub(super) const CONTROL: i64 = 3;
     pub(super) const USER_DEFINED: i64 = 4;
     pub(super) const UNUSED: i64 = 5;
 }
+
+/// The key that says whether a text gets a space in front.
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+/// The key of the vocabulary.
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// The most bytes of a token. Those of published models have fewer than 600.
+const LONGEST_TOKEN: usize = 4096;
 
 /// The vocabulary of a file.
 struct Vocabulary<'a> {
@@ -89,12 +104,28 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(metadata: &Metadata<'a>) -> Result<Self, UsageError> {
         const KINDS: &str = "tokenizer.ggml.token_type";
-        let tokens = metadata.texts("tokenizer.ggml.tokens")?;
+        let tokens = metadata.texts(TOKENS)?;
         let kinds = metadata.optional_sizes(KINDS)?.unwrap_or_else(|| vec![1; tokens.len()]);
-        match kinds.len() == tokens.len() {
-            true => Ok(Self { tokens, kinds }),
-            false => Err(metadata.error(KINDS, &format!("{} kinds for {} tokens", kinds.len(), tokens.len()))),
+        if kinds.len() != tokens.len() {
+            return Err(metadata.error(KINDS, &format!("{} kinds for {} tokens", kinds.len(), tokens.len())));
         }
+        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > LONGEST_TOKEN) {
+            return Err(metadata.error(TOKENS, &format!("token {id} has {} bytes, which no model's has", token.len())));
+        }
+        let vocabulary = Self { tokens, kinds };
+        vocabulary.refuse_doubles(metadata)?;
+        Ok(vocabulary)
+    }
+
+    /// Refuses a token that two ids have: a text could become only one of them.
+    fn refuse_doubles(&self, metadata: &Metadata<'_>) -> Result<(), UsageError> {
+        let mut ids = HashMap::new();
+        for (id, token) in self.used() {
+            if let Some(other) = ids.insert(token, id) {
+                return Err(metadata.error(TOKENS, &format!("{other} and {id} are the same token, `{}`", shown(token))));
+            }
+        }
+        Ok(())
     }
 
     /// Ids and texts of the tokens that can occur. Unused rows of the table have placeholders as texts, which are left out.
@@ -107,13 +138,14 @@ impl<'a> Vocabulary<'a> {
         Value::Object(self.used().map(|(id, token)| (token.to_owned(), id.into())).collect::<Map<_, _>>())
     }
 
-    /// The `added_tokens` of a `tokenizer.json`, which are found in a text before it is split: control tokens and user-defined ones.
+    /// The `added_tokens` of a `tokenizer.json`, which are found in a text before it is split: control tokens, the unknown token and
+    /// user-defined ones.
     fn added(&self) -> Value {
-        let is_added = |id: &usize| matches!(self.kinds[*id], kind::CONTROL | kind::USER_DEFINED);
+        let is_added = |id: &usize| matches!(self.kinds[*id], kind::UNKNOWN | kind::CONTROL | kind::USER_DEFINED);
         let added = (0..self.tokens.len()).filter(is_added).map(|id| {
             json!({
                 "id": id, "content": self.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": self.kinds[id] == kind::CONTROL,
+                "normalized": false, "special": self.kinds[id] != kind::USER_DEFINED,
             })
         });
         Value::Array(added.collect())
@@ -143,7 +175,7 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError>
         "llama" => sentence_piece(metadata, &vocabulary)?,
         other => {
             return Err(metadata
-                .error(MODEL, &format!("the tokenizer `{other}` is not supported"))
+                .error(MODEL, &format!("the tokenizer `{}` is not supported", shown(other)))
                 .hint("supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)"));
         }
     };
@@ -161,7 +193,11 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<GgufTokenizer, UsageError>
         "chat_template": metadata.optional_text("tokenizer.chat_template")?,
         "clean_up_tokenization_spaces": false,
     });
-    Ok(GgufTokenizer { tokenizer, config })
+    let note = match metadata.text(MODEL)? {
+        "llama" => space_note(metadata, &vocabulary, &config),
+        _ => None,
+    };
+    Ok(GgufTokenizer { tokenizer, config, note })
 }
 
 /// A byte-level BPE tokenizer, and whether it puts BOS before prompts by default.
@@ -175,7 +211,10 @@ fn byte_level(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(V
     let Some(rule) = PRE_TOKENIZERS.iter().find(|rule| rule.names.contains(&name)) else {
         let known = PRE_TOKENIZERS.iter().flat_map(|rule| rule.names).copied().collect::<Vec<_>>().join(", ");
         return Err(metadata
-            .error(PRE, &format!("the pre-tokenizer `{name}` is not known, and another one would give other tokens"))
+            .error(
+                PRE,
+                &format!("the pre-tokenizer `{}` is not known, and another one would give other tokens", shown(name)),
+            )
             .hint(format!("known: {known}; give the model's safetensors instead")));
     };
     let byte_level = |own_rule: bool| {
@@ -225,7 +264,11 @@ fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Resul
         let what = format!("{} scores for {} tokens", scores.len(), vocabulary.tokens.len());
         return Err(metadata.error(SCORES, &what));
     }
-    let adds_space = metadata.optional_flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let squares = vocabulary.tokens.iter().fold(0usize, |sum, token| sum.saturating_add(token.len() * token.len()));
+    if squares > MOST_OF_SQUARES {
+        return Err(metadata.error(TOKENS, "the tokens are longer than those of any model"));
+    }
+    let adds_space = metadata.optional_flag(ADD_SPACE)?.unwrap_or(true);
     let marks_spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let normalizer = match adds_space {
         true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, marks_spaces] }),
@@ -252,6 +295,25 @@ fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Resul
         },
     });
     Ok((tokenizer, true))
+}
+
+/// Says that a file leaves open whether text behind a control token gets a space in front, where such tokens may occur within a prompt.
+/// Llama 2's tokenizer and llama.cpp put one there, transformers' newer SentencePiece tokenizers (Mistral v0.3) do not.
+fn space_note(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>, config: &Value) -> Option<String> {
+    let is_named = |token: &str| {
+        ["bos_token", "eos_token", "unk_token", "pad_token"].iter().any(|key| config[*key].as_str() == Some(token))
+    };
+    let has_space = metadata.optional_flag(ADD_SPACE).ok().flatten().unwrap_or(true);
+    let (_, token) =
+        vocabulary.used().find(|(id, token)| vocabulary.kinds[*id] == kind::CONTROL && !is_named(token))?;
+    has_space.then(|| {
+        format!(
+            "{}: text behind a control token such as `{}` gets a space in front, as in llama.cpp and Llama 2; some tokenizers of \
+             transformers put none there, and the file does not say",
+            metadata.file(),
+            shown(token)
+        )
+    })
 }
 
 /// The merges of a vocabulary with scores: each split of a piece into two other pieces, by descending score (transformers'

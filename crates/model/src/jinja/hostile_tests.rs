@@ -30,8 +30,8 @@ fn hostile() -> Vec<(&'static str, String)> {
     const STEPS: &str = "too many steps";
     const BYTES: &str = "too much text";
     const DEEP: &str = "deep";
-    const NESTED: &str = "in one another";
-    const ROW: &str = "in a row";
+    const NESTED: &str = "nested more than";
+    const ROW: &str = "in sequence";
     const CYCLE: &str = "in a namespace is not supported";
     let s = str::to_owned;
     vec![

@@ -1,5 +1,6 @@
 //! The type that an engine keeps weight matrices in.
 
+use half::{bf16, f16};
 use spattn_attention::kv::KvDtype;
 
 /// Storage type of weight matrices in an engine's memory; vectors (norms, biases) are f32.
@@ -32,6 +33,15 @@ impl WeightDtype {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
         })
+    }
+
+    /// The number that is stored for `x`.
+    pub(crate) fn rounded(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => f16::from_f32(x).to_f32(),
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
+        }
     }
 
     /// The size from which on a number rounds to an infinite one, and is not taken.

@@ -5,6 +5,7 @@
 
 mod dtype;
 mod error;
+mod part;
 pub mod quantised;
 mod random;
 mod safetensors;
@@ -15,8 +16,10 @@ mod weights;
 pub use crate::files::{INDEX_FILE, SINGLE_FILE};
 pub use dtype::{StorageTypes, WeightDtype};
 pub use error::WeightsError;
+pub use part::{MXFP4_BLOCK, PartForm};
 pub use random::RandomTensors;
+pub(crate) use safetensors::sha256_of_part;
 pub use safetensors::{SafetensorsFiles, shard_names};
-pub use source::{TensorInfo, TensorSource};
+pub use source::{StoredFormat, TensorInfo, TensorSource};
 pub use stored::{StoredTensor, StoredType};
 pub use weights::Weights;

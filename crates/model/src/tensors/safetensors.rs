@@ -121,15 +121,6 @@ impl SafetensorsFiles {
         Some(self.tensors.get(name)?.dtype)
     }
 
-    /// The bytes of a tensor of any type.
-    ///
-    /// # Errors
-    /// If there is no such tensor, or reading fails.
-    pub(super) fn raw(&self, name: &str) -> Result<Vec<u8>, WeightsError> {
-        let place = self.place(name)?;
-        self.bytes_of(place, 0, place.info.bytes as usize)
-    }
-
     fn place(&self, name: &str) -> Result<&Place, WeightsError> {
         let missing = || WeightsError::MissingTensor { file: self.label.clone(), name: name.to_owned() };
         self.tensors.get(name).ok_or_else(missing)
@@ -167,6 +158,27 @@ impl TensorSource for SafetensorsFiles {
         Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes })
     }
 
+    /// Reads no more than the part.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let place = self.place(name)?;
+        let dtype = place.info.readable_as(name, whole, || self.file_of(name))?;
+        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
+        assert!((start + len) as u64 <= place.info.bytes, "a part of `{name}`");
+        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: self.bytes_of(place, start as u64, len)? })
+    }
+
+    fn read_bytes(&self, name: &str, first: u64, len: usize) -> Result<Vec<u8>, WeightsError> {
+        let place = self.place(name)?;
+        assert!(first + len as u64 <= place.info.bytes, "bytes of `{name}`");
+        self.bytes_of(place, first, len)
+    }
+
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
         let [a, b] = [self.place(one)?, self.place(other)?];
         if a.info.shape != b.info.shape {
@@ -190,11 +202,26 @@ impl TensorSource for SafetensorsFiles {
 
     /// The SHA-256 of the file, or for shards that of their SHA-256s (hexadecimal, joined in the order of the file names).
     fn sha256(&self) -> Result<String, WeightsError> {
-        let digests: Vec<String> = self.parts.par_iter().map(|p| p.sha256(&self.label)).collect::<Result<_, _>>()?;
+        let digests: Vec<String> = self.parts.par_iter().map(Part::sha256).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             many => sha256_hex(many.concat().as_bytes()),
         })
+    }
+}
+
+/// The SHA-256 of a file with weights.
+///
+/// # Errors
+/// If it cannot be read, or is one of the hub's cache and not what its name there says.
+pub(crate) fn sha256_of_part(path: &Path) -> Result<String, WeightsError> {
+    let file = path.display().to_string();
+    let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: file.clone(), source })?;
+    match Blob::behind(path) {
+        Some(blob) if blob.is_sha256() && blob.name != got => {
+            Err(WeightsError::Damaged { file, got, expected: blob.name, blob: blob.path })
+        }
+        _ => Ok(got),
     }
 }
 
@@ -263,17 +290,10 @@ impl Part {
         }
     }
 
-    fn sha256(&self, whole: &str) -> Result<String, WeightsError> {
-        let path = match self {
-            Self::Memory(bytes) => return Ok(sha256_hex(bytes)),
-            Self::File(path) => path,
-        };
-        let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: self.label(whole), source })?;
-        match Blob::behind(path) {
-            Some(blob) if blob.is_sha256() && blob.name != got => {
-                Err(WeightsError::Damaged { file: self.label(whole), got, expected: blob.name, blob: blob.path })
-            }
-            _ => Ok(got),
+    fn sha256(&self) -> Result<String, WeightsError> {
+        match self {
+            Self::Memory(bytes) => Ok(sha256_hex(bytes)),
+            Self::File(path) => sha256_of_part(path),
         }
     }
 
@@ -337,7 +357,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::tensors::Weights;
+    use crate::tensors::{WeightDtype, Weights};
 
     fn leaked(header: &str, data: &[u8]) -> &'static [u8] {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -369,6 +389,53 @@ mod tests {
         assert_eq!(a.to_bf16(), [bf16::from_f32(1.5), bf16::from_f32(-2.0)]);
         assert_eq!((b.dtype, b.to_f32()), (StoredType::Bf16, vec![0.5, 3.0]));
         assert_eq!(b.to_f16(), [f16::from_f32(0.5), f16::from_f32(3.0)]);
+    }
+
+    #[test]
+    fn a_tensor_can_be_read_as_several() {
+        let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        let data: Vec<u8> = numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+        let bytes = leaked(r#"{"all":{"dtype":"BF16","shape":[2,3,2],"data_offsets":[0,24]}}"#, &data);
+        let mut weights = open(bytes).unwrap();
+        let whole = weights.total_bytes();
+        let parts = [("0.a", [1, 2]), ("0.b", [2, 2]), ("1.a", [1, 2]), ("1.b", [2, 2])];
+        weights.divide("all", parts.map(|(name, shape)| (name.to_owned(), shape.to_vec())));
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["0.a", "0.b", "1.a", "1.b"]);
+        assert_eq!((weights.total_bytes(), weights.shape("1.b")), (whole, Some(&[2, 2][..])));
+        let mut first = 0;
+        for (name, shape) in parts {
+            let count = shape[0] * shape[1];
+            let expected = &numbers[first..][..count];
+            assert_eq!(weights.read_for(name, &shape, WeightDtype::F32).unwrap().to_f32(), expected, "{name}");
+            first += count;
+        }
+        let error = weights.read("1.b", &[4, 1]).unwrap_err().to_string();
+        assert!(error.contains("1.b") && error.contains("[2, 2]"), "{error}");
+
+        // As a source reads it that knows no better.
+        #[derive(Debug)]
+        struct Whole(SafetensorsFiles);
+        impl TensorSource for Whole {
+            fn label(&self) -> &str {
+                self.0.label()
+            }
+            fn names(&self) -> Vec<&str> {
+                self.0.names()
+            }
+            fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+                self.0.tensor(name)
+            }
+            fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
+                self.0.read(name, shape)
+            }
+            fn sha256(&self) -> Result<String, WeightsError> {
+                self.0.sha256()
+            }
+        }
+        let files = SafetensorsFiles::from_bytes("mem", bytes).unwrap();
+        let part = |source: &dyn TensorSource| source.read_part("all", &[2, 3, 2], 8, &[2, 2]).unwrap();
+        assert_eq!(part(&files).to_f32(), numbers[8..]);
+        assert_eq!(part(&Whole(files)).to_f32(), numbers[8..]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where tensors come from: the interface between file formats and what is made of tensors.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::error::WeightsError;
@@ -36,13 +37,25 @@ impl TensorInfo {
     }
 }
 
+/// How files store their tensors, where that is more than the types of numbers that are read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct StoredFormat {
+    /// The file format.
+    pub name: &'static str,
+    /// What the files say of all their tensors together, such as `Q4_K_M`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_type: Option<String>,
+    /// How many tensors are stored in each type.
+    pub types: BTreeMap<String, usize>,
+}
+
 /// Tensors by name: a file format, or numbers that are made up.
 ///
 /// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. What they mean is
 /// the decoder's business.
 ///
 /// # Adding a format
-/// A format, GGUF say, is one file beside `safetensors.rs` that implements this trait, and a constructor of
+/// A format, as GGUF is, is one file beside `safetensors.rs` that implements this trait, and a constructor of
 /// [`Weights`](super::Weights) that opens it:
 ///
 /// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] of each tensor. No numbers
@@ -79,17 +92,39 @@ pub trait TensorSource: Debug + Send + Sync {
     /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
     fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
 
+    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the tensor has fewer.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let StoredTensor { dtype, bytes, .. } = self.read(name, whole)?;
+        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
+        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: bytes[start..start + len].to_vec() })
+    }
+
+    /// Bytes of a tensor as they are stored, whatever their type: so many from byte `first` on.
+    ///
+    /// # Errors
+    /// If there is no such tensor, reading fails, or the format gives numbers alone.
+    fn read_bytes(&self, name: &str, _first: u64, _len: usize) -> Result<Vec<u8>, WeightsError> {
+        Err(WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() })
+    }
+
     /// Whether two tensors have the same shape and numbers.
     ///
     /// # Errors
     /// If one of them is not there, or cannot be read.
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
-        let shape = |name: &str| {
-            let missing = || WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() };
-            self.tensor(name).map(|tensor| tensor.shape.clone()).ok_or_else(missing)
-        };
-        let (a, b) = (shape(one)?, shape(other)?);
-        Ok(a == b && self.read(one, &a)?.to_f32() == self.read(other, &b)?.to_f32())
+        have_equal_numbers(self, one, other)
     }
 
     /// Identity of all tensors in hexadecimal. May read everything once.
@@ -103,8 +138,27 @@ pub trait TensorSource: Debug + Send + Sync {
         0
     }
 
+    /// How the files store the tensors, if records are to name it.
+    fn format(&self) -> Option<StoredFormat> {
+        None
+    }
+
     /// Whether numbers are made up, so that what a model answers means nothing.
     fn is_random(&self) -> bool {
         false
     }
+}
+
+/// As [`TensorSource::are_equal`], by reading both tensors whole.
+pub(super) fn have_equal_numbers<S: TensorSource + ?Sized>(
+    source: &S,
+    one: &str,
+    other: &str,
+) -> Result<bool, WeightsError> {
+    let shape = |name: &str| {
+        let missing = || WeightsError::MissingTensor { file: source.label().to_owned(), name: name.to_owned() };
+        source.tensor(name).map(|tensor| tensor.shape.clone()).ok_or_else(missing)
+    };
+    let (a, b) = (shape(one)?, shape(other)?);
+    Ok(a == b && source.read(one, &a)?.to_f32() == source.read(other, &b)?.to_f32())
 }

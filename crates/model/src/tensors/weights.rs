@@ -1,15 +1,16 @@
 //! The weights of a model: a source of tensors, whichever it is, and checks of the numbers that are taken from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::dtype::WeightDtype;
 use super::error::WeightsError;
+use super::part::{Part, PartForm};
 use super::quantised::{Quantisation, QuantisedTensors};
 use super::random::RandomTensors;
 use super::safetensors::SafetensorsFiles;
-use super::source::{TensorInfo, TensorSource};
-use super::stored::StoredTensor;
+use super::source::{StoredFormat, TensorInfo, TensorSource};
+use super::stored::{StoredTensor, StoredType};
 
 /// An opened checkpoint: where each tensor is, but not the tensors.
 #[derive(Debug)]
@@ -17,11 +18,15 @@ pub struct Weights {
     source: Box<dyn TensorSource>,
     /// Further names of tensors, with the names that the source has for them.
     aliases: BTreeMap<String, String>,
+    /// Tensors that have other names here than in the source.
+    renamed: BTreeSet<String>,
+    /// Tensors that are parts of one in the source.
+    parts: BTreeMap<String, Part>,
 }
 
 impl<S: TensorSource + 'static> From<S> for Weights {
     fn from(source: S) -> Self {
-        Self { source: Box::new(source), aliases: BTreeMap::new() }
+        Self { source: Box::new(source), aliases: BTreeMap::new(), renamed: BTreeSet::new(), parts: BTreeMap::new() }
     }
 }
 
@@ -39,7 +44,7 @@ impl Weights {
     /// # Errors
     /// As there; [`WeightsError::Quantised`] if the parts of a quantised tensor do not fit together.
     pub fn open_quantised_folder(folder: &Path, quantisation: &Quantisation) -> Result<Self, WeightsError> {
-        QuantisedTensors::new(SafetensorsFiles::open_folder(folder)?, quantisation.clone()).map(Self::from)
+        QuantisedTensors::new(SafetensorsFiles::open_folder(folder)?, quantisation.format.clone()).map(Self::from)
     }
 
     /// Opens one safetensors file. Errors as for [`open_folder`](Self::open_folder).
@@ -60,7 +65,8 @@ impl Weights {
     /// Names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let mut names = self.source.names();
-        names.extend(self.aliases.keys().map(String::as_str));
+        names.retain(|name| !self.renamed.contains(*name));
+        names.extend(self.aliases.keys().chain(self.parts.keys()).map(String::as_str));
         names.sort_unstable();
         names.into_iter()
     }
@@ -85,9 +91,15 @@ impl Weights {
         self.source.label()
     }
 
-    /// As [`TensorSource::unpacked_tensors`].
+    /// As [`TensorSource::unpacked_tensors`], with the parts that are made of 4-bit blocks.
     pub fn unpacked_tensors(&self) -> usize {
-        self.source.unpacked_tensors()
+        let of_blocks = self.parts.values().filter(|part| matches!(part.form, PartForm::Mxfp4 { .. }));
+        self.source.unpacked_tensors() + of_blocks.count()
+    }
+
+    /// As [`TensorSource::format`].
+    pub fn format(&self) -> Option<StoredFormat> {
+        self.source.format()
     }
 
     /// Whether numbers are drawn instead of read.
@@ -107,6 +119,63 @@ impl Weights {
         }
     }
 
+    /// Gives tensors whose names begin with the first of a pair names that begin with its second instead; the first pair counts that
+    /// fits.
+    pub fn rename(&mut self, prefixes: &[(&str, &str)]) {
+        let new_name =
+            |name: &str| prefixes.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
+        let pairs = self.source.names().into_iter().filter_map(|name| Some((new_name(name)?, name.to_owned())));
+        let pairs: Vec<(String, String)> = pairs.collect();
+        self.renamed.extend(pairs.iter().map(|(_, old)| old.clone()));
+        self.aliases.extend(pairs);
+    }
+
+    /// Lets a tensor be read as several, which follow each other in it: names and shapes. It is no longer read as one.
+    ///
+    /// # Panics
+    /// If there is no such tensor, or it has not as many numbers as the parts.
+    pub fn divide(&mut self, name: &str, parts: impl IntoIterator<Item = (String, Vec<usize>)>) {
+        let whole = self.name_in_source(name).to_owned();
+        let TensorInfo { shape, stored, bytes } = self.tensor(name).expect("a tensor of this name").clone();
+        let numbers: usize = shape.iter().product();
+        let mut first = 0;
+        for (name, shape) in parts {
+            let count: usize = shape.iter().product();
+            let bytes = share(bytes, count, numbers);
+            let info = TensorInfo { shape, stored: stored.clone(), bytes };
+            self.parts.insert(name, Part { whole: whole.clone(), form: PartForm::Consecutive(first), info });
+            first += count;
+        }
+        assert_eq!(first, numbers, "parts of {name}");
+        self.aliases.remove(name);
+        self.renamed.insert(whole);
+    }
+
+    /// Lets a tensor `part` of this shape be read of the tensor `name`. Blocks of 4 bits are read as bf16.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn add_part(&mut self, name: &str, part: String, shape: Vec<usize>, form: PartForm) {
+        let whole = self.name_in_source(name).to_owned();
+        let TensorInfo { shape: of_whole, stored, bytes } = self.tensor(name).expect("a tensor of this name").clone();
+        let numbers: usize = shape.iter().product();
+        let info = match form {
+            PartForm::Mxfp4 { .. } => TensorInfo { shape, stored: Ok(StoredType::Bf16), bytes: numbers as u64 / 2 },
+            _ => {
+                let all: usize = of_whole.iter().product();
+                TensorInfo { shape, stored, bytes: share(bytes, numbers, all) }
+            }
+        };
+        self.parts.insert(part, Part { whole, form, info });
+    }
+
+    /// Leaves a tensor out, whose parts are read instead.
+    pub fn leave_out(&mut self, name: &str) {
+        let whole = self.name_in_source(name).to_owned();
+        self.aliases.remove(name);
+        self.renamed.insert(whole);
+    }
+
     /// As [`TensorSource::are_equal`].
     ///
     /// # Errors
@@ -120,7 +189,8 @@ impl Weights {
     /// # Errors
     /// As there.
     pub fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
-        self.source.read(self.name_in_source(name), shape)
+        let Some(part) = self.parts.get(name) else { return self.source.read(self.name_in_source(name), shape) };
+        part.read(self.source.as_ref(), name, shape)
     }
 
     /// As [`read`](Self::read), of numbers that are all finite and that `dtype` can hold.
@@ -145,13 +215,21 @@ impl Weights {
         self.source.sha256()
     }
 
-    fn name_in_source<'a>(&'a self, name: &'a str) -> &'a str {
-        self.aliases.get(name).map_or(name, String::as_str)
+    /// The name that the source has for a tensor.
+    pub(crate) fn name_in_source<'a>(&'a self, name: &'a str) -> &'a str {
+        let part = self.parts.get(name).map(|part| &part.whole);
+        part.or_else(|| self.aliases.get(name)).map_or(name, String::as_str)
     }
 
     fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        self.source.tensor(self.name_in_source(name))
+        let part = self.parts.get(name).map(|part| &part.info);
+        part.or_else(|| self.source.tensor(self.name_in_source(name)))
     }
+}
+
+/// The bytes of so many of all numbers; of a quantised tensor that is no whole number of bytes for each.
+fn share(bytes: u64, count: usize, all: usize) -> u64 {
+    (u128::from(bytes) * count as u128).checked_div(all as u128).unwrap_or(0) as u64
 }
 
 /// Where a number of a tensor is, by its index on each axis.

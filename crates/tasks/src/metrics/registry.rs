@@ -53,7 +53,7 @@ pub enum Metric {
     Gsm8kFlexible,
     /// lm-eval's CoQA: F1 of the first line, mean over leaving out each of several answers.
     CoqaF1,
-    /// As [`coqa_f1`], with exact match instead of F1.
+    /// As `coqa_f1`, with exact match instead of F1.
     CoqaEm,
     /// LongBench `code_sim_score` if `python-Levenshtein` is installed.
     CodeSimLevenshtein,

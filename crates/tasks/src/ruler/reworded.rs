@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn no_wording_is_that_of_a_training_row_or_of_ruler() {
-        let training = include_str!("../../../train-rows/train.toml").replace("\\n", "\n").replace("\\\"", "\"");
+        let training = include_str!("../../tasks/training_rows.toml").replace("\\n", "\n").replace("\\\"", "\"");
         let ruler: String = BASES.iter().map(|base| base.file.replace("\\n", "\n")).collect();
         let mut compared = 0;
         for text in texts() {

@@ -184,7 +184,7 @@ fn values_that_are_stated_but_not_there_are_refused() {
     bytes[end - 1..][..LIST.len()].copy_from_slice(LIST);
     let file = written(&bytes);
     let error = lines_within(&file, &limits(&file)).unwrap_err().to_string();
-    assert_eq!(error, "a page of the column states more values than it has bytes: \"x\"");
+    assert_eq!(error, "a page of the column \"x\": states more values than it has bytes");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 //! What is built from it (needles, lists, documents) belongs to the families of tasks.
 
 pub mod essays;
-pub mod grammar;
-pub mod wikitext;
-pub mod words;
+pub(crate) mod grammar;
+pub(crate) mod wikitext;
+pub(crate) mod words;
 
 use std::path::Path;
 

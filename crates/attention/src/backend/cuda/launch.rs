@@ -134,9 +134,40 @@ pub enum MaterializesScores {
     Yes,
 }
 
-/// A launch that scores and selects at once, for the step that it was made for.
-pub(crate) type FusedTopK<'f> =
-    Box<dyn FnOnce(&DeviceStep<'_>, &mut DeviceScratch, &mut DeviceWorkspace) -> Result<(), GpuError> + 'f>;
+/// What a scorer scores: the rows of a step, against the index of its layer.
+pub(crate) struct ScoreRequest<'a, I> {
+    /// The step.
+    pub step: &'a DeviceStep<'a>,
+    /// The rows of the step whose queries are scored. The first row of the scores is row `rows.start` of the step.
+    pub rows: Range<usize>,
+    /// The index of all KV heads of the layer.
+    pub index: &'a I,
+    /// How the scores of the query heads of a GQA group become one list of their KV head; `None` for a list per query head.
+    pub reduction: Option<Reduction>,
+}
+
+impl<'a> ScoreRequest<'a, DeviceIndex> {
+    /// The request with the scorer's own type of index.
+    fn typed<I: Any + Send + Sync>(self) -> ScoreRequest<'a, I> {
+        let Self { step, rows, index, reduction } = self;
+        ScoreRequest { step, rows, index: index.of(), reduction }
+    }
+}
+
+/// What a picker selects from: the candidates of a step, by page.
+pub(crate) struct PickRequest<'a> {
+    /// The step.
+    pub step: &'a DeviceStep<'a>,
+    /// The pages of its candidates.
+    pub pages: Pages,
+    /// The least number of pages that is selected.
+    pub least_pages: usize,
+    /// Lists of scores, and of selected tokens, per row: the query heads or the KV heads.
+    pub lists_per_row: usize,
+}
+
+/// A launch that scores and selects all rows of a step at once.
+pub(crate) type FusedTopK<'f> = Box<dyn FnOnce(&mut DeviceScratch, &mut DeviceWorkspace) -> Result<(), GpuError> + 'f>;
 
 /// Launches of a scorer on a GPU.
 pub(crate) trait CudaScorer: Send + Sync {
@@ -147,35 +178,21 @@ pub(crate) trait CudaScorer: Send + Sync {
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
     -> Result<Built<Self::Index>, GpuError>;
 
-    /// Writes the scores of every page of the candidates for `rows` into `scratch.scores`: one list per query head, or
-    /// per KV head if they are reduced.
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &Self::Index,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError>;
+    /// Writes the scores of every page of the candidates for the requested rows into `scratch.scores`.
+    fn score_all(&self, request: ScoreRequest<'_, Self::Index>, scratch: &mut DeviceScratch) -> Result<(), GpuError>;
 
-    /// The launch that scores and selects the top `budget_units` tokens of all rows at once, without writing scores; `None` if
-    /// there is none for such a step. None by default.
-    fn fused_top_k<'f>(
-        &'f self,
-        _step: &DeviceStep<'_>,
-        _index: &'f Self::Index,
-        _reduction: Option<Reduction>,
-    ) -> Option<FusedTopK<'f>> {
+    /// The launch that scores and selects the top `budget_units` tokens of all requested rows at once, without writing
+    /// scores; `None` if there is none for such a step. None by default.
+    fn fused_top_k<'f>(&'f self, _request: ScoreRequest<'f, Self::Index>) -> Option<FusedTopK<'f>> {
         None
     }
 
-    /// Weights the selected tokens of the rows from `first` on by the scores that [`score_all`](Self::score_all) wrote
-    /// last, as the scorer does on the host. Does nothing by default: tokens enter the softmax by their logits.
+    /// Weights the selected tokens of the requested rows by the scores that [`score_all`](Self::score_all) wrote for the
+    /// same request just before, as the scorer does on the host. Does nothing by default: tokens enter the softmax by
+    /// their logits.
     fn weigh_all(
         &self,
-        _step: &DeviceStep<'_>,
-        _index: &Self::Index,
-        _first: usize,
+        _request: ScoreRequest<'_, Self::Index>,
         _scratch: &DeviceScratch,
         _to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
@@ -189,29 +206,15 @@ pub(crate) trait ScorerLaunch: Send + Sync {
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
 
     /// See [`CudaScorer::score_all`].
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError>;
+    fn score_all(&self, request: ScoreRequest<'_, DeviceIndex>, scratch: &mut DeviceScratch) -> Result<(), GpuError>;
 
     /// See [`CudaScorer::fused_top_k`].
-    fn fused_top_k<'f>(
-        &'f self,
-        step: &DeviceStep<'_>,
-        index: &'f DeviceIndex,
-        reduction: Option<Reduction>,
-    ) -> Option<FusedTopK<'f>>;
+    fn fused_top_k<'f>(&'f self, request: ScoreRequest<'f, DeviceIndex>) -> Option<FusedTopK<'f>>;
 
     /// See [`CudaScorer::weigh_all`].
     fn weigh_all(
         &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        first: usize,
+        request: ScoreRequest<'_, DeviceIndex>,
         scratch: &DeviceScratch,
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError>;
@@ -222,55 +225,33 @@ impl<S: CudaScorer> ScorerLaunch for S {
         CudaScorer::build_all(self, layer, learned).map(DeviceIndex::from)
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &DeviceIndex,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
-        CudaScorer::score_all(self, step, rows, index.of(), reduction, scratch)
+    fn score_all(&self, request: ScoreRequest<'_, DeviceIndex>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        CudaScorer::score_all(self, request.typed(), scratch)
     }
 
-    fn fused_top_k<'f>(
-        &'f self,
-        step: &DeviceStep<'_>,
-        index: &'f DeviceIndex,
-        reduction: Option<Reduction>,
-    ) -> Option<FusedTopK<'f>> {
-        CudaScorer::fused_top_k(self, step, index.of(), reduction)
+    fn fused_top_k<'f>(&'f self, request: ScoreRequest<'f, DeviceIndex>) -> Option<FusedTopK<'f>> {
+        CudaScorer::fused_top_k(self, request.typed())
     }
 
     fn weigh_all(
         &self,
-        step: &DeviceStep<'_>,
-        index: &DeviceIndex,
-        first: usize,
+        request: ScoreRequest<'_, DeviceIndex>,
         scratch: &DeviceScratch,
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
-        CudaScorer::weigh_all(self, step, index.of(), first, scratch, to)
+        CudaScorer::weigh_all(self, request.typed(), scratch, to)
     }
 }
 
 /// Launches of a picker on a GPU.
 pub(crate) trait PickerLaunch: Send + Sync {
-    /// Reserves `lists` lists for each row in `to`, and uploads what the rows need.
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        pages: &Pages,
-        lists: usize,
-        to: &mut DeviceWorkspace,
-    ) -> Result<(), GpuError>;
+    /// Reserves the lists of selected tokens of all rows in `to`, and uploads what the rows need.
+    fn prepare(&self, request: &PickRequest<'_>, to: &mut DeviceWorkspace) -> Result<(), GpuError>;
 
-    /// Selects by the scores of some rows, from row `first` on. `pages` are the candidates' pages and the least number
-    /// of them to select.
+    /// Selects by `scores`, whose first row is row `first` of the step.
     fn pick_all(
         &self,
-        step: &DeviceStep<'_>,
-        pages: (&Pages, usize),
+        request: &PickRequest<'_>,
         scores: &Scores,
         first: usize,
         to: &mut DeviceWorkspace,

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::PromptHead;
 use crate::backend::index::PrefixStatsView;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvError, KvRows};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::seed::{RowSeed, head_seed};
@@ -57,25 +57,26 @@ pub struct DeviceSequence<'a> {
 pub(crate) fn build_on_host<I: Send>(
     layer: &DeviceLayer<'_>,
     learned: &PrefixStatsView<'_>,
-    build: impl Fn(&HeadPrefix<'_>) -> I + Sync,
+    build: impl Fn(&HeadPrefix<'_>) -> Result<I, KvError> + Sync,
 ) -> Result<Vec<I>, GpuError> {
     let down = |kv_head| layer.cache.download_rows(layer.gpu, kv_head, 0..layer.candidates.end);
     let rows: Vec<[Vec<f32>; 2]> = (0..layer.cache.kv_heads).map(down).collect::<Result<_, _>>()?;
     let of_head = |(kv_head, [keys, values]): (usize, &[Vec<f32>; 2])| {
-        build(&HeadPrefix {
+        let index = build(&HeadPrefix {
             layer: layer.layer,
             depth: SparseLayerRank::default(),
             rotation: None,
             kv_head,
-            keys: Rows::F32(keys),
-            values: Rows::F32(values),
+            keys: KvRows::lent(Rows::F32(keys), layer.cache.d),
+            values: KvRows::lent(Rows::F32(values), layer.cache.d),
             d: layer.cache.d,
             scale: layer.scale,
             dtype: layer.dtype,
             candidates: layer.candidates.clone(),
             prompt: learned.stats.map_or_else(PromptHead::default, |stats| stats.head(layer.layer, kv_head)),
             seed: head_seed(learned.seed, layer.layer, kv_head),
-        })
+        });
+        index.expect("rows that were downloaded are in host memory")
     };
     Ok(rows.par_iter().enumerate().map(of_head).collect())
 }

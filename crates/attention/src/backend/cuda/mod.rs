@@ -6,7 +6,9 @@ mod memory;
 mod projection;
 
 pub use launch::{Built, CudaForm, DeviceLaunch, MaskLaunch, MaterializesScores};
-pub(crate) use launch::{CudaScorer, FusedTopK, PickerLaunch, ScorerLaunch, build_index, finish};
+pub(crate) use launch::{
+    CudaScorer, FusedTopK, PickRequest, PickerLaunch, ScoreRequest, ScorerLaunch, build_index, finish,
+};
 pub(crate) use layer::build_on_host;
 pub use layer::{DeviceLayer, DeviceSequence, DeviceStep};
 pub use memory::{DeviceScratch, DeviceWorkspace, KvHandle};

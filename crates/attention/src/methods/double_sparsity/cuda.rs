@@ -1,12 +1,10 @@
 //! Launches of the label cache on a GPU: in 4 or 2 bits by ranges of 128 tokens as on the host, or in 16 bits as keys are stored.
 
-use std::ops::Range;
-
 use super::LabelScores;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FITS, ProjectionWorkspace};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, FITS, ProjectionWorkspace, ScoreRequest};
 use crate::backend::form::row_width;
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{Buffer, ChannelLists, GpuError, IndexRows, LabelCodes, Reduction};
+use spattn_cuda::{Buffer, ChannelLists, GpuError, IndexRows, LabelCodes};
 
 /// The label cache of a layer.
 pub(super) struct LayerLabels {
@@ -65,14 +63,8 @@ impl CudaScorer for LabelScores {
         Ok(Built { index: LayerLabels { channels: buffer, labels }, host_bytes })
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &LayerLabels,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, LayerLabels>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index, reduction } = request;
         let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
         let (d, kv_heads, storage, width) = (cache.d, cache.kv_heads, cache.storage, self.channels.of(cache.d));
         let channels = ChannelLists { buffer: &index.channels, heads: index.channels.bytes() / (4 * width), width };

@@ -1,7 +1,7 @@
 use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
 use super::*;
 use crate::calibration::artefact::{ArtefactInfo, FORMAT, write};
-use crate::kv::LayerKv;
+use crate::kv::{KvRows, LayerKv};
 use crate::{PromptHead, SoftmaxScale, SparseLayerRank};
 use spattn_kernels::Rows;
 
@@ -44,8 +44,8 @@ fn scores_of_few_bits_follow_those_of_sixteen() {
         depth: SparseLayerRank::default(),
         rotation: None,
         kv_head,
-        keys: rows,
-        values: rows,
+        keys: KvRows::lent(rows, d),
+        values: KvRows::lent(rows, d),
         d,
         scale: SoftmaxScale::inverse_root(d),
         dtype,
@@ -56,7 +56,7 @@ fn scores_of_few_bits_follow_those_of_sixteen() {
     let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: head.scale };
     let scores = |bits: usize| {
         let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
-        label_scores(&asked, &scorer.build(&head), &mut Cost::default())
+        label_scores(&asked, &scorer.build(&head).unwrap(), &mut Cost::default())
     };
     let (exact, four, two) = (scores(16), scores(4), scores(2));
     assert!(correlation(&exact, &four) > 0.98, "{}", correlation(&exact, &four));
@@ -96,7 +96,7 @@ fn planted() -> Artefact {
     }
     let model = shape(4, 2, d);
     let mut collector = super::super::tests::collector(NAME, &model, 0);
-    collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv));
+    collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv)).unwrap();
     let Collected { tensors, settings, notes, .. } = collector.finish();
     assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");
     let (kind, data) = (NAME.to_owned(), String::new());
@@ -143,7 +143,7 @@ fn channels_are_measured_before_rope_as_the_authors_hooks_do() {
         kv.append(&key, &key);
     }
     let mut collector = super::super::tests::collector(NAME, &shape(1, 1, d), 0);
-    collector.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
+    collector.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv)).unwrap();
     let Collected { tensors, .. } = collector.finish();
     let means = |name: &str| &tensors.iter().find(|t| t.name == format!("layers.0.{name}")).unwrap().values;
     let (q_pre, k_pre, q, k) = (means("q_pre"), means("k_pre"), means("q"), means("k"));

@@ -36,8 +36,9 @@ use super::net::SignNet;
 use super::training::{Adam, Batch, GroupNets, Shape, SoftNet};
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+    Assignment, Calibration, Collected, Collector, HostChunk, PrefillChunk, Reading, ReadingText, TextKind,
 };
+use crate::kv::KvError;
 use crate::methods::hash_attention::kind::{BITS, KEY_NETS, LABEL, NAME, TEXT, in_blocks};
 use crate::{Params, mix_seed};
 pub(super) use settings::training_of;
@@ -344,7 +345,7 @@ impl Trainer {
     }
 
     /// The queries at some positions of the chunk for one KV head, and the keys that they should find.
-    fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
+    fn ask(&self, chunk: &HostChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
         let (d, group, divisor) = (chunk.d(), self.model.group(), chunk.scale().divisor() as f32);
         let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
         let all = seen.last().copied().unwrap_or(0);
@@ -371,7 +372,7 @@ impl Trainer {
     }
 
     /// The keys of one KV head that queries of a chunk may see.
-    fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
+    fn keys(&self, chunk: &HostChunk<'_>, kv_head: usize) -> Keys {
         let d = chunk.d();
         let range = self.settings.sink.min(chunk.end())..chunk.end();
         let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
@@ -392,7 +393,7 @@ impl Trainer {
     fn train(
         &self,
         learner: &mut Learner,
-        chunk: &PrefillChunk<'_>,
+        chunk: &HostChunk<'_>,
         kv_head: usize,
         draws: &[Vec<usize>],
     ) -> (f64, Found) {
@@ -512,11 +513,12 @@ impl Asked {
 }
 
 impl Collector for Trainer {
-    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         let draws: Vec<Vec<usize>> = (0..self.settings.steps as u64)
             .map(|i| self.positions(chunk, self.least(), self.settings.queries, i))
             .collect();
         if !draws[0].is_empty() {
+            let chunk = &chunk.on_host()?;
             let mut learners = std::mem::take(&mut self.layers[chunk.layer]);
             let before: Vec<(f64, Found)> = learners
                 .par_iter_mut()
@@ -541,18 +543,20 @@ impl Collector for Trainer {
                 }
             }
         }
+        Ok(())
     }
 
     fn end_prompt(&mut self, tokens: usize) {
         self.tokens_read += tokens;
     }
 
-    fn examine(&mut self, chunk: &PrefillChunk<'_>) {
+    fn examine(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         let least = self.least().max(PICKED_SHARE * self.settings.top);
         let positions = self.positions(chunk, least, EXAMINED, u64::MAX);
         if positions.is_empty() {
-            return;
+            return Ok(());
         }
+        let chunk = &chunk.on_host()?;
         let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
         let d = chunk.d();
         for kv_head in 0..self.model.kv_heads {
@@ -573,6 +577,7 @@ impl Collector for Trainer {
             examined.random.iter_mut().for_each(|random| random.examine(chunk.layer, &asked, further, d));
         }
         self.examined = Some(examined);
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Collected {

@@ -7,6 +7,7 @@ use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::methods::hash_attention::kind::{KEY_NETS, NAME, NETS, NetKind, RELEASED, TEXT, TRAINING, in_blocks};
 use crate::methods::hash_attention::net::SignNet;
 use crate::methods::signatures::{Signatures, Ties, words_of};
@@ -56,10 +57,13 @@ impl Scorer for LearnedSignatures {
         IndexKey::new((*kind, nets.as_ref().map(|nets| nets.sha256.clone())))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Signatures> {
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        let of_net = |words: Vec<u32>| Signatures::new(&words, words_of(self.kind.bits));
-        self.key_signatures(prefix.into(), &keys).map(of_net).collect()
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Signatures>, KvError> {
+        let place = KvHeadId::from(prefix);
+        let mut of_nets: Vec<Vec<u32>> = self.key_signatures(place, &[]).collect();
+        prefix.candidate_keys().each_block(1, |keys| {
+            of_nets.iter_mut().zip(self.key_signatures(place, keys)).for_each(|(words, more)| words.extend(more));
+        })?;
+        Ok(of_nets.iter().map(|words| Signatures::new(words, words_of(self.kind.bits))).collect())
     }
 
     fn growth(&self) -> Growth {
@@ -81,26 +85,36 @@ impl Scorer for LearnedSignatures {
         index.iter().map(Signatures::bytes).sum()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Vec<Signatures>>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let (group, of_heads) = (queries.group(), self.query_signatures(queries, cost));
-        match segment.index.as_slice() {
+        Ok(match segment.index.as_slice() {
             [shared] => shared.counted_scores(&of_heads.concat(), group, self.ties, cost),
             own => {
                 let heads = own.iter().zip(of_heads);
                 heads.flat_map(|(own, query)| own.counted_scores(&query, group, self.ties, cost)).collect()
             }
-        }
+        })
     }
 
     /// If the group shares a key net, distances of a single row are summed over the group before scores are written.
-    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
-        match segment.index.as_slice() {
+    fn sums(
+        &self,
+        queries: &GroupQueries<'_>,
+        segment: &Segment<'_, Vec<Signatures>>,
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
+        Ok(match segment.index.as_slice() {
             [shared] if queries.rows == 1 => {
                 let signatures = self.query_signatures(queries, cost).concat();
                 shared.counted_sums(&signatures, self.ties, cost)
             }
-            _ => Reduce::Sum.apply(&self.scores(queries, segment, cost), queries.rows * segment.index[0].candidates()),
-        }
+            _ => Reduce::Sum.apply(&self.scores(queries, segment, cost)?, queries.rows * segment.index[0].candidates()),
+        })
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {

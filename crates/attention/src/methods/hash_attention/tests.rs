@@ -12,7 +12,7 @@ use super::*;
 use crate::calibration::artefact::{Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::calibration::collector::{Collected, Collector, PrefillChunk};
 use crate::cost::Cost;
-use crate::kv::{KvDtype, LayerKv};
+use crate::kv::{KvDtype, KvRows, LayerKv};
 use crate::methods::hash_attention::kind::in_blocks;
 use crate::methods::hash_attention::net::SignNet;
 use crate::scored::scorer::{NewTokens, Scorer, Segment};
@@ -124,9 +124,10 @@ fn every_query_head_may_have_a_key_net_of_its_own() {
         }
         assert_eq!(scorer.index_bytes(&index), n * group * 4, "a word a token for each query head");
         let rows = kv(&keys, d);
-        let joined = spattn_kernels::Joined::one(rows.keys.head(0), d);
+        let keys_of_index = KvRows::lent(rows.keys.head(0), d);
         let asked = GroupQueries { layer: 0, kv_head, queries: &queries, rows: 2, d, scale: place.scale };
-        let scores = scorer.scores(&asked, &Segment { index: &index, keys: joined }, &mut Cost::default());
+        let scores =
+            scorer.scores(&asked, &Segment { index: &index, keys: keys_of_index }, &mut Cost::default()).unwrap();
         for (q, query) in queries.chunks(d).enumerate() {
             let head = kv_head * group + q / 2;
             let of_query = signs("query", head, query);
@@ -524,7 +525,7 @@ fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
 fn read(collector: &mut dyn Collector, model: &ModelShape, prompt: u64, learns: bool) {
     for (layer, (kv, queries)) in law(model, prompt).iter().enumerate() {
         let chunk = PrefillChunk::new(layer, 0, queries, model.heads, kv);
-        if learns { collector.observe(&chunk) } else { collector.examine(&chunk) }
+        if learns { collector.observe(&chunk) } else { collector.examine(&chunk) }.unwrap();
     }
     collector.end_prompt(PROMPT);
 }

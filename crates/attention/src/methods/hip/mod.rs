@@ -51,17 +51,16 @@ use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, R
 use super::ParamInfo;
 use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, KvRows, MOST_TOKENS};
 use crate::methods::hip::search::Limit;
 use crate::methods::{MethodEntry, Preset};
-use crate::scored::granularity::{Granularity, each_head};
+use crate::scored::granularity::{Granularity, try_each_head};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::{
     BlockMask, Budget, Context, DeviceForm, Grouping, HeadPrefix, Mask, Masks, Method, Params, Positions,
     PrefillPattern, QueryBlock, Role, SearchedMask, SelectedTokens, Selection, StaticTokens, Step, TailRule,
 };
 use spattn_base::error::UsageError;
-use spattn_kernels::Joined;
 use spattn_kernels::topk::top_k;
 
 mod device;
@@ -326,19 +325,19 @@ impl Hip {
         keep: usize,
         (layer, scale, mut rng): (usize, SoftmaxScale, ChaCha8Rng),
         cost: &mut Cost,
-    ) -> Vec<u32> {
+    ) -> Result<Vec<u32>, KvError> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
         // A score is a product that the logit's scale has not been applied to.
         let reach = (self.ensemble.reach * scale.divisor()) as f32;
         for _ in 0..searches {
             let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
-            for block in self.search.find(queries, blocks, keep, randomness, cost) {
+            for block in self.search.find(queries, blocks, keep, randomness, cost)? {
                 votes[block] += 1.0;
             }
         }
         let elected = self.ensemble.elect(&votes, searches, keep);
-        elected.flat_map(|block| blocks.tokens(block)).map(|token| token as u32).collect()
+        Ok(elected.flat_map(|block| blocks.tokens(block)).map(|token| token as u32).collect())
     }
 
     /// The rows of some heads that are scored; `starts` are the first tokens of the rows' windows.
@@ -356,7 +355,7 @@ impl Hip {
         Queries { rows: Cow::Owned(rows), ends, far }
     }
 
-    fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
+    fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Result<Selection, KvError> {
         let blocks =
             KeyBlocks { keys: step.all_keys(), d: step.d, candidates: step.candidates.clone(), size: self.key_block };
         let keep = self.keep(step.context);
@@ -364,16 +363,16 @@ impl Hip {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
-            SelectedTokens::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.scale, step.rng(head)), cost))
+            let tokens = self.mask(&queries, &blocks, keep, (step.layer, step.scale, step.rng(head)), cost)?;
+            Ok(SelectedTokens::softmax(tokens))
         };
-        match self.per {
-            Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)),
+        Ok(match self.per {
+            Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)?),
             Granularity::QueryHead => {
-                Selection::PerHead(each_head(step.group(), step.context.tokens, cost, |head, cost| {
-                    mask(head, step.query(head), cost)
-                }))
+                let of_head = |head, cost: &mut Cost| mask(head, step.query(head), cost);
+                Selection::PerHead(try_each_head(step.group(), step.context.tokens, cost, of_head)?)
             }
-        }
+        })
     }
 }
 
@@ -447,7 +446,9 @@ impl Method for Hip {
         Some(("top_r", self.search.channels.0?))
     }
 
-    fn build(&self, _: &HeadPrefix<'_>) {}
+    fn build(&self, _: &HeadPrefix<'_>) -> Result<(), KvError> {
+        Ok(())
+    }
 
     fn index_bytes(&self, (): &()) -> usize {
         0
@@ -457,11 +458,17 @@ impl Method for Hip {
         None
     }
 
-    fn select(&self, step: &Step<'_>, (): &(), cached: &mut Option<Selection>, cost: &mut Cost) -> Selection {
-        match cached {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        (): &(),
+        cached: &mut Option<Selection>,
+        cost: &mut Cost,
+    ) -> Result<Selection, KvError> {
+        Ok(match cached {
             Some(mask) if !step.generated.is_multiple_of(self.refresh) => mask.clone(),
-            _ => cached.insert(self.estimate(step, cost)).clone(),
-        }
+            _ => cached.insert(self.estimate(step, cost)?).clone(),
+        })
     }
 
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
@@ -493,7 +500,7 @@ impl BlockMask for Hip {
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
         let View { candidates, context, starts } = self.window.view(block);
         let blocks = KeyBlocks {
-            keys: Joined::one(block.keys, block.d),
+            keys: KvRows::lent(block.keys, block.d),
             d: block.d,
             candidates: candidates.clone(),
             size: self.key_block,
@@ -501,7 +508,8 @@ impl BlockMask for Hip {
         let keep = self.keep(context);
         let mut mask = |first: usize, heads: Range<usize>| {
             let queries = self.sampled(block, heads, &starts);
-            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.scale, block.rng(first)), cost);
+            let found = self.mask(&queries, &blocks, keep, (block.layer, block.scale, block.rng(first)), cost);
+            let picks = found.expect("a prompt that is read is in host memory");
             Mask::new((0..candidates.start as u32).chain(picks).collect(), starts.clone())
         };
         match self.per {

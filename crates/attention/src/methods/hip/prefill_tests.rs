@@ -119,7 +119,7 @@ impl Prompt {
             }
             let mut out = vec![0.0; queries.len()];
             let chunk = PrefillChunk::new(0, chunk * rows, queries, self.heads(), &kv);
-            sparse.attend(&chunk, &mut out);
+            sparse.attend(&chunk, &mut out).unwrap();
         }
         sparse.into_costs().total(|_| true)
     }

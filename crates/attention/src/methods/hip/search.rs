@@ -16,12 +16,12 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::Grouped;
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, KvRows, MOST_TOKENS};
 use spattn_kernels::Elem;
+use spattn_kernels::linear;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::rows::with_rows;
 use spattn_kernels::topk::top_k;
-use spattn_kernels::{Joined, linear};
 
 /// How a search samples and scores.
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +41,8 @@ pub(super) struct Search {
 /// The candidates, cut into blocks of `size` tokens; the last one may be shorter.
 #[derive(Debug, Clone)]
 pub(super) struct KeyBlocks<'a> {
-    /// Rotated keys `[token][d]` of the whole context.
-    pub keys: Joined<'a>,
+    /// Rotated keys `[token][d]` of the whole context, to be read.
+    pub keys: KvRows<'a>,
     /// Width of a head.
     pub d: usize,
     /// The candidates.
@@ -204,10 +204,10 @@ impl Search {
         keep: usize,
         mut randomness: Option<Randomness<'_>>,
         cost: &mut Cost,
-    ) -> Vec<usize> {
+    ) -> Result<Vec<usize>, KvError> {
         let count = blocks.count();
         if keep >= count {
-            return (0..count).collect();
+            return Ok((0..count).collect());
         }
         let rows = Sides::new(queries, blocks.d, self.channels);
         let mut chunks = self.chunks.cut(count, keep);
@@ -216,21 +216,27 @@ impl Search {
         while chunks.iter().any(|c| c.len() > 1) {
             let branches: Vec<Range<usize>> = chunks.iter().flat_map(halves).collect();
             let representatives: Vec<usize> = branches.iter().map(|b| self.representative.of(b)).collect();
-            let mut scores = self.scores(&rows, blocks, &representatives, cost);
+            let mut scores = self.scores(&rows, blocks, &representatives, cost)?;
             if let (Some(randomness), true) = (&mut randomness, round == middle) {
                 randomness.raise(&mut scores);
             }
             chunks = top_k(&scores, keep).into_iter().map(|i| branches[i as usize].clone()).collect();
             round += 1;
         }
-        chunks.into_iter().map(|c| c.start).collect()
+        Ok(chunks.into_iter().map(|c| c.start).collect())
     }
 
     /// For each of the `wanted` blocks, the largest product of a query row with a sampled key.
-    fn scores(&self, rows: &Sides<'_>, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
+    fn scores(
+        &self,
+        rows: &Sides<'_>,
+        blocks: &KeyBlocks<'_>,
+        wanted: &[usize],
+        cost: &mut Cost,
+    ) -> Result<Vec<f32>, KvError> {
         let sampled = |block: &usize| self.key_offset.sample(blocks.tokens(*block), self.key_stride);
         let tokens: Vec<u32> = wanted.iter().flat_map(sampled).map(|token| token as u32).collect();
-        let largest = rows.largest_products(blocks, &tokens, cost);
+        let largest = rows.largest_products(blocks, &tokens, cost)?;
         let mut first = 0;
         let mut scores = Vec::with_capacity(wanted.len());
         for block in wanted {
@@ -238,7 +244,7 @@ impl Search {
             first = of_block.end;
             scores.push(largest[of_block].iter().copied().fold(f32::NEG_INFINITY, f32::max));
         }
-        scores
+        Ok(scores)
     }
 }
 
@@ -275,17 +281,17 @@ impl<'a> Sides<'a> {
     }
 
     /// For each of `tokens` (ascending), the largest product of a row with its key; counts the cost of all products.
-    fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
+    fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let Some(far) = &self.far else { return self.near.largest_products(blocks, tokens, cost) };
         let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
         for rows in [&self.near, far] {
             let seen = rows.seen_of(tokens);
             if !seen.is_empty() {
-                let products = rows.largest_products(blocks, &tokens[seen.clone()], cost);
+                let products = rows.largest_products(blocks, &tokens[seen.clone()], cost)?;
                 largest[seen].iter_mut().zip(products).for_each(|(most, x)| *most = most.max(x));
             }
         }
-        largest
+        Ok(largest)
     }
 }
 
@@ -327,7 +333,7 @@ impl<'a> QueryRows<'a> {
     }
 
     /// For each of `tokens`, the largest product of a row with its key; counts the cost of all products.
-    fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
+    fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let rows = self.values.len() / self.width;
         let read = tokens.len() * self.width;
         cost.score_flops += 2 * (rows * read) as u64;
@@ -337,22 +343,23 @@ impl<'a> QueryRows<'a> {
             self.hide(row, tokens, products);
             largest.iter_mut().zip(products).for_each(|(most, x)| *most = most.max(*x));
         };
-        if let (Some(keys), None, None) = (blocks.keys.holding(tokens), &self.channels, &self.grouped)
+        if let (None, None) = (&self.channels, &self.grouped)
             && rows <= FEW_ROWS
+            && let Some(keys) = blocks.keys.stored(tokens)?
         {
             let mut products = vec![0.0; tokens.len()];
             for (row, query) in self.values.chunks_exact(self.width).enumerate() {
-                with_rows!(keys, keys => linear::scores_of(query, keys, tokens, &mut products));
+                with_rows!(keys.rows(), rows => linear::scores_of(query, rows, keys.places(), &mut products));
                 raise(row, &mut products);
             }
-            return largest;
+            return Ok(largest);
         }
-        let gathered = self.gathered(blocks, tokens);
+        let gathered = self.gathered(blocks, tokens)?;
         let mut products = vec![0.0; rows * tokens.len()];
         if rows <= FEW_ROWS {
             linear::scores(&self.values, &gathered, self.width, &mut products);
             products.chunks_exact_mut(tokens.len()).enumerate().for_each(|(row, products)| raise(row, products));
-            return largest;
+            return Ok(largest);
         }
         matmul(&gathered, self.width, &transposed(&self.values, self.width), rows, &mut products);
         let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -361,7 +368,7 @@ impl<'a> QueryRows<'a> {
             hidden.for_each(|(product, _)| *product = f32::NEG_INFINITY);
             products.iter().copied().fold(f32::NEG_INFINITY, larger)
         };
-        products.chunks_exact_mut(rows).zip(tokens).map(of_token).collect()
+        Ok(products.chunks_exact_mut(rows).zip(tokens).map(of_token).collect())
     }
 
     /// Gives the tokens that a row does not see the lowest score.
@@ -372,19 +379,19 @@ impl<'a> QueryRows<'a> {
     }
 
     /// The scored channels of the keys of `tokens`, `[token][width]`, rotated to grouped positions if there are any.
-    fn gathered(&self, blocks: &KeyBlocks<'_>, tokens: &[u32]) -> Vec<f32> {
+    fn gathered(&self, blocks: &KeyBlocks<'_>, tokens: &[u32]) -> Result<Vec<f32>, KvError> {
         let Some(grouped) = &self.grouped else {
             return match &self.channels {
                 None => blocks.keys.gather(tokens),
                 Some(channels) => channels_of(blocks, tokens, channels),
             };
         };
-        let mut keys = blocks.keys.gather(tokens);
+        let mut keys = blocks.keys.gather(tokens)?;
         grouped.turn_keys(&mut keys, blocks.d, tokens);
-        match &self.channels {
+        Ok(match &self.channels {
             None => keys,
             Some(channels) => some_channels(&keys, blocks.d, channels),
-        }
+        })
     }
 }
 
@@ -394,14 +401,14 @@ fn some_channels(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
 }
 
 /// Some channels of the keys of `tokens`, `[token][channel]`.
-fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Vec<f32> {
-    let Some(keys) = blocks.keys.holding(tokens) else {
-        return some_channels(&blocks.keys.gather(tokens), blocks.d, channels);
+fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Result<Vec<f32>, KvError> {
+    let Some(keys) = blocks.keys.stored(tokens)? else {
+        return Ok(some_channels(&blocks.keys.gather(tokens)?, blocks.d, channels));
     };
-    with_rows!(keys, keys => {
-        let key = |token: &u32| &keys[*token as usize * blocks.d..][..blocks.d];
-        tokens.iter().map(key).flat_map(|key| channels.iter().map(|c| key[*c as usize].to_f32())).collect()
-    })
+    Ok(with_rows!(keys.rows(), rows => {
+        let key = |place: &u32| &rows[*place as usize * blocks.d..][..blocks.d];
+        keys.places().iter().map(key).flat_map(|key| channels.iter().map(|c| key[*c as usize].to_f32())).collect()
+    }))
 }
 
 /// Up to this many query rows read keys in place; for more, keys are gathered once.

@@ -11,7 +11,7 @@ use super::super::tests::{configured, noise, none, prefix};
 use super::reference::{Ensemble, Keys, Listing, Row};
 use crate::SoftmaxScale;
 use crate::cost::Cost;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvRows};
 use crate::{
     AnyMethod, Context, HeadPrefix, IndexCache, PromptHead, SelectedTokens, Selection, SparseLayerRank, Step, Weighting,
 };
@@ -48,8 +48,8 @@ impl Head {
             queries,
             d: self.d,
             scale: SoftmaxScale::inverse_root(self.d),
-            keys: Rows::F32(&self.keys),
-            values: Rows::F32(&self.keys),
+            keys: KvRows::lent(Rows::F32(&self.keys), self.d),
+            values: KvRows::lent(Rows::F32(&self.keys), self.d),
             tail_keys: Rows::F32(&[]),
             tail_values: Rows::F32(&[]),
             dtype: KvDtype::F32,
@@ -134,23 +134,26 @@ impl Run {
     /// Tokens of each mask (one if it is shared), and the cost of finding them.
     fn step(&mut self, step: &Step<'_>) -> (Vec<Vec<u32>>, Cost) {
         let mut cost = Cost::default();
-        let index = self.method.build(&HeadPrefix {
-            layer: step.layer,
-            depth: step.depth,
-            rotation: None,
-            kv_head: step.kv_head,
-            keys: step.keys,
-            values: step.values,
-            d: step.d,
-            scale: step.scale,
-            dtype: step.dtype,
-            candidates: step.candidates.clone(),
-            prompt: PromptHead::default(),
-            seed: step.seed,
-        });
+        let index = self
+            .method
+            .build(&HeadPrefix {
+                layer: step.layer,
+                depth: step.depth,
+                rotation: None,
+                kv_head: step.kv_head,
+                keys: step.keys,
+                values: step.values,
+                d: step.d,
+                scale: step.scale,
+                dtype: step.dtype,
+                candidates: step.candidates.clone(),
+                prompt: PromptHead::default(),
+                seed: step.seed,
+            })
+            .unwrap();
         self.state.get_or_insert_with(|| self.method.start(index.as_ref()));
         let state = self.state.as_mut().expect("just made");
-        let masks = match self.method.select(step, index.as_ref(), state.as_mut(), &mut cost) {
+        let masks = match self.method.select(step, index.as_ref(), state.as_mut(), &mut cost).unwrap() {
             Selection::Shared(picks) => vec![picks],
             Selection::PerHead(heads) => heads,
         };
@@ -379,6 +382,7 @@ fn the_storage_type_of_the_keys_changes_nothing_but_bytes() {
         let step = head.step(&queries, 0);
         let (picked, wide) = Run::new(spec).step(&step);
         for keys in [Rows::F16(&half), Rows::Bf16(&brain)] {
+            let keys = KvRows::lent(keys, 16);
             let (same, narrow) = Run::new(spec).step(&Step { keys, ..step.clone() });
             assert_eq!(same, picked);
             assert_eq!((2 * narrow.kv_bytes, narrow.score_flops), (wide.kv_bytes, wide.score_flops));

@@ -1,13 +1,11 @@
 //! Launches of representative keys on a GPU. The host chooses the representatives when a prefix is read, by what it gathered of the
 //! prompt, and uploads their keys.
 
-use std::ops::Range;
-
 use super::Representatives;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, build_on_host};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest, build_on_host};
 use crate::backend::index::PrefixStatsView;
 use crate::scored::scorer::Scorer;
-use spattn_cuda::{Buffer, Cache, GpuError, Reduction, ScoreWorkspace};
+use spattn_cuda::{Buffer, Cache, GpuError, ScoreWorkspace};
 
 /// Keys of the representatives, `[kv_head][representative][d]`.
 pub(super) struct RepresentativeKeys(Buffer);
@@ -36,12 +34,10 @@ impl CudaScorer for Representatives {
 
     fn score_all(
         &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        RepresentativeKeys(keys): &RepresentativeKeys,
-        reduction: Option<Reduction>,
+        request: ScoreRequest<'_, RepresentativeKeys>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index: RepresentativeKeys(keys), reduction } = request;
         let (gpu, count) = (step.prefix.gpu, self.of(step.prefix.candidates.len()));
         let cache = Cache { keys, values: keys, keys_at: 0, values_at: 0, capacity: count, ..step.prefix.cache };
         let RepresentativeScores(each) = scratch.own.of();

@@ -1,9 +1,7 @@
 //! Launches of keys on their leading components on a GPU.
 
-use std::ops::Range;
-
 use super::Loki;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FITS, ProjectionWorkspace};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, FITS, ProjectionWorkspace, ScoreRequest};
 use crate::backend::form::row_width;
 use crate::backend::index::PrefixStatsView;
 use spattn_cuda::{Buffer, Directions, GpuError, IndexRows, Reduction, Storage};
@@ -33,14 +31,8 @@ impl CudaScorer for Loki {
         Ok(Built { index: ProjectedKeys { components, keys }, host_bytes })
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &ProjectedKeys,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, ProjectedKeys>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index, reduction } = request;
         let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
         let (d, kv_heads, storage, rank) = (cache.d, cache.kv_heads, cache.storage, self.rank.of(cache.d));
         let padded = row_width(rank).expect(FITS);

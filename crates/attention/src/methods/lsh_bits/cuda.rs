@@ -34,7 +34,7 @@ impl CudaSigner for RandomSignatures {
     ) -> Result<Built<SignedLayer>, GpuError> {
         let (gpu, cache) = (layer.gpu, &layer.cache);
         let (d, words, tokens) = (cache.d, words_of(self.bits), layer.candidates.len());
-        let signed = build_on_host(layer, learned, |prefix| self.build(prefix).signatures)?;
+        let signed = build_on_host(layer, learned, |prefix| Ok(self.build(prefix)?.signatures))?;
         let mut stored = vec![0u32; Signatures::bytes_of(cache.kv_heads, words, tokens) / 4];
         let stride = stored.len() / (cache.kv_heads * words);
         for (planes, signatures) in stored.chunks_exact_mut(words * stride).zip(&signed) {

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::super::planes::gaussians;
 use super::*;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvRows};
 use crate::{Context, PromptHead, SoftmaxScale, SparseLayerRank, expand_grid};
 
 /// Data of a test: one KV head and a group of queries.
@@ -30,8 +30,8 @@ impl Scene {
             depth: SparseLayerRank::default(),
             rotation: None,
             kv_head: 0,
-            keys,
-            values: keys,
+            keys: KvRows::lent(keys, self.d),
+            values: KvRows::lent(keys, self.d),
             d: self.d,
             scale: SoftmaxScale::inverse_root(self.d),
             dtype: KvDtype::F32,
@@ -55,8 +55,8 @@ impl Scene {
             queries,
             d,
             scale,
-            keys,
-            values: keys,
+            keys: KvRows::lent(keys, d),
+            values: KvRows::lent(keys, d),
             tail_keys,
             tail_values: Rows::F32(&[]),
             dtype: KvDtype::F32,
@@ -80,9 +80,9 @@ impl Scene {
     }
 
     fn select_by(&self, method: &MagicPig, cost: &mut Cost) -> Vec<(Vec<u32>, Vec<f32>)> {
-        let index = Method::build(method, &self.prefix());
+        let index = Method::build(method, &self.prefix()).unwrap();
         let mut state = Method::start(method, &index);
-        let Selection::PerHead(heads) = Method::select(method, &self.step(), &index, &mut state, cost) else {
+        let Selection::PerHead(heads) = Method::select(method, &self.step(), &index, &mut state, cost).unwrap() else {
             panic!("a selection for each query head")
         };
         let parts = |picks: SelectedTokens| match picks.weighting {
@@ -343,7 +343,7 @@ mod frequency {
     #[test]
     fn makes_the_weighted_sum_unbiased() {
         let scene = scene();
-        let logits = scene.step().exact_scores(scene.step().queries, &mut Cost::default());
+        let logits = scene.step().exact_scores(scene.step().queries, &mut Cost::default()).unwrap();
         let weight = |token: u32| f64::from(scene.step().scale.factor() * logits[token as usize]).exp();
         let exact: f64 = (0..TOKENS as u32).map(weight).sum();
         for spec in
@@ -469,7 +469,7 @@ fn costs_and_bytes_are_those_of_what_was_read_and_stored() {
     // Products with sampled keys count as attention.
     assert_eq!((cost.score_flops as usize, cost.kv_bytes), (hashing + 2 * 2 * D, 0));
     let magicpig = method("magicpig:K=6,L=40");
-    let index = Method::build(&magicpig, &scene.prefix());
+    let index = Method::build(&magicpig, &scene.prefix()).unwrap();
     let sides = index.hash_queries(&scene.step(), &mut Cost::default());
     let lookups: usize = sides.chunks(index.planes.words()).map(|s| index.tables.visit_collisions(s, |_| ())).sum();
     let (means, norms) = (2 * D * 4, picks * 4);
@@ -479,7 +479,7 @@ fn costs_and_bytes_are_those_of_what_was_read_and_stored() {
 
     let bytes = |spec: &str| {
         let method = method(spec);
-        Method::index_bytes(&method, &Method::build(&method, &scene.prefix()))
+        Method::index_bytes(&method, &Method::build(&method, &scene.prefix()).unwrap())
     };
     let tables = 40 * (65 + 1000) * 2;
     assert_eq!(bytes("magicpig:K=6,L=40"), tables + 1000 * 4 + D * 4);

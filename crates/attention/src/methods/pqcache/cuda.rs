@@ -1,13 +1,11 @@
 //! Launches of product-quantised keys on a GPU: the host clusters the keys when a prefix is read, as the authors' code does, and codes
 //! and centroids are uploaded; queries are multiplied with the centroids there at every step.
 
-use std::ops::Range;
-
 use super::{ProductCodes, Subspace};
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, build_on_host};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest, build_on_host};
 use crate::backend::index::PrefixStatsView;
 use crate::scored::scorer::Scorer;
-use spattn_cuda::{Buffer, CodedKeys, GpuError, Reduction};
+use spattn_cuda::{Buffer, CodedKeys, GpuError};
 
 /// The quantised keys of a layer.
 pub(super) struct LayerCodes {
@@ -45,14 +43,8 @@ impl CudaScorer for ProductCodes {
         Ok(Built { index, host_bytes })
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        LayerCodes { codes, centroids }: &LayerCodes,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, LayerCodes>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index: LayerCodes { codes, centroids }, reduction } = request;
         let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
         let keys = CodedKeys {
             codes,

@@ -1,11 +1,9 @@
 //! Launches of page bounds on a GPU.
 
-use std::ops::Range;
-
 use super::{Bounds, bound_bytes};
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{Buffer, GpuError, PageBounds, Pages, Reduction};
+use spattn_cuda::{Buffer, GpuError, PageBounds, Pages};
 
 /// Channel-wise bounds of each page, `[kv_head][page][d]` each, in the storage type of the keys.
 pub(crate) struct LayerBounds {
@@ -25,14 +23,8 @@ impl CudaScorer for Bounds {
         Ok(Built { index: LayerBounds { lower, upper }, host_bytes })
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        LayerBounds { lower, upper }: &LayerBounds,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, LayerBounds>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index: LayerBounds { lower, upper }, reduction } = request;
         let (prefix, pages) = (&step.prefix, step.prefix.candidates.len().div_ceil(self.page));
         let (kv_heads, d, storage) = (prefix.cache.kv_heads, prefix.cache.d, prefix.cache.storage);
         let bounds = PageBounds { lower, upper, pages, kv_heads, d, storage };

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::{Signatures, Steps, Ties};
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FusedTopK};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FusedTopK, ScoreRequest};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as LayerSignatures, TieOrder};
+use spattn_cuda::{Buffer, GpuError, Nearest, Signatures as LayerSignatures, TieOrder};
 
 /// How a method signs keys and queries.
 pub(crate) trait CudaSigner: Send + Sync {
@@ -60,31 +60,20 @@ impl<S: CudaSigner> CudaScorer for S {
         self.sign_keys(layer, learned)
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &S::Index,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, S::Index>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index, reduction } = request;
         let (keys, queries) = (self.signatures(step, index), (rows.len(), step.queries.heads));
         let DeviceScratch { scores, own } = scratch;
         let (signed, ties) = own.of::<SignedQueries>().sign(self, step, rows, index)?;
         step.prefix.gpu.score_signatures((signed, queries.0, queries.1), &keys, ties, reduction, scores)
     }
 
-    fn fused_top_k<'f>(
-        &'f self,
-        step: &DeviceStep<'_>,
-        index: &'f S::Index,
-        reduction: Option<Reduction>,
-    ) -> Option<FusedTopK<'f>> {
-        let rows = step.budget_units.len();
+    fn fused_top_k<'f>(&'f self, request: ScoreRequest<'f, S::Index>) -> Option<FusedTopK<'f>> {
+        let ScoreRequest { step, rows, index, reduction } = request;
         let keys = self.signatures(step, index);
-        let nearest = Nearest::new(step.prefix.gpu, (rows, step.queries.heads), keys, reduction)?;
-        Some(Box::new(move |step, scratch, to| {
-            let (signed, ties) = scratch.own.of::<SignedQueries>().sign(self, step, 0..rows, index)?;
+        let nearest = Nearest::new(step.prefix.gpu, (rows.len(), step.queries.heads), keys, reduction)?;
+        Some(Box::new(move |scratch, to| {
+            let (signed, ties) = scratch.own.of::<SignedQueries>().sign(self, step, rows, index)?;
             let chosen = (&to.budget_units, step.prefix.candidates.start);
             step.prefix.gpu.nearest_signatures(nearest, signed, ties, chosen, &mut to.lists)
         }))

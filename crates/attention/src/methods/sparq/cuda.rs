@@ -1,12 +1,12 @@
 //! Launches of scores by the queries' largest channels, and of what selections leave over, on a GPU.
 
-use std::ops::Range;
-
 use super::QueryChannels;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace};
+use crate::backend::active::{
+    Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, ScoreRequest,
+};
 use crate::backend::index::PrefixStatsView;
 use crate::scored::granularity::Granularity;
-use spattn_cuda::{Buffer, ChosenChannels, GpuError, KeysByChannel, Reduction};
+use spattn_cuda::{Buffer, ChosenChannels, GpuError, KeysByChannel};
 
 /// The keys of a layer, channel by channel, and the mean values.
 pub(super) struct LayerChannels {
@@ -41,14 +41,8 @@ impl CudaScorer for QueryChannels {
         Ok(Built { index: LayerChannels { keys, means }, host_bytes })
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        index: &LayerChannels,
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, LayerChannels>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index, reduction } = request;
         let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
         let DeviceScratch { scores, own } = scratch;
         let ChannelWorkspace { channels, weights } = own.of();
@@ -61,13 +55,12 @@ impl CudaScorer for QueryChannels {
 
     fn weigh_all(
         &self,
-        step: &DeviceStep<'_>,
-        index: &LayerChannels,
-        first: usize,
+        request: ScoreRequest<'_, LayerChannels>,
         scratch: &DeviceScratch,
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, index, .. } = request;
         let begin = step.prefix.candidates.start;
-        step.prefix.gpu.rest_shares(&scratch.scores, begin, &index.view(step), first, &mut to.lists)
+        step.prefix.gpu.rest_shares(&scratch.scores, begin, &index.view(step), rows.start, &mut to.lists)
     }
 }

@@ -1,11 +1,9 @@
 //! Launches of exact scores on a GPU: keys are scored where the cache holds them.
 
-use std::ops::Range;
-
 use super::ExactScores;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{GpuError, Reduction};
+use spattn_cuda::GpuError;
 
 impl CudaScorer for ExactScores {
     type Index = ();
@@ -14,14 +12,8 @@ impl CudaScorer for ExactScores {
         Ok(Built::default())
     }
 
-    fn score_all(
-        &self,
-        step: &DeviceStep<'_>,
-        rows: Range<usize>,
-        (): &(),
-        reduction: Option<Reduction>,
-        scratch: &mut DeviceScratch,
-    ) -> Result<(), GpuError> {
+    fn score_all(&self, request: ScoreRequest<'_, ()>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
+        let ScoreRequest { step, rows, reduction, .. } = request;
         let (prefix, candidates) = (&step.prefix, step.prefix.candidates.clone());
         prefix.gpu.score_keys(&step.queries, rows, &prefix.cache, candidates, reduction, &mut scratch.scores)
     }

@@ -224,8 +224,8 @@ fn a_block_of_one_row_is_searched_as_a_decoding_step_is() {
             queries: &layer.queries[160 * 2 * D..],
             d: D,
             scale: crate::SoftmaxScale::of_factor(0.25),
-            keys: keys.slice(0..160, D),
-            values: keys.slice(0..160, D),
+            keys: crate::kv::KvRows::lent(keys.slice(0..160, D), D),
+            values: crate::kv::KvRows::lent(keys.slice(0..160, D), D),
             tail_keys: keys.slice(160..161, D),
             tail_values: Rows::F32(&[]),
             dtype: crate::kv::KvDtype::F32,
@@ -238,7 +238,7 @@ fn a_block_of_one_row_is_searched_as_a_decoding_step_is() {
             seed: 1,
         };
         let mut state = method.method.start(&());
-        let picked = match method.method.select(&step, &(), state.as_mut(), &mut Cost::default()) {
+        let picked = match method.method.select(&step, &(), state.as_mut(), &mut Cost::default()).unwrap() {
             crate::Selection::Shared(picks) => vec![picks.clone(), picks],
             crate::Selection::PerHead(heads) => heads,
         };
@@ -319,7 +319,7 @@ fn what_finding_a_mask_costs_is_counted_once() {
         sparse.pattern = pattern;
         let mut out = vec![f32::NAN; layer.queries.len()];
         let chunk = PrefillChunk::new(0, 0, &layer.queries, 4, &layer.kv);
-        sparse.attend(&chunk, &mut out);
+        sparse.attend(&chunk, &mut out).unwrap();
         let total = sparse.into_costs().total(|_| true);
         assert_eq!((total.score_flops, total.attended_tokens, total.steps), (flops, 4 * 150, 4 * 150));
     }
@@ -345,7 +345,7 @@ fn verticals_slashes_and_weighted_tokens_are_attended_in_one_softmax() {
     let mut sparse = SparsePrefill::new(&method, &LayerSpecs::uniform(1, AttentionSpec::of_width(D)), 3).unwrap();
     sparse.pattern = PrefillPattern::Whole(&given);
     let mut out = vec![f32::NAN; layer.queries.len()];
-    sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out);
+    sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out).unwrap();
     let sees = |position: usize, token: usize| {
         let distance = position - token;
         let is_plain = distance <= 5 || [9, 10, 40, 77].contains(&distance) || [0, 1, 30, 31, 90, 120].contains(&token);

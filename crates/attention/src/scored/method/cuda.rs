@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::Scored;
 use super::device::ON_DEVICE;
 use crate::backend::active::{
-    DeviceLaunch, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FusedTopK, MaterializesScores,
+    DeviceLaunch, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FusedTopK, MaterializesScores, PickRequest,
+    ScoreRequest,
 };
 use crate::backend::index::{DeviceIndex, PrefixStatsView};
 use crate::backend::scorer::{DevicePicker, DeviceScorer};
@@ -18,7 +19,7 @@ const SCORE_BYTES: usize = 64 << 20;
 
 /// Ranges of rows whose scores are computed together.
 fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
-    let rows = step.budget_units.len();
+    let rows = all_rows(step).end;
     let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
     (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
 }
@@ -32,14 +33,13 @@ fn reduction(per: Granularity) -> Option<Reduction> {
     }
 }
 
-/// The launch that scores and selects at once, if the picker is a top-k and the scorer has one.
+/// The launch that scores and selects all requested rows at once, if the picker is a top-k and the scorer has one.
 fn fused<'f>(
-    (scorer, picker): (&'f dyn DeviceScorer, &dyn DevicePicker),
-    step: &DeviceStep<'_>,
-    index: &'f DeviceIndex,
-    reduction: Option<Reduction>,
+    scorer: &'f dyn DeviceScorer,
+    picker: &dyn DevicePicker,
+    request: ScoreRequest<'f, DeviceIndex>,
 ) -> Option<FusedTopK<'f>> {
-    if picker.is_top_k() { scorer.fused_top_k(step, index, reduction) } else { None }
+    if picker.is_top_k() { scorer.fused_top_k(request) } else { None }
 }
 
 impl<S: Scorer> Scored<S> {
@@ -47,6 +47,21 @@ impl<S: Scorer> Scored<S> {
     fn pages(&self, step: &DeviceStep<'_>) -> Pages {
         Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
     }
+
+    /// What the scorer is asked for some rows of a step.
+    fn score_request<'a>(
+        &self,
+        step: &'a DeviceStep<'a>,
+        index: &'a DeviceIndex,
+        rows: Range<usize>,
+    ) -> ScoreRequest<'a, DeviceIndex> {
+        ScoreRequest { step, rows, index, reduction: reduction(self.per) }
+    }
+}
+
+/// All rows of a step.
+fn all_rows(step: &DeviceStep<'_>) -> Range<usize> {
+    0..step.budget_units.len()
 }
 
 impl<S: Scorer> DeviceLaunch for Scored<S> {
@@ -66,18 +81,18 @@ impl<S: Scorer> DeviceLaunch for Scored<S> {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        let pages = self.pages(step);
         let reduction = reduction(self.per);
-        let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
-        picker.prepare(step, &pages, lists, to)?;
-        if let Some(launch) = fused((scorer, picker), step, index, reduction) {
-            return launch(step, scratch, to);
+        let lists_per_row = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
+        let pick = PickRequest { step, pages: self.pages(step), least_pages: self.least, lists_per_row };
+        picker.prepare(&pick, to)?;
+        if let Some(launch) = fused(scorer, picker, self.score_request(step, index, all_rows(step))) {
+            return launch(scratch, to);
         }
-        for rows in rows_at_once(step, &pages) {
+        for rows in rows_at_once(step, &pick.pages) {
             let first = rows.start;
-            scorer.score_all(step, rows, index, reduction, scratch)?;
-            picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, to)?;
-            scorer.weigh_all(step, index, first, scratch, to)?;
+            scorer.score_all(self.score_request(step, index, rows.clone()), scratch)?;
+            picker.pick_all(&pick, scratch.scores.of(reduction), first, to)?;
+            scorer.weigh_all(self.score_request(step, index, rows), scratch, to)?;
         }
         Ok(())
     }
@@ -88,10 +103,10 @@ impl<S: Scorer> DeviceLaunch for Scored<S> {
         index: &DeviceIndex,
         scratch: &mut DeviceScratch,
     ) -> Result<MaterializesScores, GpuError> {
-        let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), reduction(self.per));
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         rows_at_once(step, &self.pages(step))
-            .try_for_each(|rows| scorer.score_all(step, rows, index, reduction, scratch))?;
-        let is_fused = fused((scorer, picker), step, index, reduction).is_some();
+            .try_for_each(|rows| scorer.score_all(self.score_request(step, index, rows), scratch))?;
+        let is_fused = fused(scorer, picker, self.score_request(step, index, all_rows(step))).is_some();
         Ok(if is_fused { MaterializesScores::ForTimingOnly } else { MaterializesScores::Yes })
     }
 }

@@ -5,13 +5,16 @@ use std::ops::Range;
 
 use super::{QueryPosition, Scored, TailIndex};
 use crate::cost::Cost;
+use crate::kv::KvRows;
 use crate::prefill::mask::{QueryBlock, RowHead, RowMask};
 use crate::scored::scorer::{Part, Scorer, Segment, SelectionSource};
 use crate::types::budget::Context;
 use crate::types::scores::{GroupQueries, joined_scores};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-use spattn_kernels::Joined;
+
+/// Panic message: reading failed although the rows are borrowed.
+const IN_MEMORY: &str = "a prompt that is read is in host memory";
 
 impl<S: Scorer> RowMask for Scored<S> {
     fn begin(&self) -> Box<dyn Any + Send + Sync> {
@@ -22,9 +25,9 @@ impl<S: Scorer> RowMask for Scored<S> {
         let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("a state of another method");
         let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
         let d = head.place.d;
-        let keys = Joined::one(head.keys, d).slice(whole.clone());
-        let values = Joined::one(head.values, d).slice(whole);
-        grown.grow(&self.scorer, head.place, None, keys, values);
+        let keys = KvRows::lent(head.keys, d).slice(whole.clone());
+        let values = KvRows::lent(head.values, d).slice(whole);
+        grown.grow(&self.scorer, head.place, None, keys, values).expect(IN_MEMORY);
     }
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
@@ -38,14 +41,14 @@ impl<S: Scorer> RowMask for Scored<S> {
         let exact: Vec<StaticTokens> =
             (0..rows).map(|row| StaticTokens::sliding(block.policy, block.first + row + 1)).collect();
         let sink = exact[rows - 1].sink;
-        let keys = Joined::one(head.keys, d);
-        let values = Joined::one(head.values, d);
+        let keys = KvRows::lent(head.keys, d);
+        let values = KvRows::lent(head.values, d);
         let queries =
             GroupQueries { layer: block.layer, kv_head: block.kv_head, queries: block.queries, rows, d, scale };
         let (mut scores, mut scoring) = (Vec::new(), Cost::default());
         if !nothing && grown.tokens > 0 {
             let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
-            scores = self.scores_of(&queries, &segment, &mut scoring);
+            scores = self.scores_of(&queries, &segment, &mut scoring).expect(IN_MEMORY);
         }
         let lists = self.lists(group);
         let columns = scores.len() / (lists * rows);
@@ -72,8 +75,8 @@ impl<S: Scorer> RowMask for Scored<S> {
             if !open.is_empty() {
                 let queries = GroupQueries { queries: &numbers, rows: 1, ..queries };
                 let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
-                let index = last.grow(&self.scorer, head.place, None, keys, values);
-                let more = self.scores_of(&queries, &Segment { index, keys }, cost);
+                let index = last.grow(&self.scorer, head.place, None, keys, values).expect(IN_MEMORY);
+                let more = self.scores_of(&queries, &Segment { index, keys }, cost).expect(IN_MEMORY);
                 own = joined_scores(lists, (&own, pages), &more);
                 parts.push(Part { index, tokens: open.len(), values });
             }
@@ -87,8 +90,9 @@ impl<S: Scorer> RowMask for Scored<S> {
                 queries: &numbers,
                 keys: seen,
             };
-            let mut selection = self.select_by(&own, &at, &parts, cost);
-            self.scorer.weigh(&SelectionSource { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
+            let mut selection = self.select_by(&own, &at, &parts, cost).expect(IN_MEMORY);
+            let source = SelectionSource { scores: &own, first: sink, parts: &parts };
+            self.scorer.weigh(&source, &mut selection, cost).expect(IN_MEMORY);
             attended += selection.of_heads(group).iter().sum::<usize>();
             selections.push(selection);
         }

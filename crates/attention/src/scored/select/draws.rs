@@ -54,17 +54,18 @@ fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
 
 impl Proposal {
     /// Added to the logarithm of each candidate's weight.
-    fn log_norms(self, head: &ProbeHead<'_>) -> Vec<f64> {
-        let (prefix, candidates) = (&head.prefix, head.prefix.candidates.clone());
+    fn log_norms(self, head: &ProbeHead<'_>) -> Result<Vec<f64>, KvError> {
+        let values = head.prefix.candidate_values();
         match self {
-            Self::Attention => vec![0.0; candidates.len()],
+            Self::Attention => Ok(vec![0.0; values.tokens()]),
             Self::ValueNorm => {
-                let values = prefix.values.slice(candidates, prefix.d).to_f32();
+                let mut norms = Vec::with_capacity(values.tokens());
                 let log_norm = |v: &[f32]| {
                     let square: f64 = v.iter().map(|x| f64::from(*x).powi(2)).sum();
                     0.5 * square.max(f64::MIN_POSITIVE).ln()
                 };
-                values.chunks_exact(prefix.d).map(log_norm).collect()
+                values.each_block(1, |values| norms.extend(values.chunks_exact(head.prefix.d).map(log_norm)))?;
+                Ok(norms)
             }
         }
     }
@@ -81,14 +82,14 @@ impl Picker for Draws {
         let wanted = probe.tokens(density) / probe.candidates() as f64;
         let weights = Histogram::pooled(probe.measure(|head| {
             let mut weights = Histogram::new();
-            let norms = self.proposal.log_norms(head);
+            let norms = self.proposal.log_norms(head)?;
             head.each_logits(|logits| {
                 let logs: Vec<f64> = logits.iter().zip(&norms).map(|(x, norm)| f64::from(*x) + norm).collect();
                 let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let log_sum = max + logs.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
                 logs.iter().for_each(|x| weights.add((log_sum - x) / SMALLEST_LOG_WEIGHT));
-            });
-            weights
+            })?;
+            Ok(weights)
         })?);
         let draws = 1..=MOST_DRAWS * probe.candidates();
         let budget = least_reaching(draws, wanted, |draws| expected_distinct(&weights, draws));
@@ -96,16 +97,16 @@ impl Picker for Draws {
         Ok(Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") }))
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
         // A prefix without candidates cannot be solved for: all tokens after it are attended.
         let Tuned::Value(budget) = self.budget else {
-            return SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect());
+            return Ok(SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect()));
         };
         cost.select_bytes += PASSES * row.pass();
         let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let norms = match self.proposal {
             Proposal::Attention => Vec::new(),
-            Proposal::ValueNorm => (row.value_norms)(cost),
+            Proposal::ValueNorm => (row.value_norms)(cost)?,
         };
         let mut cumulative = Vec::with_capacity(row.scores.len());
         let (mut total, mut mass) = (0.0f64, 0.0f64);
@@ -136,7 +137,7 @@ impl Picker for Draws {
             picks.1.push(correction(run[0]) * (run.len() as f32 / budget as f32));
         }
         let log_mass = row.scale * max + (mass as f32).ln();
-        SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
+        Ok(SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } })
     }
 
     fn device(&self) -> Result<&dyn DevicePicker, HostReason> {

@@ -10,17 +10,20 @@ use crate::Probe;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
-use crate::kv::KvError;
+use crate::kv::{KvError, KvRows};
 use crate::method::Solved;
 use crate::types::budget::Context;
 use crate::types::seed::mix_seed;
 use crate::types::selection::SelectedTokens;
-use spattn_kernels::{Joined, linear};
+use spattn_kernels::linear;
 
 /// Chooses among scored candidates.
 pub(crate) trait Picker: Send + Sync {
     /// Selects by the scores of one query. Adds the passes over the scores (`select_bytes`) to `cost`.
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens;
+    ///
+    /// # Errors
+    /// If it looks at keys or values of the prefix, and they cannot be read.
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError>;
 
     /// True if it never selects anything, so that scores need not be computed.
     fn is_nothing(&self) -> bool {
@@ -65,13 +68,13 @@ pub(crate) trait DataIndependentPicker {
 }
 
 /// Second scores (unscaled `q·k`, or the group's reduced ones) of some candidates. Counts the codes read.
-pub(crate) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
+pub(crate) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Result<Vec<f32>, KvError> + Sync + 'a;
 
 /// Counts exact products with tokens, ascending, that are not attended.
 pub(crate) type PassOver<'a> = dyn Fn(&[u32], &mut Cost) + Sync + 'a;
 
 /// Norms of the candidates' values.
-pub(crate) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Vec<f32> + Sync + 'a;
+pub(crate) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Result<Vec<f32>, KvError> + Sync + 'a;
 
 /// The candidates of one query with their scores.
 #[derive(Clone)]
@@ -96,8 +99,8 @@ pub(crate) struct ScoredRow<'a> {
     pub heads: usize,
     /// Their rotated, unscaled queries `[head][d]`.
     pub queries: &'a [f32],
-    /// Rotated keys of all tokens in context.
-    pub keys: Joined<'a>,
+    /// Rotated keys of all tokens in context, to be read.
+    pub keys: KvRows<'a>,
     /// Scores tokens again.
     pub rescore: &'a Rescore<'a>,
     /// Counts the products with keys that these heads do not attend; those with attended keys are counted by attention.
@@ -124,8 +127,11 @@ impl ScoredRow<'_> {
 
     /// Exact logits of some tokens in context, for each head of the selection. Counts nothing: products with attended
     /// tokens are counted by attention, others by [`pass_over`](Self::pass_over).
-    pub fn exact_logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
-        let keys = self.keys.gather(tokens);
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn exact_logits(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, KvError> {
+        let keys = self.keys.gather(tokens)?;
         let d = self.queries.len() / self.heads;
         let of_head = |query: &[f32]| {
             let mut logits = vec![0.0; tokens.len()];
@@ -133,7 +139,7 @@ impl ScoredRow<'_> {
             logits.iter_mut().for_each(|logit| *logit *= self.scale);
             logits
         };
-        self.queries.chunks_exact(d).map(of_head).collect()
+        Ok(self.queries.chunks_exact(d).map(of_head).collect())
     }
 
     /// A random generator that depends only on the row's seed and head.

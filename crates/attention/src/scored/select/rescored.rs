@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DevicePicker;
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
+use crate::kv::{KvError, MOST_TOKENS};
 use crate::scored::select::picker::{Finer, Picker, ScoredRow};
 use crate::scored::select::share::TopShare;
 use crate::scored::select::top::Top;
@@ -64,16 +64,16 @@ impl Picker for Rescored {
         Err(HostReason::Selection("by a second score"))
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
-        let left = self.first.pick(row, cost).tokens;
-        let scores = (row.rescore)(self.finer, &left, cost);
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
+        let left = self.first.pick(row, cost)?.tokens;
+        let scores = (row.rescore)(self.finer, &left, cost)?;
         let again = ScoredRow { scores: &scores, page: 1, least: 0, candidates: 0..left.len(), ..row.clone() };
-        let places = self.then.pick(&again, cost).tokens;
+        let places = self.then.pick(&again, cost)?.tokens;
         let picked: Vec<u32> = places.iter().map(|place| left[*place as usize]).collect();
         if self.finer == Finer::Keys {
             (row.pass_over)(&others(&left, &picked), cost);
         }
-        SelectedTokens::softmax(picked)
+        Ok(SelectedTokens::softmax(picked))
     }
 
     fn finer(&self) -> Option<Finer> {

@@ -94,23 +94,22 @@ impl Sample {
     }
 
     /// The relative deviation for each query of a head's probe, if `best` tokens are selected by score.
-    fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
-        let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
-        let (tokens, scale) = (head.prefix.keys.elements() / d, head.prefix.scale.factor());
+    fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Result<Vec<f64>, KvError> {
+        let (candidates, tokens) = (head.prefix.candidates.clone(), head.prefix.tokens());
         let (rest, place) = (candidates.len() - best, mix_seed(head.prefix.layer as u64, head.prefix.kv_head as u64));
         let base = self.base_of(rest);
-        let of_query = |(i, query): (usize, &[f32])| {
+        let mut deviations = Vec::new();
+        head.each_logits_of(0..tokens, |i, logits| {
             let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(place, i as u64));
-            let logits: Vec<f32> = head.prefix.scores(query, 0..tokens).iter().map(|x| scale * x).collect();
             let first = candidates.start as u32;
             let picked: Vec<u32> = top_k(&logits[candidates.clone()], best).iter().map(|i| i + first).collect();
             let drawn = outside(&picked, first, &draw(&mut rng, rest, base));
             let fixed = (0..candidates.start).chain(candidates.end..tokens).chain(picked.iter().map(|t| *t as usize));
             let fixed: Vec<f32> = fixed.map(|t| logits[t]).collect();
             let drawn: Vec<f32> = drawn.iter().map(|t| logits[*t as usize]).collect();
-            relative_deviation(&fixed, &drawn, rest)
-        };
-        head.queries.chunks_exact(d).enumerate().map(of_query).collect()
+            deviations.push(relative_deviation(&fixed, &drawn, rest));
+        })?;
+        Ok(deviations)
     }
 }
 
@@ -154,7 +153,7 @@ impl Picker for Sample {
         !matches!(self.budget, Budget::Density(_))
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
         cost.select_bytes += 2 * row.pass();
         let pages = self.budget.blocks(row.context, row.page).max(row.least);
         let mut tokens = row.tokens(&top_k(row.scores, pages));
@@ -163,16 +162,16 @@ impl Picker for Sample {
         let base = self.base_of(rest);
         let all = || SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect());
         if base >= rest {
-            return all();
+            return Ok(all());
         }
         let mut rng = row.rng();
         let looked_at = outside(&tokens, first, &draw(&mut rng, rest, base));
         let fixed: Vec<u32> = row.fixed().chain(tokens.iter().copied()).collect();
-        let (fixed, of_base) = (row.exact_logits(&fixed), row.exact_logits(&looked_at));
+        let (fixed, of_base) = (row.exact_logits(&fixed)?, row.exact_logits(&looked_at)?);
         let deviations = fixed.iter().zip(&of_base).map(|(fixed, base)| relative_deviation(fixed, base, rest));
         let size = self.size(deviations.fold(0.0, f64::max), base, rest);
         if size >= rest {
-            return all();
+            return Ok(all());
         }
         let drawn = outside(&tokens, first, &draw(&mut rng, rest, size));
         // The other tokens of the base sample are attended, and counted by attention.
@@ -180,7 +179,7 @@ impl Picker for Sample {
         let mut log_u = vec![0.0; best];
         log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
         tokens.extend(drawn);
-        SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) }
+        Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) })
     }
 
     fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {

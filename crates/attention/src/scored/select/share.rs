@@ -86,8 +86,8 @@ impl Picker for TopShare {
                 let covered = Covered::new(logits);
                 needed.iter_mut().zip(ladder()).for_each(|(sum, rung)| *sum += covered.needed(share(rung)) as f64);
                 queries += 1.0;
-            });
-            (needed, queries)
+            })?;
+            Ok((needed, queries))
         })?;
         let queries: f64 = heads.iter().map(|(_, queries)| queries).sum();
         let mean = |rung: usize| heads.iter().map(|(needed, _)| needed[rung]).sum::<f64>() / queries;
@@ -105,9 +105,9 @@ impl Picker for TopShare {
     }
 
     /// Pages have equally many tokens, so a page's share is that of its score.
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
         *cost += self.cost(row.scores.len());
-        SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
+        Ok(SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least))))
     }
 
     fn device(&self) -> Result<&dyn DevicePicker, HostReason> {

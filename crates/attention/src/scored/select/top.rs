@@ -3,6 +3,7 @@
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::{DevicePicker, LeastPages};
 use crate::cost::Cost;
+use crate::kv::KvError;
 use crate::scored::select::picker::{Picker, ScoredRow};
 use crate::types::budget::{Budget, Context};
 use crate::types::selection::SelectedTokens;
@@ -26,10 +27,10 @@ impl Picker for Top {
         true
     }
 
-    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> SelectedTokens {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
         *cost += self.cost(row.scores.len());
         let pages = self.pages(row.context, row.page, row.least);
-        SelectedTokens::softmax(row.tokens(&top_k(row.scores, pages)))
+        Ok(SelectedTokens::softmax(row.tokens(&top_k(row.scores, pages))))
     }
 
     fn is_nothing(&self) -> bool {

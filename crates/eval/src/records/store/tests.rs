@@ -339,10 +339,10 @@ fn lines_of_one_key_that_differ_are_told_with_what_to_do() {
     assert!(said(&same).ends_with("1 records repeat a key; the first of each key counts"));
     let told = said(&Record { score: 0.25, ..same.clone() });
     assert!(
-        told.contains("1 of them differ from the first in score or answer:  vt, sample 1, method full has 1 and 0.25")
+        told.contains("1 of them differ from the first in score or answer: vt, sample 1, method full has 1 and 0.25")
     );
     assert!(told.contains(&format!("delete the lines that are wrong (key {})", same.key)), "{told}");
-    assert!(said(&Record { prediction: "x".into(), ..same }).contains("another score or answer"));
+    assert!(said(&Record { prediction: "x".into(), ..same }).contains("differ from the first in score or answer"));
 }
 
 #[test]

@@ -107,7 +107,9 @@ fn random_weights_are_told_of_whatever_they_score() {
     };
     let told = of("random:llama-3.1-8b");
     assert_eq!(told.len(), 1);
-    assert!(told[0].to_string().contains("random:llama-3.1-8b") && told[0].to_string().contains("mean nothing"));
+    assert!(
+        told[0].to_string().contains("random:llama-3.1-8b") && told[0].to_string().contains("scores are meaningless")
+    );
     assert!(of("builtin").is_empty() && of("org/random:x").is_empty());
 }
 

@@ -32,7 +32,10 @@ fn heads_hold_what_the_model_computes_in_one_go() {
     assert_eq!((&document.layers[..], document.at(7), document.steps()), (&[2, 7][..], 1, 3));
     let tokens = document.ids.len();
     let mut queries = vec![Vec::new(); 10];
-    let mut keep = |chunk: &PrefillChunk<'_>| queries[chunk.layer].extend_from_slice(chunk.queries());
+    let mut keep = |chunk: &PrefillChunk<'_>| {
+        queries[chunk.layer].extend_from_slice(chunk.queries()?);
+        Ok(())
+    };
     let prefix = loaded.model.decoder.prefill_observed(&document.ids, tokens, &mut keep).unwrap().prefix;
     let heads = document.each_head(Head::clone).unwrap();
     assert_eq!(heads.iter().map(|h| (h.layer, h.kv_head)).collect::<Vec<_>>(), [(2, 0), (2, 1), (7, 0), (7, 1)]);
@@ -179,7 +182,7 @@ fn what_cannot_be_read_is_said() {
     let tasks = ["ruler/vt".to_owned()];
     let said = |request: Request<'_>| DocumentReader::open(&request).err().unwrap().to_string();
     assert!(said(Request { length: 18, ..request(&tasks, &[]) }).contains("too short for the queries"));
-    assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond what builtin reads"));
+    assert!(said(Request { length: 40_000, ..request(&tasks, &[]) }).contains("beyond the context of builtin"));
     assert_eq!(said(request(&tasks, &[3, 12])), "builtin has no layer 12");
     assert_eq!(layers_of(&[4, 1, 4], 5, "m").unwrap(), [1, 4]);
 }

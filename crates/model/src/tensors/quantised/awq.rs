@@ -6,6 +6,8 @@
 //! | `.qzeros` | I32 | `[groups][outputs / 8]` |
 //! | `.scales` | F16, BF16 or F32 | `[groups][outputs]` |
 
+use std::ops::Range;
+
 use safetensors::Dtype;
 use serde::Serialize;
 
@@ -34,24 +36,28 @@ impl Packing for Awq {
         Endings { packed: WEIGHT, packed_type: None, plain: ".weight", others: &[ZEROS, SCALES] }
     }
 
-    fn shape(&self, parts: &Parts<'_>) -> Result<Vec<usize>, WeightsError> {
+    fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError> {
         let [inputs, words] = parts.axes(WEIGHT, &[Dtype::I32])?;
-        let groups = self.group_size.groups_of(inputs, parts, WEIGHT)?;
+        let groups = self.group_size.groups_of(inputs);
         let outputs = words * BITS.per_word();
         parts.expect(ZEROS, &[Dtype::I32], [groups, words])?;
         parts.expect(SCALES, &FLOATS, [groups, outputs])?;
-        Ok(vec![outputs, inputs])
+        Ok([outputs, inputs])
     }
 
-    fn unpack(&self, parts: &Parts<'_>, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
-        let (outputs, inputs) = (shape[0], shape[1]);
+    fn unpack(
+        &self,
+        parts: &Parts<'_>,
+        [outputs, inputs]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<StoredTensor, WeightsError> {
         let (numbers, zeros, scales) = (parts.words(WEIGHT)?, parts.words(ZEROS)?, parts.floats(SCALES)?);
         let of_row = |words: &[u32], row: usize, output: usize| {
             let (word, within) = (output / BITS.per_word(), output % BITS.per_word());
             BITS.of_word(words[row * (outputs / BITS.per_word()) + word], PLACES[within])
         };
         Ok(int_groups::unpack(
-            shape,
+            rows,
             &self.group_size.of_inputs(inputs),
             |output, input| of_row(&numbers, input, output),
             |group, output| of_row(&zeros, group, output),

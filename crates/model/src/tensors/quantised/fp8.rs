@@ -9,10 +9,11 @@
 //! Both names mean the factor that an FP8 number is multiplied by. Scales of activations (`.input_scale`, `.activation_scale`) are
 //! left out: activations are not quantised here.
 
+use std::ops::Range;
+
 use safetensors::Dtype;
 use serde::Serialize;
 
-use super::mxfp4::power_of_two;
 use super::parts::{Endings, FLOATS, Packing, Parts, matrix_by_rows};
 use crate::tensors::error::WeightsError;
 use crate::tensors::stored::StoredTensor;
@@ -82,7 +83,7 @@ impl Packing for Fp8 {
         }
     }
 
-    fn shape(&self, parts: &Parts<'_>) -> Result<Vec<usize>, WeightsError> {
+    fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError> {
         let shape: [usize; 2] = parts.axes(WEIGHT, &[Dtype::F8_E4M3])?;
         let part = scales(parts)?;
         let (got, expected) = (parts.shape(part)?, self.scales.shapes(shape));
@@ -93,25 +94,40 @@ impl Packing for Fp8 {
             Some(dtype) if !FLOATS.contains(&dtype) && dtype != Dtype::F8_E8M0 => {
                 Err(parts.wrong(part, format!("it holds {dtype:?}, which is no type of scales")))
             }
-            _ => Ok(shape.to_vec()),
+            _ => Ok(shape),
         }
     }
 
-    fn unpack(&self, parts: &Parts<'_>, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
-        let inputs = shape[1];
-        let (numbers, scales) = (parts.bytes(WEIGHT)?, read_scales(parts, scales(parts)?)?);
+    fn unpack(
+        &self,
+        parts: &Parts<'_>,
+        [_, inputs]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<StoredTensor, WeightsError> {
+        let (numbers, scales) = (parts.bytes_of_rows(WEIGHT, inputs, &rows)?, read_scales(parts, scales(parts)?)?);
         let table: Vec<f32> = (0..=u8::MAX).map(e4m3).collect();
         let scale = |row: usize, column: usize| match self.scales {
             Fp8Scales::Matrix => scales[0],
             Fp8Scales::Row => scales[row],
             Fp8Scales::Block([rows, columns]) => scales[row / rows * inputs.div_ceil(columns) + column / columns],
         };
-        Ok(matrix_by_rows(shape, |row, weights| {
-            let numbers = &numbers[row * inputs..][..inputs];
+        let first = rows.start;
+        Ok(matrix_by_rows(rows, inputs, |row, weights| {
+            let numbers = &numbers[(row - first) * inputs..][..inputs];
             for (column, (weight, number)) in weights.iter_mut().zip(numbers).enumerate() {
                 *weight = table[usize::from(*number)] * scale(row, column);
             }
         }))
+    }
+}
+
+/// The scale 2^(byte − 127) of the type E8M0; 255 is NaN.
+fn power_of_two(byte: u8) -> f32 {
+    match byte {
+        // Smaller than a normal f32.
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(byte) << 23),
     }
 }
 

@@ -3,9 +3,11 @@
 //! | part | type | shape |
 //! |---|---|---|
 //! | `.qweight` | I32 | `[inputs · bits / 32][outputs]` |
-//! | `.qzeros` | I32 | `[groups][outputs · bits / 32]` |
+//! | `.qzeros` | I32 | `[groups][⌈outputs · bits / 32⌉]` |
 //! | `.scales` | F16, BF16 or F32 | `[groups][outputs]` |
 //! | `.g_idx` | I32 | `[inputs]`: the group of each input; may be left out where groups are neighbours |
+
+use std::ops::Range;
 
 use safetensors::Dtype;
 use serde::Serialize;
@@ -52,37 +54,37 @@ impl Packing for Gptq {
         Endings { packed: WEIGHT, packed_type: None, plain: ".weight", others: &[ZEROS, SCALES, GROUPS] }
     }
 
-    fn shape(&self, parts: &Parts<'_>) -> Result<Vec<usize>, WeightsError> {
+    fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError> {
         let [words, outputs] = parts.axes(WEIGHT, &[Dtype::I32])?;
         let per_word = self.bits.per_word();
         let inputs = words * per_word;
-        let groups = self.group_size.groups_of(inputs, parts, WEIGHT)?;
-        if !outputs.is_multiple_of(per_word) {
-            let what =
-                format!("its {outputs} outputs are no multiple of {per_word}, so their zero points cannot be packed");
-            return Err(parts.wrong(WEIGHT, what));
-        }
-        parts.expect(ZEROS, &[Dtype::I32], [groups, outputs / per_word])?;
+        let groups = self.group_size.groups_of(inputs);
+        parts.expect(ZEROS, &[Dtype::I32], [groups, outputs.div_ceil(per_word)])?;
         parts.expect(SCALES, &FLOATS, [groups, outputs])?;
         if self.by_activation || parts.has(GROUPS) {
             parts.expect(GROUPS, &[Dtype::I32], [inputs])?;
         }
-        Ok(vec![outputs, inputs])
+        Ok([outputs, inputs])
     }
 
-    fn unpack(&self, parts: &Parts<'_>, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
-        let (outputs, inputs, per_word) = (shape[0], shape[1], self.bits.per_word());
+    fn unpack(
+        &self,
+        parts: &Parts<'_>,
+        [outputs, inputs]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<StoredTensor, WeightsError> {
+        let per_word = self.bits.per_word();
         let group_of_input = match parts.has(GROUPS) {
-            true => stored_groups(parts, GROUPS, self.group_size.groups_of(inputs, parts, WEIGHT)?)?,
+            true => stored_groups(parts, GROUPS, self.group_size.groups_of(inputs))?,
             false => self.group_size.of_inputs(inputs),
         };
         let (numbers, zeros, scales) = (parts.words(WEIGHT)?, self.zero_points(parts)?, parts.floats(SCALES)?);
         Ok(int_groups::unpack(
-            shape,
+            rows,
             &group_of_input,
             |output, input| self.bits.of_word(numbers[input / per_word * outputs + output], input % per_word),
             |group, output| {
-                self.bits.of_word(zeros[group * (outputs / per_word) + output / per_word], output % per_word)
+                self.bits.of_word(zeros[group * outputs.div_ceil(per_word) + output / per_word], output % per_word)
             },
             |group, output| scales[group * outputs + output],
         ))

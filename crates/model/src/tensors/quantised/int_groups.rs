@@ -1,6 +1,8 @@
 //! What the integer formats have in common: whole numbers of few bits in 32-bit words, and a scale and a zero point for each group of
 //! inputs. A weight is `(number − zero point) × scale`.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::parts::{Parts, matrix_by_rows};
@@ -27,11 +29,6 @@ impl From<IntBits> for usize {
 }
 
 impl IntBits {
-    /// That many bits, if they are read.
-    pub fn of(bits: usize) -> Option<Self> {
-        [Self::Four, Self::Eight].into_iter().find(|known| usize::from(*known) == bits)
-    }
-
     /// Numbers in a word.
     pub(super) fn per_word(self) -> usize {
         32 / usize::from(self)
@@ -60,35 +57,17 @@ pub enum GroupSize {
 }
 
 impl GroupSize {
-    /// The number of groups, if whole groups make up the inputs.
-    fn groups(self, inputs: usize) -> Option<usize> {
+    /// The number of groups of so many inputs; the last one may be smaller.
+    pub(super) fn groups_of(self, inputs: usize) -> usize {
         match self {
-            Self::All => Some(1),
-            Self::Neighbours(size) => inputs.is_multiple_of(size).then(|| inputs / size),
+            Self::All => 1,
+            Self::Neighbours(size) => inputs.div_ceil(size),
         }
-    }
-
-    /// The number of groups of `inputs`, which `part` has.
-    ///
-    /// # Errors
-    /// If whole groups do not make up the inputs.
-    pub(super) fn groups_of(self, inputs: usize, parts: &Parts<'_>, part: &str) -> Result<usize, WeightsError> {
-        let wrong = || parts.wrong(part, format!("groups of {self} do not divide its {inputs} inputs"));
-        self.groups(inputs).ok_or_else(wrong)
     }
 
     /// The group of each input, where groups are neighbours.
     pub(super) fn of_inputs(self, inputs: usize) -> Vec<usize> {
         (0..inputs).map(|input| if let Self::Neighbours(size) = self { input / size } else { 0 }).collect()
-    }
-}
-
-impl std::fmt::Display for GroupSize {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::All => f.write_str("all"),
-            Self::Neighbours(size) => write!(f, "{size}"),
-        }
     }
 }
 
@@ -108,18 +87,18 @@ pub(super) fn stored_groups(parts: &Parts<'_>, part: &str, groups: usize) -> Res
     }
 }
 
-/// A tensor `[outputs][inputs]` of packed integers.
+/// Some rows of a matrix `[outputs][inputs]` of packed integers.
 ///
 /// `group_of_input` has the group of each input; `number` is called with output and input, `zero_point` and `scale` with group and
 /// output.
 pub(super) fn unpack(
-    shape: &[usize],
+    outputs: Range<usize>,
     group_of_input: &[usize],
     number: impl Fn(usize, usize) -> i32 + Sync,
     zero_point: impl Fn(usize, usize) -> i32 + Sync,
     scale: impl Fn(usize, usize) -> f32 + Sync,
 ) -> StoredTensor {
-    matrix_by_rows(shape, |output, row| {
+    matrix_by_rows(outputs, group_of_input.len(), |output, row| {
         for (input, (weight, group)) in row.iter_mut().zip(group_of_input).enumerate() {
             *weight = (number(output, input) - zero_point(*group, output)) as f32 * scale(*group, output);
         }

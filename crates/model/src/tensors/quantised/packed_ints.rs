@@ -8,11 +8,13 @@
 //! | `.weight_shape` | I64 or I32 | `[2]`: outputs and inputs |
 //! | `.weight_g_idx` | I32 | `[inputs]`: the group of each input, where they were ordered by their activations |
 
+use std::ops::Range;
+
 use safetensors::Dtype;
 use serde::Serialize;
 
 use super::int_groups::{self, GroupSize, IntBits, stored_groups};
-use super::parts::{Endings, FLOATS, Packing, Parts};
+use super::parts::{self, Endings, FLOATS, Packing, Parts};
 use crate::tensors::error::WeightsError;
 use crate::tensors::stored::StoredTensor;
 
@@ -57,7 +59,7 @@ impl Packing for PackedInts {
         Endings { packed: WEIGHT, packed_type: None, plain: ".weight", others: &[SCALES, ZEROS, SHAPE, GROUPS] }
     }
 
-    fn shape(&self, parts: &Parts<'_>) -> Result<Vec<usize>, WeightsError> {
+    fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError> {
         let [_, words] = parts.axes::<2>(WEIGHT, &[Dtype::I32])?;
         let [outputs, inputs] = Self::stated_shape(parts)?;
         let per_word = self.bits.per_word();
@@ -66,7 +68,7 @@ impl Packing for PackedInts {
             return Err(parts.wrong(SHAPE, format!("{inputs} inputs are not {words} words of {per_word}")));
         }
         parts.expect(WEIGHT, &[Dtype::I32], [outputs, words])?;
-        let groups = self.group_size.groups_of(inputs, parts, WEIGHT)?;
+        let groups = self.group_size.groups_of(inputs);
         parts.expect(SCALES, &FLOATS, [outputs, groups])?;
         if !self.symmetric {
             parts.expect(ZEROS, &[Dtype::I32], [outputs.div_ceil(per_word), groups])?;
@@ -74,22 +76,28 @@ impl Packing for PackedInts {
         if self.by_activation || parts.has(GROUPS) {
             parts.expect(GROUPS, &[Dtype::I32], [inputs])?;
         }
-        Ok(vec![outputs, inputs])
+        Ok([outputs, inputs])
     }
 
-    fn unpack(&self, parts: &Parts<'_>, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
-        let (inputs, per_word) = (shape[1], self.bits.per_word());
-        let (words, groups) = (inputs.div_ceil(per_word), self.group_size.groups_of(inputs, parts, WEIGHT)?);
+    fn unpack(
+        &self,
+        parts: &Parts<'_>,
+        [_, inputs]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<StoredTensor, WeightsError> {
+        let per_word = self.bits.per_word();
+        let (words, groups) = (inputs.div_ceil(per_word), self.group_size.groups_of(inputs));
         let group_of_input = match parts.has(GROUPS) {
             true => stored_groups(parts, GROUPS, groups)?,
             false => self.group_size.of_inputs(inputs),
         };
-        let (numbers, scales) = (parts.words(WEIGHT)?, parts.floats(SCALES)?);
+        let numbers = parts::words(&parts.bytes_of_rows(WEIGHT, words * size_of::<u32>(), &rows)?);
+        let (first, scales) = (rows.start, parts.floats(SCALES)?);
         let zeros = if self.symmetric { None } else { Some(parts.words(ZEROS)?) };
         Ok(int_groups::unpack(
-            shape,
+            rows,
             &group_of_input,
-            |output, input| self.bits.of_word(numbers[output * words + input / per_word], input % per_word),
+            |output, input| self.bits.of_word(numbers[(output - first) * words + input / per_word], input % per_word),
             // Numbers and zero points are both stored as signed ones, moved by half of the range.
             |group, output| match &zeros {
                 Some(zeros) => self.bits.of_word(zeros[output / per_word * groups + group], output % per_word),

@@ -1,5 +1,7 @@
 //! The stored parts of one quantised tensor, with checks of their shapes and types; and the interface of a format.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -11,27 +13,23 @@ use crate::tensors::stored::{StoredTensor, StoredType};
 /// Types of numbers that are read as they are.
 pub(super) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// How a format stores a tensor as several.
+/// How a format stores a matrix as several tensors.
 pub(super) trait Packing {
     /// How the names of its parts end.
     fn endings(&self) -> Endings;
 
-    /// The type of an unpacked tensor: one that holds every number exactly.
-    fn unpacked_type(&self) -> StoredType {
-        StoredType::F32
-    }
-
-    /// The shape of the unpacked tensor.
+    /// Rows and columns of the unpacked matrix: outputs and inputs.
     ///
     /// # Errors
-    /// If a part is missing, or has a shape or type that does not fit the others or the config. Nothing is read.
-    fn shape(&self, parts: &Parts<'_>) -> Result<Vec<usize>, WeightsError>;
+    /// If a part is missing or empty, or has a shape or type that does not fit the others or the config. No weights are read.
+    fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError>;
 
-    /// Reads the parts and makes the tensor of them; `shape` is what [`shape`](Self::shape) gave.
+    /// Reads the parts and makes some rows of the matrix of them, in f32; `shape` is what [`shape`](Self::shape) gave, and `rows` are
+    /// among its rows.
     ///
     /// # Errors
     /// If reading fails, or the numbers of a part are out of range.
-    fn unpack(&self, parts: &Parts<'_>, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
+    fn unpack(&self, parts: &Parts<'_>, shape: [usize; 2], rows: Range<usize>) -> Result<StoredTensor, WeightsError>;
 }
 
 /// How the names of a quantised tensor's parts end.
@@ -61,6 +59,7 @@ impl Endings {
 }
 
 /// The parts of one quantised tensor. A part is named by how its name ends.
+#[derive(Debug)]
 pub(super) struct Parts<'a> {
     files: &'a SafetensorsFiles,
     module: &'a str,
@@ -115,7 +114,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The extents of a part that has `N` axes and one of the types.
+    /// The extents of a part that has `N` axes and one of the types. None is 0: with that, one of several extents could be larger than
+    /// the file, and so could what is made of it.
     ///
     /// # Errors
     /// If it is not there, or has not.
@@ -127,7 +127,9 @@ impl<'a> Parts<'a> {
             let got = dtype.map_or_else(|| "nothing".to_owned(), |dtype| format!("{dtype:?}"));
             return Err(self.wrong(part, format!("it holds {got}, expected {}", names.join(" or "))));
         }
-        shape.try_into().map_err(|_| self.wrong(part, format!("it has shape {shape:?}, expected {N} axes")))
+        let wrong = |expected: &str| self.wrong(part, format!("it has shape {shape:?}, expected {expected}"));
+        let axes: [usize; N] = shape.try_into().map_err(|_| wrong(&format!("{N} axes")))?;
+        if axes.contains(&0) { Err(wrong("one that is not empty")) } else { Ok(axes) }
     }
 
     /// Makes sure that a part has a shape and one of the types.
@@ -147,7 +149,15 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// If they cannot be read.
     pub fn bytes(&self, part: &str) -> Result<Vec<u8>, WeightsError> {
-        self.files.raw(&self.name(part))
+        self.files.read_bytes(&self.name(part), 0, self.stored_bytes(part) as usize)
+    }
+
+    /// The bytes of some rows of a part, which has so many bytes in a row.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn bytes_of_rows(&self, part: &str, row_bytes: usize, rows: &Range<usize>) -> Result<Vec<u8>, WeightsError> {
+        self.files.read_bytes(&self.name(part), (rows.start * row_bytes) as u64, rows.len() * row_bytes)
     }
 
     /// A part of 32-bit words.
@@ -155,7 +165,7 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// If they cannot be read.
     pub fn words(&self, part: &str) -> Result<Vec<u32>, WeightsError> {
-        Ok(self.bytes(part)?.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        Ok(words(&self.bytes(part)?))
     }
 
     /// A part in one of the types [`FLOATS`].
@@ -167,15 +177,24 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// An f32 tensor of `shape`, a matrix, whose rows are filled one by one on all threads.
-pub(super) fn matrix_by_rows(shape: &[usize], fill: impl Fn(usize, &mut [f32]) + Sync) -> StoredTensor {
-    let (len, columns) = (shape.iter().product::<usize>(), shape.last().copied().unwrap_or(1));
-    let mut bytes = vec![0u8; len * size_of::<f32>()];
-    let rows = bytes.par_chunks_mut((columns * size_of::<f32>()).max(1)).enumerate();
-    rows.for_each_with(vec![0.0f32; columns], |numbers, (row, bytes)| {
+/// 32-bit words of bytes.
+pub(super) fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// A matrix in f32 of some rows, which are filled one by one on all threads.
+pub(super) fn matrix_by_rows(
+    rows: Range<usize>,
+    columns: usize,
+    fill: impl Fn(usize, &mut [f32]) + Sync,
+) -> StoredTensor {
+    let row_bytes = columns * size_of::<f32>();
+    let (shape, mut bytes) = (vec![rows.len(), columns], vec![0u8; rows.len() * row_bytes]);
+    let filled = bytes.par_chunks_mut(row_bytes).zip(rows);
+    filled.for_each_with(vec![0.0f32; columns], |numbers, (bytes, row)| {
         fill(row, numbers);
         let words = bytes.as_chunks_mut().0;
         words.iter_mut().zip(numbers.iter()).for_each(|(word, number)| *word = number.to_le_bytes());
     });
-    StoredTensor { dtype: StoredType::F32, shape: shape.to_vec(), bytes }
+    StoredTensor { dtype: StoredType::F32, shape, bytes }
 }

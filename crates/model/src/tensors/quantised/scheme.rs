@@ -5,41 +5,40 @@ use serde::Serialize;
 use super::awq::Awq;
 use super::fp8::Fp8;
 use super::gptq::Gptq;
-use super::mxfp4::Mxfp4;
 use super::packed_ints::PackedInts;
 use super::parts::Packing;
 
 /// How the weights of a checkpoint are quantised. Serialised, it is what of it determines a model's answers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+///
+/// Which of the tensors are quantised is told by their parts, not here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Quantisation {
     /// The format, with what it needs to be unpacked.
     #[serde(flatten)]
-    pub format: PackedFormat,
-    /// Modules that are not quantised: names, or ends of names. Patterns are not kept.
-    #[serde(skip)]
-    pub ignored: Vec<String>,
+    pub format: QuantisedFormat,
     /// Whether activations are to be quantised as well, which is not done here.
     #[serde(skip)]
     pub quantises_activations: bool,
 }
 
 /// A format of quantised weights, with what it needs to be unpacked.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "format", rename_all = "kebab-case")]
-pub enum PackedFormat {
+pub enum QuantisedFormat {
     /// FP8 numbers with scales.
     Fp8(Fp8),
     /// AWQ.
     Awq(Awq),
     /// GPTQ.
     Gptq(Gptq),
-    /// Experts in MXFP4.
+    /// Experts in blocks of 4-bit numbers with a power of two each. A block is always the same, and one tensor has all experts of a
+    /// layer: they are [divided](crate::tensors::PartForm::Mxfp4) where experts are, not unpacked here.
     Mxfp4,
     /// Integers packed by compressed-tensors.
     PackedInts(PackedInts),
 }
 
-impl PackedFormat {
+impl QuantisedFormat {
     /// Its name for users.
     pub fn name(&self) -> String {
         match self {
@@ -51,25 +50,21 @@ impl PackedFormat {
         }
     }
 
-    pub(super) fn packing(&self) -> &dyn Packing {
+    /// How its tensors are unpacked, if that is done here.
+    pub(super) fn packing(&self) -> Option<&dyn Packing> {
         match self {
-            Self::Fp8(fp8) => fp8,
-            Self::Awq(awq) => awq,
-            Self::Gptq(gptq) => gptq,
-            Self::Mxfp4 => &Mxfp4,
-            Self::PackedInts(ints) => ints,
+            Self::Fp8(fp8) => Some(fp8),
+            Self::Awq(awq) => Some(awq),
+            Self::Gptq(gptq) => Some(gptq),
+            Self::Mxfp4 => None,
+            Self::PackedInts(ints) => Some(ints),
         }
     }
 }
 
 impl Quantisation {
-    /// Whether a module is listed as not quantised: by its name, as a part of a listed module, or by the end of its name.
-    pub(super) fn ignores(&self, module: &str) -> bool {
-        let lists = |listed: &String| {
-            let within = |rest: &str| rest.is_empty() || rest.starts_with('.');
-            module.strip_prefix(listed.as_str()).is_some_and(within)
-                || module.strip_suffix(listed.as_str()).is_some_and(|before| before.ends_with('.'))
-        };
-        self.ignored.iter().any(lists)
+    /// Whether the tensors, whose hash is part of a run's identity, say all about it: a format without settings, or none.
+    pub(crate) fn is_told_by_tensors(stated: &Option<Self>) -> bool {
+        stated.as_ref().is_none_or(|quantisation| quantisation.format == QuantisedFormat::Mxfp4)
     }
 }

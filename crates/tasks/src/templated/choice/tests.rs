@@ -176,7 +176,7 @@ fn a_seed_draws_the_examples_that_lm_eval_draws_for_each_question() {
         }
     }
     let what = |name: &str| MULTIPLE_CHOICE.make(name, &options).err().unwrap().to_string();
-    assert!(what("mcq/piqa:shots=40,shots_seed=1").contains("there are 40 examples, and 41 are drawn"));
+    assert!(what("mcq/piqa:shots=40,shots_seed=1").contains("41 examples are needed, but there are 40"));
     assert!(what("mcq/piqa:shots_seed=1").contains("needs shots, which is 0"));
     assert!(what("mcq/piqa:shots=1,shots_seed=x").contains("`shots_seed=x` cannot be read"));
     assert!(what("mcq/mmlu:shots=1,shots_seed=1").contains("the first examples of mmlu, whatever its seed"));
@@ -205,7 +205,7 @@ fn rows_that_do_not_fit_are_said_with_their_place() {
         (arc(r#"["a", "b"]"#, r#"["A", "B"]"#, r#""1""#), "`1` names none of 2 options"),
         (arc(r#"["a"]"#, r#"["A"]"#, r#""A""#), "there is only one option"),
         (arc(r#""ab""#, r#""AB""#, r#""A""#), "no list for `choices.text`"),
-        (arc(r#"["a", null]"#, r#"["A", "B"]"#, r#""A""#), "has an item that is none, no text"),
+        (arc(r#"["a", null]"#, r#"["A", "B"]"#, r#""A""#), "has an item that is none, not text"),
     ] {
         let error = what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", &row)]);
         assert!(error.contains("test.jsonl:1: ") && error.contains(said), "{error}");
@@ -214,7 +214,7 @@ fn rows_that_do_not_fit_are_said_with_their_place() {
         (r#"{"goal": " ", "sol1": "a", "sol2": "b", "label": 0}"#, "the field `goal` is empty or white space"),
         (r#"{"goal": null, "sol1": "a", "sol2": "b", "label": 0}"#, "a field is none, not text"),
         (r#"{"goal": ["g"], "sol1": "a", "sol2": "b", "label": 0}"#, "a field is sequence, not text"),
-        (r#"{"goal": "g", "sol1": ["a"], "sol2": "b", "label": 0}"#, "has an item that is sequence, no text"),
+        (r#"{"goal": "g", "sol1": ["a"], "sol2": "b", "label": 0}"#, "has an item that is sequence, not text"),
     ] {
         assert!(what("mcq/piqa", &[("piqa/valid.jsonl", row)]).contains(said), "{row}");
     }

@@ -32,11 +32,11 @@ fn loss_and_cosines_on_held_out_text_are_those_of_the_definitions() {
     let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
     (0..n as u64).for_each(|t| kv.append(&noise(d, 500 + t), &noise(d, 9_900 + t)));
     let queries: Vec<f32> = (0..2 * n as u64).flat_map(|i| noise(d, 20_000 + i)).collect();
-    let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
+    let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv).on_host().unwrap();
     for nets in ["kv_head", "query_head"] {
         let spec = format!("bits=6,top=5,sink=2,local=3,alpha=7,mass=0.5,scale=0.4,mean=pairs,key_nets={nets}");
         let mut trainer = trainer(&spec, &model);
-        trainer.examine(&chunk);
+        trainer.examine(&chunk).unwrap();
         let positions = trainer.positions(&chunk, PICKED_SHARE * 5, EXAMINED, u64::MAX);
         let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
         let found = &trainer.examined.as_ref().unwrap().soft[0];
@@ -88,7 +88,7 @@ fn queries_want_the_largest_tokens_that_are_not_static() {
     let scaled = |seed: usize| noise(d, seed as u64).iter().map(|x| x * (1 + seed % 7) as f32).collect::<Vec<f32>>();
     (0..n).for_each(|t| kv.append(&noise(d, 500 + t as u64), &scaled(900 + t)));
     let queries: Vec<f32> = (0..2 * n).flat_map(|i| scaled(2000 + i)).collect();
-    let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
+    let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv).on_host().unwrap();
     let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
     let positions = [40, 60, 89];
     let mut answers = Vec::new();

@@ -1,0 +1,207 @@
+//! Launchers for experts: routing, products of few rows, and gathering and adding of many.
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::{Buffer, Gpu, GpuError, Storage, failed};
+
+/// The most experts of a layer that rows can be routed to.
+pub const MOST_EXPERTS: usize = 512;
+/// The most experts that a row can pass.
+pub const MOST_USED_EXPERTS: usize = 32;
+/// Outputs that one block of a product computes.
+const OUTPUTS: usize = 4;
+
+/// The addresses of the matrices of all experts of a layer, `[outputs][inputs]` each.
+pub struct ExpertMatrices {
+    table: Buffer,
+    experts: usize,
+    outputs: usize,
+    inputs: usize,
+    storage: Storage,
+}
+
+/// Which experts rows pass: a slot for each row and expert, those of a row in the order of the experts.
+pub struct Routes<'a> {
+    /// The experts, a u32 for each slot.
+    pub chosen: &'a Buffer,
+    /// Their weights, f32.
+    pub weights: &'a Buffer,
+    /// Experts that a row passes.
+    pub used: usize,
+}
+
+impl Gpu {
+    /// Notes where the matrices of experts are. They must not be dropped before what is returned is used for the last time.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a matrix is smaller than stated, or `inputs` is no multiple of 8.
+    pub fn expert_matrices(
+        &self,
+        matrices: &[&Buffer],
+        (outputs, inputs, storage): (usize, usize, Storage),
+    ) -> Result<ExpertMatrices, GpuError> {
+        assert!(inputs.is_multiple_of(8), "inputs in steps of 8");
+        let bytes = outputs * inputs * storage.bytes();
+        let addresses: Vec<u64> = matrices.iter().map(|matrix| matrix.address(0, bytes)).collect();
+        Ok(ExpertMatrices { table: self.upload(&addresses)?, experts: matrices.len(), outputs, inputs, storage })
+    }
+
+    /// Chooses for each row of `logits`, `[rows][count]` f32, the `used` experts of the largest ones, and weights them by softmax among all
+    /// experts, or among those that are used. `chosen` (u32) and `weights` (f32) have `rows · used` slots.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are more experts than [`MOST_EXPERTS`], or more are used than [`MOST_USED_EXPERTS`] or than there are.
+    pub fn route(
+        &self,
+        logits: &Buffer,
+        rows: usize,
+        (count, used): (usize, usize),
+        among_used: bool,
+        chosen: &mut Buffer,
+        weights: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert!(count <= MOST_EXPERTS && used <= count.min(MOST_USED_EXPERTS), "{used} of {count} experts");
+        let function = self.function("experts", "route")?;
+        let logits = logits.address(0, 4 * rows * count);
+        let (chosen, weights) = (chosen.address(0, 4 * rows * used), weights.address(0, 4 * rows * used));
+        let (count, used, among_used) = (count as i32, used as i32, i32::from(among_used));
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&logits).arg(&count).arg(&used).arg(&among_used).arg(&chosen).arg(&weights);
+        let grid = LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: all buffers are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("routing"))
+    }
+
+    /// The product of each slot's expert with its row of `x`, `[rows][inputs]`, into `out`, `[slot][outputs]`; for few rows.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small for the arguments.
+    pub fn expert_rows(
+        &self,
+        matrices: &ExpertMatrices,
+        routes: &Routes<'_>,
+        rows: usize,
+        x: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let &ExpertMatrices { experts, outputs, inputs, storage, .. } = matrices;
+        let slots = rows * routes.used;
+        let function = self.function("experts", &format!("expert_rows_{}", storage.name()))?;
+        let (table, chosen) = (matrices.table.address(0, 8 * experts), routes.chosen.address(0, 4 * slots));
+        let x = x.address(0, rows * inputs * storage.bytes());
+        let out = out.address(0, slots * outputs * storage.bytes());
+        let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&table).arg(&chosen).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
+        // SAFETY: all buffers are as long as checked above; chosen experts are below their number, as `route` makes them, and their
+        // matrices are still there, as the caller of `expert_matrices` has agreed to.
+        unsafe { launch.launch(by_output(outputs, slots)) }.map(drop).map_err(failed("multiplying with experts"))
+    }
+
+    /// Adds to each row of `out`, `[rows][outputs]` f32, the weighted products of its experts with its slots of `x`, `[slot][inputs]`; for
+    /// few rows.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small for the arguments.
+    pub fn expert_sums(
+        &self,
+        matrices: &ExpertMatrices,
+        routes: &Routes<'_>,
+        rows: usize,
+        x: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let &ExpertMatrices { experts, outputs, inputs, storage, .. } = matrices;
+        let slots = rows * routes.used;
+        let function = self.function("experts", &format!("expert_sums_{}", storage.name()))?;
+        let (table, chosen) = (matrices.table.address(0, 8 * experts), routes.chosen.address(0, 4 * slots));
+        let (weights, x) = (routes.weights.address(0, 4 * slots), x.address(0, slots * inputs * storage.bytes()));
+        let out = out.address(0, 4 * rows * outputs);
+        let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&table).arg(&chosen).arg(&weights).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
+        // SAFETY: as in `expert_rows`.
+        unsafe { launch.launch(by_output(outputs, rows)) }.map(drop).map_err(failed("adding experts"))
+    }
+
+    /// Copies rows `[width]` of `x` to `out`: those whose numbers, below `x_rows`, the `count` u32 of `rows` from number `first` on are.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small for the arguments.
+    #[allow(clippy::too_many_arguments)]
+    pub fn gather_rows(
+        &self,
+        storage: Storage,
+        x: &Buffer,
+        x_rows: usize,
+        rows: &Buffer,
+        (first, count): (usize, usize),
+        width: usize,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let function = self.function("experts", &format!("gather_rows_{}", storage.name()))?;
+        let x = x.address(0, x_rows * width * storage.bytes());
+        let (rows, out) = (rows.address(4 * first, 4 * count), out.address(0, count * width * storage.bytes()));
+        let width = width as i32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&x).arg(&rows).arg(&out).arg(&width);
+        // SAFETY: x and out are as long as checked above; the caller has made numbers of rows below `x_rows`.
+        unsafe { launch.launch(by_row(count)) }.map(drop).map_err(failed("gathering rows"))
+    }
+
+    /// Adds rows `[width]` f32 of `y`, weighted, to rows of `out`: their numbers, below `out_rows` and each there once, and their weights are
+    /// the `count` u32 of `rows` and f32 of `weights` from number `first` on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small for the arguments.
+    pub fn add_weighted(
+        &self,
+        y: &Buffer,
+        [rows, weights]: [&Buffer; 2],
+        (first, count): (usize, usize),
+        out: &mut Buffer,
+        out_rows: usize,
+        width: usize,
+    ) -> Result<(), GpuError> {
+        let function = self.function("experts", "add_weighted")?;
+        let (y, out) = (y.address(0, 4 * count * width), out.address(0, 4 * out_rows * width));
+        let [rows, weights] = [rows, weights].map(|list| list.address(4 * first, 4 * count));
+        let width = width as i32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&y).arg(&rows).arg(&weights).arg(&out).arg(&width);
+        // SAFETY: as in `gather_rows`.
+        unsafe { launch.launch(by_row(count)) }.map(drop).map_err(failed("adding rows"))
+    }
+}
+
+/// A grid of a block for some outputs of each row.
+fn by_output(outputs: usize, rows: usize) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (outputs.div_ceil(OUTPUTS) as u32, rows as u32, 1),
+        block_dim: (32 * OUTPUTS as u32, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// A grid of one block for each row.
+fn by_row(rows: usize) -> LaunchConfig {
+    LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 }
+}

@@ -1,0 +1,145 @@
+//! Choosing the next token of an answer by its logits: the likeliest one, or one that is drawn.
+
+use spattn_attention::mix_seed;
+use spattn_kernels::topk::argmax;
+
+/// How tokens are drawn.
+///
+/// A draw depends on the seed, the repeat, the place in the answer and the logits, and on nothing else: neither on the method, nor on
+/// what is generated beside it. Every token gets a number of its own for each draw (Gumbel noise), and the token with the greatest sum of
+/// `logit / temperature` and noise is drawn. That draws from the softmax, and where two methods have nearly equal logits, they
+/// mostly draw the same token, so that their answers differ by method rather than by chance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by; 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Share of the probability that the likeliest tokens have together, among which one is drawn; at most 1.
+    pub top_p: f64,
+    /// Seed of the example.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// The likeliest token, each time.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
+
+    /// The token at a place of the answer (from 0) of a repeat (from 0), by logits `[vocab_size]`. Tokens whose logit is minus infinity
+    /// are never drawn.
+    pub fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
+        if self.temperature == 0.0 {
+            return argmax(logits) as u32;
+        }
+        let scaled: Vec<f64> = logits.iter().map(|logit| f64::from(*logit) / self.temperature).collect();
+        let seed = mix_seed(mix_seed(self.seed, repeat as u64), place as u64);
+        let drawn = self.nucleus(&scaled).into_iter().map(|token| (scaled[token] + gumbel(seed, token), token));
+        // Of equal sums the first token is taken.
+        let best = drawn.fold(None, |best: Option<(f64, usize)>, next| match best {
+            Some(best) if best.0 >= next.0 => Some(best),
+            _ => Some(next),
+        });
+        best.map_or(0, |(_, token)| token as u32)
+    }
+
+    /// The tokens that may be drawn: the likeliest ones, up to the first with which they have [`top_p`](Self::top_p) of the probability.
+    /// Among equally likely ones, those with smaller ids come first.
+    fn nucleus(&self, scaled: &[f64]) -> Vec<usize> {
+        let mut tokens: Vec<usize> = (0..scaled.len()).filter(|token| scaled[*token] > f64::NEG_INFINITY).collect();
+        if self.top_p >= 1.0 {
+            return tokens;
+        }
+        tokens.sort_by(|a, b| scaled[*b].total_cmp(&scaled[*a]).then(a.cmp(b)));
+        let greatest = tokens.first().map_or(0.0, |token| scaled[*token]);
+        let weight = |token: &usize| (scaled[*token] - greatest).exp();
+        let share = self.top_p * tokens.iter().map(weight).sum::<f64>();
+        let mut before = 0.0;
+        let kept = tokens.iter().take_while(|token| {
+            let is_kept = before < share;
+            before += weight(token);
+            is_kept
+        });
+        let kept = kept.count();
+        tokens.truncate(kept);
+        tokens
+    }
+}
+
+/// A number from the standard Gumbel distribution, which is fixed for a seed and a token.
+fn gumbel(seed: u64, token: usize) -> f64 {
+    const STEPS: f64 = (1_u64 << 53) as f64;
+    // In the middle of one of 2^53 steps, so neither 0 nor 1.
+    let uniform = ((mix_seed(seed, token as u64) >> 11) as f64 + 0.5) / STEPS;
+    -(-uniform.ln()).ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 5] = [1.0, 3.0, 2.0, f32::NEG_INFINITY, -1.0];
+
+    fn counts(sampling: Sampling, draws: usize) -> [usize; 5] {
+        let mut counts = [0; 5];
+        (0..draws).for_each(|place| counts[sampling.choose(&LOGITS, 0, place) as usize] += 1);
+        counts
+    }
+
+    /// Of all draws, as many as the softmax says, by the chi-squared statistic of the tokens in `kept`.
+    fn follows_softmax(sampling: Sampling, kept: &[usize]) {
+        const DRAWS: usize = 40_000;
+        // Beyond it the statistic is once in 100,000 for three degrees of freedom, and rarer for fewer.
+        const MOST: f64 = 25.9;
+        let found = counts(sampling, DRAWS);
+        let weight = |token: usize| (f64::from(LOGITS[token]) / sampling.temperature).exp();
+        let sum: f64 = kept.iter().map(|token| weight(*token)).sum();
+        let of_token = |token: &usize| {
+            let expected = DRAWS as f64 * weight(*token) / sum;
+            (found[*token] as f64 - expected).powi(2) / expected
+        };
+        let statistic: f64 = kept.iter().map(of_token).sum();
+        assert!(statistic < MOST, "{found:?}: {statistic}");
+        assert_eq!(kept.iter().map(|token| found[*token]).sum::<usize>(), DRAWS, "others were drawn: {found:?}");
+    }
+
+    #[test]
+    fn draws_follow_the_softmax_of_scaled_logits() {
+        for temperature in [0.5, 1.0, 2.0] {
+            follows_softmax(Sampling { temperature, top_p: 1.0, seed: 7 }, &[0, 1, 2, 4]);
+        }
+    }
+
+    #[test]
+    fn only_the_likeliest_tokens_with_the_share_of_probability_are_drawn() {
+        // At temperature 1 the shares are 0.0889, 0.657, 0.242 and 0.0120.
+        for (top_p, kept) in
+            [(0.001, &[1][..]), (0.65, &[1]), (0.66, &[1, 2]), (0.95, &[0, 1, 2]), (0.99, &[0, 1, 2, 4])]
+        {
+            follows_softmax(Sampling { temperature: 1.0, top_p, seed: 11 }, kept);
+        }
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_repeat_and_place() {
+        let text = |seed, repeat| -> Vec<u32> {
+            let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed };
+            (0..50).map(|place| sampling.choose(&LOGITS, repeat, place)).collect()
+        };
+        assert_eq!(text(1, 0), text(1, 0));
+        assert_ne!(text(1, 0), text(1, 1));
+        assert_ne!(text(1, 0), text(2, 0));
+        let first = text(1, 0);
+        assert!(first.iter().any(|token| *token != first[0]), "places draw apart");
+    }
+
+    #[test]
+    fn nearly_equal_logits_mostly_draw_the_same_token() {
+        let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 3 };
+        let moved: Vec<f32> = LOGITS.iter().enumerate().map(|(at, logit)| logit + 0.01 * at as f32).collect();
+        let equal = (0..1000).filter(|place| sampling.choose(&LOGITS, 0, *place) == sampling.choose(&moved, 0, *place));
+        assert!(equal.count() > 980);
+    }
+
+    #[test]
+    fn temperature_zero_takes_the_likeliest() {
+        assert_eq!(counts(Sampling::GREEDY, 10), [0, 10, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,158 @@
+//! Whether the program computes a model right: what `spattn verify` finds.
+//!
+//! [`Verification::run`] reads a model, measures it and judges. Without a reference it judges what can be judged alone: whether all tensors are read,
+//! whether texts come back from their tokens, and whether the decoder agrees with itself. An [`HfReference`] holds what transformers computed
+//! with the same files; then the first layer and position that differ are found, and the files that explain it. How findings are printed is
+//! not known here.
+
+mod against;
+mod alone;
+mod check;
+mod dense;
+mod numbers;
+mod python;
+mod reference;
+mod rows;
+mod tensors;
+mod texts;
+
+use anyhow::Result;
+use serde_json::{Map, Value};
+
+pub use check::{Check, CheckResult};
+pub use python::write_reference;
+pub use reference::{HfChat, HfLine, HfMetadata, HfReference};
+
+use against::{dtype_of, judge_files, judge_forward};
+use alone::{Itself, LEAST_TOKENS};
+use rows::RowSums;
+use spattn_attention::kv::KvDtype;
+use spattn_base::error::UsageError;
+use spattn_model::device::Device;
+use spattn_model::source::ModelSource;
+use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
+use tensors::OurTensor;
+
+/// What is verified.
+pub struct Verification<'a> {
+    /// The model.
+    pub source: &'a ModelSource,
+    /// Where it computes.
+    pub device: Device,
+    /// What weights, keys and values are stored in; the reference's type, or f32, if `None`.
+    pub dtype: Option<KvDtype>,
+    /// What it is compared with.
+    pub reference: Option<&'a HfReference>,
+}
+
+/// What was verified, and what was found.
+pub struct Verified {
+    /// The model as the user named it.
+    pub model: String,
+    /// Commit of the hub's repository, if it came from there.
+    pub revision: Option<String>,
+    /// Identity of the weights.
+    pub weights_sha256: String,
+    /// What it was stored in.
+    pub dtype: KvDtype,
+    /// What the user should know about the files.
+    pub notes: Vec<String>,
+    /// In the order in which a fault of one explains those of later ones.
+    pub checks: Vec<Check>,
+}
+
+impl Verification<'_> {
+    /// Reads the model, and checks it.
+    ///
+    /// # Errors
+    /// As [`OpenModel::open`] and [`OpenModel::load`]; numbers that break in the forward pass.
+    pub fn run(&self) -> Result<Verified> {
+        let opened = self.open()?;
+        // Before a tensor is read.
+        opened.dimensions.check_weights(&opened.id)?;
+        let mut verified = Verified {
+            model: opened.id.clone(),
+            revision: opened.revision.clone(),
+            weights_sha256: opened.weights_sha256.clone(),
+            dtype: opened.dimensions.dtype(),
+            notes: opened.notes.clone(),
+            checks: self.judge_files(&opened)?,
+        };
+        let is_broken = |check: &Check| check.name == tensors::FINITE && check.is_failure();
+        if !verified.checks.iter().any(is_broken) {
+            verified.checks.extend(self.judge_decoder(&opened.load(self.device)?)?);
+        }
+        Ok(verified)
+    }
+
+    fn open(&self) -> Result<OpenModel> {
+        let of_reference = self.reference.map(dtype_of).transpose()?;
+        let dtype = self.dtype.or(of_reference).unwrap_or(KvDtype::F32);
+        OpenModel::open(self.source, Some(dtype), TokenizerOptions::default())
+    }
+
+    /// What needs no forward pass.
+    fn judge_files(&self, model: &OpenModel) -> Result<Vec<Check>> {
+        let ours = our_tensors(model)?;
+        let mut checks = vec![tensors::all_are_read(&ours), tensors::all_are_finite(&ours)];
+        let config = model.dimensions.config();
+        checks.push(alone::tokens_round_trip(&model.tokenizer, config.vocab_size)?);
+        match self.reference {
+            None => checks.push(alone::chat_renders(&model.tokenizer)),
+            Some(reference) => {
+                checks.push(tensors::are_those_of(&ours, &reference.rows, config.head_dim));
+                checks.extend(judge_files(model, &config_of(self.source)?, reference)?);
+            }
+        }
+        Ok(checks)
+    }
+
+    /// What the decoder computes.
+    fn judge_decoder(&self, model: &Model) -> Result<Vec<Check>> {
+        let mut checks = self.judge_alone(model)?;
+        if let Some(reference) = self.reference {
+            checks.extend(judge_forward(&model.decoder, reference)?);
+        }
+        Ok(checks)
+    }
+
+    fn judge_alone(&self, model: &Model) -> Result<Vec<Check>> {
+        let decoder = &model.decoder;
+        let ids = alone::text(&model.tokenizer, decoder.config().context_limit())?;
+        if model.check_tokens(&ids).is_err() || ids.len() < LEAST_TOKENS {
+            return Ok(vec![Check::skipped("decoder", "its text has too few tokens that the model knows")]);
+        }
+        let itself = Itself::read(decoder, &ids)?;
+        let mut checks = vec![
+            alone::surprise(decoder, &ids)?,
+            itself.keeps_prefixes()?,
+            itself.decodes()?,
+            itself.ignores_the_batch()?,
+            itself.ignores_threads()?,
+        ];
+        if self.device != Device::Cpu {
+            checks.push(itself.agrees_with(&self.open()?.load(Device::Cpu)?.decoder)?);
+        }
+        Ok(checks)
+    }
+}
+
+/// Reads all tensors once.
+fn our_tensors(model: &OpenModel) -> Result<Vec<OurTensor>> {
+    let read = |tensor: spattn_model::CheckpointTensor| -> Result<OurTensor> {
+        let rows = match tensor.is_read {
+            true => Some(RowSums::new(&model.read_tensor(&tensor.name, &tensor.shape)?.to_f32(), &tensor.shape)),
+            false => None,
+        };
+        Ok(OurTensor { name: tensor.name, rows })
+    };
+    model.tensors().into_iter().map(read).collect()
+}
+
+/// The model's `config.json`.
+fn config_of(source: &ModelSource) -> Result<Map<String, Value>> {
+    let file = source.resolve_texts()?.config;
+    let value = serde_json::from_str(&file.text);
+    value.map_err(|e| UsageError::new(format!("{}: not valid JSON: {e}", file.name)).into())
+}

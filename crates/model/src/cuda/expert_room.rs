@@ -1,0 +1,82 @@
+//! What the engine holds for experts: where their matrices are, and activations.
+
+use spattn_cuda::{Buffer, ExpertMatrices, Gpu, GpuError, Storage};
+
+use super::weights::Linear;
+use crate::families::Experts;
+use crate::layers::{FeedForward, Gated, Layer};
+
+/// Rows up to which each reads its own experts.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// Where the matrices of a layer's experts are.
+pub(super) struct ExpertTables {
+    pub(super) gate_up: ExpertMatrices,
+    pub(super) down: ExpertMatrices,
+}
+
+impl ExpertTables {
+    /// Of each layer; `None` for those without experts.
+    pub(super) fn of_layers(
+        gpu: &Gpu,
+        layers: &[Layer<Linear, Buffer>],
+        storage: Storage,
+    ) -> Result<Vec<Option<Self>>, GpuError> {
+        let table = |experts: &[Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| {
+            let matrices: Vec<&Buffer> = experts.iter().map(|expert| &part(expert).weight.data).collect();
+            let first = &part(&experts[0]).weight;
+            gpu.expert_matrices(&matrices, (first.outputs, first.inputs, storage))
+        };
+        let of_layer = |layer: &Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
+            match &layer.feed_forward {
+                FeedForward::Gated(_) => Ok(None),
+                FeedForward::Experts { experts, .. } => Ok(Some(Self {
+                    gate_up: table(experts, |expert| &expert.gate_up)?,
+                    down: table(experts, |expert| &expert.down)?,
+                })),
+            }
+        };
+        layers.iter().map(of_layer).collect()
+    }
+}
+
+/// Activations of experts, for so many rows as the workspace has.
+pub(super) struct ExpertRoom {
+    /// Of the router, f32, `[row][expert]`.
+    pub(super) logits: Buffer,
+    /// Of each slot: a row and an expert that it passes.
+    pub(super) chosen: Buffer,
+    pub(super) weights: Buffer,
+    /// Rows of one expert after the other, and their weights.
+    pub(super) rows: Buffer,
+    pub(super) weights_by_expert: Buffer,
+    pub(super) gathered: Buffer,
+    pub(super) gate_up: Buffer,
+    pub(super) gated: Buffer,
+    /// What an expert makes of its rows, f32.
+    pub(super) output: Buffer,
+}
+
+impl ExpertRoom {
+    pub(super) fn new(
+        gpu: &Gpu,
+        spec: &Experts,
+        rows: usize,
+        hidden: usize,
+        storage: Storage,
+    ) -> Result<Self, GpuError> {
+        let (slots, bytes) = (rows * spec.used, storage.bytes());
+        let inner = rows.max(rows.min(FEW_ROWS) * spec.used);
+        Ok(Self {
+            logits: gpu.alloc(4 * rows * spec.count)?,
+            chosen: gpu.alloc(4 * slots)?,
+            weights: gpu.alloc(4 * slots)?,
+            rows: gpu.alloc(4 * slots)?,
+            weights_by_expert: gpu.alloc(4 * slots)?,
+            gathered: gpu.alloc(bytes * rows * hidden)?,
+            gate_up: gpu.alloc(bytes * inner * 2 * spec.width)?,
+            gated: gpu.alloc(bytes * inner * spec.width)?,
+            output: gpu.alloc(4 * rows * hidden)?,
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! Experts on a GPU. A router's logits are sorted out there. For few rows, each row's experts are read where they are; for more, the host
+//! learns which rows each expert is chosen for, and rows are gathered for products of one expert after the other.
+
+use spattn_cuda::{Buffer, GpuError, Into, Routes};
+
+use super::expert_room::{ExpertRoom, FEW_ROWS};
+use super::model::Cuda;
+use super::weights::Linear;
+use super::workspace::Workspace;
+use crate::families::ExpertWeights;
+use crate::layers::Gated;
+
+impl Cuda {
+    /// Adds what the experts of a layer make of the rows of `workspace.normed` to the residual stream.
+    pub(super) fn pass_experts(
+        &self,
+        workspace: &mut Workspace,
+        rows: usize,
+        index: usize,
+        router: &Linear,
+        experts: &[Gated<Linear>],
+    ) -> Result<(), GpuError> {
+        let (spec, storage) = (self.config.block.experts.expect("a layer with experts"), self.storage());
+        let tables = self.experts[index].as_ref().expect("tables of a layer with experts");
+        let Workspace { normed, x, experts: Some(own), .. } = workspace else { unreachable!("a model with experts") };
+        self.apply(router, normed, rows, &mut own.logits, Into::Wide)?;
+        let among_used = spec.weights == ExpertWeights::AmongUsed;
+        self.gpu.route(&own.logits, rows, (spec.count, spec.used), among_used, &mut own.chosen, &mut own.weights)?;
+        if rows > FEW_ROWS {
+            return self.pass_gathered(own, rows, experts, normed, x);
+        }
+        let routes = Routes { chosen: &own.chosen, weights: &own.weights, used: spec.used };
+        self.gpu.expert_rows(&tables.gate_up, &routes, rows, normed, &mut own.gate_up)?;
+        self.gpu.gate(self.gate(), storage, &own.gate_up, rows * spec.used, &mut own.gated, spec.width)?;
+        self.gpu.expert_sums(&tables.down, &routes, rows, &own.gated, x)
+    }
+
+    /// One expert after the other, for all of its rows. Each row's outputs are added in the order of the experts.
+    fn pass_gathered(
+        &self,
+        own: &mut ExpertRoom,
+        rows: usize,
+        experts: &[Gated<Linear>],
+        normed: &Buffer,
+        x: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let (spec, storage) = (self.config.block.experts.expect("a layer with experts"), self.storage());
+        let hidden = self.config.hidden_size;
+        let (mut chosen, mut weights) = (vec![0u32; rows * spec.used], vec![0.0f32; rows * spec.used]);
+        self.gpu.download(&own.chosen, 0, &mut chosen)?;
+        self.gpu.download(&own.weights, 0, &mut weights)?;
+        let mut slots: Vec<usize> = (0..chosen.len()).collect();
+        // Stable, so that rows stay in order.
+        slots.sort_by_key(|slot| chosen[*slot]);
+        let of_slots: Vec<u32> = slots.iter().map(|slot| (slot / spec.used) as u32).collect();
+        let weights: Vec<f32> = slots.iter().map(|slot| weights[*slot]).collect();
+        self.gpu.upload_to(&mut own.rows, 0, &of_slots)?;
+        self.gpu.upload_to(&mut own.weights_by_expert, 0, &weights)?;
+        let mut first = 0;
+        for of_expert in slots.chunk_by(|a, b| chosen[*a] == chosen[*b]) {
+            let (expert, count) = (&experts[chosen[of_expert[0]] as usize], of_expert.len());
+            let part = (first, count);
+            let ExpertRoom { rows: list, weights_by_expert, gathered, gate_up, gated, output, .. } = &mut *own;
+            self.gpu.gather_rows(storage, normed, rows, list, part, hidden, gathered)?;
+            self.apply(&expert.gate_up, gathered, count, gate_up, Into::Narrow)?;
+            self.gpu.gate(self.gate(), storage, gate_up, count, gated, spec.width)?;
+            self.apply(&expert.down, gated, count, output, Into::Wide)?;
+            self.gpu.add_weighted(output, [list, weights_by_expert], part, x, rows, hidden)?;
+            first += count;
+        }
+        Ok(())
+    }
+}

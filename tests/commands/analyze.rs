@@ -1,0 +1,319 @@
+//! `spattn analyze` as users run it, and its numbers compared with a second implementation in numpy.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn analyze(out: &Path, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.arg("analyze").args(args.split_whitespace()).arg("--out").arg(out);
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").env("NO_COLOR", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn result(out: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(out.join("analyze.json")).unwrap()).unwrap()
+}
+
+const QUICK: &str =
+    "-q -t ruler/vt -t ruler/cwe -l 1K -n 1 --queries 2 --layers 0,5 --draws 2 -m quest:k=32 -m magicpig:K=6,L=30";
+
+#[test]
+fn an_analysis_leaves_tables_plots_and_a_page() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("a");
+    let printed = analyze(&out, QUICK);
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let page = fs::read_to_string(out.join("analyze.md")).unwrap();
+    let result = result(&out);
+    let analyses = result["analyses"].as_array().unwrap();
+    assert_eq!(analyses.len(), 10);
+    for analysis in analyses {
+        assert!(page.contains(&format!("\n## {}\n", analysis["name"].as_str().unwrap())));
+        for table in analysis["tables"].as_array().unwrap() {
+            let name = table["name"].as_str().unwrap();
+            let csv = fs::read_to_string(out.join(format!("tables/{name}.csv"))).unwrap();
+            assert_eq!(csv.lines().count(), 1 + table["rows"].as_array().unwrap().len(), "{name}");
+            let title = table["title"].as_str().unwrap();
+            assert_eq!(printed.contains(title), !table["is_detail"].as_bool().unwrap(), "{title}");
+        }
+    }
+    for plot in [
+        "mass",
+        "mass_heads",
+        "cosines",
+        "estimation",
+        "entropy_layers",
+        "recall_heads",
+        "embeddings",
+        "locality",
+        "locality_correlation",
+        "layers",
+        "channels",
+    ] {
+        let name = plot.replace('_', "-");
+        assert!(page.contains(&format!("(plots/{name}.svg)")), "{name}");
+        assert!(out.join(format!("plots/{name}.svg")).exists() && out.join(format!("plots/{name}.png")).exists());
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    let temp = TempDir::new().unwrap();
+    let of = |threads: &str| {
+        let out = temp.path().join(threads);
+        analyze(&out, &format!("{QUICK} --threads {threads}"));
+        result(&out)
+    };
+    assert_eq!(of("1"), of("3"));
+}
+
+/// `spattn reproduce` for an item that analyses attention, and for one that is judged by times.
+fn reproduce(out: &Path, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.arg("reproduce").args(args.split_whitespace()).arg("--quiet").arg("--out").arg(out);
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").env("NO_COLOR", "1");
+    command.output().unwrap()
+}
+
+#[test]
+fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path();
+    let run = |args: &str| {
+        let ran = reproduce(out, args);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let item = "topk/figure-5 --builtin --samples 2";
+    let planned = run(&format!("{item} --dry-run"));
+    assert!(planned.contains("builtin reads 4 prompts of 2048 tokens"), "{planned}");
+    assert!(!out.join("runs").exists(), "a dry run leaves nothing");
+    let printed = run(item);
+    assert!(printed.contains("**No other layer has more** – measured: **") && printed.contains("- analyses: entropy"));
+    let judged = || fs::read_to_string(out.join("topk/figure-5/result.json")).unwrap();
+    let first = judged();
+    let result: Value = serde_json::from_str(&first).unwrap();
+    let cell = &result["rows"][0]["cells"][0]["measured"];
+    assert_eq!(cell["n"], 2);
+    // The mean is over the units' tables.
+    let found = out.join("runs/builtin/topk/figure-5/found");
+    let units = || -> Vec<_> {
+        let all = fs::read_dir(&found).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| path.extension().is_some_and(|e| e == "json")).collect()
+    };
+    let files = units();
+    let number = |file: &std::path::PathBuf| -> f64 {
+        let unit: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        let tables = unit["tables"].as_array().unwrap();
+        let table = tables.iter().find(|table| table["name"] == "entropy_by_layer").unwrap();
+        table["rows"][0][1][0].as_f64().unwrap()
+    };
+    let mean = files.iter().map(number).sum::<f64>() / files.len() as f64;
+    assert!(files.len() == 4 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9, "{mean} {cell}");
+    assert!(out.join("topk/figure-5/plot.svg").exists() && out.join("RESULTS.md").exists());
+    // A lost unit is analysed again, and the verdicts stay the same.
+    fs::remove_file(&files[1]).unwrap();
+    run(item);
+    assert_eq!(judged(), first);
+    assert_eq!(units().len(), 4);
+    // Units with other settings are refused without --overwrite.
+    let text = fs::read_to_string(&files[0]).unwrap();
+    fs::write(&files[0], text.replacen("\"queries\":16", "\"queries\":15", 1)).unwrap();
+    let refused = reproduce(out, item);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("was made with other settings"), "{said}");
+    run(&format!("{item} --overwrite"));
+    assert_eq!(judged(), first);
+
+    let printed = run("double-sparsity/figure-5");
+    assert!(printed.contains("on NVIDIA H200") && printed.contains("- made by: `spattn bench attention"), "{printed}");
+    assert!(printed.contains("against Flash, batch 32 | – / 2.39 ["), "{printed}");
+    let page = fs::read_to_string(out.join("RESULTS.md")).unwrap();
+    assert!(page.contains("### topk/figure-5: ") && page.contains("### double-sparsity/figure-5: "));
+}
+
+#[test]
+fn an_item_of_what_calibrations_learn_trains_them_and_goes_on_with_the_next() {
+    const ITEM: &str = r#"
+title = "Loss by bits"
+
+[learn.builtin]
+model = "builtin"
+calibrations = ["hash_attention:top=8,bits=4", "hash_attention:top=8,bits=8"]
+tokens = 1024
+length = 512
+
+[[row]]
+name = "four"
+found = { keys = { bits = "4" } }
+
+[[row]]
+name = "eight"
+found = { keys = { bits = "8" } }
+
+[[column]]
+name = "Loss"
+found = { table = "held_out", keys = { nets = "learned" }, column = "loss" }
+
+[[claim]]
+says = "Losses differ"
+test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = true } }
+"#;
+    let temp = TempDir::new().unwrap();
+    let (file, out) = (temp.path().join("bits.toml"), temp.path().join("out"));
+    fs::write(&file, ITEM).unwrap();
+    let item = format!("{} --builtin", file.display());
+    let run = |args: &str| {
+        let ran = reproduce(&out, args);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let planned = run(&format!("{item} --dry-run"));
+    assert!(
+        planned.contains("builtin is calibrated 2 times, with 1024 tokens each in blocks of up to 512"),
+        "{planned}"
+    );
+    let printed = run(&item);
+    assert!(printed.contains("- learned: hash_attention:top=8,bits=4; hash_attention:top=8,bits=8"), "{printed}");
+    assert!(printed.contains("- measured on: 8 blocks of held-out text, by layer: 10 layers"), "{printed}");
+    let judged = || fs::read_to_string(out.join("own/bits/result.json")).unwrap();
+    let first = judged();
+    // A cell is the mean over layers of what `spattn calibrate` measures.
+    let calibrated = temp.path().join("calibrated");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.args([
+        "calibrate",
+        "hash_attention:top=8,bits=8",
+        "--tokens",
+        "1024",
+        "--length",
+        "512",
+        "--quiet",
+        "--out",
+    ]);
+    assert!(command.arg(&calibrated).output().unwrap().status.success());
+    let csv = fs::read_to_string(calibrated.join("hash_attention.held_out.csv")).unwrap();
+    let learned = csv.lines().filter(|line| line.starts_with("learned,"));
+    let losses: Vec<f64> = learned.map(|line| line.split(',').nth(6).unwrap().parse().unwrap()).collect();
+    let result: Value = serde_json::from_str(&first).unwrap();
+    let cell = &result["rows"][1]["cells"][0]["measured"];
+    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(
+        losses.len() == 10 && cell["n"] == 10 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9,
+        "{mean} {cell}"
+    );
+    // A lost unit is learned again; the others stay unchanged.
+    let learned = out.join("runs/builtin/own/bits/learned");
+    let kept = fs::metadata(learned.join("00.json")).unwrap().modified().unwrap();
+    fs::remove_file(learned.join("01.json")).unwrap();
+    run(&item);
+    assert_eq!((judged(), fs::metadata(learned.join("00.json")).unwrap().modified().unwrap()), (first, kept));
+    // Units with other settings are refused.
+    fs::write(&file, ITEM.replace("tokens = 1024", "tokens = 2048")).unwrap();
+    let refused = reproduce(&out, &item);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("was made with other settings"), "{said}");
+    for (wrong, what) in [
+        (ITEM.replace("bits=4\"", "bitz=4\""), "`bitz`"),
+        (ITEM.replace("hash_attention:top=8,bits=4", "loki"), "is not trained, so nothing of it is measured"),
+        (ITEM.replace("top=8,", ""), "too short to measure on"),
+        (
+            ITEM.replace(
+                "calibrations = [\"hash_attention:top=8,bits=4\", \"hash_attention:top=8,bits=8\"]",
+                "calibrations = []",
+            ),
+            "`calibrations` is empty",
+        ),
+    ] {
+        fs::write(&file, wrong).unwrap();
+        let refused = reproduce(&temp.path().join("elsewhere"), &item);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && said.contains(what), "{said}");
+    }
+}
+
+/// The outline of analyses and calibrations works for a model without weights, and for one that is too large for this machine. It states
+/// time and memory.
+#[test]
+fn items_are_outlined_for_a_model_without_weights() {
+    const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192,
+        "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 2}"#;
+    let temp = TempDir::new().unwrap();
+    let model = temp.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("config.json"), CONFIG).unwrap();
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(ours.join(file), model.join(file)).unwrap();
+    }
+    let out = temp.path().join("out");
+    for (item, what) in [
+        ("topk/figure-5", "for spattn analyze entropy: about "),
+        ("hashattention/table-9", "is calibrated 3 times, with 8192000 tokens each in blocks of up to 32768"),
+        ("magicpig/figure-8", "records to make, in about "),
+    ] {
+        let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));
+        let said = String::from_utf8(ran.stdout).unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        // 70.6 billion weights of 2 bytes, and the memory of a prompt.
+        let megabytes = said.split("with up to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
+        assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..200_000.0).contains(&mb)), "{said}");
+        assert!(!out.exists(), "a dry run leaves nothing");
+    }
+}
+
+/// The Python with numpy, if there is one: `SPATTN_PYTHON`, or `python3`.
+fn python() -> Option<String> {
+    let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let ran = Command::new(&python).args(["-c", "import numpy"]).output();
+    ran.is_ok_and(|ran| ran.status.success()).then_some(python)
+}
+
+/// Runs the referee on a folder. Returns whether it agrees, and its output.
+fn referee(python: &str, out: &Path) -> (bool, String) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(python);
+    command.arg("-B").arg(root.join("scripts/referee/check.py")).arg(out).arg(root.join("models/builtin/calibration"));
+    let ran = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    (ran.status.success(), text)
+}
+
+#[test]
+fn a_second_implementation_in_numpy_gives_the_same_numbers() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python with numpy (SPATTN_PYTHON names one)");
+        return;
+    };
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("a");
+    let methods = "-m magicpig:K=8,L=75 -m hash_attention:k=64 -m double_sparsity:k=64,label_bits=16 -m hip:k=128";
+    analyze(&out, &format!("mass recall estimation channels -q -t ruler/vt -l 1K -n 1 --queries 4 --dump {methods}"));
+    let (agrees, text) = referee(&python, &out);
+    println!("{text}");
+    assert!(agrees, "{text}");
+    assert_eq!(text.matches("\nsame ").count(), 11, "{text}");
+    // The referee notices wrong numbers: here a halved density.
+    let table = out.join("tables/estimation.csv");
+    let csv = fs::read_to_string(&table).unwrap();
+    let halve = |line: &str| match line.starts_with("\"magicpig") {
+        true => {
+            let mut cells: Vec<String> = line.rsplitn(7, ',').map(str::to_owned).collect();
+            cells[5] = (cells[5].parse::<f64>().unwrap() / 2.0).to_string();
+            cells.reverse();
+            cells.join(",")
+        }
+        false => line.to_owned(),
+    };
+    fs::write(&table, csv.lines().map(halve).collect::<Vec<_>>().join("\n")).unwrap();
+    let (agrees, text) = referee(&python, &out);
+    assert!(!agrees && text.contains("1 differ: MagicPIG: density"), "{text}");
+}

@@ -1,0 +1,23 @@
+//! The program as users run it, and scores and reports by its library: commands, output, files, signals, limits and errors.
+//!
+//! One binary, so that the program is linked once and the tests of all files run at the same time. `cargo test --test commands sweep::` runs
+//! those of `sweep.rs`.
+
+mod analyze;
+mod benchmarks;
+mod cli;
+mod damaged_files;
+mod files;
+mod generation;
+mod identity;
+mod launch;
+mod limits;
+mod longbench;
+mod privacy;
+mod report;
+mod report_command;
+mod streams;
+mod sweep;
+mod terminal;
+mod tune;
+mod verify;
