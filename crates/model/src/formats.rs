@@ -131,7 +131,7 @@ pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
 }
 
 /// Values of `quantization_config.quant_method`, and the methods' usual names.
-const METHODS: [(&str, &str); 17] = [
+const METHODS: [(&str, &str); 18] = [
     ("gptq", "GPTQ"),
     ("awq", "AWQ"),
     ("bitsandbytes", "bitsandbytes"),
@@ -149,6 +149,7 @@ const METHODS: [(&str, &str); 17] = [
     ("quark", "AMD Quark"),
     ("vptq", "VPTQ"),
     ("auto-round", "AutoRound"),
+    ("intel/auto-round", "AutoRound"),
 ];
 
 /// Keys of `config.json` for quantised weights: of transformers, of older compressed-tensors, and of MLX.
