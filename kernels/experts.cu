@@ -2,8 +2,8 @@
 // products, and their outputs are added.
 //
 // Rows are `[hidden]` of the storage type T, matrices `[outputs][inputs]` of the same type, inputs a multiple of 8; sums are f32. `table`
-// holds the addresses of the matrices of all experts. A slot is a row and one of the `used` experts that it passes: number row * used + j,
-// where j counts the row's experts in the order of their numbers.
+// holds the addresses of the matrices of all experts, and `biases` those of their biases, `[outputs]` f32, or is null. A slot is a row and
+// one of the `used` experts that it passes: number row * used + j, where j counts the row's experts in the order of their numbers.
 #include "common.cuh"
 
 constexpr int WARPS = 4;
@@ -83,28 +83,33 @@ template <typename T> __device__ float dot(const T* __restrict__ w, const T* __r
     return warp_sum(sum);
 }
 
+// One output of an expert for a row of activations; every lane of a warp gets it.
+template <typename T>
+__device__ float output_of(const unsigned long long* table, const unsigned long long* biases, uint32_t expert, const T* x, int output,
+                           int inputs) {
+    const float sum = dot(reinterpret_cast<const T*>(table[expert]) + static_cast<size_t>(output) * inputs, x, inputs);
+    return biases ? sum + reinterpret_cast<const float*>(biases[expert])[output] : sum;
+}
+
 // out[slot] = the slot's expert times its row. Blocks: outputs (x) and slots (y).
 template <typename T>
-__device__ void expert_rows(const unsigned long long* table, const uint32_t* chosen, const T* x, T* out, int used, int outputs,
-                            int inputs) {
+__device__ void expert_rows(const unsigned long long* table, const unsigned long long* biases, const uint32_t* chosen, const T* x,
+                            T* out, int used, int outputs, int inputs) {
     const int slot = blockIdx.y, output = blockIdx.x * WARPS + threadIdx.x / 32;
     if (output >= outputs) return;
-    const T* w = reinterpret_cast<const T*>(table[chosen[slot]]) + static_cast<size_t>(output) * inputs;
-    const float sum = dot(w, x + static_cast<size_t>(slot / used) * inputs, inputs);
+    const float sum = output_of(table, biases, chosen[slot], x + static_cast<size_t>(slot / used) * inputs, output, inputs);
     if (threadIdx.x % 32 == 0) out[static_cast<size_t>(slot) * outputs + output] = from_f32<T>(sum);
 }
 
 // out[row] += the sum of weight * (expert times x[slot]) over the row's slots. Blocks: outputs (x) and rows (y).
 template <typename T>
-__device__ void expert_sums(const unsigned long long* table, const uint32_t* chosen, const float* weights, const T* x, float* out,
-                            int used, int outputs, int inputs) {
+__device__ void expert_sums(const unsigned long long* table, const unsigned long long* biases, const uint32_t* chosen,
+                            const float* weights, const T* x, float* out, int used, int outputs, int inputs) {
     const int row = blockIdx.y, output = blockIdx.x * WARPS + threadIdx.x / 32;
     if (output >= outputs) return;
     float sum = 0.0f;
-    for (int slot = row * used; slot < (row + 1) * used; ++slot) {
-        const T* w = reinterpret_cast<const T*>(table[chosen[slot]]) + static_cast<size_t>(output) * inputs;
-        sum += weights[slot] * dot(w, x + static_cast<size_t>(slot) * inputs, inputs);
-    }
+    for (int slot = row * used; slot < (row + 1) * used; ++slot)
+        sum += weights[slot] * output_of(table, biases, chosen[slot], x + static_cast<size_t>(slot) * inputs, output, inputs);
     if (threadIdx.x % 32 == 0) out[static_cast<size_t>(row) * outputs + output] += sum;
 }
 
@@ -125,14 +130,14 @@ extern "C" __global__ void add_weighted(const float* y, const uint32_t* rows, co
 
 #define EXPERTS(T, NAME)                                                                                                \
     extern "C" __global__ void __launch_bounds__(32 * WARPS)                                                            \
-        expert_rows_##NAME(const unsigned long long* table, const uint32_t* chosen, const T* x, T* out, int used,       \
-                           int outputs, int inputs) {                                                                   \
-        expert_rows(table, chosen, x, out, used, outputs, inputs);                                                      \
+        expert_rows_##NAME(const unsigned long long* table, const unsigned long long* biases, const uint32_t* chosen,   \
+                           const T* x, T* out, int used, int outputs, int inputs) {                                     \
+        expert_rows(table, biases, chosen, x, out, used, outputs, inputs);                                              \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(32 * WARPS)                                                            \
-        expert_sums_##NAME(const unsigned long long* table, const uint32_t* chosen, const float* weights, const T* x,   \
-                           float* out, int used, int outputs, int inputs) {                                             \
-        expert_sums(table, chosen, weights, x, out, used, outputs, inputs);                                             \
+        expert_sums_##NAME(const unsigned long long* table, const unsigned long long* biases, const uint32_t* chosen,   \
+                           const float* weights, const T* x, float* out, int used, int outputs, int inputs) {           \
+        expert_sums(table, biases, chosen, weights, x, out, used, outputs, inputs);                                     \
     }                                                                                                                   \
     extern "C" __global__ void gather_rows_##NAME(const T* x, const uint32_t* rows, T* out, int width) {                \
         gather_rows(x, rows, out, width);                                                                               \

@@ -3,8 +3,10 @@
 //
 // Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. The first `rotated` channels of a head are rotated in pairs (i, i + rotated/2),
 // or (2i, 2i + 1) where neighbours are rotated together, by the angle position * inverse[i], rounded to f32 as in the reference
-// implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row has its own list of frequencies. Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows
-// (x), and shares of a row's heads (y); a warp processes one head.
+// implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row has its own list of frequencies. With
+// `growth_step` above 0, queries are then multiplied by 1 + growth * ln(1 + position / growth_step), where the quotient is a whole number.
+// Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows (x), and shares of a row's heads
+// (y); a warp processes one head.
 #include "common.cuh"
 
 // Where a row's key and value are stored: KV head h at `keys + h * head_stride`, in elements.
@@ -17,8 +19,8 @@ template <typename T> struct Place {
 template <typename T>
 __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, int inverse_stride,
                      float scaling, int rotated, int neighbours, int heads, int kv_heads, int d,
-                     const float* query_norm, const float* key_norm, float eps, const Place<T>* places, T* keys, T* values,
-                     unsigned long long head_stride) {
+                     const float* query_norm, const float* key_norm, float eps, float growth, uint32_t growth_step,
+                     const Place<T>* places, T* keys, T* values, unsigned long long head_stride) {
     const int row = blockIdx.x, lane = threadIdx.x % 32, half = rotated / 2;
     inverse += static_cast<size_t>(row) * inverse_stride;
     T* base = rows + static_cast<size_t>(row) * (heads + 2 * kv_heads) * d;
@@ -26,6 +28,8 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
     const Place<T> place = places ? places[row]
                                   : Place<T>{keys + static_cast<size_t>(row) * d, values + static_cast<size_t>(row) * d,
                                              head_stride};
+    const float grown =
+        growth_step > 0 ? 1.0f + growth * logf(1.0f + static_cast<float>(positions[row] / growth_step)) : 1.0f;
     const int warps = blockDim.x / 32;
     for (int head = blockIdx.y * warps + threadIdx.x / 32; head < heads + 2 * kv_heads; head += gridDim.y * warps) {
         T* x = base + static_cast<size_t>(head) * d;
@@ -42,6 +46,7 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
             factor = rsqrtf(warp_sum(squares) / d + eps);
         }
         T* to = head < heads ? x : place.keys + (head - heads) * place.head_stride;
+        const float times = head < heads ? grown : 1.0f;
         for (int i = lane; i < half; i += 32) {
             float sin, cos;
             sincosf(static_cast<float>(positions[row]) * inverse[i], &sin, &cos);
@@ -49,13 +54,13 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
             const int one = neighbours ? 2 * i : i, other = neighbours ? 2 * i + 1 : i + half;
             float a = to_f32(x[one]), b = to_f32(x[other]);
             if (norm) a *= factor * norm[one], b *= factor * norm[other];
-            const T first = from_f32<T>(a * cos - b * sin), second = from_f32<T>(b * cos + a * sin);
+            const T first = from_f32<T>((a * cos - b * sin) * times), second = from_f32<T>((b * cos + a * sin) * times);
             to[one] = first, to[other] = second;
             // The host may read the row.
             x[one] = first, x[other] = second;
         }
         for (int i = rotated + lane; i < d; i += 32) {
-            const T kept = norm ? from_f32<T>(to_f32(x[i]) * (factor * norm[i])) : x[i];
+            const T kept = from_f32<T>(to_f32(x[i]) * (norm ? factor * norm[i] : 1.0f) * times);
             to[i] = kept, x[i] = kept;
         }
     }
@@ -65,11 +70,11 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
     extern "C" __global__ void rope_##NAME(T* rows, const uint32_t* positions, const float* inverse,                    \
                                            int inverse_stride, float scaling, int rotated, int neighbours, int heads,   \
                                            int kv_heads, int d,                                                         \
-                                           const float* query_norm, const float* key_norm, float eps,                   \
-                                           const Place<T>* places, T* keys, T* values,                                  \
+                                           const float* query_norm, const float* key_norm, float eps, float growth,     \
+                                           uint32_t growth_step, const Place<T>* places, T* keys, T* values,            \
                                            unsigned long long head_stride) {                                            \
         rope(rows, positions, inverse, inverse_stride, scaling, rotated, neighbours, heads, kv_heads, d, query_norm,    \
-             key_norm, eps, places, keys, values, head_stride);                                                         \
+             key_norm, eps, growth, growth_step, places, keys, values, head_stride);                                    \
     }
 
 ROPE(float, f32)

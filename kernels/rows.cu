@@ -79,18 +79,27 @@ template <typename T> __device__ void add_bias(T* x, const float* bias, int widt
 }
 
 struct Silu {
-    static __device__ __forceinline__ float of(float x) { return x / (1.0f + __expf(-x)); }
+    __device__ __forceinline__ float operator()(float gate, float up) const { return gate / (1.0f + __expf(-gate)) * up; }
 };
 
 // GELU by its approximation with tanh.
 struct GeluTanh {
-    static __device__ __forceinline__ float of(float x) {
-        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        return 0.5f * gate * (1.0f + tanhf(0.7978845608028654f * (gate + 0.044715f * gate * gate * gate))) * up;
     }
 };
 
-// out[row] = gate(gate) * up, for rows that hold the gate and then up, `inner` numbers each, a multiple of 8.
-template <typename Gate, typename T> __device__ void gated(const T* gate_up, T* out, int inner) {
+// The gate is at most `limit`, and its sigmoid is steeper by `slope`; what it gates is within `limit` of 0, and one is added to it.
+struct Clamped {
+    float slope, limit;
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        const float most = fminf(gate, limit), within = fminf(fmaxf(up, -limit), limit);
+        return most / (1.0f + __expf(-slope * most)) * (within + 1.0f);
+    }
+};
+
+// out[row] = through(gate, up), for rows that hold the gate and then up, `inner` numbers each, a multiple of 8.
+template <typename Gate, typename T> __device__ void gated(Gate through, const T* gate_up, T* out, int inner) {
     const size_t row = blockIdx.y;
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) * PIECE;
     if (i >= inner) return;
@@ -98,7 +107,7 @@ template <typename Gate, typename T> __device__ void gated(const T* gate_up, T* 
     widen(gate_up + 2 * row * inner + i, gate);
     widen(gate_up + (2 * row + 1) * inner + i, up);
 #pragma unroll
-    for (int j = 0; j < PIECE; ++j) out[row * inner + i + j] = from_f32<T>(Gate::of(gate[j]) * up[j]);
+    for (int j = 0; j < PIECE; ++j) out[row * inner + i + j] = from_f32<T>(through(gate[j], up[j]));
 }
 
 #define ROWS(T, NAME)                                                                                                   \
@@ -115,10 +124,13 @@ template <typename Gate, typename T> __device__ void gated(const T* gate_up, T* 
     }                                                                                                                   \
     extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) { add_bias(x, bias, width); }        \
     extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) {                                   \
-        gated<Silu>(gate_up, out, inner);                                                                               \
+        gated(Silu{}, gate_up, out, inner);                                                                             \
     }                                                                                                                   \
     extern "C" __global__ void gelu_tanh_gate_##NAME(const T* gate_up, T* out, int inner) {                              \
-        gated<GeluTanh>(gate_up, out, inner);                                                                           \
+        gated(GeluTanh{}, gate_up, out, inner);                                                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void clamped_gate_##NAME(const T* gate_up, T* out, int inner, float slope, float limit) {     \
+        gated(Clamped{slope, limit}, gate_up, out, inner);                                                              \
     }
 
 ROWS(float, f32)

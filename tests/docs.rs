@@ -4,6 +4,8 @@
 //! and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the internet,
 //! minutes): its commands are parsed by the program, not run. A block with `file=NAME` is written to the page's folder.
 
+#[path = "golden_model/names.rs"]
+mod golden_model;
 #[path = "docs/lists.rs"]
 mod lists;
 

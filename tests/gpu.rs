@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod golden_model;
+#[path = "gpu/several.rs"]
+mod several;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,19 +24,25 @@ use spattn::attention::{
     RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
+use spattn::kernels::cpu::quantised::BlockType;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionWorkspace, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes, HeldTokens,
-    HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, LayerRule,
-    Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction,
-    RmsNorm, Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail,
-    TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
+    CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
+    HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
+    LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
+    QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, Rows, Run, SamplingSpec,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
+    WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
+use spattn::model::config::ModelConfig;
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
+use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
+use spattn::model::source::ModelSource;
+use spattn::model::{gguf, tensors};
 
 /// A layer that attends by default, with heads of so many channels.
 fn one_layer(d: usize) -> LayerSpecs {
@@ -174,6 +182,132 @@ fn products_of_one_and_many_rows() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn products_with_quantised_blocks_and_their_rows() {
+    let gpu = gpu();
+    let shapes = [
+        (1, 1, 256),
+        (1, 70, 4096),
+        (2, 33, 768),
+        (3, 40, 4352),
+        (4, 7, 512),
+        (7, 65, 256),
+        (1, 5, 14336),
+        (9, 200, 1024),
+    ];
+    for block_type in BlockType::ALL {
+        for (rows, outputs, inputs) in shapes {
+            let drawn = tensors::Weights::random_in(outputs as u64, block_type);
+            let tensor = drawn.read("a.weight", &[outputs, inputs]).unwrap();
+            let (numbers, w) = (tensor.to_f32(), gpu.upload_blocks(block_type, &tensor.bytes, inputs).unwrap());
+            let tokens: Vec<u32> = [outputs - 1, 0, outputs / 2].map(|token| token as u32).to_vec();
+            let mut x = send(&gpu, &vec![f32::NAN; 3 * inputs], Storage::F32);
+            gpu.embed_quantised(&w, &gpu.upload(&tokens).unwrap(), 3, &mut x, 1.5).unwrap();
+            let rows_of = |token: &u32| &numbers[*token as usize * inputs..][..inputs];
+            let expected: Vec<f32> = tokens.iter().flat_map(rows_of).map(|number| 1.5 * number).collect();
+            assert_eq!(fetch(&gpu, &x, 3 * inputs, Storage::F32), expected, "rows of {}", block_type.name());
+            for storage in STORAGES {
+                let (first, count) = (outputs / 3, outputs - outputs / 3);
+                let mut wide = send(&gpu, &vec![f32::NAN; count * inputs], storage);
+                gpu.dequantise(storage, &w, first, count, &mut wide).unwrap();
+                let expected = stored(&numbers[first * inputs..], storage);
+                assert_eq!(fetch(&gpu, &wide, count * inputs, storage), expected, "{}", block_type.name());
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, inputs);
+            }
+        }
+    }
+}
+
+/// Compares a product that writes some columns of an output with sums in f64.
+fn check_quantised_product(
+    gpu: &Gpu,
+    storage: Storage,
+    w: &QuantisedMatrix,
+    numbers: &[f32],
+    rows: usize,
+    inputs: usize,
+) {
+    let (outputs, x) = (w.outputs(), stored(&noise(rows * inputs, 2), storage));
+    let on_device = send(gpu, &x, storage);
+    let columns = Columns { first: 3, stride: outputs + 5 };
+    for into in [Into::Narrow, Into::Wide, Into::Add] {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
+        let before = if into == Into::Add { 0.5 } else { -7.0 };
+        let mut out = send(gpu, &vec![before; rows * columns.stride], wide);
+        gpu.multiply_quantised(storage, w, &on_device, rows, (&mut out, columns), into).unwrap();
+        let got = fetch(gpu, &out, rows * columns.stride, wide);
+        for (row, (got, x)) in got.chunks_exact(columns.stride).zip(x.chunks_exact(inputs)).enumerate() {
+            let (own, others) = (&got[3..3 + outputs], [&got[..3], &got[3 + outputs..]].concat());
+            assert!(others.iter().all(|number| *number == before), "other columns are left alone");
+            let dot = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
+            let expected: Vec<f64> =
+                numbers.chunks_exact(inputs).map(|w| dot(w) + if into == Into::Add { 0.5 } else { 0.0 }).collect();
+            let what = format!("row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
+            // Codes are multiplied with 128 added, which costs up to seven bits of f32.
+            assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_blocks_give_the_logits_of_the_cpu() {
+    let small = |shape: &str| {
+        let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
+        let mut config = texts.config().unwrap();
+        (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 512);
+        (config.heads, config.kv_heads, config.head_dim) = (4, 2, 64);
+        config.keep_layers(&[0, 1]);
+        config
+    };
+    let plain = small("llama-3.2-1b");
+    let mut scaled = plain.clone();
+    scaled.block.embedding_scale = 16.5;
+    // Of Q4_K, rows of 96 numbers are no whole blocks: experts are in blocks in part.
+    let mut with_experts = small("qwen3-30b-a3b");
+    let experts = with_experts.block.experts.as_mut().unwrap();
+    (experts.count, experts.used, experts.width) = (6, 2, 96);
+    let few = [BlockType::Q8_0, BlockType::Q4K];
+    let others = few.into_iter().flat_map(|block_type| [(&scaled, block_type), (&with_experts, block_type)]);
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
+    for (config, block_type) in BlockType::ALL.into_iter().map(|block_type| (&plain, block_type)).chain(others) {
+        let weights = tensors::Weights::random_in(3, block_type);
+        check_logits_of_blocks(config, &weights, &tokens, &format!("{} of {}", block_type.name(), config.family));
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
+    // Of two layers of this file, queries, keys and values are in blocks in part.
+    let file = golden_model::root().join("../gguf/mixed.gguf");
+    let (texts, weights) = gguf::open(&file, "mixed".into()).unwrap();
+    let config = texts.config().unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % config.vocab_size as u32).collect();
+    check_logits_of_blocks(&config, &weights, &tokens, "mixed.gguf");
+}
+
+/// Compares the logits of a prompt and of steps behind it with those of the CPU, with weights kept in their blocks on both.
+fn check_logits_of_blocks(config: &ModelConfig, weights: &tensors::Weights, tokens: &[u32], what: &str) {
+    let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(weights);
+    assert!(dimensions.blocks().is_some());
+    let [cpu, gpu] = [Device::Cpu, CUDA].map(|device| {
+        let decoder = Decoder::load(&dimensions, weights, device).unwrap();
+        let (prompt, following) = tokens.split_at(tokens.len() - 6);
+        let prefill = decoder.prefill(prompt, tokens.len()).unwrap();
+        let mut cache = IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0);
+        let mut fork = cache.fork(&method("full"), false).unwrap();
+        let mut logits = prefill.logits;
+        for token in following {
+            let stepped = decoder.step(&mut [Stream { fork: &mut fork, tokens: &[*token] }], tokens.len()).unwrap();
+            logits.extend(stepped.concat());
+        }
+        logits
+    });
+    assert_close(&gpu, &cpu, 1e-4, what);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn norms_gates_and_biases_and_what_is_not_finite() {
     let gpu = gpu();
     let (rows, hidden) = (5, 200);
@@ -270,6 +404,18 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
             .collect();
         gpu.gate(Gate::GeluTanh, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "GELU");
+        // Half of the gates, and of what they gate, is beyond the limit.
+        let (slope, limit) = (1.702f32, 0.5f32);
+        let expected: Vec<f64> = (0..rows * hidden)
+            .map(|i| {
+                let row = &held[i / hidden * 2 * hidden..];
+                let (gate, up) = (f64::from(row[i % hidden].min(limit)), row[hidden + i % hidden].clamp(-limit, limit));
+                gate / (1.0 + (-f64::from(slope) * gate).exp()) * (f64::from(up) + 1.0)
+            })
+            .collect();
+        let clamped = Gate::Clamped { slope, limit };
+        gpu.gate(clamped, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
+        assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "clamped");
 
         // More rows than one dimension of a grid allows.
         let many = (1 << 16) + 9;
@@ -290,6 +436,63 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
         let expected: Vec<f64> =
             before.iter().enumerate().map(|(i, x)| f64::from(*x) + f64::from(bias[i % hidden])).collect();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage), "a bias");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn few_rows_pass_experts_with_biases_and_without() {
+    let gpu = gpu();
+    // A warp computes an output, and four of them are a block: the last one has two.
+    let (count, used, inputs, outputs) = (5, 2, 264, 22);
+    for storage in STORAGES {
+        let of_experts = |numbers: usize, seed: u64| -> Vec<Vec<f32>> {
+            (0..count as u64).map(|expert| noise(numbers, seed + expert)).collect()
+        };
+        let matrices: Vec<Vec<f32>> =
+            of_experts(outputs * inputs, 200).iter().map(|numbers| stored(numbers, storage)).collect();
+        let biases = of_experts(outputs, 300);
+        let matrices_there: Vec<Buffer> = matrices.iter().map(|numbers| send(&gpu, numbers, storage)).collect();
+        let biases_there: Vec<Buffer> = biases.iter().map(|numbers| gpu.upload(numbers).unwrap()).collect();
+        for (rows, has_biases) in [(1, true), (1, false), (3, true), (8, true), (8, false)] {
+            let slots = rows * used;
+            // The last expert, and another one.
+            let chosen: Vec<u32> =
+                (0..slots).map(|slot| if slot % used == 0 { slot as u32 / 2 % 4 } else { 4 }).collect();
+            let weights: Vec<f32> = (0..slots).map(|slot| 0.1 + slot as f32 / 20.0).collect();
+            let all: Vec<&Buffer> = matrices_there.iter().collect();
+            let with: Vec<&Buffer> = biases_there.iter().filter(|_| has_biases).collect();
+            let there = gpu.expert_matrices(&all, &with, (outputs, inputs, storage)).unwrap();
+            let (chosen_there, weights_there) = (gpu.upload(&chosen).unwrap(), gpu.upload(&weights).unwrap());
+            let routes = Routes { chosen: &chosen_there, weights: &weights_there, used };
+            let output_of = |slot: usize, x: &[f32], output: usize| -> f64 {
+                let expert = chosen[slot] as usize;
+                let bias = if has_biases { f64::from(biases[expert][output]) } else { 0.0 };
+                dot(&matrices[expert][output * inputs..][..inputs], x) + bias
+            };
+            let what = format!("{storage:?}, {rows} rows, biases {has_biases}");
+
+            let x = stored(&noise(rows * inputs, 7), storage);
+            let mut out = send(&gpu, &vec![f32::NAN; slots * outputs], storage);
+            gpu.expert_rows(&there, &routes, rows, &send(&gpu, &x, storage), &mut out).unwrap();
+            let expected: Vec<f64> = (0..slots * outputs)
+                .map(|i| output_of(i / outputs, &x[i / outputs / used * inputs..][..inputs], i % outputs))
+                .collect();
+            assert_near(&fetch(&gpu, &out, slots * outputs, storage), &expected, tolerance(storage).max(1e-5), &what);
+
+            let x = stored(&noise(slots * inputs, 8), storage);
+            let mut out = send(&gpu, &vec![0.5; rows * outputs], Storage::F32);
+            gpu.expert_sums(&there, &routes, rows, &send(&gpu, &x, storage), &mut out).unwrap();
+            let expected: Vec<f64> = (0..rows * outputs)
+                .map(|i| {
+                    let (row, output) = (i / outputs, i % outputs);
+                    let of_slot =
+                        |slot: usize| f64::from(weights[slot]) * output_of(slot, &x[slot * inputs..][..inputs], output);
+                    0.5 + (row * used..(row + 1) * used).map(of_slot).sum::<f64>()
+                })
+                .collect();
+            assert_near(&fetch(&gpu, &out, rows * outputs, Storage::F32), &expected, 1e-5, &what);
+        }
     }
 }
 
@@ -423,14 +626,15 @@ fn decode_attention_over_any_selection() {
     });
     for storage in STORAGES {
         for case in &cases {
-            check_case(&gpu, *case, storage, None);
-            check_case(&gpu, *case, storage, Some(0.4));
+            for rule in [(None, false), (None, true), (Some(0.4), true)] {
+                check_case(&gpu, *case, storage, rule);
+            }
         }
     }
 }
 
-/// `cap` is what logits are capped by; heads have sinks as well then.
-fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
+/// `cap` is what logits are capped by.
+fn check_case(gpu: &Gpu, case: Case, storage: Storage, (cap, has_sinks): (Option<f32>, bool)) {
     let Case { d, group, prefix: prefix_tokens, tails, exact, picks, weighting } = case;
     let (kv_heads, rows) = (2, 2);
     let heads = kv_heads * group;
@@ -533,7 +737,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
                     parts.push((softmax(&of_picks, d).0 + (share / (1.0 - share)).ln(), &value));
                 }
                 let nothing = vec![0.0; d];
-                if cap.is_some() {
+                if has_sinks {
                     parts.push((f64::from(sinks[kv_head * group + h]), &nothing));
                 }
                 let out = if parts.is_empty() { vec![0.0; d] } else { softmax(&parts, d).1 };
@@ -546,11 +750,11 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage, cap: Option<f32>) {
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionWorkspace::default();
     let sinks = gpu.upload(&sinks).unwrap();
-    let rule = LayerRule { soft_cap: cap, sinks: cap.map(|_| &sinks), ..LayerRule::PLAIN };
+    let rule = LayerRule { soft_cap: cap, sinks: has_sinks.then_some(&sinks), ..LayerRule::PLAIN };
     let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer, scale: scale(prefix_cache.d), rule };
     let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
     gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
-    let what = format!("{storage:?} {case:?} {cap:?}");
+    let what = format!("{storage:?} {case:?} {cap:?}, sinks {has_sinks}");
     assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
@@ -2152,7 +2356,7 @@ fn read_there(
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
     }
-    sparse.collect_device_counters(gpu, (heads, shape)).unwrap();
+    sparse.collect_device_counters(gpu, 0..1, (heads, shape)).unwrap();
     (all, sparse.into_costs())
 }
 
@@ -2352,8 +2556,10 @@ fn rotation_with_norms_and_places() {
     let width = (heads + 2 * kv_heads) * d;
     for storage in STORAGES {
         let ways = [(d, false), (d, true), (d / 2, false), (d / 2, true), (0, false)];
-        for (normed, (rotated, neighbours)) in
-            [false, true].into_iter().flat_map(|normed| ways.map(|way| (normed, way)))
+        for (normed, (rotated, neighbours), growth) in [false, true]
+            .into_iter()
+            .flat_map(|normed| ways.map(|way| (normed, way)))
+            .flat_map(|(normed, way)| [None, Some(0.25f32)].map(|growth| (normed, way, growth)))
         {
             let x = stored(&noise(rows * width, 100), storage);
             let norms = [noise(d, 101), noise(d, 102)];
@@ -2373,6 +2579,9 @@ fn rotation_with_norms_and_places() {
                         let (a, b) = (x[one], x[other]);
                         (x[one], x[other]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
                     }
+                    // Of the three positions, one is within the first step, and one is at the beginning of the second.
+                    let grown = growth.map_or(1.0, |beta| 1.0 + f64::from(beta) * f64::from(1 + position / 11).ln());
+                    x.iter_mut().filter(|_| head < heads).for_each(|x| *x *= grown);
                 }
             }
             let [query, key] = norms.map(|norm| gpu.upload(&norm).unwrap());
@@ -2386,7 +2595,8 @@ fn rotation_with_norms_and_places() {
                 by_row: false,
                 scaling: 1.5,
             };
-            let rotation = Rotation { rows, heads, norms, positions };
+            let growth = growth.map(|beta| QueryGrowth { beta, step: 11 });
+            let rotation = Rotation { rows, heads, norms, positions, growth };
             let kv = Kv::new(kv_heads, capacity, d, 0, storage);
             let buffers = kv.send(&gpu, capacity, storage);
             let mut on_device = send(&gpu, &x, storage);
@@ -2426,7 +2636,7 @@ fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert!(worst < tolerance, "{what}: off by {worst}");
 }
 
-const CUDA: Device = Device::Cuda(0);
+const CUDA: Device = Device::cuda(0);
 
 #[test]
 #[ignore = "needs a GPU"]
@@ -2436,7 +2646,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
         let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
         for (position, expected) in g.positions.iter().zip(&g.logits) {
-            assert_close(&all[position * vocab..][..vocab], expected, 1e-3, &format!("{name} at {position}"));
+            assert_close(&all[position * vocab..][..vocab], expected, 1e-4, &format!("{name} at {position}"));
         }
     }
 }
@@ -2450,7 +2660,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
         for prefix in [n, n - 40, 3] {
             let (continuation, logits) = g.continues(prefix);
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
-            assert_close(&logits, &g.last_logits, 1e-3, &format!("{name}, last step, prefix of {prefix}"));
+            assert_close(&logits, &g.last_logits, 1e-4, &format!("{name}, last step, prefix of {prefix}"));
         }
     }
 }
@@ -2623,31 +2833,41 @@ fn run_methods(
     (logits, forks)
 }
 
+/// A plain model, and one whose queries grow with their position.
+const PICKING: [&str; 2] = ["llama3", "ministral3"];
+
 #[test]
 fn every_way_to_pick_runs_on_the_cpu() {
-    let cpu = load("llama3", Device::Cpu);
-    let (first, second) = (run_all(&cpu, &cpu, false), run_all(&cpu, &cpu, false));
-    assert_eq!(first.0, second.0);
+    for model in PICKING {
+        let cpu = load(model, Device::Cpu);
+        let (first, second) = (run_all(&cpu, &cpu, false), run_all(&cpu, &cpu, false));
+        assert_eq!(first.0, second.0, "{model}");
+        run_some(&cpu, &cpu, &THERE, false, true);
+    }
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn every_way_to_pick_gives_what_the_cpu_gives() {
-    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
+    PICKING.into_iter().for_each(check_every_way_to_pick);
+}
+
+fn check_every_way_to_pick(model: &str) {
+    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     for fidelity in [false, true] {
         let ((ours, forks), (expected, others)) = (run_all(&cuda, &cuda, fidelity), run_all(&cuda, &cpu, fidelity));
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
-                assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}, fidelity {fidelity}"));
+                assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}, fidelity {fidelity}"));
             }
         }
         for ((ours, other), spec) in forks.iter().zip(&others).zip(SPECS) {
-            assert_eq!(ours.tokens(), other.tokens(), "{spec}");
-            assert_eq!(ours.costs(), other.costs(), "{spec}");
+            assert_eq!(ours.tokens(), other.tokens(), "{model} {spec}");
+            assert_eq!(ours.costs(), other.costs(), "{model} {spec}");
             if let (Some(ours), Some(other)) = (ours.fidelity(), other.fidelity()) {
                 let [a, b] = [ours, other].map(|meter| meter.output_error().concat());
                 let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(worst < 1e-3, "{spec}: output error off by {worst}");
+                assert!(worst < 1e-3, "{model} {spec}: output error off by {worst}");
             }
         }
     }
@@ -2657,7 +2877,12 @@ fn every_way_to_pick_gives_what_the_cpu_gives() {
 #[test]
 #[ignore = "needs a GPU"]
 fn recorded_steps_give_what_launched_ones_give() {
-    let g = load("llama3", CUDA);
+    // Experts with biases, and queries that grow.
+    ["llama3", "gpt-oss", "ministral3"].into_iter().for_each(check_recorded_steps);
+}
+
+fn check_recorded_steps(model: &str) {
+    let g = load(model, CUDA);
     let n = g.prompt.len();
     let specs = ["full", "streaming_llm:window=20", "streaming_llm:window=20,dense_layers=0"];
     let prefixes = [n - 120, n - 300, n - 120];
@@ -2676,7 +2901,7 @@ fn recorded_steps_give_what_launched_ones_give() {
             for ((fork, expected), spec) in own.iter_mut().zip(expected).zip(specs) {
                 let stream = Stream { fork, tokens: std::slice::from_ref(token) };
                 let ours = g.decoder.step(&mut [stream], n).unwrap();
-                assert_close(&ours[0], &expected, 1e-4, &format!("{spec}, step {step}"));
+                assert_close(&ours[0], &expected, 1e-4, &format!("{model} {spec}, step {step}"));
             }
         }
     }
@@ -2747,8 +2972,8 @@ const THERE: [&str; 56] = [
 #[test]
 #[ignore = "needs a GPU"]
 fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
-    // One KV head, and two.
-    ["llama3", "qwen2"].into_iter().for_each(check_picks_there);
+    // One KV head, and two; queries that grow.
+    ["llama3", "qwen2", "ministral3"].into_iter().for_each(check_picks_there);
 }
 
 /// Checks that costs are equal, except for what the heads of a group read together, because nearly equal scores may be ordered differently.

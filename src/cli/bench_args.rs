@@ -44,7 +44,7 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub(super) what: What,
 
-    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
+    /// Model whose head counts and sizes are used: llama-3.1-8b, llama-3.1-70b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, qwen3-30b-a3b,
     /// builtin, a model's folder or hub id, or a config.json; weights are not read; the model of --kv-from, or else llama-3.1-8b, if not given
     ///
     /// Example: --shape mistral-7b
@@ -111,6 +111,13 @@ pub struct BenchArgs {
     /// Example: --dtype f16
     #[arg(long, value_name = "bf16|f16|f32", default_value = "bf16")]
     pub(super) dtype: String,
+
+    /// Type of the quantised blocks that hold the weights of `bench decode` and `bench prefill --layers`: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k,
+    /// q5_k or q6_k; weights are stored in --dtype if not given
+    ///
+    /// Example: bench decode --weights q4_k
+    #[arg(long, value_name = "TYPE")]
+    pub(super) weights: Option<String>,
 
     /// Device to time: cpu, cuda, or cuda:N for another GPU
     ///

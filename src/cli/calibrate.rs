@@ -22,6 +22,7 @@ use spattn_eval::calibration::calibrate::{
     CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
 };
 use spattn_model::calibration::file_name;
+use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
@@ -56,10 +57,11 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     model: String,
 
-    /// Where the model reads the text: cpu, or a GPU (in builds with the feature `cuda`); training runs on the CPU
+    /// Where the model reads the text: cpu, a GPU, or several GPUs that divide its layers (in builds with the feature `cuda`); training runs on
+    /// the CPU
     ///
     /// Example: --device cuda
-    #[arg(long, value_name = "cpu|cuda[:i]", default_value = "cpu")]
+    #[arg(long, value_name = "cpu|cuda[:i,...]", default_value = "cpu")]
     device: String,
 
     /// Text file to read; may be repeated; generated text that suits the method if neither this nor --task is given
@@ -123,7 +125,7 @@ pub struct CalibrateArgs {
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written otherwise.
 pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
     let orders = CalibrationOrder::parse(&[&args.methods[..], &args.more_methods].concat())?;
-    let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
+    let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse::<Device>()?.of_one_copy()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
     if let Some(path) = &args.import {
         return take_in(&orders, path, &OpenModel::open(&source, None, TokenizerOptions::default())?, args.out);

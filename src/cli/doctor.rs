@@ -1,5 +1,6 @@
 //! `spattn doctor`: what this machine and this build can do, and what is missing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use super::output::{print_json, print_line};
 use crate::version::PROGRAM;
 use spattn_eval::plan::manifest::{RESULTS_VERSION, cpu_name};
 use spattn_kernels::{isa_name, tiles};
-use spattn_model::device::{self, GpuDevice};
+use spattn_model::device::{self, GpuDevice, GpuDevices, GpuLink};
 use spattn_model::hub::{CachedModel, HubOptions, cached_models, offline_by};
 use spattn_model::source::ModelSource;
 use spattn_tasks::published::{DataSet, Finding, State};
@@ -79,6 +80,9 @@ struct Gpu {
     usable: bool,
     /// The GPUs that `--device` accepts.
     devices: Vec<GpuDevice>,
+    /// How memory goes from each to each other, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    links: Vec<GpuLink>,
     /// The reason, if there are none.
     reason: Option<String>,
 }
@@ -87,8 +91,10 @@ impl Gpu {
     fn new() -> Self {
         let seen = gpus(Path::new("/"));
         match device::gpus() {
-            Ok(devices) => Self { seen, usable: !devices.is_empty(), devices, reason: None },
-            Err(reason) => Self { seen, usable: false, devices: Vec::new(), reason: Some(reason) },
+            Ok(GpuDevices { devices, links }) => {
+                Self { seen, usable: !devices.is_empty(), devices, links, reason: None }
+            }
+            Err(reason) => Self { seen, usable: false, devices: Vec::new(), links: Vec::new(), reason: Some(reason) },
         }
     }
 
@@ -104,11 +110,25 @@ impl Gpu {
             )
         };
         if self.usable {
-            return self.devices.iter().map(line).collect();
+            return self.devices.iter().map(line).chain(ways_of_copies(&self.links)).collect();
         }
         let seen = if self.seen.is_empty() { "none found".to_owned() } else { self.seen.join(", ") };
         vec![self.reason.as_ref().map_or(seen.clone(), |reason| format!("{seen}; {reason}"))]
     }
+}
+
+/// How memory goes from GPU to GPU: a line for each way, with the pairs that use it where there are several ways.
+fn ways_of_copies(links: &[GpuLink]) -> Vec<String> {
+    let mut ways: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for GpuLink { between: [one, other], how } in links {
+        ways.entry(how).or_default().push(format!("{one} and {other}"));
+    }
+    let is_one = ways.len() == 1;
+    let line = |(how, pairs): (&str, Vec<String>)| match is_one {
+        true => format!("copies between GPUs: {how}"),
+        false => format!("copies between {}: {how}", pairs.join(", ")),
+    };
+    ways.into_iter().map(line).collect()
 }
 
 #[derive(Debug, Serialize)]
@@ -347,6 +367,21 @@ mod tests {
         fs::create_dir_all(&card).unwrap();
         fs::write(card.join("information"), "Model: \t\t NVIDIA H200\nIRQ: 5\n").unwrap();
         assert_eq!(gpus(root.path()), ["NVIDIA H200"]);
+    }
+
+    #[test]
+    fn pairs_of_gpus_are_named_where_they_differ() {
+        let link = |one: &str, other: &str, how: &str| GpuLink { between: [one.into(), other.into()], how: how.into() };
+        assert!(ways_of_copies(&[]).is_empty());
+        let alike = [link("cuda", "cuda:1", "directly"), link("cuda", "cuda:2", "directly")];
+        assert_eq!(ways_of_copies(&alike), ["copies between GPUs: directly"]);
+        let [first, second] = alike;
+        let third = link("cuda:1", "cuda:2", "through the host's memory");
+        let expected = [
+            "copies between cuda and cuda:1, cuda and cuda:2: directly",
+            "copies between cuda:1 and cuda:2: through the host's memory",
+        ];
+        assert_eq!(ways_of_copies(&[first, second, third]), expected);
     }
 
     #[test]

@@ -35,6 +35,7 @@ use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::{ItemOutcome, judge};
 use spattn_lab::papers::seen::{AnalysisTables, Observing};
 use spattn_lab::papers::select;
+use spattn_model::device::Device;
 
 /// The default folder of results.
 const OUT: &str = "results/papers";
@@ -88,10 +89,10 @@ pub struct ReproduceArgs {
     #[arg(long, value_name = "DIR|HUB_ID[@REV]", conflicts_with = "builtin")]
     model: Option<String>,
 
-    /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
+    /// Where to compute: cpu, a GPU, or several GPUs that divide the model's layers (in builds with the feature `cuda`)
     ///
-    /// Example: --device cuda
-    #[arg(long, value_name = "cpu|cuda[:i]")]
+    /// Example: --device cuda, --device cuda:0,1
+    #[arg(long, value_name = "cpu|cuda[:i,...]")]
     device: Option<String>,
 
     /// Folder, or data set on the hub, with the published texts
@@ -267,7 +268,7 @@ impl ReproduceArgs {
     }
 
     fn lesson<'a>(&self, learning: &'a Learning, folder: &'a Path) -> Result<Lesson<'a>, UsageError> {
-        let device = self.device.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+        let device = self.device.as_deref().map_or(Ok(Device::Cpu), str::parse)?.of_one_copy()?;
         Ok(Lesson { learning, folder, device, overwrite: self.overwrite, program: PROGRAM })
     }
 

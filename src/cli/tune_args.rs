@@ -155,10 +155,10 @@ pub struct TuneArgs {
     #[arg(long, value_name = "RULE")]
     pub(super) tail: Option<String>,
 
-    /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
+    /// Where to compute: cpu, a GPU, or several GPUs that divide the model's layers (in builds with the feature `cuda`)
     ///
-    /// Example: --device cuda:1
-    #[arg(long, value_name = "cpu|cuda[:i]")]
+    /// Example: --device cuda:1, --device cuda:0,1
+    #[arg(long, value_name = "cpu|cuda[:i,...]")]
     pub(super) device: Option<String>,
 
     /// Storage type of weights, keys and values: f32, bf16 or f16; the checkpoint's own if not given

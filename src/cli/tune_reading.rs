@@ -56,7 +56,8 @@ impl Reading {
     pub fn open(args: &TuneArgs, flag: &str) -> Result<Self> {
         let device: Device = match &args.device {
             Some(text) => {
-                text.parse().map_err(|e: UsageError| UsageError { what: format!("--device: {}", e.what), ..e })?
+                let device = text.parse().and_then(Device::of_one_copy);
+                device.map_err(|e: UsageError| UsageError { what: format!("--device: {}", e.what), ..e })?
             }
             None => Device::Cpu,
         };

@@ -12,6 +12,7 @@ use super::run_flags::ThreadsFlag;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_eval::config::value::parse_dtype;
 use spattn_lab::verify::{Check, CheckResult, HfReference, Verification, Verified, write_reference};
+use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
 
 /// Check that spattn computes a model right: files, tokenizer, the decoder against itself, and all of it against transformers.
@@ -62,10 +63,10 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "bf16|f16|f32")]
     dtype: Option<String>,
 
-    /// Where the model computes: cpu, or a GPU, which is then compared with the CPU (in builds with the feature `cuda`)
+    /// Where the model computes: cpu, or a GPU or several that divide its layers, then compared with the CPU (in builds with the feature `cuda`)
     ///
     /// Example: --device cuda
-    #[arg(long, value_name = "cpu|cuda[:i]", default_value = "cpu")]
+    #[arg(long, value_name = "cpu|cuda[:i,...]", default_value = "cpu")]
     device: String,
 
     /// Print JSON instead of a table
@@ -104,7 +105,7 @@ struct Printed<'a> {
 /// Mistakes in arguments as [`UsageError`]; a [`RunFailure`] if a check failed.
 pub fn run_verify(args: &VerifyArgs) -> Result<()> {
     let source = ModelSource::parse(&args.model)?;
-    let device = args.device.parse()?;
+    let device = args.device.parse::<Device>()?.of_one_copy()?;
     let dtype = args.dtype.as_deref().map(parse_dtype).transpose()?;
     let reference = args.reference(&source)?;
     let verified = Verification { source: &source, device, dtype, reference: reference.as_ref() }.run()?;

@@ -12,7 +12,7 @@ use spattn::model::source::shape_names;
 use spattn::tasks::{TaskInfo, catalog};
 use spattn_lab::papers::PAPERS;
 
-use super::{Page, markdown_under, page};
+use super::{Page, golden_model, markdown_under, page};
 
 /// The most bytes of pages that are read first.
 const MOST_BYTES: [(&str, usize); 2] = [("README.md", 12_288), ("ARCHITECTURE.md", 7_168)];
@@ -85,10 +85,31 @@ fn paragraph<'a>(page: &'a Page, begin: &str) -> &'a str {
 #[test]
 fn pages_name_every_family_of_models() {
     let (models, readme) = (page("docs/models.md"), page("README.md"));
-    for text in [paragraph(&models, "Supported are "), paragraph(&readme, "**Your model**")] {
+    for text in [paragraph(&models, "| family | `architectures` |"), paragraph(&readme, "**Your model**")] {
         for family in FAMILIES {
             assert!(text.contains(family.name), "{} is not named: {text}", family.name);
         }
+    }
+}
+
+/// The row of each family names the golden checkpoints of its class: all that there are, and at least one.
+#[test]
+fn the_page_of_models_says_what_was_held_to_the_reference() {
+    let mut checkpoints: HashMap<String, BTreeSet<String>> = HashMap::new();
+    for name in golden_model::names() {
+        let config = std::fs::read_to_string(golden_model::root().join(&name).join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        let class = config["architectures"][0].as_str().unwrap().to_owned();
+        checkpoints.entry(class).or_default().insert(name);
+    }
+    let models = page("docs/models.md");
+    let table = paragraph(&models, "| family | `architectures` |");
+    for family in FAMILIES {
+        let begin = format!(" | `{}` | ", family.class);
+        let row = table.lines().find_map(|row| row.split_once(&begin));
+        let (_, held) = row.unwrap_or_else(|| panic!("no row has `{}`", family.class));
+        let said: BTreeSet<String> = code_in(held).into_iter().collect();
+        assert_eq!(checkpoints.get(family.class), Some(&said), "{}", family.name);
     }
 }
 

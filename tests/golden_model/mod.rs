@@ -15,8 +15,7 @@ use spattn::model::device::Device;
 use spattn::model::engine::Stream;
 use spattn::model::tensors::Weights;
 
-pub use names::names;
-use names::root;
+pub use names::{names, root};
 
 /// A checkpoint and the reference's numbers.
 pub struct Golden {
@@ -36,15 +35,21 @@ fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-/// The decoder of a checkpoint.
-pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
+/// The shape of a checkpoint's decoder, and its weights.
+pub fn opened(name: &str, dtype: KvDtype) -> (Dimensions, Weights) {
     let folder = root().join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let mut config = ModelConfig::parse(&config, "config.json").unwrap();
     let mut weights = Weights::open_folder(&folder).unwrap();
     let notes = checkpoint::compare(&mut config, &mut weights).unwrap();
     assert!(notes.is_empty(), "{name}: {notes:?}");
-    Decoder::load(&Dimensions::new(&config, dtype), &weights, device).unwrap()
+    (Dimensions::new(&config, dtype), weights)
+}
+
+/// The decoder of a checkpoint.
+pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
+    let (dimensions, weights) = opened(name, dtype);
+    Decoder::load(&dimensions, &weights, device).unwrap()
 }
 
 /// The names of those that the kernels for GPUs take.

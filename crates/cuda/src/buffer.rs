@@ -59,6 +59,14 @@ impl Drop for HeldBytes {
     }
 }
 
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // The memory is freed in the order of its own stream, in its own context, whichever the thread used last.
+        let context = self.slice.context();
+        context.record_err(context.bind_to_thread());
+    }
+}
+
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes())

@@ -11,9 +11,10 @@ pub const MOST_USED_EXPERTS: usize = 32;
 /// Outputs that one block of a product computes.
 const OUTPUTS: usize = 4;
 
-/// The addresses of the matrices of all experts of a layer, `[outputs][inputs]` each.
+/// The addresses of the matrices of all experts of a layer, `[outputs][inputs]` each, and of their biases, if they have them.
 pub struct ExpertMatrices {
     table: Buffer,
+    biases: Option<Buffer>,
     experts: usize,
     outputs: usize,
     inputs: usize,
@@ -30,23 +31,40 @@ pub struct Routes<'a> {
     pub used: usize,
 }
 
+impl ExpertMatrices {
+    /// The addresses of both tables; 0 for that of biases, if there are none.
+    fn tables(&self) -> [u64; 2] {
+        let bytes = size_of::<u64>() * self.experts;
+        [self.table.address(0, bytes), self.biases.as_ref().map_or(0, |biases| biases.address(0, bytes))]
+    }
+}
+
 impl Gpu {
-    /// Notes where the matrices of experts are. They must not be dropped before what is returned is used for the last time.
+    /// Notes where the matrices of experts are, and their biases, `[outputs]` f32 each: one for each matrix, or none at all. They must not
+    /// be dropped before what is returned is used for the last time.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a matrix is smaller than stated, or `inputs` is no multiple of 8.
+    /// If a matrix or a bias is smaller than stated, some have a bias and others not, or `inputs` is no multiple of 8.
     pub fn expert_matrices(
         &self,
         matrices: &[&Buffer],
+        biases: &[&Buffer],
         (outputs, inputs, storage): (usize, usize, Storage),
     ) -> Result<ExpertMatrices, GpuError> {
+        let experts = matrices.len();
         assert!(inputs.is_multiple_of(8), "inputs in steps of 8");
-        let bytes = outputs * inputs * storage.bytes();
-        let addresses: Vec<u64> = matrices.iter().map(|matrix| matrix.address(0, bytes)).collect();
-        Ok(ExpertMatrices { table: self.upload(&addresses)?, experts: matrices.len(), outputs, inputs, storage })
+        assert!(biases.is_empty() || biases.len() == experts, "{} biases of {experts} experts", biases.len());
+        let addresses =
+            |of: &[&Buffer], bytes: usize| -> Vec<u64> { of.iter().map(|buffer| buffer.address(0, bytes)).collect() };
+        let table = self.upload(&addresses(matrices, outputs * inputs * storage.bytes()))?;
+        let biases = match biases.is_empty() {
+            true => None,
+            false => Some(self.upload(&addresses(biases, size_of::<f32>() * outputs))?),
+        };
+        Ok(ExpertMatrices { table, biases, experts, outputs, inputs, storage })
     }
 
     /// Chooses for each row of `logits`, `[rows][count]` f32, the `used` experts of the largest ones, and weights them by softmax among all
@@ -93,17 +111,17 @@ impl Gpu {
         x: &Buffer,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        let &ExpertMatrices { experts, outputs, inputs, storage, .. } = matrices;
+        let &ExpertMatrices { outputs, inputs, storage, .. } = matrices;
         let slots = rows * routes.used;
         let function = self.function("experts", &format!("expert_rows_{}", storage.name()))?;
-        let (table, chosen) = (matrices.table.address(0, 8 * experts), routes.chosen.address(0, 4 * slots));
+        let ([table, biases], chosen) = (matrices.tables(), routes.chosen.address(0, 4 * slots));
         let x = x.address(0, rows * inputs * storage.bytes());
         let out = out.address(0, slots * outputs * storage.bytes());
         let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&table).arg(&chosen).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
+        launch.arg(&table).arg(&biases).arg(&chosen).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
         // SAFETY: all buffers are as long as checked above; chosen experts are below their number, as `route` makes them, and their
-        // matrices are still there, as the caller of `expert_matrices` has agreed to.
+        // matrices and biases are still there, as the caller of `expert_matrices` has agreed to.
         unsafe { launch.launch(by_output(outputs, slots)) }.map(drop).map_err(failed("multiplying with experts"))
     }
 
@@ -123,15 +141,16 @@ impl Gpu {
         x: &Buffer,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        let &ExpertMatrices { experts, outputs, inputs, storage, .. } = matrices;
+        let &ExpertMatrices { outputs, inputs, storage, .. } = matrices;
         let slots = rows * routes.used;
         let function = self.function("experts", &format!("expert_sums_{}", storage.name()))?;
-        let (table, chosen) = (matrices.table.address(0, 8 * experts), routes.chosen.address(0, 4 * slots));
+        let ([table, biases], chosen) = (matrices.tables(), routes.chosen.address(0, 4 * slots));
         let (weights, x) = (routes.weights.address(0, 4 * slots), x.address(0, slots * inputs * storage.bytes()));
         let out = out.address(0, 4 * rows * outputs);
         let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&table).arg(&chosen).arg(&weights).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
+        launch.arg(&table).arg(&biases).arg(&chosen).arg(&weights).arg(&x).arg(&out);
+        launch.arg(&used).arg(&outs).arg(&inputs);
         // SAFETY: as in `expert_rows`.
         unsafe { launch.launch(by_output(outputs, rows)) }.map(drop).map_err(failed("adding experts"))
     }

@@ -24,12 +24,19 @@ const GRID_ROWS: usize = (1 << 16) - 1;
 const PIECE: usize = 8;
 
 /// What a gate is passed through before it is multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// `x · σ(x)`.
     Silu,
     /// GELU by its approximation with tanh.
     GeluTanh,
+    /// `x · σ(slope · x)` of the gate `x`, at most `limit`, times one more than what it gates, from `-limit` to `limit`.
+    Clamped {
+        /// The steepness of the sigmoid.
+        slope: f32,
+        /// The largest number, of the gate and of what it gates.
+        limit: f32,
+    },
 }
 
 /// How a product is written.
@@ -41,6 +48,15 @@ pub enum Into {
     Wide,
     /// Added to f32 numbers.
     Add,
+}
+
+/// Which columns of an output a product writes, where its rows are wider than the product.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns {
+    /// The first one.
+    pub first: usize,
+    /// Width of a row of the output.
+    pub stride: usize,
 }
 
 /// The weights of a linear layer.
@@ -101,6 +117,15 @@ pub struct Positions<'a> {
     pub scaling: f32,
 }
 
+/// How rotated queries grow with their position `p`: they are multiplied by `1 + beta · ln(1 + ⌊p / step⌋)`.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryGrowth {
+    /// How fast they grow.
+    pub beta: f32,
+    /// Positions of a step; not 0.
+    pub step: u32,
+}
+
 /// How rows of stacked queries, keys and values, `[heads + 2 kv_heads][d]` each, are normed and rotated.
 pub struct Rotation<'a> {
     /// The number of rows.
@@ -111,6 +136,8 @@ pub struct Rotation<'a> {
     pub norms: Option<Norms<'a>>,
     /// Positions and frequencies.
     pub positions: Positions<'a>,
+    /// How queries grow, if they do.
+    pub growth: Option<QueryGrowth>,
 }
 
 /// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers behind these addresses.
@@ -378,6 +405,7 @@ impl Gpu {
         let name = match gate {
             Gate::Silu => "silu_gate",
             Gate::GeluTanh => "gelu_tanh_gate",
+            Gate::Clamped { .. } => "clamped_gate",
         };
         let function = self.function("rows", &format!("{name}_{}", storage.name()))?;
         let (row, width) = (inner * storage.bytes(), inner as i32);
@@ -388,6 +416,9 @@ impl Gpu {
             let out = out.address(first * row, count * row);
             let mut launch = self.stream.launch_builder(&function);
             launch.arg(&gate_up).arg(&out).arg(&width);
+            if let Gate::Clamped { slope, limit } = &gate {
+                launch.arg(slope).arg(limit);
+            }
             let grid = (blocks, count as u32, 1);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: both buffers are as long as checked above, and pieces do not cross a row's end.
@@ -409,22 +440,58 @@ impl Gpu {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
+        let columns = Columns { first: 0, stride: w.outputs };
+        self.multiply_columns(storage, w, x, rows, (out, columns), into)
+    }
+
+    /// [`multiply`](Self::multiply) by a part of the outputs of a layer, into some columns of `out`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the columns do not lie within a row.
+    pub fn multiply_columns(
+        &self,
+        storage: Storage,
+        w: WeightMatrix<'_>,
+        x: &Buffer,
+        rows: usize,
+        (out, columns): (&mut Buffer, Columns),
+        into: Into,
+    ) -> Result<(), GpuError> {
         let WeightMatrix { data: w, outputs, inputs } = w;
+        assert!(columns.first + outputs <= columns.stride, "columns lie within a row");
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
-        let out = out.address(0, rows * outputs * wide.bytes());
+        let written = rows.checked_sub(1).map_or(0, |others| others * columns.stride + outputs);
+        let out = out.address(columns.first * wide.bytes(), written * wide.bytes());
         if rows == 1 && inputs.is_multiple_of(PIECE) {
             return self.gemv(storage, [w, x, out], outputs, inputs, into);
         }
+        self.gemm(storage, [w, x, out], [rows, outputs, inputs, columns.stride], into)
+    }
+
+    /// A product of matrices at checked addresses; rows of `out` are `stride` numbers apart.
+    fn gemm(
+        &self,
+        storage: Storage,
+        [w, x, out]: [u64; 3],
+        [rows, outputs, inputs, stride]: [usize; 4],
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let data = |storage| match storage {
             Storage::F32 => cudaDataType_t::CUDA_R_32F,
             Storage::F16 => cudaDataType_t::CUDA_R_16F,
             Storage::Bf16 => cudaDataType_t::CUDA_R_16BF,
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
+        // The library uses the context that is current.
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
-        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until the call returns.
+        // SAFETY: the three matrices are as large as the callers have checked; both factors are on the stack until the call returns.
         unsafe {
             gemm_ex(
                 *self.blas.handle(),
@@ -443,7 +510,7 @@ impl Gpu {
                 (&raw const beta).cast(),
                 out as *mut _,
                 data(wide),
-                outputs as i32,
+                stride as i32,
                 cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
@@ -541,7 +608,7 @@ impl Gpu {
         places: u64,
         [keys, values, head_stride]: [u64; 3],
     ) -> Result<(), GpuError> {
-        let Rotation { rows: count, heads, norms, positions: at } = rotation;
+        let Rotation { rows: count, heads, norms, positions: at, growth } = rotation;
         let (count, heads, norms) = (*count, *heads, norms.as_ref());
         let function = self.function("rope", &format!("rope_{}", storage.name()))?;
         let rows = rows.address(0, count * (heads + 2 * kv_heads) * d * storage.bytes());
@@ -554,10 +621,12 @@ impl Gpu {
         let query_norm = norms.map_or(0, |norms| norms.query.address(0, 4 * d));
         let key_norm = norms.map_or(0, |norms| norms.key.address(0, 4 * d));
         let eps = norms.map_or(0.0f32, |norms| norms.eps);
+        assert!(growth.is_none_or(|growth| growth.step > 0), "queries grow in steps of no position");
+        let QueryGrowth { beta, step } = growth.unwrap_or(QueryGrowth { beta: 0.0, step: 0 });
         let (heads, kv_heads, d) = (heads as i32, kv_heads as i32, d as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling).arg(&rotated).arg(&neighbours);
-        launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps);
+        launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps).arg(&beta).arg(&step);
         launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
         let shares = if count < FEW_ROWS { (heads as u32 + 2 * kv_heads as u32).div_ceil(8) } else { 1 };
         let grid = LaunchConfig { grid_dim: (count as u32, shares, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };

@@ -23,8 +23,10 @@ mod host_device_vec;
 mod labels;
 mod launch;
 mod maps;
+mod peers;
 mod per_row_tokens;
 mod prefill;
+mod quantised;
 mod queries;
 mod record;
 mod score_launch;
@@ -38,7 +40,7 @@ mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -65,10 +67,14 @@ pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
-pub use launch::{Cache, FiniteCheck, Gate, Into, Norms, Place, Positions, RmsNorm, Rotation, WeightMatrix};
+pub use launch::{
+    Cache, Columns, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation, WeightMatrix,
+};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
+pub use peers::Link;
 pub use per_row_tokens::PerRowTokens;
 pub use prefill::{LayerRule, Rows};
+pub use quantised::QuantisedMatrix;
 pub use queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};
 pub use record::Recording;
 pub use scores::{Reduction, ScoreWorkspace, Scores};
@@ -198,6 +204,8 @@ pub struct GpuInfo {
 
 /// One GPU, its stream, and the kernels loaded on it.
 pub struct Gpu {
+    /// A number that no other has.
+    id: u64,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     blas: CudaBlas,
@@ -225,6 +233,13 @@ struct Function {
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gpu({})", self.context.ordinal())
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // A library's handle and what else it holds are given back in its own context, whichever the thread used last.
+        self.context.record_err(self.context.bind_to_thread());
     }
 }
 
@@ -317,7 +332,9 @@ impl Gpu {
         // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("allocating memory"))?);
         let functions = Mutex::default();
+        static OPENED: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
+            id: OPENED.fetch_add(1, Ordering::Relaxed),
             context,
             stream,
             blas,
@@ -331,6 +348,11 @@ impl Gpu {
             landing,
             memory,
         })
+    }
+
+    /// A number that no other opened GPU of the program has, be it the same device or not.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Properties of the device.
@@ -394,6 +416,10 @@ impl Gpu {
     /// Loads a kernel of a module and allows it `bytes` bytes of dynamic shared memory.
     fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        // Functions are loaded and changed in the context that is current.
+        if functions.get(name).is_none_or(|known| known.shared < bytes) {
+            self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
+        }
         if !functions.contains_key(name) {
             let function = self.modules[module].load_function(name).map_err(failed("loading a kernel"))?;
             functions.insert(name.to_owned(), Function { function, shared: 0 });

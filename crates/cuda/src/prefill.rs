@@ -204,6 +204,8 @@ impl Gpu {
         let total = (rows.first + rows.count) as u64;
         let (count, heads) = (rows.count as u64, rows.heads as u32);
         let pieces = d / 64;
+        // Maps are encoded for the context that is current.
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         let query_map = tensor_map(
             cache.storage,
             queries,

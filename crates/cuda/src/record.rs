@@ -1,14 +1,24 @@
 //! Launches that are recorded once and replayed as a CUDA graph: launching hundreds of small kernels one by one takes the host longer than
 //! the kernels run.
 
-use cudarc::driver::CudaGraph;
+use std::sync::Arc;
+
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaGraph};
 
 use super::{Gpu, GpuError, failed};
 
 /// Recorded launches with their arguments.
 pub struct Recording {
     graph: CudaGraph,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // The graph is destroyed in its own context, whichever the thread used last.
+        self.context.record_err(self.context.bind_to_thread());
+    }
 }
 
 // SAFETY: a graph may be used from any thread, by one at a time; `replay` borrows it mutably.
@@ -28,7 +38,7 @@ impl Gpu {
         launched?;
         let what = "recording launches";
         let graph = graph?.ok_or_else(|| GpuError::Failed { what, why: "nothing was launched".to_owned() })?;
-        Ok(Recording { graph })
+        Ok(Recording { graph, context: self.context.clone() })
     }
 
     /// Launches the recorded kernels. Callers ensure that every buffer whose address was recorded still exists, and is long enough for the

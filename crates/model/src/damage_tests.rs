@@ -109,7 +109,9 @@ fn read_gguf(path: &Path) -> anyhow::Result<()> {
 #[test]
 fn damaged_gguf_files_are_read_or_refused() {
     let names = ["mixed", "gpt-2", "llama-bpe", "qwen2", "sentence-piece", "smollm", "tekken"];
-    let files = names.map(|name| fs::read(golden(&format!("gguf/{name}.gguf"))).unwrap());
+    let seeds = ["byte-level", "pieces", "split"].map(|name| golden(&format!("../../fuzz/seeds/gguf/seed-{name}")));
+    let files = names.map(|name| golden(&format!("gguf/{name}.gguf"))).into_iter().chain(seeds);
+    let files: Vec<Vec<u8>> = files.map(|file| fs::read(file).unwrap()).collect();
     let (folder, mut random, mut read) = (TempDir::new().unwrap(), Random(1), 0);
     let path = folder.path().join("m.gguf");
     let count = tries();

@@ -7,18 +7,22 @@
 #[cfg(feature = "cuda")]
 use std::any::Any;
 use std::ops::Deref;
+#[cfg(feature = "cuda")]
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::cpu::Cpu;
-use super::device::Device;
+use super::device::{Device, Placement};
 pub use super::dimensions::Dimensions;
+use super::division::GpuShare;
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
+use spattn_base::error::UsageError;
 
 /// A Llama-family decoder with its weights in memory.
 pub struct Decoder {
@@ -45,24 +49,46 @@ pub enum LoadError {
     Device(#[from] DeviceFailure),
 }
 
+/// An error that was to be found before, without its hint.
+fn told(error: UsageError) -> DeviceFailure {
+    DeviceFailure(error.what)
+}
+
+/// Opens GPUs and makes sure that each has room for the weights of its share.
 #[cfg(feature = "cuda")]
-fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
+fn open_gpus(
+    dimensions: &Dimensions,
+    shares: Vec<GpuShare>,
+) -> Result<Vec<(spattn_cuda::Gpu, Range<usize>)>, DeviceFailure> {
+    let is_one = shares.len() == 1;
+    let open = |GpuShare { ordinal, free, layers }: GpuShare| {
+        let gpu = spattn_cuda::Gpu::open(ordinal)?;
+        let needed = dimensions.weight_bytes_of(&layers);
+        let Some(free) = free.filter(|free| needed as u64 > *free) else { return Ok((gpu, layers)) };
+        let what = match is_one {
+            true => "the weights take".to_owned(),
+            false => format!("on GPU {ordinal}, the weights of layers {} to {} take", layers.start, layers.end - 1),
+        };
+        Err(DeviceFailure(format!(
+            "{what} {:.1} GB of the GPU's memory, and {:.1} GB are free: use a smaller model, or --dtype bf16",
+            needed as f64 / 1e9,
+            free as f64 / 1e9
+        )))
+    };
+    shares.into_iter().map(open).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_engine(
+    dimensions: &Dimensions,
+    weights: &Weights,
+    shares: Vec<GpuShare>,
+) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
     if let Some(obstacle) = dimensions.gpu_obstacle() {
         return Err(DeviceFailure(format!("{obstacle}; use --device cpu")).into());
     }
-    let free = Device::Cuda(ordinal).free_bytes();
-    let gpu = spattn_cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
-    let needed = dimensions.weight_bytes();
-    if let Some(free) = free.filter(|free| needed as u64 > *free) {
-        return Err(DeviceFailure(format!(
-            "the weights take {:.1} GB of the GPU's memory, and {:.1} GB are free: use a smaller model, or --dtype bf16",
-            needed as f64 / 1e9,
-            free as f64 / 1e9
-        ))
-        .into());
-    }
-    match Cuda::load(dimensions, weights, gpu) {
+    match Cuda::load(dimensions, weights, open_gpus(dimensions, shares)?) {
         Ok(engine) => Ok(Box::new(engine)),
         Err(LoadFailure::Weights(error)) => Err(error.into()),
         Err(LoadFailure::Device(error)) => Err(DeviceFailure::from(error).into()),
@@ -70,22 +96,46 @@ fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Re
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_engine(_: &Dimensions, _: &Weights, _: usize) -> Result<Box<dyn Engine>, LoadError> {
+fn cuda_engine(_: &Dimensions, _: &Weights, _: Vec<GpuShare>) -> Result<Box<dyn Engine>, LoadError> {
     Err(DeviceFailure("this build computes on the CPU only".to_owned()).into())
 }
 
 impl Decoder {
-    /// Reads the weights to where `device` computes, converted to the storage type.
+    /// Reads the weights to where the device of a placement computes, converted to the storage type unless they stay in quantised blocks.
     ///
     /// # Errors
-    /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.
-    pub fn load(dimensions: &Dimensions, weights: &Weights, device: Device) -> Result<Self, LoadError> {
+    /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them; a device that has
+    /// [several copies](Device::copies), of which a decoder is one; or more GPUs than layers.
+    pub fn load(
+        dimensions: &Dimensions,
+        weights: &Weights,
+        placement: impl Into<Placement>,
+    ) -> Result<Self, LoadError> {
+        let Placement { device, tokens } = placement.into();
+        match device.of_one_copy().map_err(told)? {
+            Device::Cpu => {
+                Self::with_engine(dimensions, weights, |dimensions| Ok(Box::new(Cpu::load(dimensions, weights)?)))
+            }
+            _ => Self::load_divided(dimensions, weights, dimensions.divide(device, tokens).map_err(told)?),
+        }
+    }
+
+    /// As [`load`](Self::load), to GPUs of which each has a share of the layers. The shares follow each other from the first layer to the
+    /// last; two of them may be on one GPU.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_divided(dimensions: &Dimensions, weights: &Weights, shares: Vec<GpuShare>) -> Result<Self, LoadError> {
+        Self::with_engine(dimensions, weights, |dimensions| cuda_engine(dimensions, weights, shares))
+    }
+
+    fn with_engine(
+        dimensions: &Dimensions,
+        weights: &Weights,
+        load: impl FnOnce(&Dimensions) -> Result<Box<dyn Engine>, LoadError>,
+    ) -> Result<Self, LoadError> {
         let dimensions = dimensions.clone().with_sinks(layers::sinks(&dimensions.config, weights)?);
-        let engine = match device {
-            Device::Cpu => Box::new(Cpu::load(&dimensions, weights)?),
-            Device::Cuda(ordinal) => cuda_engine(&dimensions, weights, ordinal)?,
-        };
-        Ok(Self { engine, dimensions })
+        Ok(Self { engine: load(&dimensions)?, dimensions })
     }
 
     /// What the GPU is called, if it computes on one.

@@ -1,8 +1,9 @@
-//! Where a model computes: the processor's cores, or a GPU.
+//! Where a model computes: the processor's cores, a GPU, or several.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -14,16 +15,53 @@ pub enum Device {
     /// The processor's cores.
     #[default]
     Cpu,
-    /// An NVIDIA GPU, as the driver numbers them.
-    Cuda(usize),
+    /// One NVIDIA GPU, or several of which each holds consecutive layers of a model.
+    Cuda(Gpus),
+    /// All GPUs of the machine, each with a whole copy of the model; they run examples side by side.
+    EachGpu,
+}
+
+/// GPUs, as the driver numbers them, in the order in which they hold a model's layers; at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Gpus {
+    /// Beyond `count`, zeros.
+    ordinals: [u16; MOST_GPUS],
+    count: usize,
+}
+
+/// The most GPUs that a model's layers are divided among.
+pub const MOST_GPUS: usize = 16;
+
+impl Gpus {
+    /// GPUs in this order. A device may be named twice, which only tests do: text that users write is checked where it is read.
+    ///
+    /// # Panics
+    /// If there are none or more than [`MOST_GPUS`], or a number is beyond 65,535.
+    pub fn in_order(numbers: &[usize]) -> Self {
+        assert!((1..=MOST_GPUS).contains(&numbers.len()), "{} GPUs, not 1 to {MOST_GPUS}", numbers.len());
+        let mut ordinals = [0; MOST_GPUS];
+        for (ordinal, number) in ordinals.iter_mut().zip(numbers) {
+            *ordinal = u16::try_from(*number).expect("numbers of GPUs are at most 65,535");
+        }
+        Self { ordinals, count: numbers.len() }
+    }
+
+    /// Their numbers, in order.
+    pub fn ordinals(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        self.ordinals[..self.count].iter().map(|ordinal| usize::from(*ordinal))
+    }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(0) => f.write_str("cuda"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::EachGpu => f.write_str("cuda:all"),
+            Self::Cuda(_) if *self == Self::cuda(0) => f.write_str("cuda"),
+            Self::Cuda(gpus) => {
+                let numbers: Vec<String> = gpus.ordinals().map(|ordinal| ordinal.to_string()).collect();
+                write!(f, "cuda:{}", numbers.join(","))
+            }
         }
     }
 }
@@ -32,46 +70,178 @@ impl FromStr for Device {
     type Err = UsageError;
 
     fn from_str(text: &str) -> Result<Self, UsageError> {
-        let ordinal = match text.split_once(':') {
+        let device = match text.split_once(':') {
             None if text == "cpu" => return Ok(Self::Cpu),
-            None if text == "cuda" => Some(0),
-            Some(("cuda", ordinal)) => Some(ordinal.parse().map_err(|_| {
-                UsageError::new(format!("device `{text}`: `{ordinal}` is not the number of a GPU")).hint("write cuda:0")
-            })?),
-            _ => None,
+            None if text == "cuda" => Self::cuda(0),
+            Some(("cuda", "all")) => Self::EachGpu,
+            Some(("cuda", numbers)) => Self::Cuda(parse_gpus(text, numbers)?),
+            _ => {
+                return Err(UsageError::new(format!("unknown device `{text}`"))
+                    .hint("write cpu, cuda, or cuda:1 for the second GPU"));
+            }
         };
-        let ordinal = ordinal.ok_or_else(|| {
-            UsageError::new(format!("unknown device `{text}`")).hint("write cpu, cuda, or cuda:1 for the second GPU")
-        })?;
         match cfg!(feature = "cuda") {
-            true => Ok(Self::Cuda(ordinal)),
+            true => Ok(device),
             false => Err(UsageError::new("this build computes on the CPU only")
                 .hint("use --device cpu, or build with --features cuda")),
         }
     }
 }
 
+/// The GPUs that a device names behind its colon.
+fn parse_gpus(device: &str, numbers: &str) -> Result<Gpus, UsageError> {
+    let wrong = |what: String, hint: &str| Err(UsageError::new(format!("device `{device}`{what}")).hint(hint));
+    if numbers.is_empty() {
+        return wrong(" names no GPU".to_owned(), "write cuda:0, cuda:0,1 for two GPUs, or cuda:all");
+    }
+    let mut ordinals: Vec<usize> = Vec::new();
+    for number in numbers.split(',') {
+        let Ok(ordinal) = number.parse::<u16>() else {
+            return wrong(format!(": `{number}` is not the number of a GPU"), "write cuda:0");
+        };
+        if ordinals.contains(&usize::from(ordinal)) {
+            return wrong(format!(" names GPU {ordinal} twice"), "name each GPU once, as in cuda:0,1");
+        }
+        ordinals.push(ordinal.into());
+    }
+    match ordinals.len() {
+        1..=MOST_GPUS => Ok(Gpus::in_order(&ordinals)),
+        count => wrong(
+            format!(" names {count} GPUs"),
+            &format!("a model's layers are divided among at most {MOST_GPUS} of them: name fewer"),
+        ),
+    }
+}
+
 impl Device {
-    /// Bytes of its memory that were free when the program first asked, before any weights were there; `None` for the
-    /// processor's cores, and where nobody can say.
-    pub fn free_bytes(self) -> Option<u64> {
-        static FREE: OnceLock<Option<u64>> = OnceLock::new();
+    /// The GPU of this number.
+    ///
+    /// # Panics
+    /// If the number is beyond 65,535.
+    pub const fn cuda(ordinal: usize) -> Self {
+        assert!(ordinal <= u16::MAX as usize, "numbers of GPUs are at most 65,535");
+        let mut ordinals = [0; MOST_GPUS];
+        ordinals[0] = ordinal as u16;
+        Self::Cuda(Gpus { ordinals, count: 1 })
+    }
+
+    /// The devices that each hold a whole copy of a model.
+    ///
+    /// # Errors
+    /// For [`EachGpu`](Self::EachGpu), if the driver lists none, or there is no driver.
+    pub fn copies(self) -> Result<Vec<Self>, UsageError> {
         match self {
-            Self::Cpu => None,
-            // A program uses one device.
-            Self::Cuda(ordinal) => *FREE.get_or_init(|| free_bytes(ordinal)),
+            Self::Cpu | Self::Cuda(_) => Ok(vec![self]),
+            Self::EachGpu => match gpu_count() {
+                Ok(0) => Err(UsageError::new("device `cuda:all`: the driver lists no GPU").hint("use --device cpu")),
+                Ok(count) => Ok((0..count).map(Self::cuda).collect()),
+                Err(why) => Err(UsageError::new(format!("device `cuda:all`: {why}")).hint("use --device cpu")),
+            },
+        }
+    }
+
+    /// The same for a command that reads one text after the other: there is nothing that copies of a model could share out.
+    ///
+    /// # Errors
+    /// For [`EachGpu`](Self::EachGpu).
+    pub fn of_one_copy(self) -> Result<Self, UsageError> {
+        match self {
+            Self::Cpu | Self::Cuda(_) => Ok(self),
+            Self::EachGpu => Err(UsageError::new(
+                "device `cuda:all`: only the examples of a run are shared out among copies of the model",
+            )
+            .hint("write cuda, or cuda:0,1 to divide the model's layers among GPUs")),
+        }
+    }
+
+    /// The same for a command that computes with single layers.
+    ///
+    /// # Errors
+    /// If it names several GPUs.
+    pub fn of_one_gpu(self) -> Result<Self, UsageError> {
+        match self {
+            Self::Cuda(gpus) if gpus.ordinals().len() > 1 => {
+                Err(UsageError::new(format!("device `{self}`: this command computes on one GPU")).hint("write cuda:0"))
+            }
+            _ => self.of_one_copy(),
+        }
+    }
+
+    /// The GPUs among which the layers of a copy of a model are divided, in order; none for the processor's cores.
+    pub fn ordinals(self) -> Vec<usize> {
+        match self {
+            Self::Cpu | Self::EachGpu => Vec::new(),
+            Self::Cuda(gpus) => gpus.ordinals().collect(),
+        }
+    }
+
+    /// Checks that there are such GPUs, and that each of them gets one of a model's `layers` at least.
+    ///
+    /// # Errors
+    /// What is wrong, in one line. Nothing is said of a driver that is missing; whoever opens a GPU hears of it.
+    pub fn check(self, layers: usize) -> Result<(), UsageError> {
+        let ordinals = self.ordinals();
+        if ordinals.len() > layers.max(1) {
+            let what = format!("device `{self}`: the model has {layers} layers, too few for {} GPUs", ordinals.len());
+            return Err(UsageError::new(what).hint(format!("name at most {layers}")));
+        }
+        if ordinals.is_empty() {
+            return Ok(());
+        }
+        let Ok(count) = gpu_count() else { return Ok(()) };
+        match ordinals.into_iter().find(|ordinal| *ordinal >= count) {
+            None => Ok(()),
+            Some(ordinal) => Err(UsageError::new(format!(
+                "device `{self}`: there is no GPU number {ordinal}: the driver lists {count}, counted from 0"
+            ))
+            .hint("`spattn doctor` lists them")),
         }
     }
 }
 
+/// How many GPUs the driver lists, or why it lists none.
 #[cfg(feature = "cuda")]
-fn free_bytes(ordinal: usize) -> Option<u64> {
+fn gpu_count() -> Result<usize, String> {
+    spattn_cuda::count().map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_count() -> Result<usize, String> {
+    Err("this build computes on the CPU only".to_owned())
+}
+
+/// Bytes of a GPU's memory that were free when the program first asked for that GPU, before any weights were there; `None` where nobody
+/// can say.
+pub fn free_bytes(ordinal: usize) -> Option<u64> {
+    static FREE: Mutex<BTreeMap<usize, Option<u64>>> = Mutex::new(BTreeMap::new());
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    *free.entry(ordinal).or_insert_with(|| free_bytes_now(ordinal))
+}
+
+#[cfg(feature = "cuda")]
+fn free_bytes_now(ordinal: usize) -> Option<u64> {
     spattn_cuda::free_bytes(ordinal).ok()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn free_bytes(_: usize) -> Option<u64> {
+fn free_bytes_now(_: usize) -> Option<u64> {
     None
+}
+
+/// Where a model is to be loaded, and for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// What computes.
+    pub device: Device,
+    /// Tokens of the longest context, as far as they are known: several GPUs divide the layers by weights, and keys and values of so many
+    /// tokens.
+    pub tokens: usize,
+}
+
+impl From<Device> for Placement {
+    fn from(device: Device) -> Self {
+        Self { device, tokens: 0 }
+    }
 }
 
 /// A GPU that this build can use.
@@ -93,18 +263,36 @@ pub struct GpuDevice {
     pub copy_bytes_per_s: f64,
 }
 
+/// How memory goes from one GPU to another, in both directions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuLink {
+    /// The two, as `--device` names them.
+    pub between: [String; 2],
+    /// The way, or why there is none.
+    pub how: String,
+}
+
+/// What is known of the GPUs that this build can use.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GpuDevices {
+    /// Each of them.
+    pub devices: Vec<GpuDevice>,
+    /// Each pair.
+    pub links: Vec<GpuLink>,
+}
+
 /// The GPUs that this build can use, or why it can use none.
 ///
 /// # Errors
 /// One line: no driver, one too old, a device too old, a build without the feature.
 #[cfg(feature = "cuda")]
-pub fn gpus() -> Result<Vec<GpuDevice>, String> {
+pub fn gpus() -> Result<GpuDevices, String> {
     use spattn_cuda::{Gpu, GpuError, count};
-    let describe = |ordinal: usize| -> Result<GpuDevice, GpuError> {
-        let gpu = Gpu::open(ordinal)?;
+    let name = |gpu: &Gpu| Device::cuda(gpu.ordinal()).to_string();
+    let describe = |gpu: &Gpu| -> Result<GpuDevice, GpuError> {
         let info = gpu.info()?;
         Ok(GpuDevice {
-            device: Device::Cuda(ordinal).to_string(),
+            device: name(gpu),
             name: info.name,
             capability: format!("{}.{}", info.capability.0, info.capability.1),
             memory_bytes: info.memory,
@@ -113,8 +301,18 @@ pub fn gpus() -> Result<Vec<GpuDevice>, String> {
             copy_bytes_per_s: gpu.copy_bandwidth()?,
         })
     };
-    let found = count().and_then(|count| (0..count).map(describe).collect::<Result<Vec<_>, _>>());
-    found.map_err(|error| error.to_string())
+    let link = |one: &Gpu, other: &Gpu| GpuLink {
+        between: [name(one), name(other)],
+        how: one.link(other).map_or_else(|error| error.to_string(), |link| link.to_string()),
+    };
+    let all = || -> Result<GpuDevices, GpuError> {
+        let opened = (0..count()?).map(Gpu::open).collect::<Result<Vec<_>, _>>()?;
+        let devices = opened.iter().map(describe).collect::<Result<_, _>>()?;
+        let pairs =
+            opened.iter().enumerate().flat_map(|(at, one)| opened[at + 1..].iter().map(move |other| (one, other)));
+        Ok(GpuDevices { devices, links: pairs.map(|(one, other)| link(one, other)).collect() })
+    };
+    all().map_err(|error| error.to_string())
 }
 
 /// The GPUs that this build can use, or why it can use none.
@@ -122,7 +320,7 @@ pub fn gpus() -> Result<Vec<GpuDevice>, String> {
 /// # Errors
 /// This build has no code for them.
 #[cfg(not(feature = "cuda"))]
-pub fn gpus() -> Result<Vec<GpuDevice>, String> {
+pub fn gpus() -> Result<GpuDevices, String> {
     Err("this build computes on the CPU only (build with --features cuda)".to_owned())
 }
 
@@ -133,17 +331,45 @@ mod tests {
     #[test]
     fn devices_are_read_as_they_are_written() {
         assert_eq!("cpu".parse::<Device>().unwrap(), Device::Cpu);
-        assert_eq!((Device::Cuda(0).to_string(), Device::Cuda(2).to_string()), ("cuda".into(), "cuda:2".into()));
-        for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1"] {
-            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+        let several = Device::Cuda(Gpus::in_order(&[2, 0, 11]));
+        let devices = [Device::cuda(0), Device::cuda(2), several, Device::EachGpu];
+        assert_eq!(devices.map(|device| device.to_string()), ["cuda", "cuda:2", "cuda:2,0,11", "cuda:all"]);
+        let many = format!("cuda:{}", (0..17).map(|i| i.to_string()).collect::<Vec<_>>().join(","));
+        for (wrong, said) in [
+            ("", "unknown device"),
+            ("gpu", "unknown device"),
+            ("cpu:0", "unknown device"),
+            ("cuda:", "names no GPU"),
+            ("cuda:x", "`x` is not the number"),
+            ("cuda:-1", "`-1` is not the number"),
+            ("cuda:0,", "`` is not the number"),
+            ("cuda:0,all", "`all` is not the number"),
+            ("cuda:65536", "`65536` is not the number"),
+            ("cuda:1,0,1", "names GPU 1 twice"),
+            (many.as_str(), "names 17 GPUs"),
+        ] {
+            let error = wrong.parse::<Device>().unwrap_err();
+            assert!(error.what.contains(said) && error.hint.is_some(), "{wrong}: {error}");
         }
         let hint = "gpu".parse::<Device>().unwrap_err().hint.unwrap();
         assert!(hint.contains("cuda") && hint.contains("cpu"), "{hint}");
-        for device in [Device::Cuda(0), Device::Cuda(2)] {
+        for device in devices {
             match device.to_string().parse::<Device>() {
                 Ok(read) => assert_eq!(read, device),
                 Err(error) => assert!(!cfg!(feature = "cuda") && error.to_string().contains("CPU only"), "{error}"),
             }
         }
+    }
+
+    #[test]
+    fn each_gpu_gets_a_layer() {
+        let three = Device::Cuda(Gpus::in_order(&[0, 1, 2]));
+        let error = three.check(2).unwrap_err();
+        assert!(error.what.contains("2 layers") && error.hint.unwrap().contains("at most 2"), "{}", error.what);
+        assert!(Device::Cpu.check(0).is_ok());
+        assert_eq!((three.ordinals(), Device::Cpu.ordinals()), (vec![0, 1, 2], Vec::new()));
+        assert!(three.of_one_copy().is_ok() && three.of_one_gpu().is_err() && Device::cuda(3).of_one_gpu().is_ok());
+        assert!(Device::EachGpu.of_one_copy().is_err() && Device::EachGpu.of_one_gpu().is_err());
+        assert_eq!(Device::Cpu.copies().unwrap(), [Device::Cpu]);
     }
 }

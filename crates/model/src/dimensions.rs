@@ -1,12 +1,14 @@
 //! What a decoder is like without its weights: shapes, storage types, and what memory it takes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::ModelConfig;
 use super::families::{AttentionScale, Experts, LayerKind};
+pub use super::kept_blocks::KeptBlocks;
 use super::layers::{self, MatrixNumbers};
 use super::rope::{Rope, RopeTable, Turn};
-use super::tensors::{StorageTypes, WeightDtype};
+use super::tensors::{StorageTypes, WeightDtype, Weights};
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SoftmaxScale};
 use spattn_base::error::UsageError;
@@ -16,6 +18,8 @@ use spattn_base::memory::{self, product, sum};
 pub(super) const PREFILL_CHUNK: usize = 2048;
 /// The same on a GPU.
 pub const GPU_PREFILL_CHUNK: usize = 8192;
+/// Weights that are dequantised at a time for prompts on a GPU.
+pub(super) const GPU_PANEL: usize = 16 << 20;
 /// Bytes of scores that methods which pick on a GPU make at a time, if one row does not take more.
 const GPU_SCORES: usize = 64 << 20;
 /// Tokens behind a prefix that most runs have room for.
@@ -28,6 +32,8 @@ pub struct Dimensions {
     ropes: Vec<Rope>,
     pub(super) storage: StorageTypes,
     numbers: MatrixNumbers,
+    /// What matrices take if some stay in the blocks of their file; otherwise all are of the storage type.
+    blocks: Option<KeptBlocks>,
     specs: LayerSpecs,
 }
 
@@ -43,8 +49,20 @@ impl Dimensions {
             ropes: config.ropes().map(rope).collect(),
             storage: storage.into(),
             numbers: layers::matrix_numbers(config),
+            blocks: None,
             specs: specs.into(),
         }
+    }
+
+    /// The same with matrices kept in the quantised blocks that `weights` has them in, if it has.
+    #[must_use]
+    pub fn keeping_blocks(self, weights: &Weights) -> Self {
+        Self { blocks: KeptBlocks::of(&self.config, weights, self.storage.weights), ..self }
+    }
+
+    /// The matrices that stay in quantised blocks, if there are any.
+    pub fn blocks(&self) -> Option<&KeptBlocks> {
+        self.blocks.as_ref()
     }
 
     /// The same with the sinks of all layers, `[layer][head]`, which are weights: until then there are zeros in their place.
@@ -78,7 +96,7 @@ impl Dimensions {
         self.storage.kv
     }
 
-    /// Storage type of weight matrices.
+    /// Storage type of weight matrices that do not stay in [blocks](Self::blocks).
     pub fn weight_dtype(&self) -> WeightDtype {
         self.storage.weights
     }
@@ -98,7 +116,18 @@ impl Dimensions {
 
     /// Bytes of all weight matrices in memory.
     pub fn weight_bytes(&self) -> usize {
-        self.storage.weights.bytes_of(self.weight_numbers())
+        match &self.blocks {
+            Some(blocks) => blocks.bytes,
+            None => self.storage.weights.bytes_of(self.weight_numbers()),
+        }
+    }
+
+    /// Bytes of the weight matrices that a decode step reads; see [`step_weight_numbers`](Self::step_weight_numbers).
+    pub fn step_weight_bytes(&self) -> usize {
+        match &self.blocks {
+            Some(blocks) => blocks.step_bytes,
+            None => self.storage.weights.bytes_of(self.step_weight_numbers()),
+        }
     }
 
     /// Numbers of all weight matrices.
@@ -116,6 +145,9 @@ impl Dimensions {
 
     /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
     pub fn loading_bytes(&self) -> usize {
+        if let Some(blocks) = &self.blocks {
+            return sum([blocks.bytes, blocks.largest]);
+        }
         let c = &self.config;
         let rows = c.vocab_size.max(c.intermediate_size).max(product([c.heads, c.head_dim]));
         sum([self.weight_bytes(), self.storage.weights.bytes_of(product([rows, c.hidden_size]))])
@@ -127,6 +159,7 @@ impl Dimensions {
     /// If they cannot.
     pub fn check_weights(&self, id: &str) -> Result<(), UsageError> {
         let hint = match self.storage.weights {
+            _ if self.blocks.is_some() => "choose a smaller model, or one of fewer bits",
             WeightDtype::F32 => "choose a smaller model, or --dtype bf16",
             WeightDtype::F16 | WeightDtype::Bf16 => "choose a smaller model",
         };
@@ -177,9 +210,9 @@ impl Dimensions {
             .map_or(gated, |experts| gated.max(sum([product([3, experts.width]), product([2, c.hidden_size])])))
     }
 
-    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
+    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most at some layers, beyond
     /// the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
-    pub fn gpu_bytes(&self, tokens: usize, runs: usize, at_once: bool) -> usize {
+    pub fn gpu_bytes(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
@@ -188,8 +221,9 @@ impl Dimensions {
             sum([product([4, sum([c.hidden_size, self.branch_numbers()])]), product([self.storage.kv.bytes(), width])]);
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
-        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
-        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores])
+        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token_of(layers)]);
+        let panel = if self.blocks.is_some() { product([self.storage.kv.bytes(), GPU_PANEL]) } else { 0 };
+        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
     }
 
     /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.
@@ -239,9 +273,6 @@ impl Dimensions {
                 weights.name(),
                 kv.name()
             ));
-        }
-        if let Some(what) = self.config.block.gpu_obstacle() {
-            return Some(format!("the GPU kernels do not support {what}, which {} has", self.config.family));
         }
         if let Some(what) = self.expert_obstacle() {
             return Some(format!("the GPU kernels do not support {what}"));
@@ -303,7 +334,6 @@ fn attention_spec(config: &ModelConfig, layer: usize) -> AttentionSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::QueryGrowth;
     use crate::source::ModelSource;
 
     fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
@@ -320,11 +350,13 @@ mod tests {
         assert!((16.05e9..16.07e9).contains(&(shape.weight_bytes() as f64)), "{}", shape.weight_bytes());
         assert_eq!(shape.kv_bytes_per_token(), 128 << 10);
         let (tokens, gib) = (128 << 10, 1usize << 30);
-        let chunked = shape.gpu_bytes(tokens, 1, false);
+        let chunked = shape.gpu_bytes(&(0..32), tokens, 1, false);
         assert!((16 * gib..18 * gib).contains(&chunked), "16 GiB of keys and values, and activations: {chunked}");
         // Gate and up alone are 28,672 numbers of 2 bytes a row.
-        assert!(shape.gpu_bytes(tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
-        assert_eq!(shape.gpu_bytes(tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+        assert!(shape.gpu_bytes(&(0..32), tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
+        assert_eq!(shape.gpu_bytes(&(0..32), tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+        let half = shape.gpu_bytes(&(16..32), tokens, 1, false);
+        assert_eq!(chunked - half, (tokens + 256) * (64 << 10), "keys and values of half of the layers");
     }
 
     #[test]
@@ -377,11 +409,8 @@ mod tests {
             assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
             assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
         }
-        let grows = |c: &mut ModelConfig| c.block.query_growth = Some(QueryGrowth { beta: 0.1, step: 64 });
-        let obstacle = of("llama-3.2-1b", grows).gpu_obstacle().unwrap();
-        let expected =
-            "the GPU kernels do not support queries that grow with their position, which LlamaForCausalLM has";
-        assert_eq!(obstacle, expected);
+        let obstacle = of("qwen3-30b-a3b", |c| c.block.branch_scale = 0.5).gpu_obstacle().unwrap();
+        assert_eq!(obstacle, "the GPU kernels do not support experts whose output is normed or scaled");
         let mixed = StorageTypes { weights: WeightDtype::F32, kv: KvDtype::Bf16 };
         let obstacle = Dimensions::new(of("llama-3.2-1b", |_| {}).config(), mixed).gpu_obstacle().unwrap();
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");

@@ -84,7 +84,9 @@ pub struct Stream<'a> {
 /// What a GPU was used for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GpuUse {
-    /// The most bytes that weights, prefixes, indexes and activations took together.
+    /// How many there are.
+    pub gpus: usize,
+    /// The most bytes that weights, prefixes, indexes and activations took together; the sum over GPUs, each at its own time.
     pub most_bytes: usize,
     /// What they would take at most, as estimated before the run; 0 where that was not known.
     pub expected_bytes: usize,
@@ -100,8 +102,19 @@ pub struct GpuUse {
     pub select_on_host: Duration,
 }
 
+impl GpuUse {
+    /// Together with what other GPUs were used for in the same run.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        let mut both = self;
+        both += other;
+        Self { gpus: self.gpus + other.gpus, most_bytes: self.most_bytes + other.most_bytes, ..both }
+    }
+}
+
 impl AddAssign for GpuUse {
     fn add_assign(&mut self, other: Self) {
+        self.gpus = self.gpus.max(other.gpus);
         self.most_bytes = self.most_bytes.max(other.most_bytes);
         self.expected_bytes = self.expected_bytes.max(other.expected_bytes);
         self.steps += other.steps;
@@ -114,7 +127,11 @@ impl AddAssign for GpuUse {
 
 impl fmt::Display for GpuUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU: {:.1} GB of its memory at most", self.most_bytes as f64 / 1e9)?;
+        let most = self.most_bytes as f64 / 1e9;
+        match self.gpus {
+            0 | 1 => write!(f, "GPU: {most:.1} GB of its memory at most")?,
+            gpus => write!(f, "{gpus} GPUs: {most:.1} GB of their memory together at most")?,
+        }
         match self.expected_bytes {
             0 => f.write_str(".")?,
             bytes => write!(f, ", {:.1} estimated before the run.", bytes as f64 / 1e9)?,
@@ -218,8 +235,13 @@ mod tests {
             "GPU: 3.0 GB of its memory at most. 5 steps with tokens to select: weights 0.00 s, attending 2.00, selecting on \
              the device 0.00, waiting while the host selects 2.00."
         );
+        let beside = first.beside(GpuUse { gpus: 1, ..second });
+        assert_eq!((beside.gpus, beside.most_bytes, beside.steps), (1, 5_000_000_000, 5));
         let foreseen = GpuUse { steps: 0, expected_bytes: 3_500_000_000, ..first };
         assert_eq!(foreseen.to_string(), "GPU: 3.0 GB of its memory at most, 3.5 estimated before the run.");
         assert_eq!(GpuUse { steps: 0, ..first }.to_string(), "GPU: 3.0 GB of its memory at most.");
+        let several = GpuUse { gpus: 2, ..foreseen };
+        let said = "2 GPUs: 3.0 GB of their memory together at most, 3.5 estimated before the run.";
+        assert_eq!(several.to_string(), said);
     }
 }

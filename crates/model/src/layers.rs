@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -98,18 +99,11 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
     where
         S: Source<Matrix = M, Linear = L, Vector = V>,
     {
-        let (vocab, hidden, block) = (config.vocab_size, config.hidden_size, &config.block);
         Ok(Self {
-            embedding: source.matrix(&[block.names.embedding.to_owned()], &[vocab], hidden)?,
-            head: match config.tie_word_embeddings {
-                true => None,
-                false => Some(source.matrix(&[block.names.head.to_owned()], &[vocab], hidden)?),
-            },
-            layers: (0..config.layers)
-                .into_par_iter()
-                .map(|index| Layer::load(config, source, index))
-                .collect::<Result<_, _>>()?,
-            norm: source.norm(block.names.final_norm, hidden, block.norm_offset)?,
+            embedding: load_embedding(config, source)?,
+            head: load_head(config, source)?,
+            layers: load_layers(config, source, 0..config.layers)?,
+            norm: load_final_norm(config, source)?,
         })
     }
 
@@ -117,6 +111,48 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
     pub fn head(&self) -> &M {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
+}
+
+/// The embedding table, `[vocab_size][hidden]`.
+///
+/// # Errors
+/// As the source.
+pub(super) fn load_embedding<S: Source>(config: &ModelConfig, source: &S) -> Result<S::Matrix, S::Error> {
+    source.matrix(&[config.block.names.embedding.to_owned()], &[config.vocab_size], config.hidden_size)
+}
+
+/// What turns a row behind the last norm into logits, as the embedding; `None` if it is the embedding.
+///
+/// # Errors
+/// As the source.
+pub(super) fn load_head<S: Source>(config: &ModelConfig, source: &S) -> Result<Option<S::Matrix>, S::Error> {
+    if config.tie_word_embeddings {
+        return Ok(None);
+    }
+    source.matrix(&[config.block.names.head.to_owned()], &[config.vocab_size], config.hidden_size).map(Some)
+}
+
+/// Some consecutive layers.
+///
+/// # Errors
+/// As the source.
+pub(super) fn load_layers<S>(
+    config: &ModelConfig,
+    source: &S,
+    layers: Range<usize>,
+) -> Result<Vec<Layer<S::Linear, S::Vector>>, S::Error>
+where
+    S: Source<Linear: Send, Vector: Send>,
+{
+    layers.into_par_iter().map(|index| Layer::load(config, source, index)).collect()
+}
+
+/// Weights of the norm behind the last layer.
+///
+/// # Errors
+/// As the source.
+pub(super) fn load_final_norm<S: Source>(config: &ModelConfig, source: &S) -> Result<S::Vector, S::Error> {
+    source.norm(config.block.names.final_norm, config.hidden_size, config.block.norm_offset)
 }
 
 impl<L, V> Layer<L, V> {
@@ -198,6 +234,33 @@ pub(super) struct MatrixNumbers {
     pub passed: usize,
 }
 
+/// What the weight matrices of a model take, part by part, in numbers or in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MatrixSizes {
+    /// The embedding table.
+    pub embedding: usize,
+    /// The output matrix; 0 if it is the embedding.
+    pub head: usize,
+    /// Each layer, in order.
+    pub layers: Vec<usize>,
+}
+
+/// The numbers of the weight matrices, part by part.
+pub(super) fn matrix_sizes(config: &ModelConfig) -> MatrixSizes {
+    let table = product([config.vocab_size, config.hidden_size]);
+    // Layers with experts are alike, and so are those without.
+    let [gated, of_experts] = [false, true].map(|experts| {
+        let first = (0..config.layers).find(|layer| config.layer_kind(*layer).experts == experts);
+        first.map_or(0, |first| layer_numbers(config, first))
+    });
+    let of_layer = |layer: usize| if config.layer_kind(layer).experts { of_experts } else { gated };
+    MatrixSizes {
+        embedding: table,
+        head: if config.tie_word_embeddings { 0 } else { table },
+        layers: (0..config.layers).map(of_layer).collect(),
+    }
+}
+
 /// The numbers of the weight matrices of all layers, and of the tables at both ends.
 pub(super) fn matrix_numbers(config: &ModelConfig) -> MatrixNumbers {
     let tables = if config.tie_word_embeddings { 1 } else { 2 };
@@ -226,6 +289,11 @@ fn layer_numbers(config: &ModelConfig, index: usize) -> usize {
     matrices.map(product).fold(0, usize::saturating_add)
 }
 
+/// The layer that a tensor belongs to, by its name; `None` for those before and behind all layers.
+pub(super) fn layer_of(config: &ModelConfig, tensor: &str) -> Option<usize> {
+    tensor.strip_prefix(config.block.names.layer)?.split('.').next()?.parse().ok()
+}
+
 /// The tensors that a decoder is made of: names and shapes.
 pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let asked = Asked::default();
@@ -233,6 +301,18 @@ pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let mut shapes = asked.into_shapes();
     shapes.extend(sink_names(config).map(|name| (name, vec![config.heads])));
     shapes
+}
+
+/// The names of the matrices of all experts of all layers; nothing if the model has none.
+pub(super) fn expert_names(config: &ModelConfig) -> impl Iterator<Item = String> {
+    let of_layer = move |index: usize| {
+        let experts = config.block.experts.filter(|_| config.layer_kind(index).experts);
+        let name = move |part: String| TensorNames::weight(&format!("{}{index}.{part}", config.block.names.layer));
+        experts
+            .into_iter()
+            .flat_map(move |experts| (0..experts.count).flat_map(move |number| experts.names.of(number)).map(name))
+    };
+    (0..config.layers).flat_map(of_layer)
 }
 
 /// The names of the sinks of all layers, in order; nothing if the model has none.
@@ -298,6 +378,10 @@ pub(super) struct Checkpoint<'a> {
     pub weights: &'a Weights,
     /// What they have to fit into.
     pub dtype: WeightDtype,
+    /// Whether matrices stay in the quantised blocks that they are stored in.
+    pub keeps_blocks: bool,
+    /// What the numbers of those that stay have to fit into.
+    pub blocks_fit: WeightDtype,
 }
 
 impl Checkpoint<'_> {
@@ -308,8 +392,12 @@ impl Checkpoint<'_> {
         outputs: &[usize],
         inputs: usize,
     ) -> Result<Vec<StoredTensor>, WeightsError> {
-        let read =
-            |(name, n): (&String, &usize)| self.weights.read_for(&TensorNames::weight(name), &[*n, inputs], self.dtype);
+        let read = |(name, rows): (&String, &usize)| {
+            let name = TensorNames::weight(name);
+            let stays = self.keeps_blocks && self.weights.block_type(&name, inputs).is_some();
+            let dtype = if stays { self.blocks_fit } else { self.dtype };
+            self.weights.read_for(&name, &[*rows, inputs], dtype)
+        };
         names.iter().zip(outputs).map(read).collect()
     }
 

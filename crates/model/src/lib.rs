@@ -17,6 +17,7 @@ mod damage_tests;
 pub mod decoder;
 pub mod device;
 pub mod dimensions;
+mod division;
 pub mod engine;
 pub mod families;
 pub mod files;
@@ -26,6 +27,7 @@ pub mod gguf;
 pub mod hub;
 pub mod hub_gguf;
 pub mod jinja;
+mod kept_blocks;
 mod layers;
 pub mod linear;
 mod markup;
@@ -45,7 +47,9 @@ pub mod tokenizer;
 pub use spattn_hub::{checksum, data, download, http, lock};
 
 pub use checkpoint::CheckpointTensor;
+pub use division::GpuShare;
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::path::PathBuf;
 
@@ -55,11 +59,12 @@ use serde_json::{Value, json};
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::{Decoder, Dimensions};
-use device::Device;
+use device::{Device, Placement};
 use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
+use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use tensors::{StoredFormat, StoredTensor, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
@@ -72,6 +77,22 @@ fn explained(error: WeightsError) -> anyhow::Error {
             RunFailure { what: error.to_string(), hint }.into()
         }
         _ => error.into(),
+    }
+}
+
+/// What the user wants numbers to be stored in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StorageOptions {
+    /// Keys, values, and weights that do not stay in quantised blocks; the checkpoint's own type if `None`.
+    pub dtype: Option<KvDtype>,
+    /// Whether weights in quantised blocks are converted as well.
+    pub dequantise: bool,
+}
+
+/// Of this type, with quantised blocks kept.
+impl From<Option<KvDtype>> for StorageOptions {
+    fn from(dtype: Option<KvDtype>) -> Self {
+        Self { dtype, dequantise: false }
     }
 }
 
@@ -103,6 +124,8 @@ pub struct Model {
     opened: OpenModel,
     /// The forward pass.
     pub decoder: Decoder,
+    /// The same on further devices, where [each has a copy](Device::copies).
+    pub further_copies: Vec<Decoder>,
 }
 
 impl Deref for Model {
@@ -114,6 +137,11 @@ impl Deref for Model {
 }
 
 impl Model {
+    /// The forward passes of all copies, which give the same.
+    pub fn decoders(&self) -> impl Iterator<Item = &Decoder> {
+        std::iter::once(&self.decoder).chain(&self.further_copies)
+    }
+
     /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
@@ -124,13 +152,12 @@ impl Model {
 }
 
 impl OpenModel {
-    /// Finds and checks a model. `dtype` is what weights, keys and values are stored in; the checkpoint's own type if
-    /// `None`.
+    /// Finds and checks a model. `storage` is what weights, keys and values are stored in.
     ///
     /// # Errors
     /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
-    pub fn open(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
-        Self::of_files(source, source.resolve()?, dtype, options)
+    pub fn open(source: &ModelSource, storage: impl Into<StorageOptions>, options: TokenizerOptions) -> Result<Self> {
+        Self::of_files(source, source.resolve()?, None, storage.into(), options)
     }
 
     /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
@@ -140,21 +167,25 @@ impl OpenModel {
     /// As [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
     pub fn open_without_weights(
         source: &ModelSource,
-        dtype: Option<KvDtype>,
+        storage: impl Into<StorageOptions>,
         options: TokenizerOptions,
     ) -> Result<Self> {
-        let files = ModelFiles {
-            texts: source.resolve_texts()?,
-            weights: Weights::random(0),
-            calibration: CalibrationPlace::None,
+        let (texts, sized_by) = match source {
+            // One file has all, and says what its weights take.
+            ModelSource::Gguf(file) => {
+                gguf::open(file, source.to_string()).map(|(texts, weights)| (texts, Some(weights)))?
+            }
+            _ => (source.resolve_texts()?, None),
         };
-        Self::of_files(source, files, dtype, options)
+        let files = ModelFiles { texts, weights: Weights::random(0), calibration: CalibrationPlace::None };
+        Self::of_files(source, files, sized_by.as_ref(), storage.into(), options)
     }
 
     fn of_files(
         source: &ModelSource,
         mut files: ModelFiles,
-        dtype: Option<KvDtype>,
+        sized_by: Option<&Weights>,
+        storage: StorageOptions,
         options: TokenizerOptions,
     ) -> Result<Self> {
         let mut config = files.config()?;
@@ -165,7 +196,11 @@ impl OpenModel {
             Some(CheckpointType::Bf16) => KvDtype::Bf16,
             Some(CheckpointType::F32) | None => KvDtype::F32,
         };
-        let dimensions = Dimensions::new(&config, dtype.unwrap_or(stored));
+        let mut dimensions = Dimensions::new(&config, storage.dtype.unwrap_or(stored));
+        // Products in bf16 take all weights in bf16.
+        if !storage.dequantise && matmul_precision() == MatmulPrecision::F32 {
+            dimensions = dimensions.keeping_blocks(sized_by.unwrap_or(&files.weights));
+        }
         let of_quantised = checkpoint::note_on_quantised(&config, &files.weights, dimensions.weight_dtype());
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
@@ -208,15 +243,26 @@ impl OpenModel {
         self.weights.read(name, shape)
     }
 
-    /// Reads the weights, to where `device` computes.
+    /// Reads the weights to where they are needed; a device alone stands for any context.
     ///
     /// # Errors
-    /// As [`Decoder::load`]; a [`UsageError`] if there cannot be so much memory, before any is taken.
-    pub fn load(self, device: Device) -> Result<Model> {
+    /// As [`Decoder::load`]; a [`UsageError`] if there is no such device, or cannot be so much memory, before any is taken; or if copies would
+    /// be on different GPUs, which may give different answers.
+    pub fn load(self, placement: impl Into<Placement>) -> Result<Model> {
+        let Placement { device, tokens } = placement.into();
         if device == Device::Cpu {
             self.dimensions.check_weights(&self.id)?;
         }
-        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights, device)?, opened: self })
+        device.check(self.dimensions.config().layers)?;
+        let copy = |device| Decoder::load(&self.dimensions, &self.weights, Placement { device, tokens });
+        let mut copies = device.copies()?.into_iter().map(copy).collect::<Result<VecDeque<Decoder>, _>>()?;
+        let decoder = copies.pop_front().expect("a device holds at least one copy");
+        if let Some(other) = copies.iter().find(|copy| copy.gpu() != decoder.gpu()) {
+            let names = [decoder.gpu(), other.gpu()].map(|name| name.unwrap_or_default().to_owned());
+            let what = format!("device `{device}`: {} and {} may give different records", names[0], names[1]);
+            return Err(UsageError::new(what).hint("choose GPUs of one kind by CUDA_VISIBLE_DEVICES").into());
+        }
+        Ok(Model { decoder, further_copies: copies.into(), opened: self })
     }
 
     /// Makes sure that the model knows all tokens of a text.

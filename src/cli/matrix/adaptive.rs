@@ -39,7 +39,7 @@ impl RunObserver for ForwardingObserver<'_> {
         self.reporter.failed(failure)
     }
 
-    fn mended(&mut self, failure: &SkippedWork) {
+    fn mended(&mut self, failure: SkippedWork) {
         self.reporter.mended(failure);
     }
 }

@@ -26,6 +26,7 @@ use spattn_base::privacy;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::folder::attempts::Ending;
+use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::manifest::{ModelPart, manifest};
 use spattn_eval::plan::shard_statement::{self, Stated};
 use spattn_eval::records::manifest_keys::NOTES;
@@ -37,6 +38,8 @@ use spattn_eval::run::stopwatch::PhaseTimes;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
 use spattn_eval::summary::warnings::in_short;
 use spattn_lab::tune::Batch;
+use spattn_model::Model;
+use spattn_model::decoder::Decoder;
 use spattn_model::engine::GpuUse;
 use spattn_model::source::recorded;
 
@@ -153,7 +156,7 @@ impl RunRequest {
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
             reporter.begin_model(&part.id, models - ready.jobs.len(), models);
-            let model = match model.load(config.device) {
+            let model = match model.load(placement(&config)) {
                 Ok(model) => model,
                 Err(error) => {
                     reporter.failed(SkippedWork { what: part.id, error })?;
@@ -162,8 +165,7 @@ impl RunRequest {
             };
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
             let ran = runner.run(plan, store, stop, reporter);
-            let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
-            gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
+            gpu += gpu_use(&model, &config);
             let (end, of_model) = ran?;
             spent += of_model;
             if end == RunEnd::Interrupted {
@@ -186,7 +188,7 @@ impl RunRequest {
         let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
             return Err(anyhow!("there is no model to run"));
         };
-        let model = model.load(config.device)?;
+        let model = model.load(placement(&config))?;
         source.check(&ready.tasks)?;
         source.take(store.records());
         let mut end = RunEnd::Complete;
@@ -205,9 +207,7 @@ impl RunRequest {
                 break;
             }
         }
-        let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
-        let gpu = GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
-        Ok((end, RunTiming { all: start.elapsed(), spent, gpu }))
+        Ok((end, RunTiming { all: start.elapsed(), spent, gpu: gpu_use(&model, &config) }))
     }
 
     fn open_store(&self, ready: &PreparedRun, stated: Option<Stated>) -> Result<Store> {
@@ -270,6 +270,12 @@ impl RunRequest {
         text.extend(not_drawn.map(|line| format!("{line}\n")));
         print(&text)
     }
+}
+
+/// What all GPUs were used for that hold a model.
+fn gpu_use(model: &Model, config: &RunConfig) -> GpuUse {
+    let used = model.decoders().filter_map(Decoder::gpu_use).fold(GpuUse::default(), GpuUse::beside);
+    GpuUse { expected_bytes: expected_gpu_bytes(model, config).unwrap_or(0), ..used }
 }
 
 /// Creates a folder with this name, or with a number appended if it exists.

@@ -15,17 +15,18 @@ use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
+use spattn_eval::plan::gpu_memory::{GpuNeed, gpu_needs, placement};
 use spattn_eval::plan::manifest::ModelPart;
 use spattn_eval::plan::memory::example_bytes;
-use spattn_eval::plan::planner::{Planner, RunPlan, gpu_need};
+use spattn_eval::plan::planner::{Planner, RunPlan};
 use spattn_eval::plan::renamed::Recorded;
 use spattn_eval::records::manifest_keys::MANIFEST;
 use spattn_eval::records::store::{OpenMode, load_manifest};
 use spattn_kernels::precision::set_matmul_precision;
-use spattn_model::device::Device;
+use spattn_model::device::Placement;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
-use spattn_model::{Model, OpenModel};
+use spattn_model::{Model, OpenModel, StorageOptions};
 use spattn_tasks::{Task, TaskOptions, check_names, resolve_each};
 
 /// A run that is ready to start.
@@ -70,10 +71,10 @@ pub(super) enum ModelHandle {
 }
 
 impl ModelHandle {
-    pub(super) fn load(self, device: Device) -> Result<Model> {
+    pub(super) fn load(self, placement: Placement) -> Result<Model> {
         match self {
             Self::Loaded(model) => Ok(*model),
-            Self::Open(model) => model.load(device),
+            Self::Open(model) => model.load(placement),
         }
     }
 }
@@ -88,7 +89,11 @@ impl PreparedRun {
 pub(super) fn open_model(config: &RunConfig) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
     set_matmul_precision(config.matmul_precision);
-    OpenModel::open(&source, config.dtype, tokenizer_options(config))
+    OpenModel::open(&source, storage_options(config), tokenizer_options(config))
+}
+
+pub(super) fn storage_options(config: &RunConfig) -> StorageOptions {
+    StorageOptions { dtype: config.dtype, dequantise: config.dequantise }
 }
 
 pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
@@ -104,9 +109,10 @@ pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
     let weights = megabytes(model.dimensions.weight_bytes());
     match expected_gpu_bytes(model, config) {
         Some(bytes) => format!(
-            "{}: {weights} of weights, up to {} of the GPU's memory with an example of {longest} tokens",
+            "{}: {weights} of weights, up to {} of {} with an example of {longest} tokens",
             model.id,
-            megabytes(bytes)
+            megabytes(bytes),
+            if config.device.ordinals().len() == 1 { "the GPU's memory" } else { "the GPUs' memory together" }
         ),
         None => {
             let example = megabytes(example_bytes(config, model));
@@ -115,10 +121,11 @@ pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
     }
 }
 
-/// The most GPU memory that a run needs; `None` on the CPU, or if the lengths of examples are unknown.
+/// The most memory that a run needs of all GPUs together; `None` on the CPU, or if the lengths of examples are unknown.
 pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
     let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
-    config.device.free_bytes().map(|_| gpu_need(config, model, longest))
+    let needs = gpu_needs(config, model, longest).ok().filter(|needs| needs.iter().any(GpuNeed::is_known))?;
+    Some(needs.iter().map(|need| need.bytes).fold(0, usize::saturating_add))
 }
 
 impl RunRequest {
@@ -210,7 +217,7 @@ impl RunRequest {
         // Weights are loaded only now that everything is known to fit into memory.
         let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
         let handle = match is_loaded {
-            true => model.load(config.device).map(|model| ModelHandle::Loaded(Box::new(model))),
+            true => model.load(placement(&config)).map(|model| ModelHandle::Loaded(Box::new(model))),
             false => Ok(ModelHandle::Open(Box::new(model))),
         };
         match handle {

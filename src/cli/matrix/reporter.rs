@@ -118,7 +118,7 @@ impl RunObserver for ProgressReporter {
         Ok(())
     }
 
-    fn mended(&mut self, SkippedWork { what, error }: &SkippedWork) {
+    fn mended(&mut self, SkippedWork { what, error }: SkippedWork) {
         self.meter.say(&format!("note: {what}: methods are run one by one, because they failed together: {error:#}"));
     }
 }

@@ -282,14 +282,14 @@ impl IndexCache {
             build_index(form, kv, of, &learned).map(Some)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
-        // Build time is measured, so the work has to be finished.
-        layer_of(0).map_or(Ok(()), finish)?;
+        // Build time is measured, so the work has to be finished, on every GPU that holds layers.
+        (0..dense.len()).filter_map(layer_of).try_for_each(finish)?;
         Ok(indexes)
     }
 }
 
 /// Panic message: the sequence selects on a device although its method has no device form.
-pub(super) const HAS_FORM: &str = "the method has no device form";
+pub(super) const HAS_FORM: &str = "the method's GPU implementation was checked before";
 
 /// The rank of a layer among the sparse layers.
 pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {

@@ -2,6 +2,7 @@
 //! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
 //! downloaded queries and keys. Then a kernel gathers and attends them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -36,6 +37,9 @@ pub enum DevicePrefillError {
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
 
+/// Memory of each device, by [`Gpu::id`]: layers of a model may be on several.
+type MaskWorkspaces = BTreeMap<u64, MaskWorkspace>;
+
 /// Device memory of a prefill by a mask, kept from chunk to chunk.
 #[derive(Debug, Default)]
 struct MaskWorkspace {
@@ -48,8 +52,8 @@ struct MaskWorkspace {
 }
 
 impl SparsePrefill<'_> {
-    fn mask_workspace(&mut self) -> &mut MaskWorkspace {
-        self.workspaces_mut().of()
+    fn mask_workspace(&mut self, gpu: &Gpu) -> &mut MaskWorkspace {
+        self.workspaces_mut().of::<MaskWorkspaces>().entry(gpu.id()).or_default()
     }
 
     /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row begins a block, and `chunk`
@@ -94,9 +98,9 @@ impl SparsePrefill<'_> {
         let is_known = match (mask.is_data_independent(), mask.device_form().filter(|form| form.fits(shape))) {
             (true, _) => {
                 let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
-                let mut lists = std::mem::take(&mut self.mask_workspace().lists);
+                let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
                 let placed = self.place(gpu, &mut lists, layer, (mask.query_rows(), &masks), rows, cache)?;
-                self.mask_workspace().lists = lists;
+                self.mask_workspace(gpu).lists = lists;
                 let is_placed = placed.is_some();
                 placed.into_iter().for_each(|cost| self.count(layer, cost));
                 is_placed
@@ -106,7 +110,7 @@ impl SparsePrefill<'_> {
         };
         if is_known {
             mark()?;
-            gpu.attend_blocks(rows, cache, &self.mask_workspace().lists, out)?;
+            gpu.attend_blocks(rows, cache, &self.mask_workspace(gpu).lists, out)?;
         }
         Ok(is_known)
     }
@@ -123,7 +127,7 @@ impl SparsePrefill<'_> {
         mark: &mut dyn FnMut() -> Result<(), GpuError>,
     ) -> Result<bool, DevicePrefillError> {
         let chunk = &chunk.on_host()?;
-        let mut lists = std::mem::take(&mut self.mask_workspace().lists);
+        let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
         let queries = queries_by_group(chunk);
         let (plans, costs) = self.plan(chunk, mask, &queries);
         let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);
@@ -152,24 +156,30 @@ impl SparsePrefill<'_> {
             sent += here;
         }
         drop(plans);
-        self.mask_workspace().lists = lists;
+        self.mask_workspace(gpu).lists = lists;
         counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, rows.heads)));
         counted.into_iter().for_each(|cost| self.count(layer, cost));
         Ok(true)
     }
 
-    /// Adds the counters of the device's searches, after the whole prompt has been read.
+    /// Adds the counters of a device's searches at the layers that it holds, after the whole prompt has been read.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn collect_device_counters(&mut self, gpu: &Gpu, (heads, shape): (usize, KvShape)) -> Result<(), GpuError> {
-        let Some(buffer) = self.mask_workspace().counters.take() else { return Ok(()) };
+    pub fn collect_device_counters(
+        &mut self,
+        gpu: &Gpu,
+        layers: Range<usize>,
+        (heads, shape): (usize, KvShape),
+    ) -> Result<(), GpuError> {
+        let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
         let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(()) };
         let Some(form) = mask.device_form() else { return Ok(()) };
         let mut counters = vec![0u64; buffer.bytes() / size_of::<u64>()];
         gpu.download(&buffer, 0, &mut counters)?;
         let lists = form.lists(heads, shape.kv_heads);
-        for (layer, counters) in counters.chunks_exact(2 * heads).enumerate().take(self.dense.len()) {
+        let of_layers = counters.chunks_exact(2 * heads).enumerate().filter(|(layer, _)| layers.contains(layer));
+        for (layer, counters) in of_layers {
             let products = counters[..2 * lists].iter().step_by(2).sum();
             let seen = counters[1..2 * lists].iter().step_by(2);
             let attended = seen.flat_map(|seen| vec![*seen as usize; heads / lists]).collect();
@@ -262,7 +272,7 @@ impl SparsePrefill<'_> {
         }
         let (tree, sampling) = form.search();
         let layers = self.dense.len();
-        let MaskWorkspace { lists, searched, counters } = self.mask_workspace();
+        let MaskWorkspace { lists, searched, counters } = self.mask_workspace(gpu);
         searched.set(gpu, blocks)?;
         let search = PromptSearch { tree, sampling, blocks: searched };
         if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {

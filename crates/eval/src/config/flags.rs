@@ -128,6 +128,15 @@ macro_rules! with_settings {
             dtype: Given<KvDtype> => Option<KvDtype> = None,
                 Flag::value("dtype", "TYPE").texts("f16", &["int8", ""]).identity("dtype");
 
+            /// Convert quantised weights to --dtype when they are loaded, instead of keeping them in their blocks
+            ///
+            /// Kept, they take the memory of their file, and a decode step reads no more. With --matmul-precision bf16 they are converted
+            /// in any case.
+            ///
+            /// Example: --model model-Q4_K_M.gguf --dequantise
+            dequantise: bool => bool = false,
+                Flag::switch("dequantise").identity("dequantise");
+
             /// Precision of the factors of matrix products on a CPU, in layers and in the attention of prefill: f32 (no rounding) or bf16, which
             /// is faster on CPUs with AMX or AVX512_BF16; f32 if not given
             ///
@@ -135,11 +144,19 @@ macro_rules! with_settings {
             matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
                 Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
 
-            /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
+            /// Where to compute: cpu, a GPU, several GPUs that divide the model's layers, or all GPUs, each with a copy of the model (in builds
+            /// with the feature `cuda`)
             ///
-            /// Example: --device cpu, --device cuda:1
+            /// With cuda:0,1 each GPU holds consecutive layers with their keys and values, as many as its free memory has room for. With
+            /// cuda:all each GPU holds the whole model, and they run examples side by side; a model that does not fit one GPU is refused.
+            /// Records are those of one GPU, in the same order.
+            ///
+            /// Example: --device cpu, --device cuda:1, --device cuda:0,1, --device cuda:all
             device: Given<Device> => Device = Device::Cpu,
-                Flag::value("device", "cpu|cuda[:i]").texts("cuda:1", &["tpu", "cuda:x"]).after("latency").identity("engine");
+                Flag::value("device", "cpu|cuda[:i,...|:all]")
+                    .texts("cuda:0,1", &["tpu", "cuda:x", "cuda:", "cuda:0,0", "cuda:0,all"])
+                    .after("latency")
+                    .identity("engine");
 
             /// Folder, or data set on the hub, with the files of tasks: essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
             ///

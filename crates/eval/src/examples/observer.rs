@@ -47,7 +47,7 @@ pub trait RunObserver {
     fn failed(&mut self, failure: SkippedWork) -> Result<()>;
 
     /// Something failed, but its records could be made in another way.
-    fn mended(&mut self, failure: &SkippedWork) {
-        let _ = failure;
+    fn mended(&mut self, failure: SkippedWork) {
+        drop(failure);
     }
 }

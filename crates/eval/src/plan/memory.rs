@@ -23,16 +23,16 @@ pub(crate) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
     memory::sum([
         model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)),
         memory::product([copies, gathered]),
-        waiting_prefix_bytes(config, model, tokens),
+        waiting_prefix_bytes(config, tokens, model.dimensions.kv_bytes_per_token()),
     ])
 }
 
 /// The bytes of a prefix that waits while another is read: the dense prefix is kept for the next example, while each method with a prefill
-/// mask reads the prompt by itself.
-pub(crate) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+/// mask reads the prompt by itself. A token of it takes `token_bytes`.
+pub(crate) fn waiting_prefix_bytes(config: &RunConfig, tokens: usize, token_bytes: usize) -> usize {
     let [masked, dense] = [true, false].map(|masks| config.methods.iter().any(|m| m.masks_prefill() == masks));
     let is_waiting = config.protocols.contains(&Protocol::Prefill) && masked && dense;
-    if is_waiting { memory::product([tokens, model.dimensions.kv_bytes_per_token()]) } else { 0 }
+    if is_waiting { memory::product([tokens, token_bytes]) } else { 0 }
 }
 
 /// Whether a method needs all of a prompt at each layer.

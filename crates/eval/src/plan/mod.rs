@@ -4,6 +4,7 @@
 
 pub mod contexts;
 pub(crate) mod given_prompts;
+pub mod gpu_memory;
 pub mod manifest;
 pub mod memory;
 pub mod planner;

@@ -5,19 +5,19 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
-use super::memory::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
+use super::gpu_memory::gpu_needs;
+use super::memory::bytes_of_example;
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::run_config::{RunConfig, Variant};
 use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
-use spattn_attention::kv::{KvDtype, KvShape};
-use spattn_attention::{Configured, LocalLayers, Positions, PromptShape, mask_list_bytes};
+use spattn_attention::kv::KvShape;
+use spattn_attention::{Configured, LocalLayers, Positions, PromptShape};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::OpenModel;
 use spattn_model::device::Device;
-use spattn_model::dimensions::GPU_PREFILL_CHUNK;
 use spattn_tasks::Task;
 
 /// A task at a length.
@@ -61,6 +61,16 @@ impl RunPlan {
     pub(crate) fn leave_out(&mut self, place: TaskLength, variants: &[Variant], methods: &[Configured]) {
         let holes = variants.iter().flat_map(|v| methods.iter().map(move |m| (place, *v, m.label())));
         self.holes.extend(holes);
+    }
+
+    /// How many parts of a place are left out. They only become more.
+    pub(crate) fn left_out_at(&self, place: TaskLength) -> usize {
+        self.holes.iter().filter(|(hole, ..)| *hole == place).count()
+    }
+
+    /// Leaves out what another plan of the same run leaves out.
+    pub(crate) fn leave_out_as(&mut self, other: Self) {
+        self.holes.extend(other.holes);
     }
 
     /// Whether a method is to be run at a place under a variant.
@@ -149,6 +159,9 @@ impl Planner<'_> {
     pub fn plan(&self, watch: &mut dyn RunObserver) -> Result<RunPlan> {
         if self.config.lengths.is_empty() && self.tasks.iter().any(|t| t.is_sized()) {
             return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
+        }
+        if !self.is_elsewhere {
+            self.config.device.check(self.model.dimensions.config().layers)?;
         }
         let mut plan = RunPlan::default();
         for cell in self.dealt()? {
@@ -419,17 +432,8 @@ impl Planner<'_> {
         if self.is_elsewhere {
             return Ok(());
         }
-        if let Some(free) = self.config.device.free_bytes() {
-            let needed = gpu_need(self.config, self.model, tokens);
-            if needed as u64 > free {
-                return Err(UsageError::new(format!(
-                    "{what}, {tokens} tokens, takes {:.1} GB of the GPU's memory with {}, and {:.1} GB are free",
-                    needed as f64 / 1e9,
-                    self.model.id,
-                    free as f64 / 1e9
-                ))
-                .hint("choose a shorter --length, fewer methods at a time, or --dtype bf16"));
-            }
+        for need in gpu_needs(self.config, self.model, tokens)? {
+            need.check(self.config, &format!("{what}, {tokens} tokens, takes"), &self.model.id)?;
         }
         // On a GPU, weights, keys and values are in its memory, and only pieces pass through the machine's.
         if self.config.device != Device::Cpu {
@@ -466,21 +470,6 @@ fn tokens_of(task: &dyn Task, length: usize) -> usize {
     if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() }
 }
 
-/// The most bytes of GPU memory that weights and an example with `tokens` tokens need under all methods: computed, not measured.
-pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
-    let (dimensions, methods) = (&model.dimensions, &config.methods);
-    let prompt = dimensions.prompt_shape(tokens);
-    // Only one method reads at a time.
-    let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
-    memory::sum([
-        dimensions.weight_bytes(),
-        dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config)),
-        picking_bytes(methods, &prompt, dimensions.dtype()),
-        lists,
-        waiting_prefix_bytes(config, model, tokens),
-    ])
-}
-
 /// Which methods select on the host although a GPU holds keys and values of this shape, each with its reasons; `None` if none does.
 fn host_selection_note(methods: &[Configured], shape: KvShape) -> Option<String> {
     let of_method = |method: &Configured| {
@@ -490,20 +479,6 @@ fn host_selection_note(methods: &[Configured], shape: KvShape) -> Option<String>
     };
     let on_host: Vec<String> = methods.iter().filter_map(of_method).collect();
     (!on_host.is_empty()).then(|| format!("tokens are selected on the host, not on the GPU, by {}", on_host.join(", ")))
-}
-
-/// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
-fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
-    let mut known = HashSet::new();
-    let of_method = |method: &Configured| {
-        let Ok(form) = method.method.device_form() else { return 0 };
-        let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
-        let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
-        // Selections that later tokens reuse are kept by layer.
-        let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
-        index + (1 + kept) * form.list_bytes(prefix) + prefix.layers * form.held_bytes(prefix)
-    };
-    methods.iter().map(of_method).sum()
 }
 
 #[cfg(test)]

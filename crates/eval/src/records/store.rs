@@ -142,6 +142,11 @@ impl Store {
         &self.loaded.notices
     }
 
+    /// The keys of all records.
+    pub(crate) fn keys(&self) -> &HashSet<String> {
+        &self.keys
+    }
+
     /// Whether a record with this key is stored.
     pub fn contains(&self, key: &str) -> bool {
         self.keys.contains(key)

@@ -88,7 +88,7 @@ impl Runner<'_> {
             }
         }
         if !is_told {
-            watch.mended(&first);
+            watch.mended(first);
         }
         Ok(Some(all))
     }

@@ -55,8 +55,7 @@ impl RunEstimate {
     }
 
     /// The estimate with `n` times the seconds.
-    fn times(self, n: usize) -> Self {
-        let n = n as f64;
+    fn times(self, n: f64) -> Self {
         Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
     }
 }
@@ -184,7 +183,7 @@ impl Runner<'_> {
         if self.config.latency == Latency::Solo {
             seconds.steps += solo_seconds(&samples, &sizes);
         }
-        let seconds = seconds.times(self.config.seeds.len());
+        let seconds = seconds.times(self.config.seeds.len() as f64 / self.model.decoders().count() as f64);
         let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
         let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
         Ok(RunEstimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
@@ -356,7 +355,7 @@ mod tests {
         close(sum.prefill, 3.0 * 2.0 * (4.0 * 2.0) + 2.0 * 2.0 * (0.04 * 2.0));
         close(sum.index, 3.0 * (4.0 + 3.0) + 2.0 * 0.4);
         close(sum.steps, 3.0 * (15.0 * 0.4 + 115.0 * 0.3) + 2.0 * (11.0 * 0.04));
-        let seeds = RunEstimate { bytes: 7, ..sum }.times(3);
+        let seeds = RunEstimate { bytes: 7, ..sum }.times(3.0);
         close(seeds.seconds(), 3.0 * (sum.prefill + sum.index + sum.steps));
         for (all, one) in [(seeds.prefill, sum.prefill), (seeds.index, sum.index), (seeds.steps, sum.steps)] {
             close(all, 3.0 * one);

@@ -33,6 +33,9 @@ pub mod score_text;
 #[cfg(test)]
 mod score_text_tests;
 pub(crate) mod shared_prefill;
+pub(crate) mod side_by_side;
+#[cfg(test)]
+mod side_by_side_tests;
 pub(crate) mod solo;
 pub mod stopwatch;
 #[cfg(test)]

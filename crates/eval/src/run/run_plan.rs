@@ -3,8 +3,8 @@
 //! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what they
 //! have in common is then read once, whatever the order in which they were asked for.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
@@ -13,8 +13,8 @@ use super::example_runner::ExampleRunner;
 use super::prepared_example::PreparedExample;
 use super::runner::Runner;
 use super::stopwatch::PhaseTimes;
-use crate::examples::observer::{RunObserver, RunProgress};
-use crate::plan::planner::{PlanCell, RunPlan};
+use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
+use crate::plan::planner::{PlanCell, RunPlan, TaskLength};
 use crate::records::prompts;
 use crate::records::record::Record;
 use crate::records::store::Store;
@@ -37,9 +37,129 @@ pub struct RemainingWork {
     pub records: usize,
 }
 
+/// What comes of a context, in order.
+pub(super) enum ContextEvent {
+    /// A part of its cell cannot be run.
+    Failed(SkippedWork),
+    /// Something failed, but its records could be made in another way.
+    Mended(SkippedWork),
+    /// An example under a variant has all of its records already, or cannot be made.
+    Without,
+    /// An example under a variant was run.
+    Done(Vec<Record>, Option<KeptPrompt>),
+}
+
+/// What was read of an example, to be kept beside its records.
+pub(super) struct KeptPrompt {
+    file: String,
+    text: String,
+}
+
+/// Takes what comes of a context; an error ends the run.
+pub(super) type Tell<'t> = dyn FnMut(ContextEvent) -> Result<()> + 't;
+
+/// Tells of failures where they come up.
+struct Failures<'a, 't>(&'a mut Tell<'t>);
+
+impl RunObserver for Failures<'_, '_> {
+    fn progress(&mut self, _: RunProgress<'_>) {}
+
+    fn failed(&mut self, failure: SkippedWork) -> Result<()> {
+        (self.0)(ContextEvent::Failed(failure))
+    }
+
+    fn mended(&mut self, failure: SkippedWork) {
+        // Only failures end a run.
+        let _ = (self.0)(ContextEvent::Mended(failure));
+    }
+}
+
+/// What a run has come to: records go to the store, all else to the observer.
+pub(super) struct Ledger<'r> {
+    runner: &'r Runner<'r>,
+    store: &'r mut Store,
+    watch: &'r mut dyn RunObserver,
+    /// Examples under all variants, done and in all; of the cell that is run, those that are left.
+    done: usize,
+    total: usize,
+    left: usize,
+    /// As [`RunProgress`] has it.
+    work_done: u64,
+    work_found: u64,
+    work: u64,
+}
+
+impl<'r> Ledger<'r> {
+    fn new(runner: &'r Runner<'r>, cells: &[PlanCell], store: &'r mut Store, watch: &'r mut dyn RunObserver) -> Self {
+        let examples = |cell: &PlanCell| runner.examples_under_variants(cell);
+        let work_of = |cell: &PlanCell| runner.work(cell.place.length).saturating_mul(examples(cell) as u64);
+        Self {
+            total: cells.iter().map(examples).fold(0, usize::saturating_add),
+            work: cells.iter().map(work_of).fold(0, u64::saturating_add),
+            runner,
+            store,
+            watch,
+            done: 0,
+            left: 0,
+            work_done: 0,
+            work_found: 0,
+        }
+    }
+
+    /// The store.
+    pub(super) fn store(&self) -> &Store {
+        self.store
+    }
+
+    /// Begins with the examples of a cell.
+    pub(super) fn begin(&mut self, cell: &PlanCell) {
+        self.left = self.runner.examples_under_variants(cell);
+    }
+
+    /// Takes what comes of a context of a cell.
+    pub(super) fn take(&mut self, place: TaskLength, event: ContextEvent) -> Result<()> {
+        match event {
+            ContextEvent::Failed(failure) => return self.watch.failed(failure),
+            ContextEvent::Mended(failure) => self.watch.mended(failure),
+            ContextEvent::Without => self.tell(place, &[]),
+            ContextEvent::Done(records, prompt) => {
+                // First, so that no record is there without its prompt.
+                if let Some(KeptPrompt { file, text }) = prompt {
+                    prompts::keep(self.store.dir(), &file, &text)?;
+                }
+                for record in &records {
+                    self.store.append(record)?;
+                }
+                self.tell(place, &records);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, place: TaskLength, records: &[Record]) {
+        let of_example = self.runner.work(place.length);
+        self.left = self.left.saturating_sub(1);
+        self.done += 1;
+        self.work_done += of_example;
+        self.work_found += if records.is_empty() { of_example } else { 0 };
+        self.watch.progress(RunProgress {
+            done: self.done,
+            total: self.total,
+            work_done: self.work_done,
+            work_found: self.work_found,
+            work: self.work,
+            task: self.runner.tasks[place.task].name(),
+            length: place.length,
+            ends_cell: self.left == 0,
+            records,
+        });
+    }
+}
+
 impl Runner<'_> {
     /// Runs what is missing from `store`, telling `watch` after each example, until all is done or `stop` is raised.
-    /// Tells how it ended, and where the time went.
+    /// Tells how it ended, and where the time went. Where several devices have a copy of the model, they run contexts
+    /// side by side; records and what `watch` is told are in the same order.
     ///
     /// # Errors
     /// If a record cannot be written, or with what `watch` makes of a failure; earlier records stay.
@@ -50,67 +170,76 @@ impl Runner<'_> {
         stop: &AtomicBool,
         watch: &mut dyn RunObserver,
     ) -> Result<(RunEnd, PhaseTimes)> {
-        let variants = self.config.variants();
         let cells = std::mem::take(&mut plan.cells);
-        let examples = |cell: &PlanCell| cell.examples().saturating_mul(variants.len());
-        let work_of = |cell: &PlanCell| self.work(cell.place.length).saturating_mul(examples(cell) as u64);
-        let total = cells.iter().map(examples).fold(0, usize::saturating_add);
-        let work = cells.iter().map(work_of).fold(0, u64::saturating_add);
-        let (mut done, mut work_done, mut work_found) = (0, 0, 0);
+        let ledger = Ledger::new(self, &cells, store, watch);
+        match self.model.further_copies.is_empty() {
+            true => self.run_in_turn(&cells, plan, ledger, stop),
+            false => self.run_side_by_side(&cells, plan, ledger, stop),
+        }
+    }
+
+    /// Runs one context after the other, and records each example when it is done.
+    fn run_in_turn(
+        &self,
+        cells: &[PlanCell],
+        mut plan: RunPlan,
+        ledger: Ledger<'_>,
+        stop: &AtomicBool,
+    ) -> Result<(RunEnd, PhaseTimes)> {
         let mut runner = ExampleRunner::new(&self.model.decoder, stop);
-        for cell in &cells {
-            let mut left = examples(cell);
-            let mut tell = |left: usize, records: &[Record], watch: &mut dyn RunObserver| {
-                let (of_example, ends_cell) = (self.work(cell.place.length), left == 0);
-                (done, work_done) = (done + 1, work_done + of_example);
-                work_found += if records.is_empty() { of_example } else { 0 };
-                let (task, length) = (self.tasks[cell.place.task].name(), cell.place.length);
-                watch.progress(RunProgress {
-                    done,
-                    total,
-                    work_done,
-                    work_found,
-                    work,
-                    task,
-                    length,
-                    ends_cell,
-                    records,
-                });
-            };
+        // What is told of an example, and which keys are known, is never asked at the same time.
+        let ledger = RefCell::new(ledger);
+        for cell in cells {
+            ledger.borrow_mut().begin(cell);
             for context in cell.contexts.iter() {
-                let has = |key: &str| store.contains(key);
-                let items = self.prepare(&mut plan, cell.place, &context, has, watch)?;
-                // Those that are recorded already, or cannot be made.
-                for _ in items.len()..context.len() * variants.len() {
-                    left -= 1;
-                    tell(left, &[], watch);
-                }
-                for mut item in items {
-                    if stop.load(Ordering::Relaxed) {
-                        return Ok((RunEnd::Interrupted, runner.spent()));
-                    }
-                    item.methods.retain(|m| plan.has(item.place, item.variant, m));
-                    let Some(records) = self.run_example(&item, &mut runner, &mut plan, watch)? else {
-                        return Ok((RunEnd::Interrupted, runner.spent()));
-                    };
-                    // First, so that no record is there without its prompt.
-                    self.keep_prompt(&item, &records, store.dir())?;
-                    for record in &records {
-                        store.append(record)?;
-                    }
-                    left -= 1;
-                    tell(left, &records, watch);
+                let has = |key: &str| ledger.borrow().store().contains(key);
+                let mut tell = |event: ContextEvent| ledger.borrow_mut().take(cell.place, event);
+                let end = self.run_context(cell.place, &context, has, (&mut runner, &mut plan), &mut tell)?;
+                if end == RunEnd::Interrupted {
+                    return Ok((end, runner.spent()));
                 }
             }
         }
         Ok((RunEnd::Complete, runner.spent()))
     }
 
-    /// Keeps what was read of an example, where prompts are to be kept.
-    fn keep_prompt(&self, item: &PreparedExample, records: &[Record], dir: &Path) -> Result<()> {
-        let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(()) };
-        let name = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
-        prompts::keep(dir, &name, &self.model.tokenizer.spell(item.input.prompt())?)
+    /// Runs the examples of a context whose keys are not known to `has`, and tells what comes of it.
+    pub(super) fn run_context(
+        &self,
+        place: TaskLength,
+        context: &[usize],
+        has: impl Fn(&str) -> bool,
+        (runner, plan): (&mut ExampleRunner<'_>, &mut RunPlan),
+        tell: &mut Tell<'_>,
+    ) -> Result<RunEnd> {
+        let items = self.prepare(plan, place, context, has, &mut Failures(tell))?;
+        for _ in items.len()..context.len() * self.config.variants().len() {
+            tell(ContextEvent::Without)?;
+        }
+        for mut item in items {
+            if runner.stop().load(Ordering::Relaxed) {
+                return Ok(RunEnd::Interrupted);
+            }
+            item.methods.retain(|m| plan.has(item.place, item.variant, m));
+            let Some(records) = self.run_example(&item, runner, plan, &mut Failures(tell))? else {
+                return Ok(RunEnd::Interrupted);
+            };
+            let prompt = self.prompt_to_keep(&item, &records)?;
+            tell(ContextEvent::Done(records, prompt))?;
+        }
+        Ok(RunEnd::Complete)
+    }
+
+    /// Examples of a cell, each counted under every variant.
+    fn examples_under_variants(&self, cell: &PlanCell) -> usize {
+        cell.examples().saturating_mul(self.config.variants().len())
+    }
+
+    /// What was read of an example, where prompts are to be kept.
+    fn prompt_to_keep(&self, item: &PreparedExample, records: &[Record]) -> Result<Option<KeptPrompt>> {
+        let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(None) };
+        let file = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
+        Ok(Some(KeptPrompt { file, text: self.model.tokenizer.spell(item.input.prompt())? }))
     }
 
     /// The part of a plan that has no records among `known`.

@@ -43,7 +43,7 @@ impl RunObserver for Seen {
         Ok(())
     }
 
-    fn mended(&mut self, failure: &SkippedWork) {
+    fn mended(&mut self, failure: SkippedWork) {
         self.mended.push(format!("{}: {:#}", failure.what, failure.error));
     }
 }

@@ -24,14 +24,14 @@ impl Place {
     /// Opens a device.
     ///
     /// # Errors
-    /// If it cannot be used.
+    /// If it cannot be used, or there are several.
     pub fn open(device: Device) -> Result<Self> {
-        match device {
-            Device::Cpu => Ok(Self::Cpu(Flood::new())),
+        match device.of_one_gpu()?.ordinals().as_slice() {
+            [] => Ok(Self::Cpu(Flood::new())),
             #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => Ok(Self::Gpu(Arc::new(OnGpu::open(ordinal)?))),
+            [ordinal, ..] => Ok(Self::Gpu(Arc::new(OnGpu::open(*ordinal)?))),
             #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => anyhow::bail!("this build computes on the CPU only"),
+            _ => anyhow::bail!("this build computes on the CPU only"),
         }
     }
 

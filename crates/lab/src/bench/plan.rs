@@ -31,7 +31,7 @@ use spattn_eval::records::record::REFERENCE;
 #[cfg(feature = "cuda")]
 use spattn_model::cuda::{LayerAlone, PromptAlone};
 use spattn_model::decoder::Decoder;
-use spattn_model::device::Device;
+use spattn_model::device::{Device, free_bytes};
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::RopeTable;
 
@@ -187,9 +187,9 @@ pub fn check_memory(
     let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
     let what = format!("{batch} x {context} tokens in {layers} take");
     const HINT: &str = "take shorter contexts, smaller batches or fewer --layers";
-    match device {
-        Device::Cpu => memory::check(needed, what, HINT),
-        Device::Cuda(_) => match device.free_bytes().filter(|free| needed > *free) {
+    match device.of_one_gpu()?.ordinals().as_slice() {
+        [] => memory::check(needed, what, HINT),
+        [ordinal, ..] => match free_bytes(*ordinal).filter(|free| needed > *free) {
             None => Ok(()),
             Some(free) => {
                 let gb = |bytes: u64| bytes as f64 / 1e9;
@@ -557,7 +557,10 @@ impl At<'_> {
             op: self.plan.op.name().to_owned(),
             shape: self.plan.shape.clone(),
             device: device.to_owned(),
-            dtype: dimensions.dtype().name().to_owned(),
+            dtype: match dimensions.blocks() {
+                Some(blocks) => format!("{}/{}", blocks.name(), dimensions.dtype().name()),
+                None => dimensions.dtype().name().to_owned(),
+            },
             threads: rayon::current_num_threads(),
             context: self.context,
             batch: self.batch,

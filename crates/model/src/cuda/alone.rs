@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::host::Numbers;
-use super::kv::{DevicePrefix, Tail, shared, storage};
+use super::kv::{DevicePrefix, PrefixLayer, Tail, shared, storage};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
@@ -77,7 +77,7 @@ impl LayerAlone {
             "the sequences differ in shape or in tokens"
         );
         let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
-        let mut first = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+        let mut first = DevicePrefix::new([&gpu], shape, tokens)?;
         first.tokens = tokens;
         let copies = copies.max(1);
         let mut tail = Tail::of(&gpu, shape, copies, None, 0, 1)?;
@@ -86,7 +86,7 @@ impl LayerAlone {
         for head in 0..shape.kv_heads {
             let (kv, following) = &sequences[head / of_one.kv_heads % sequences.len()];
             let own = head % of_one.kv_heads;
-            let (keys, values) = &mut first.layers[0];
+            let PrefixLayer { keys, values, .. } = &mut first.layers[0];
             gpu.upload_rows(keys, head * tokens * row, kv.keys.head(own))?;
             gpu.upload_rows(values, head * tokens * row, kv.values.head(own))?;
             for (number, rows) in [following.key, following.value].into_iter().enumerate() {
@@ -98,11 +98,11 @@ impl LayerAlone {
             }
         }
         let copy = |_: usize| -> Result<DevicePrefix, GpuError> {
-            let mut copy = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+            let mut copy = DevicePrefix::new([&gpu], shape, tokens)?;
             copy.tokens = tokens;
-            let ((keys, values), (to_keys, to_values)) = (&first.layers[0], &mut copy.layers[0]);
-            gpu.copy(keys, 0, to_keys, 0, keys.bytes())?;
-            gpu.copy(values, 0, to_values, 0, values.bytes())?;
+            let (from, to) = (&first.layers[0], &mut copy.layers[0]);
+            gpu.copy(&from.keys, 0, &mut to.keys, 0, from.keys.bytes())?;
+            gpu.copy(&from.values, 0, &mut to.values, 0, from.values.bytes())?;
             Ok(copy)
         };
         let copies = (1..copies).map(copy).collect::<Result<_, _>>()?;

@@ -1,10 +1,11 @@
-//! Whole steps of a batch of sequences that share no prefix, behind keys and values that nobody has read: for timing.
+//! Whole steps of a batch of sequences that share no prefix, behind keys and values that nobody has read: for timing, on one GPU.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::alone::{LayerAlone, RunAlone};
-use super::model::Cuda;
+use super::gpus::Cuda;
+use super::model::Segment;
 use super::workspace::Workspace;
 use crate::engine::EngineError;
 use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Queries, Timeline};
@@ -18,9 +19,12 @@ pub struct BatchWorkspace {
 }
 
 impl Cuda {
-    /// The device.
+    /// The device that holds the model.
+    ///
+    /// # Panics
+    /// If there are several.
     pub fn device(&self) -> &Arc<Gpu> {
-        &self.gpu
+        &self.only().gpu
     }
 
     /// How long one step of all layers and the output matrix takes for a batch, by events of the device. Sequence `i` reads
@@ -30,7 +34,7 @@ impl Cuda {
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If there are not as many copies as layers.
+    /// If there are not as many copies as layers, or several GPUs hold the model.
     pub fn step_batch(
         &self,
         alone: &LayerAlone,
@@ -39,7 +43,8 @@ impl Cuda {
         picks: bool,
         batch_workspace: &mut BatchWorkspace,
     ) -> Result<Duration, EngineError> {
-        let (c, rows, context) = (&self.config, tokens.len(), alone.prefix().tokens());
+        let (segment, c) = (self.only(), &self.config);
+        let (rows, context) = (tokens.len(), alone.prefix().tokens());
         assert!(
             alone.copies() == c.layers && alone.heads() == rows * c.heads,
             "{} copies of {} heads, not {} of {}",
@@ -48,47 +53,49 @@ impl Cuda {
             c.layers,
             rows * c.heads
         );
-        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = self.reserve(&mut guard, rows)?;
+        let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = segment.reserve(&mut guard[0], rows)?;
         // Everything is sent before the first event.
-        self.start(workspace, tokens, vec![context as u32; rows])?;
+        segment.start(workspace, tokens, &vec![context as u32; rows])?;
         let positions = vec![context; rows];
-        let angles = self.send_frequencies(workspace, &positions, context)?;
+        let angles = segment.send_frequencies(workspace, &positions, context)?;
         let places: Vec<Place> = (0..c.layers).flat_map(|layer| alone.places(layer, rows)).collect();
-        let to = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
-        self.gpu.upload_to(to, 0, &places)?;
+        let to = segment.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
+        segment.gpu.upload_to(to, 0, &places)?;
         if batch_workspace.channels.is_none() {
-            batch_workspace.channels = Some(self.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
+            batch_workspace.channels = Some(segment.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
         }
-        let head = self.parts.head();
-        self.gpu.reserve(&mut workspace.logits, 4 * rows * head.outputs)?;
+        let (norm, head) = segment.end();
+        segment.gpu.reserve(&mut workspace.logits, 4 * rows * head.outputs)?;
         run.rows_in_order(rows)?;
         let BatchWorkspace { channels: Some(channels), timeline } = batch_workspace else {
             unreachable!("the numbers of channels were uploaded above")
         };
         alone.flood()?;
         timeline.clear();
-        self.gpu.mark(timeline)?;
+        segment.gpu.mark(timeline)?;
         for index in 0..c.layers {
-            self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
-                self.rotate_rows(workspace, rows, index, layer, &angles)?;
-                self.take_queries(alone, run, &workspace.qkv, rows, channels)?;
+            segment.forward_layer(workspace, rows, index, 0, |workspace, layer| {
+                segment.rotate_rows(workspace, rows, index, layer, &angles)?;
+                segment.take_queries(alone, run, &workspace.qkv, rows, channels)?;
                 if picks {
                     run.select(index)?;
                 }
                 run.attend_into(index, &mut workspace.attended)
             })?;
         }
-        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, 0)?;
+        segment.norm(workspace, 0, rows, Some(norm), c.layers, 0)?;
         let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
             unreachable!("the buffer of logits was reserved above")
         };
-        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
-        self.gpu.mark(timeline)?;
-        self.check(workspace, |row| row)?;
+        segment.multiply(head, normed, rows, logits, Into::Wide)?;
+        segment.gpu.mark(timeline)?;
+        segment.check(workspace, |row| row)?;
         Ok(timeline.spans()?[0])
     }
+}
 
+impl Segment {
     /// Takes the rotated queries of all rows together, `[row][head][d]`.
     fn take_queries(
         &self,

@@ -1,4 +1,4 @@
-//! Keys and values on the device: a prefix that runs share, and what each of them reads behind it.
+//! Keys and values on GPUs: a prefix that runs share, and what each of them reads behind it. Both are where the layers are.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,28 +19,41 @@ pub(super) fn storage(dtype: KvDtype) -> Storage {
 /// Room for so many tokens behind the prefix, before a tail has to grow.
 const TAIL_CAPACITY: usize = 64;
 
-/// A prefix in a GPU's memory.
+/// A prefix in the memory of the GPUs that hold the layers.
 pub(super) struct DevicePrefix {
-    pub(super) gpu: Arc<Gpu>,
     pub(super) shape: KvShape,
-    /// Keys and values, `[kv_head][capacity][d]`.
-    pub(super) layers: Vec<(Buffer, Buffer)>,
+    pub(super) layers: Vec<PrefixLayer>,
     pub(super) capacity: usize,
     pub(super) tokens: usize,
 }
 
+/// Keys and values of a layer, each `[kv_head][capacity][d]`, and the GPU that holds them.
+pub(super) struct PrefixLayer {
+    gpu: Arc<Gpu>,
+    pub(super) keys: Buffer,
+    pub(super) values: Buffer,
+}
+
 impl std::fmt::Debug for DevicePrefix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "DevicePrefix({} tokens on {:?})", self.tokens, self.gpu)
+        let gpus: Vec<usize> = self.layers.iter().map(|layer| layer.gpu.ordinal()).collect();
+        write!(f, "DevicePrefix({} tokens on GPUs {gpus:?})", self.tokens)
     }
 }
 
 impl DevicePrefix {
-    pub(super) fn new(gpu: &Arc<Gpu>, shape: KvShape, layers: usize, capacity: usize) -> Result<Self, GpuError> {
+    /// An empty prefix with room for so many tokens; `gpus` has the GPU of each layer.
+    pub(super) fn new<'g>(
+        gpus: impl IntoIterator<Item = &'g Arc<Gpu>>,
+        shape: KvShape,
+        capacity: usize,
+    ) -> Result<Self, GpuError> {
         let bytes = shape.kv_heads * capacity * shape.d * shape.dtype.bytes();
-        let layers =
-            (0..layers).map(|_| Ok((gpu.alloc(bytes)?, gpu.alloc(bytes)?))).collect::<Result<_, GpuError>>()?;
-        Ok(Self { gpu: gpu.clone(), shape, layers, capacity, tokens: 0 })
+        let layer = |gpu: &Arc<Gpu>| -> Result<PrefixLayer, GpuError> {
+            Ok(PrefixLayer { keys: gpu.alloc(bytes)?, values: gpu.alloc(bytes)?, gpu: gpu.clone() })
+        };
+        let layers = gpus.into_iter().map(layer).collect::<Result<_, GpuError>>()?;
+        Ok(Self { shape, layers, capacity, tokens: 0 })
     }
 
     /// The first tokens of this prefix, with room for more.
@@ -52,11 +65,11 @@ impl DevicePrefix {
         }
         let KvShape { kv_heads, d, dtype } = self.shape;
         let (row, old) = (d * dtype.bytes(), self.capacity);
-        for (keys, values) in &mut self.layers {
+        for PrefixLayer { gpu, keys, values } in &mut self.layers {
             for buffer in [keys, values] {
-                let mut grown = self.gpu.alloc(kv_heads * capacity * row)?;
+                let mut grown = gpu.alloc(kv_heads * capacity * row)?;
                 for head in 0..kv_heads {
-                    self.gpu.copy(buffer, head * old * row, &mut grown, head * capacity * row, tokens * row)?;
+                    gpu.copy(buffer, head * old * row, &mut grown, head * capacity * row, tokens * row)?;
                 }
                 *buffer = grown;
             }
@@ -66,7 +79,7 @@ impl DevicePrefix {
     }
 
     pub(super) fn cache(&self, layer: usize) -> Cache<'_> {
-        let (keys, values) = &self.layers[layer];
+        let PrefixLayer { keys, values, .. } = &self.layers[layer];
         let KvShape { kv_heads, d, dtype } = self.shape;
         let capacity = self.capacity;
         Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage: storage(dtype) }
@@ -74,13 +87,13 @@ impl DevicePrefix {
 
     /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
     pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, spare: LayerKv) -> Result<LayerKv, GpuError> {
-        let (keys, values) = &self.layers[layer];
+        let PrefixLayer { gpu, keys, values } = &self.layers[layer];
         let stride = self.capacity * self.shape.d * self.shape.dtype.bytes();
         let store = |buffer: &Buffer, spare: KvStore| {
             spare.refilled(self.shape, tokens, |head, rows| match rows {
-                RowsMut::F32(rows) => self.gpu.download(buffer, head * stride, rows),
-                RowsMut::F16(rows) => self.gpu.download(buffer, head * stride, rows),
-                RowsMut::Bf16(rows) => self.gpu.download(buffer, head * stride, rows),
+                RowsMut::F32(rows) => gpu.download(buffer, head * stride, rows),
+                RowsMut::F16(rows) => gpu.download(buffer, head * stride, rows),
+                RowsMut::Bf16(rows) => gpu.download(buffer, head * stride, rows),
             })
         };
         Ok(LayerKv { keys: store(keys, spare.keys)?, values: store(values, spare.values)? })
@@ -97,11 +110,11 @@ impl DeviceKv for DevicePrefix {
     }
 
     fn on_gpu(&self, layer: usize) -> Option<(&Gpu, Cache<'_>)> {
-        Some((&self.gpu, self.cache(layer)))
+        Some((&self.layers[layer].gpu, self.cache(layer)))
     }
 }
 
-/// What follows the prefix of one run: `[layer][keys, values][kv_head][capacity][d]`.
+/// What follows the prefix of one run, at the layers of one GPU: `[layer][keys, values][kv_head][capacity][d]`.
 pub(super) struct Tail {
     pub(super) buffer: Buffer,
     pub(super) capacity: usize,
@@ -147,7 +160,10 @@ impl Tail {
     }
 }
 
-/// What a run has on the device.
+/// What a run has on each GPU, in the order of the segments.
+pub(super) struct SequenceParts(pub(super) Vec<SequenceKv>);
+
+/// What a run has on one GPU. Layers are those of the GPU's segment, counted from its first.
 pub(super) struct SequenceKv {
     pub(super) tail: Tail,
     /// Where the device picks: u64 `[layer][kv_heads + heads + 1]`, the tokens that were read and attended of what it picked,
@@ -159,21 +175,16 @@ pub(super) struct SequenceKv {
     pub(super) held: Vec<Option<kernels::HeldTokens>>,
 }
 
-/// What a run has on the device.
-pub(super) fn sequence_kv(fork: &Sequence) -> &SequenceKv {
-    let own = fork.device().and_then(|own| own.downcast_ref());
-    own.expect("`make_tails` reserved the tail of every sequence")
+/// What a run has on the GPU of a segment.
+pub(super) fn sequence_kv(fork: &Sequence, segment: usize) -> &SequenceKv {
+    let own = fork.device().and_then(|own| own.downcast_ref::<SequenceParts>());
+    &own.expect("`make_tails` reserved the tail of every sequence").0[segment]
 }
 
 /// As [`sequence_kv`], to change.
-pub(super) fn sequence_kv_mut(fork: &mut Sequence) -> &mut SequenceKv {
-    let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut());
-    own.expect("`make_tails` reserved the tail of every sequence")
-}
-
-/// The tail that a run has on the device.
-pub(super) fn tail_of(fork: &Sequence) -> &Tail {
-    &sequence_kv(fork).tail
+pub(super) fn sequence_kv_mut(fork: &mut Sequence, segment: usize) -> &mut SequenceKv {
+    let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>());
+    &mut own.expect("`make_tails` reserved the tail of every sequence").0[segment]
 }
 
 /// The device's part of a prefix that nobody else holds.

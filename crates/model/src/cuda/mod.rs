@@ -1,4 +1,5 @@
-//! The engine on an NVIDIA GPU. Weights, the KV cache of the prefix and of tails, and all arithmetic on rows are in device memory.
+//! The engine on NVIDIA GPUs. Weights, the KV cache of the prefix and of tails, and all arithmetic on rows are in device memory: of one
+//! GPU, or of several, of which each holds a [segment](model::Segment) of consecutive layers.
 //!
 //! How tokens are selected in a decode step depends on the method:
 //!
@@ -18,6 +19,7 @@ mod alone;
 mod batch;
 mod expert_room;
 mod experts;
+mod gpus;
 mod host;
 mod kv;
 mod model;
@@ -29,23 +31,23 @@ mod workspace;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
 pub use batch::BatchWorkspace;
-pub use model::Cuda;
+pub use gpus::Cuda;
 pub use prompt::{PromptAlone, ReadTimes};
 pub(crate) use weights::LoadFailure;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use self::host::{HostView, HostWorkspace, Numbers};
-use self::kv::{DevicePrefix, SequenceKv, owned};
-use self::step::StepPlan;
+use self::host::{HostView, Numbers};
+use self::kv::{DevicePrefix, owned};
+use self::model::Segment;
 use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
-use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::engine::{Engine, EngineError, GpuUse, Prefill, Reading, Stream};
 use super::rope::Rope;
+use spattn_attention::Sequence;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
-use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Buffer, GpuError, Rotation, Rows};
+use spattn_cuda::{Buffer, GpuError, Rows};
 
 impl Engine for Cuda {
     fn read(
@@ -57,14 +59,17 @@ impl Engine for Cuda {
     ) -> Result<Prefill, EngineError> {
         let mut prefix = match known {
             Some((prefix, kept)) => owned(prefix).kept(kept, tokens.len())?,
-            None => DevicePrefix::new(&self.gpu, self.shape(), self.config.layers, tokens.len())?,
+            None => self.empty_prefix(tokens.len())?,
         };
         let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
-        let upload = |rope: &Rope| {
-            let (inverse, scaling) = rope.frequencies(prompt_tokens);
-            Ok((self.gpu.upload(&inverse)?, scaling))
+        let upload = |segment: &Segment| -> Result<RopeBuffers, GpuError> {
+            let of_rope = |rope: &Rope| {
+                let (inverse, scaling) = rope.frequencies(prompt_tokens);
+                Ok((segment.gpu.upload(&inverse)?, scaling))
+            };
+            self.ropes().iter().map(of_rope).collect()
         };
-        let tables = self.ropes().iter().map(upload).collect::<Result<Vec<_>, GpuError>>()?;
+        let tables = self.segments.iter().map(upload).collect::<Result<Vec<RopeBuffers>, GpuError>>()?;
         let kept = prefix.tokens;
         let mut logits = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(most).enumerate() {
@@ -75,74 +80,27 @@ impl Engine for Cuda {
                 logits = row;
             }
         }
-        if let Some(workspace) = self.workspace.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            workspace.host = HostWorkspace::default();
-        }
+        self.forget_views();
         if let Some(sparse) = &mut reading.sparse {
-            sparse.collect_device_counters(&self.gpu, (self.config.heads, self.shape()))?;
+            for segment in &self.segments {
+                let of_heads = (self.config.heads, segment.shape());
+                sparse.collect_device_counters(&segment.gpu, segment.range.clone(), of_heads)?;
+            }
         }
         let specs = self.layer_specs().clone();
         Ok(Prefill { prefix: Prefix::on_device(specs, prefix.tokens, Box::new(prefix)), logits })
     }
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
-        let c = &self.config;
-        let first = streams[0].fork.prefix();
-        assert!(
-            streams.iter().all(|s| Arc::ptr_eq(s.fork.prefix(), first)),
-            "streams of one step have different prefixes"
-        );
-        let positions = positions(streams);
-        let rows = positions.len();
-        self.make_tails(streams)?;
-        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = self.reserve(&mut guard, rows)?;
-        let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
-        self.start(workspace, &tokens, positions.iter().map(|position| *position as u32).collect())?;
-        let angles = self.send_frequencies(workspace, &positions, prompt_tokens)?;
-        let plan = StepPlan { rows: &self.send_places(workspace, streams)?, angles: &angles };
-        let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
-        let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
-        match streams.iter().any(looks) {
-            true => self.step_picking(workspace, streams, &plan)?,
-            false => {
-                workspace.timeline.clear();
-                self.step_exactly(workspace, streams, &plan)?;
-            }
-        }
-        let mut x = vec![0.0; rows * c.hidden_size];
-        self.gpu.download(&workspace.x, 0, &mut x)?;
-        self.note_times(&workspace.timeline, &workspace.work, streams)?;
-        self.check(workspace, |row| positions[row])?;
-        match first_not_finite(&x, c.hidden_size) {
-            Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
-            None => Ok(x),
-        }
+        self.step_streams(streams, prompt_tokens)
     }
 
     fn collect_device_counters(&self, fork: &mut Sequence) -> Result<(), EngineError> {
-        let kv_heads = self.config.kv_heads;
-        let Some(own) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceKv>()) else {
-            return Ok(());
-        };
-        let Some(buffer) = own.picked.take() else { return Ok(()) };
-        let mut picked = vec![0; self.counters()];
-        self.gpu.download(&buffer, 0, &mut picked)?;
-        let held = own.held.iter().map(|held| held.as_ref().map(|held| held.count(&self.gpu, kv_heads)).transpose());
-        let held: Vec<Option<usize>> = held.collect::<Result<_, _>>()?;
-        fork.collect_device_counters(&picked);
-        for (layer, tokens) in held.into_iter().enumerate() {
-            tokens.into_iter().for_each(|tokens| fork.set_resident_tokens(layer, tokens));
-        }
-        Ok(())
+        self.collect_counters(fork)
     }
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
-        let rows = x.len() / self.config.hidden_size;
-        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = self.reserve(&mut guard, rows)?;
-        self.gpu.upload_to(&mut workspace.x, 0, x)?;
-        self.logits_of(workspace, 0, rows)
+        self.logits_of_rows(x)
     }
 
     fn gpu(&self) -> Option<&str> {
@@ -150,14 +108,16 @@ impl Engine for Cuda {
     }
 
     fn gpu_use(&self) -> Option<GpuUse> {
-        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(GpuUse { most_bytes: self.gpu.most_bytes(), ..used })
+        Some(self.used())
     }
 
     fn groups(&self, _: usize) -> usize {
         1
     }
 }
+
+/// The frequencies of each RoPE table on a GPU, and the factor of cos and sin.
+type RopeBuffers = Vec<(Buffer, f32)>;
 
 impl Cuda {
     /// Reads a chunk into the prefix; the last row's logits, if they are wanted.
@@ -166,34 +126,56 @@ impl Cuda {
         prefix: &mut DevicePrefix,
         tokens: &[u32],
         first: usize,
-        tables: &[(Buffer, f32)],
+        tables: &[RopeBuffers],
         reading: &mut Reading<'_, '_>,
         wants_logits: bool,
     ) -> Result<Vec<f32>, EngineError> {
-        let (c, rows) = (&self.config, tokens.len());
-        let mut guard = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = self.reserve(&mut guard, rows)?;
-        self.start(workspace, tokens, (first..first + rows).map(|position| position as u32).collect())?;
+        let (c, rows, last) = (&self.config, tokens.len(), self.last());
+        let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspaces = self.reserve(&mut guard, rows)?;
+        let positions: Vec<u32> = (first..first + rows).map(|position| position as u32).collect();
+        for (segment, workspace) in self.segments.iter().zip(&mut workspaces) {
+            segment.start(workspace, tokens, &positions)?;
+        }
         prefix.tokens = first + rows;
-        for index in 0..c.layers {
+        self.pass_segments(&mut workspaces, rows, |segment, workspace| {
+            segment.read_layers(workspace, prefix, (first, rows), &tables[segment.number], reading)
+        })?;
+        let of_last = workspaces.last_mut().expect("a model is on at least one GPU");
+        // The last norm looks at what the last layer left.
+        last.norm(of_last, 0, rows, Some(last.end().0), c.layers, first)?;
+        self.check(&workspaces, |position| position)?;
+        let of_last = workspaces.last_mut().expect("a model is on at least one GPU");
+        if let Some(finished) = &mut reading.finished {
+            let mut x = vec![0.0; rows * c.hidden_size];
+            last.gpu.download(&of_last.x, 0, &mut x)?;
+            finished(first, &x);
+        }
+        if wants_logits { last.logits_of(of_last, rows - 1, 1) } else { Ok(Vec::new()) }
+    }
+}
+
+impl Segment {
+    /// Has a chunk of a prompt pass the segment's layers.
+    fn read_layers(
+        &self,
+        workspace: &mut Workspace,
+        prefix: &DevicePrefix,
+        (first, rows): (usize, usize),
+        tables: &[(Buffer, f32)],
+        reading: &mut Reading<'_, '_>,
+    ) -> Result<(), EngineError> {
+        for index in self.range.clone() {
             self.forward_layer(workspace, rows, index, first, |workspace, layer| {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
                 let (inverse, scaling) = &tables[self.place_of_rope(index)];
                 let positions = self.angles_at(index, positions, inverse, (false, *scaling));
-                let rotation = Rotation { rows, heads: c.heads, norms: self.norms(layer), positions };
+                let rotation = self.rotation_of(rows, layer, positions);
                 self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
         }
-        // The last norm looks at what the last layer left.
-        self.norm(workspace, 0, rows, Some(&self.parts.norm), c.layers, first)?;
-        self.check(workspace, |position| position)?;
-        if let Some(finished) = &mut reading.finished {
-            let mut x = vec![0.0; rows * c.hidden_size];
-            self.gpu.download(&workspace.x, 0, &mut x)?;
-            finished(first, &x);
-        }
-        if wants_logits { self.logits_of(workspace, rows - 1, 1) } else { Ok(Vec::new()) }
+        Ok(())
     }
 
     /// Attention of a chunk, by the device or a mask of the host, with whoever looks on.

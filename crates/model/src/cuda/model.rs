@@ -1,40 +1,66 @@
-//! A model's weights on a GPU, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
+//! The part of a model that one GPU holds, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place, Positions,
-    RmsNorm, Rotation, Storage, Timeline,
+    self as kernels, AttentionWorkspace, Buffer, Columns, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
+    Positions, QuantisedMatrix, RmsNorm, Rotation, Storage, Timeline, WeightMatrix,
 };
 
 use super::expert_room::{ExpertRoom, ExpertTables};
 use super::host::HostWorkspace;
 use super::kv::storage;
-use super::weights::{Linear, LoadFailure, Matrix, ToDevice};
+use super::weights::{Data, Linear, LoadFailure, Matrix, Part, ToDevice};
 use super::workspace::Workspace;
-use crate::dimensions::Dimensions;
-use crate::engine::{EngineError, GpuUse, NotFinite};
-use crate::families::{Gate, QkNormOver, RopePairs};
-use crate::layers::{Checkpoint, FeedForward, Gated, Layer, Parts};
+use crate::dimensions::{Dimensions, GPU_PANEL};
+use crate::engine::{EngineError, NotFinite};
+use crate::families::{Gate, QkNormOver, QueryGrowth, RopePairs};
+use crate::layers::{Checkpoint, FeedForward, Gated, Layer, load_embedding, load_final_norm, load_head, load_layers};
+use crate::tensors::Weights;
 
-/// Weights on a GPU.
-pub struct Cuda {
-    pub(super) dimensions: Dimensions,
+/// Consecutive layers of a model on a GPU, with the tables at the ends of the model where they begin or end it. Layers are numbered as in
+/// the model; what is stored for each of them begins with the first one of the segment.
+pub(super) struct Segment {
+    /// Of the whole model.
+    dimensions: Dimensions,
+    /// Its place among the segments.
+    pub(super) number: usize,
     pub(super) gpu: Arc<Gpu>,
-    pub(super) name: String,
-    pub(super) parts: Parts<Matrix, Linear, Buffer>,
+    /// The layers that it has.
+    pub(super) range: Range<usize>,
+    pub(super) layers: Vec<Layer<Linear, Buffer>>,
+    /// `[vocab_size][hidden]`, where the segment begins the model, or ends it and the table is the output matrix.
+    embedding: Option<Matrix>,
+    /// What is behind the last layer, where the segment ends the model.
+    end: Option<End>,
+    /// Space for [`GPU_PANEL`] dequantised weights, if there are matrices in blocks.
+    panel: Mutex<Option<Buffer>>,
     /// Of each layer; nothing if the model has none.
     sinks: Vec<Buffer>,
-    /// Of each layer; they point into `parts`.
+    /// Of each layer; they point into `layers`.
     pub(super) experts: Vec<Option<ExpertTables>>,
-    pub(super) workspace: Mutex<Option<Workspace>>,
-    pub(super) used: Mutex<GpuUse>,
 }
 
-impl Deref for Cuda {
+/// What is behind the last layer.
+struct End {
+    /// Weights of the norm.
+    norm: Buffer,
+    /// As the embedding; `None` if it is the embedding.
+    head: Option<Matrix>,
+}
+
+/// Which part of a model a segment is.
+pub(super) struct Share {
+    /// Its place among the segments.
+    pub(super) number: usize,
+    /// Its layers.
+    pub(super) layers: Range<usize>,
+}
+
+impl Deref for Segment {
     type Target = Dimensions;
 
     fn deref(&self) -> &Dimensions {
@@ -47,6 +73,10 @@ impl From<GpuError> for EngineError {
         Self::Device(error.into())
     }
 }
+
+/// Most rows of activations for which weights in blocks are read again for each four, and not dequantised: a dequantised weight is
+/// written once and read once, which takes as long as reading its block four times or more.
+const FUSED_ROWS: usize = 16;
 
 /// The angles of a step's rows by one RoPE table, whose frequencies are in the workspace.
 #[derive(Debug, Clone, Copy)]
@@ -69,32 +99,73 @@ impl From<DevicePrefillError> for EngineError {
 /// What `broken` holds while all numbers are finite.
 pub(super) const UNBROKEN: u64 = u64::MAX;
 
-impl Cuda {
-    /// Takes the weights to a GPU, converted to the storage type.
+impl Segment {
+    /// Takes the weights of a part of a model to a GPU, converted to the storage type.
     ///
     /// # Errors
     /// If a tensor is not what it should be, or the device cannot take them.
-    pub(crate) fn load(
+    pub(super) fn load(
         dimensions: &Dimensions,
-        weights: &crate::tensors::Weights,
+        weights: &Weights,
         gpu: Gpu,
+        share: Share,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
-        let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
-        let sinks = dimensions.layer_specs().iter().filter_map(|spec| spec.sinks.as_ref());
+        let Share { number, layers: range } = share;
+        let (begins, ends) = (range.start == 0, range.end == dimensions.config.layers);
+        let dtype = dimensions.storage.weights;
+        // Panels of blocks are in the storage type.
+        let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
+        let (config, source) = (&dimensions.config, ToDevice { checkpoint, gpu: &gpu });
+        let embedding = match begins || ends && config.tie_word_embeddings {
+            true => Some(load_embedding(config, &source)?),
+            false => None,
+        };
+        let head = if ends { load_head(config, &source)? } else { None };
+        let layers = load_layers(config, &source, range.clone())?;
+        let end = match ends {
+            true => Some(End { norm: load_final_norm(config, &source)?, head }),
+            false => None,
+        };
+        let specs = range.clone().map(|layer| dimensions.layer_specs().layer(layer));
+        let sinks = specs.filter_map(|spec| spec.sinks.as_ref());
         let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
-        let name = gpu.info()?.name;
-        let experts = ExpertTables::of_layers(&gpu, &parts.layers, storage(dimensions.dtype()))?;
+        let panel = match dimensions.blocks() {
+            Some(_) => Some(gpu.alloc(dimensions.storage.kv.bytes() * GPU_PANEL)?),
+            None => None,
+        };
+        let experts = ExpertTables::of_layers(&gpu, &layers, storage(dimensions.dtype()))?;
         Ok(Self {
             dimensions: dimensions.clone(),
+            number,
             gpu: Arc::new(gpu),
-            name,
-            parts,
+            range,
+            layers,
+            embedding,
+            end,
+            panel: Mutex::new(panel),
             sinks,
             experts,
-            workspace: Mutex::default(),
-            used: Mutex::default(),
         })
+    }
+
+    /// Where a layer's things are among those of the segment.
+    pub(super) fn place_of(&self, layer: usize) -> usize {
+        layer - self.range.start
+    }
+
+    /// The embedding table, where the segment begins the model.
+    fn table(&self) -> Option<&Matrix> {
+        self.embedding.as_ref().filter(|_| self.range.start == 0)
+    }
+
+    /// Weights of the norm behind the last layer, and the matrix that turns what it gives into logits.
+    ///
+    /// # Panics
+    /// If the segment does not end the model.
+    pub(super) fn end(&self) -> (&Buffer, &Matrix) {
+        let End { norm, head } = self.end.as_ref().expect("the last segment has the end of the model");
+        let head = head.as_ref().or(self.embedding.as_ref());
+        (norm, head.expect("the last segment has the embedding if that is the output matrix"))
     }
 
     pub(super) fn storage(&self) -> Storage {
@@ -113,7 +184,7 @@ impl Cuda {
 
     /// Counters of what the device picks for a run.
     pub(super) fn counters(&self) -> usize {
-        self.config.layers * (self.config.kv_heads + self.config.heads + 1)
+        self.layers.len() * (self.config.kv_heads + self.config.heads + 1)
     }
 
     /// Norms of each query and key head, which are applied where heads are rotated.
@@ -125,7 +196,7 @@ impl Cuda {
     /// What a layer has beyond a plain softmax of scaled products.
     pub(super) fn rule(&self, layer: usize) -> LayerRule<'_> {
         let spec = self.layer_specs().layer(layer);
-        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(layer) }
+        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(self.place_of(layer)) }
     }
 
     /// The number of a layer's RoPE table; that of any table where nothing is rotated.
@@ -181,22 +252,23 @@ impl Cuda {
         })
     }
 
-    /// Embeds tokens, and notes where they stand.
-    pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: Vec<u32>) -> Result<(), GpuError> {
+    /// Notes where tokens stand, and embeds them where the segment begins the model.
+    pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: &[u32]) -> Result<(), GpuError> {
         let vocab = self.config.vocab_size as u32;
         assert!(tokens.iter().all(|token| *token < vocab), "a token is not below the {vocab} of the vocabulary");
         self.gpu.upload_to(&mut workspace.tokens, 0, tokens)?;
-        self.gpu.upload_to(&mut workspace.positions, 0, &positions)?;
+        self.gpu.upload_to(&mut workspace.positions, 0, positions)?;
         self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
-        let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(
-            self.storage(),
-            table,
-            &workspace.tokens,
-            tokens.len(),
-            &mut workspace.x,
-            (hidden, self.embedding_scale()),
-        )
+        let Some(table) = self.table() else { return Ok(()) };
+        let Workspace { tokens: ids, x, .. } = workspace;
+        let (rows, scale) = (tokens.len(), self.embedding_scale());
+        match &table.data {
+            Data::Plain(table) => self.gpu.embed(self.storage(), table, ids, rows, x, (self.config.hidden_size, scale)),
+            Data::Parts(parts) => match parts.as_slice() {
+                [Part::Blocks(table)] => self.gpu.embed_quantised(table, ids, rows, x, scale),
+                _ => unreachable!("a table is one tensor"),
+            },
+        }
     }
 
     /// Norms the residual stream into `normed`, or copies it there where there is no weight. `mark` says behind how many layers it is.
@@ -216,7 +288,7 @@ impl Cuda {
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
-    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused when weights are loaded.
+    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused before weights are loaded.
     ///
     /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys and
     /// values, and writes what is attended to `workspace.attended`. `first` is what numbers of rows count from where one is not finite.
@@ -228,7 +300,7 @@ impl Cuda {
         first: usize,
         attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let layer = &self.parts.layers[index];
+        let layer = &self.layers[self.place_of(index)];
         self.norm(workspace, 0, rows, layer.attention_norm.as_ref(), index, first)?;
         self.apply(&layer.qkv, &workspace.normed, rows, &mut workspace.qkv, Into::Narrow)?;
         self.norm_all_heads(workspace, rows, layer)?;
@@ -253,8 +325,9 @@ impl Cuda {
         };
         let Some(inverse) = &inverse[place] else { unreachable!("frequencies were uploaded before the layers") };
         let positions = self.angles_at(index, positions, inverse, (by_row, scaling));
-        let rotation = Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions };
-        self.gpu.rope_scattered(qkv, &rotation, shape, places, index * rows * size_of::<Place>())
+        let rotation = self.rotation_of(rows, layer, positions);
+        let at = self.place_of(index) * rows * size_of::<Place>();
+        self.gpu.rope_scattered(qkv, &rotation, shape, places, at)
     }
 
     /// How the heads of a layer are rotated: by these frequencies, or not at all.
@@ -268,6 +341,20 @@ impl Cuda {
         let rotated = if self.config.layer_kind(index).rope.is_some() { self.config.rotated() } else { 0 };
         let neighbours = self.config.block.rope_pairs == RopePairs::Neighbours;
         Positions { positions, rotated, neighbours, inverse, by_row, scaling }
+    }
+
+    /// How the rows of a layer are normed and rotated, and how their queries grow.
+    pub(super) fn rotation_of<'a>(
+        &self,
+        rows: usize,
+        layer: &'a Layer<Linear, Buffer>,
+        positions: Positions<'a>,
+    ) -> Rotation<'a> {
+        let growth = self.config.block.query_growth.map(|QueryGrowth { beta, step }| {
+            // No position is beyond the largest step.
+            kernels::QueryGrowth { beta, step: u32::try_from(step).unwrap_or(u32::MAX) }
+        });
+        Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions, growth }
     }
 
     /// Norms queries and keys where a norm is over all heads together.
@@ -354,10 +441,68 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        self.gpu.multiply(self.storage(), linear.weight.as_operand(), x, rows, out, into)?;
+        self.multiply(&linear.weight, x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
         self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
+    }
+
+    /// `x · Wᵀ` for `rows` rows of `x`, without a bias.
+    pub(super) fn multiply(
+        &self,
+        weight: &Matrix,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let (&Matrix { ref data, outputs, inputs }, storage) = (weight, self.storage());
+        let parts = match data {
+            Data::Plain(data) => {
+                let weight = WeightMatrix { data, outputs, inputs };
+                return self.gpu.multiply(storage, weight, x, rows, out, into);
+            }
+            Data::Parts(parts) => parts,
+        };
+        let mut columns = Columns { first: 0, stride: outputs };
+        for part in parts {
+            let out = (&mut *out, columns);
+            match part {
+                Part::Plain { data, outputs } => {
+                    let weight = WeightMatrix { data, outputs: *outputs, inputs };
+                    self.gpu.multiply_columns(storage, weight, x, rows, out, into)
+                }
+                Part::Blocks(blocks) if rows <= FUSED_ROWS => {
+                    self.gpu.multiply_quantised(storage, blocks, x, rows, out, into)
+                }
+                Part::Blocks(blocks) => self.multiply_by_panels(blocks, x, rows, out, into),
+            }?;
+            columns.first += part.outputs();
+        }
+        Ok(())
+    }
+
+    /// Dequantises some rows of the weights at a time, as many as fit the panel, and multiplies by these.
+    fn multiply_by_panels(
+        &self,
+        part: &QuantisedMatrix,
+        x: &Buffer,
+        rows: usize,
+        (out, columns): (&mut Buffer, Columns),
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let mut panel = self.panel.lock().unwrap_or_else(PoisonError::into_inner);
+        let panel = panel.as_mut().expect("a panel was allocated with the first blocks");
+        let inputs = part.inputs();
+        let most = (GPU_PANEL / inputs).max(1);
+        for first in (0..part.outputs()).step_by(most) {
+            let outputs = most.min(part.outputs() - first);
+            self.gpu.dequantise(self.storage(), part, first, outputs, panel)?;
+            let columns = Columns { first: columns.first + first, ..columns };
+            let weight = WeightMatrix { data: panel, outputs, inputs };
+            self.gpu.multiply_columns(self.storage(), weight, x, rows, (&mut *out, columns), into)?;
+        }
+        Ok(())
     }
 
     /// What gates are passed through.
@@ -365,7 +510,7 @@ impl Cuda {
         match self.config.block.gate {
             Gate::Silu => kernels::Gate::Silu,
             Gate::GeluTanh => kernels::Gate::GeluTanh,
-            Gate::Clamped { .. } => unreachable!("clamped gates are refused before weights are loaded"),
+            Gate::Clamped { slope, limit } => kernels::Gate::Clamped { slope, limit },
         }
     }
 
@@ -376,11 +521,11 @@ impl Cuda {
         skip: usize,
         rows: usize,
     ) -> Result<Vec<f32>, EngineError> {
-        let head = self.parts.head();
-        self.norm(workspace, skip, rows, Some(&self.parts.norm), self.config.layers, 0)?;
+        let (norm, head) = self.end();
+        self.norm(workspace, skip, rows, Some(norm), self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
-        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
+        self.multiply(head, normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
         self.config.block.finish_logits(&mut out);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::host::Numbers;
-use super::kv::{DevicePrefix, storage};
+use super::kv::{DevicePrefix, PrefixLayer, storage};
 use crate::dimensions::GPU_PREFILL_CHUNK;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvShape, LayerKv};
@@ -50,10 +50,10 @@ impl PromptAlone {
     pub fn new(gpu: Arc<Gpu>, heads: usize, queries: &[f32], kv: &LayerKv, batch: usize) -> Result<Self, GpuError> {
         let (of_one, tokens) = (kv.shape(), kv.tokens());
         let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
-        let mut prefix = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+        let mut prefix = DevicePrefix::new([&gpu], shape, tokens)?;
         prefix.tokens = tokens;
         let (row, width) = (shape.d * shape.dtype.bytes(), heads * shape.d);
-        let (keys, values) = &mut prefix.layers[0];
+        let PrefixLayer { keys, values, .. } = &mut prefix.layers[0];
         for head in 0..shape.kv_heads {
             gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head % of_one.kv_heads))?;
             gpu.upload_rows(values, head * tokens * row, kv.values.head(head % of_one.kv_heads))?;
@@ -107,7 +107,7 @@ impl PromptAlone {
         }
         gpu.synchronize()?;
         if let Some(sparse) = sparse {
-            sparse.collect_device_counters(gpu, (*heads, shape))?;
+            sparse.collect_device_counters(gpu, 0..1, (*heads, shape))?;
         }
         let spans = timeline.spans()?;
         // Before a chunk, between finding and attending, behind it; then the next chunk.

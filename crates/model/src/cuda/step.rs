@@ -1,16 +1,15 @@
-//! A step: what each row attends, who picks it, and all layers in turn.
+//! A step on one GPU: what each row attends, who picks it, and all layers of the segment in turn.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
-use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared, tail_of};
-use super::model::{Cuda, StepAngles};
+use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
+use super::model::{Segment, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
-use crate::engine::{EngineError, Stream};
+use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
 use spattn_attention::kv::KvError;
 use spattn_attention::{
@@ -18,11 +17,10 @@ use spattn_attention::{
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, Timeline,
-    TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenLists,
 };
 
-/// What is the same at all layers of a step.
+/// What is the same at all layers of a step, on all GPUs.
 pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
     /// By the number of the RoPE table.
@@ -63,7 +61,49 @@ pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
-impl Cuda {
+/// The rows of a step, stream by stream.
+pub(super) fn rows_of(streams: &[Stream<'_>]) -> Vec<Row> {
+    let of_stream = |(index, stream): (usize, &Stream<'_>)| {
+        let held = stream.fork.tokens();
+        (0..stream.tokens.len()).map(move |i| Row { stream: index, total: held + i + 1 }).collect::<Vec<_>>()
+    };
+    streams.iter().enumerate().flat_map(of_stream).collect()
+}
+
+/// Puts together the rows that a device picks for together.
+pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.selects_on_device()) {
+        let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_together_with(stream.fork);
+        match groups.iter_mut().find(alike) {
+            Some(group) => group.streams.push(index),
+            None => {
+                groups.push(Group {
+                    streams: vec![index],
+                    rows: Vec::new(),
+                    numbers: Vec::new(),
+                    seeds: Vec::new(),
+                    again: Vec::new(),
+                });
+            }
+        }
+    }
+    for (i, row) in rows.iter().enumerate() {
+        let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
+        let fork = &*streams[row.stream].fork;
+        if fork.selects_anew(row.total) {
+            group.rows.push(i as u32);
+            group.numbers.push(fork.budget_units(row.total));
+            group.seeds.push(fork.row_seed(row.total));
+        } else {
+            let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
+            group.again.push((i as u32, group.rows.iter().rposition(of_stream)));
+        }
+    }
+    groups
+}
+
+impl Segment {
     /// Sends the frequencies of a step's rows, by the number of the RoPE table.
     pub(super) fn send_frequencies(
         &self,
@@ -81,26 +121,22 @@ impl Cuda {
         Ok(tables.into_iter().map(|(_, angles)| angles).collect())
     }
 
-    /// Makes room for what each stream reads behind its prefix.
-    pub(super) fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
-        for stream in streams {
-            let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<SequenceKv>().ok());
-            let (tail, picked, mut kept, holding) = old
-                .map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
-            let needed = held + stream.tokens.len();
-            let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
-            let picked = match (picked, stream.fork.selects_on_device()) {
-                (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
-                (picked, _) => picked,
-            };
-            if stream.fork.selects_on_device() {
-                kept.resize_with(self.config.layers, TokenLists::default);
-            }
-            let holding = self.hold(stream, holding)?;
-            *stream.fork.device_mut() = Some(Box::new(SequenceKv { tail, picked, kept, held: holding }));
+    /// What a stream has on this GPU, with room for what it reads behind its prefix; `old` is what it had before.
+    pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
+        let held = stream.fork.tokens() - stream.fork.prefix().tokens();
+        let (tail, picked, mut kept, holding) =
+            old.map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
+        let needed = held + stream.tokens.len();
+        let tail = Tail::of(&self.gpu, self.shape(), self.layers.len(), tail, held, needed)?;
+        let picked = match (picked, stream.fork.selects_on_device()) {
+            (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
+            (picked, _) => picked,
+        };
+        if stream.fork.selects_on_device() {
+            kept.resize_with(self.layers.len(), TokenLists::default);
         }
-        Ok(())
+        let holding = self.hold(stream, holding)?;
+        Ok(SequenceKv { tail, picked, kept, held: holding })
     }
 
     /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
@@ -110,8 +146,8 @@ impl Cuda {
         mut held: Vec<Option<HeldTokens>>,
     ) -> Result<Vec<Option<HeldTokens>>, GpuError> {
         let total = stream.fork.tokens() + stream.tokens.len();
-        held.resize_with(self.config.layers, || None);
-        for (layer, held) in held.iter_mut().enumerate() {
+        held.resize_with(self.layers.len(), || None);
+        for (layer, held) in self.range.clone().zip(&mut held) {
             let Some((form, index)) = stream.fork.device_form(layer) else { continue };
             match held {
                 None => *held = form.start_all(&self.gpu, index, total)?,
@@ -122,20 +158,13 @@ impl Cuda {
         Ok(held)
     }
 
-    /// Sends where the rows' keys and values go, at every layer; says what the rows are.
-    pub(super) fn send_places(
-        &self,
-        workspace: &mut Workspace,
-        streams: &mut [Stream<'_>],
-    ) -> Result<Vec<Row>, GpuError> {
-        let (layers, shape) = (self.config.layers, self.shape());
-        let mut rows = Vec::new();
-        let mut places: Vec<Vec<Place>> = vec![Vec::new(); layers];
-        for (index, stream) in streams.iter_mut().enumerate() {
+    /// Sends where the rows' keys and values go, at every layer.
+    pub(super) fn send_places(&self, workspace: &mut Workspace, streams: &[Stream<'_>]) -> Result<(), GpuError> {
+        let mut places: Vec<Vec<Place>> = vec![Vec::new(); self.layers.len()];
+        for stream in streams {
             let (prefix, held) = (stream.fork.prefix().tokens(), stream.fork.tokens());
-            let tail = tail_of(stream.fork).view(shape, layers);
+            let tail = self.tail_of(stream);
             for i in 0..stream.tokens.len() {
-                rows.push(Row { stream: index, total: held + i + 1 });
                 for (layer, places) in places.iter_mut().enumerate() {
                     places.push(tail.cache(layer).place(held + i - prefix));
                 }
@@ -143,27 +172,32 @@ impl Cuda {
         }
         let places = places.concat();
         let buffer = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
-        self.gpu.upload_to(buffer, 0, &places)?;
-        Ok(rows)
+        self.gpu.upload_to(buffer, 0, &places)
     }
 
-    /// All layers of a step where something is picked.
+    /// What a stream has on this GPU behind its prefix.
+    fn tail_of<'s>(&self, stream: &'s Stream<'_>) -> kernels::Tail<'s> {
+        sequence_kv(stream.fork, self.number).tail.view(self.shape(), self.layers.len())
+    }
+
+    /// The layers of a step where something is picked.
     pub(super) fn step_picking(
         &self,
         workspace: &mut Workspace,
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
+        groups: &[Group],
     ) -> Result<(), EngineError> {
-        let groups = self.send_groups(workspace, streams, plan.rows)?;
+        self.send_groups(workspace, groups)?;
         workspace.timeline.clear();
         workspace.work.clear();
         self.gpu.mark(&mut workspace.timeline)?;
         let rows = plan.rows.len();
-        for index in 0..self.config.layers {
+        for index in self.range.clone() {
             self.forward_layer(workspace, rows, index, 0, |workspace, layer| -> Result<(), EngineError> {
                 self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                 self.gpu.mark(&mut workspace.timeline)?;
-                self.attend_streams(workspace, index, streams, plan.rows, &groups)?;
+                self.attend_streams(workspace, index, streams, plan.rows, groups)?;
                 Ok(self.gpu.mark(&mut workspace.timeline)?)
             })?;
             self.gpu.mark(&mut workspace.timeline)?;
@@ -171,38 +205,30 @@ impl Cuda {
         Ok(())
     }
 
-    /// Adds where a step's time went, and what of it was attention to each stream.
+    /// Adds where the time of a step's layers on this GPU went, and what of it was attention to each stream; `false` if nothing was picked.
     pub(super) fn note_times(
         &self,
-        timeline: &Timeline,
-        work: &[Work],
+        workspace: &Workspace,
         streams: &mut [Stream<'_>],
-    ) -> Result<(), GpuError> {
-        let spans = timeline.spans()?;
-        if spans.is_empty() {
-            streams.iter_mut().for_each(|stream| stream.fork.mark_time_unattributed());
-            return Ok(());
-        }
-        for (layer, spans) in spans.chunks_exact(4).enumerate() {
-            let host = streams.iter().any(|stream| looks(stream, layer));
-            let of_layer = &work[layer * streams.len()..][..streams.len()];
-            share_attention([spans[1], spans[2]], host, of_layer, streams);
-        }
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.steps += 1;
-        for (layer, spans) in spans.chunks_exact(4).enumerate() {
+        used: &mut GpuUse,
+    ) -> Result<bool, GpuError> {
+        let spans = workspace.timeline.spans()?;
+        for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(4)) {
             let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[3]];
+            let host = streams.iter().any(|stream| looks(stream, layer));
+            let of_layer = &workspace.work[place * streams.len()..][..streams.len()];
+            share_attention([select, attend], host, of_layer, streams);
             used.weights += begin + finish;
             used.attend += attend;
-            match streams.iter().any(|stream| looks(stream, layer)) {
+            match host {
                 true => used.select_on_host += select,
                 false => used.select_on_device += select,
             }
         }
-        Ok(())
+        Ok(!spans.is_empty())
     }
 
-    /// All layers of a step where nothing is picked: what each attends is known before the first.
+    /// The layers of a step where nothing is picked: what each attends is known before the first.
     pub(super) fn step_exactly(
         &self,
         workspace: &mut Workspace,
@@ -210,26 +236,27 @@ impl Cuda {
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
         let (c, width) = (&self.config, self.widths().1);
+        workspace.timeline.clear();
         let prefix = streams[0].fork.prefix().clone();
         let device = shared(&prefix);
         let (prepared, attention_of) = self.prepare_exactly(workspace, streams, plan.rows)?;
         let key = self.key_of(workspace, device, &prepared, &attention_of, plan);
         let launch = |workspace: &mut Workspace| -> Result<(), EngineError> {
             let rows = plan.rows.len();
-            for index in 0..c.layers {
+            for (place, index) in self.range.clone().enumerate() {
                 self.forward_layer(workspace, rows, index, 0, |workspace, layer| {
                     self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                     let scale = prefix.spec(index).scale.factor();
                     let (cache, rule) = (device.cache(index), self.rule(index));
-                    let prefix = kernels::Prefix { cache, tokens: device.tokens, layer: index, scale, rule };
+                    let prefix = kernels::Prefix { cache, tokens: device.tokens, layer: place, scale, rule };
                     let Workspace { qkv, attended, .. } = &mut *workspace;
-                    self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)
+                    self.gpu.attend(&prepared[attention_of[place]], &prefix, qkv, width, attended, None)
                 })?;
             }
             Ok(())
         };
         // Products of several rows are a library's, which may do more than launch kernels.
-        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8);
+        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8) && self.routes_on_device();
         let known = workspace.recorded.take().filter(|known| repeats && known.key == key);
         let Some(Recorded { recording, .. }) = known else {
             workspace.recorded = repeats.then_some(Recorded { key, recording: None });
@@ -253,8 +280,8 @@ impl Cuda {
     ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
         let c = &self.config;
         let mut different: Vec<Vec<StaticTokens>> = Vec::new();
-        let mut attention_of = Vec::with_capacity(c.layers);
-        for layer in 0..c.layers {
+        let mut attention_of = Vec::with_capacity(self.layers.len());
+        for layer in self.range.clone() {
             let static_tokens = |stream: &mut Stream<'_>| match stream.fork.begin_step(layer) {
                 LayerStep::StaticOnly(step) => step.finish(c.heads),
                 _ => unreachable!("steps with a selection are run by `step_picking`"),
@@ -293,53 +320,31 @@ impl Cuda {
         let counts = [plan.rows.len() as u64, prefix.tokens as u64, prefix.capacity as u64];
         let of_table = |angles: &StepAngles| [u64::from(angles.by_row), u64::from(angles.scaling.to_bits())];
         let numbers = plan.angles.iter().flat_map(of_table);
-        let layers = prefix.layers.iter().flat_map(|(keys, values)| [keys.id(), values.id()]);
+        let layers = prefix.layers[self.range.clone()].iter().flat_map(|layer| [layer.keys.id(), layer.values.id()]);
         let lists = prepared.iter().flat_map(Prepared::launches).chain(attention_of.iter().map(|list| *list as u64));
         ids.chain(counts).chain(numbers).chain(layers).chain(lists).collect()
     }
 
-    /// Puts together the rows that the device picks for together, and sends which they are.
-    fn send_groups(
-        &self,
-        workspace: &mut Workspace,
-        streams: &[Stream<'_>],
-        rows: &[Row],
-    ) -> Result<Vec<Group>, GpuError> {
-        let mut groups: Vec<Group> = Vec::new();
-        for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.selects_on_device()) {
-            let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_together_with(stream.fork);
-            match groups.iter_mut().find(alike) {
-                Some(group) => group.streams.push(index),
-                None => {
-                    groups.push(Group {
-                        streams: vec![index],
-                        rows: Vec::new(),
-                        numbers: Vec::new(),
-                        seeds: Vec::new(),
-                        again: Vec::new(),
-                    });
-                }
-            }
-        }
-        for (i, row) in rows.iter().enumerate() {
-            let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
-            let fork = &*streams[row.stream].fork;
-            if fork.selects_anew(row.total) {
-                group.rows.push(i as u32);
-                group.numbers.push(fork.budget_units(row.total));
-                group.seeds.push(fork.row_seed(row.total));
-            } else {
-                let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
-                group.again.push((i as u32, group.rows.iter().rposition(of_stream)));
-            }
-        }
+    /// Sends which rows the device picks for together.
+    fn send_groups(&self, workspace: &mut Workspace, groups: &[Group]) -> Result<(), GpuError> {
         if workspace.picks.len() < groups.len() {
             workspace.picks.resize_with(groups.len(), SelectionWorkspace::default);
         }
-        for (group, workspace) in groups.iter().zip(&mut workspace.picks) {
-            workspace.rows.set(&self.gpu, group.rows.clone())?;
-        }
-        Ok(groups)
+        let of_groups = groups.iter().zip(&mut workspace.picks);
+        of_groups.into_iter().try_for_each(|(group, workspace)| workspace.rows.set(&self.gpu, group.rows.clone()))
+    }
+
+    /// The lists that [`RowOfLists`] numbers.
+    fn lists_of<'a>(
+        &self,
+        picks: &'a [SelectionWorkspace],
+        streams: &'a [Stream<'_>],
+        layer: usize,
+        none: &'a TokenLists,
+    ) -> Vec<&'a TokenLists> {
+        let place = self.place_of(layer);
+        let kept = streams.iter().map(|stream| sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none));
+        kept.chain(picks.iter().map(|workspace| &workspace.own.lists)).collect()
     }
 
     /// Has the device pick at a layer for rows that share a method, and count what it picked.
@@ -359,16 +364,16 @@ impl Cuda {
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
             let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
             let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
-            let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork);
+            let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork, self.number);
             let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
-            let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
+            let place = self.place_of(layer);
+            let (heads, offset) = ((c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1));
             if !group.rows.is_empty() {
                 let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &workspace.rows };
-                let tails: Vec<kernels::Tail<'_>> =
-                    streams.iter().map(|stream| tail_of(stream.fork).view(self.shape(), c.layers)).collect();
+                let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
                 let there = |row: &u32| DeviceSequence {
-                    tail: tails[rows[*row as usize].stream].cache(layer),
-                    held: run_of(*row).held[layer].as_ref(),
+                    tail: tails[rows[*row as usize].stream].cache(place),
+                    held: run_of(*row).held[place].as_ref(),
                 };
                 let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
                 let step =
@@ -382,7 +387,7 @@ impl Cuda {
                 self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
             }
             for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
-                let (kept, counters) = (&run_of(*row).kept[layer], [(counters_of(*row), 1)]);
+                let (kept, counters) = (&run_of(*row).kept[place], [(counters_of(*row), 1)]);
                 self.gpu.count_picks(
                     kept,
                     heads,
@@ -444,7 +449,7 @@ impl Cuda {
         plans: &[RowPlan],
     ) {
         let none = TokenLists::default();
-        let lists = lists_of(&workspace.picks, streams, layer, &none);
+        let lists = self.lists_of(&workspace.picks, streams, layer, &none);
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
             work[row.stream].picked_rows += usize::from(matches!(plan, RowPlan::Left(..)));
@@ -469,7 +474,11 @@ impl Cuda {
                 let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.reuses_selections()) else {
                     continue;
                 };
-                sequence_kv_mut(fork).kept[layer].keep(&self.gpu, &workspace.own.lists, last)?;
+                sequence_kv_mut(fork, self.number).kept[self.place_of(layer)].keep(
+                    &self.gpu,
+                    &workspace.own.lists,
+                    last,
+                )?;
             }
         }
         Ok(())
@@ -546,11 +555,17 @@ impl Cuda {
         let prefix = streams[0].fork.prefix().clone();
         let Workspace { qkv, attended, wide, picks, attention: own, .. } = workspace;
         let none = TokenLists::default();
-        let lists = lists_of(picks, streams, layer, &none);
+        let lists = self.lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());
-        let prefix = kernels::Prefix { cache, tokens: prefix.tokens(), layer, scale, rule: self.rule(layer) };
+        let prefix = kernels::Prefix {
+            cache,
+            tokens: prefix.tokens(),
+            layer: self.place_of(layer),
+            scale,
+            rule: self.rule(layer),
+        };
         let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
         own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
@@ -565,10 +580,9 @@ impl Cuda {
         lists: &[&TokenLists],
         workspace: &mut AttentionWorkspace,
     ) -> Attention {
-        let (c, shape) = (&self.config, self.shape());
+        let c = &self.config;
         let prefix_tokens = streams[0].fork.prefix().tokens();
-        let tails: Vec<kernels::Tail<'_>> =
-            streams.iter().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
+        let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
         let group = c.heads / c.kv_heads;
         let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
         let expected: usize = rows.iter().zip(plans).map(of_row).sum();
@@ -624,17 +638,6 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
             ..AttentionTime::default()
         });
     }
-}
-
-/// The lists that [`RowOfLists`] numbers.
-fn lists_of<'a>(
-    picks: &'a [SelectionWorkspace],
-    streams: &'a [Stream<'_>],
-    layer: usize,
-    none: &'a TokenLists,
-) -> Vec<&'a TokenLists> {
-    let kept = streams.iter().map(|stream| sequence_kv(stream.fork).kept.get(layer).unwrap_or(none));
-    kept.chain(picks.iter().map(|workspace| &workspace.own.lists)).collect()
 }
 
 /// What the device picks for a row of a step with so many streams, which is one of `stream`.

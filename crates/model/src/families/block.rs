@@ -10,9 +10,9 @@
 //! In place of the second, some or all layers may have [`Experts`].
 //!
 //! All norms are RMS norms. A family that needs more adds a field here, whose default leaves today's families as they are; reads it
-//! in `forward_layer` of the CPU's engine (`cpu.rs`); and either in the GPU's or in [`BlockSpec::gpu_obstacle`], which refuses what
-//! its kernels do not do. `naive_tests.rs` has the same decoder in plain loops and f64, which reads the field too. Known to be missing is
-//! one norm for both branches (Cohere).
+//! in `forward_layer` of the CPU's engine (`cpu.rs`); and either in the GPU's (`cuda/model.rs`) or in
+//! [`Dimensions::gpu_obstacle`](crate::dimensions::Dimensions::gpu_obstacle), which refuses what its kernels do not do. `naive_tests.rs` has
+//! the same decoder in plain loops and f64, which reads the field too. Known to be missing is one norm for both branches (Cohere).
 //!
 //! What differs from layer to layer is in [`LayerKinds`](super::LayerKinds): windows, and tables of rotation. Scale, soft cap, window
 //! and sinks of attention itself are the attention crate's, which is handed them.
@@ -209,16 +209,6 @@ impl BlockSpec {
         logit_divisor: 1.0,
         logit_cap: None,
     };
-
-    /// What of the block the GPU kernels do not support, if anything; it follows `the GPU kernels do not support`.
-    pub fn gpu_obstacle(&self) -> Option<&'static str> {
-        let obstacles = [
-            (self.query_growth.is_some(), "queries that grow with their position"),
-            (matches!(self.gate, Gate::Clamped { .. }), "clamped gates"),
-            (self.experts.is_some_and(|experts| experts.router_bias || self.mlp_bias), "experts with biases"),
-        ];
-        obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
-    }
 }
 
 impl BlockSpec {

@@ -1,5 +1,7 @@
 use super::*;
 use crate::config::settings::Settings;
+use crate::plan::gpu_memory::picking_bytes;
+use spattn_attention::kv::KvDtype;
 use spattn_attention::methods::configure;
 
 #[test]

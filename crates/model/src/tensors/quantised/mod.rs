@@ -142,10 +142,8 @@ impl TensorSource for QuantisedTensors {
         assert!(end <= rows * columns, "a part of `{name}`");
         let range = first / columns..end.div_ceil(columns);
         let skipped = first - range.start * columns;
-        let StoredTensor { dtype, bytes, .. } =
-            packing.unpack(&unpacked.parts(&self.files, packing), unpacked.shape, range)?;
-        let (start, len) = (skipped * dtype.bytes(), (end - first) * dtype.bytes());
-        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: bytes[start..start + len].to_vec() })
+        let rows = packing.unpack(&unpacked.parts(&self.files, packing), unpacked.shape, range)?;
+        Ok(rows.part(skipped, shape))
     }
 
     fn read_bytes(&self, name: &str, first: u64, len: usize) -> Result<Vec<u8>, WeightsError> {

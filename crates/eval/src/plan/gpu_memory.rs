@@ -1,0 +1,159 @@
+//! What a run needs of the memory of each GPU, computed before it: layers of one model may be divided among several, and each GPU may hold
+//! a copy.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
+use crate::config::run_config::RunConfig;
+use spattn_attention::kv::KvDtype;
+use spattn_attention::{Configured, PromptShape, mask_list_bytes};
+use spattn_base::error::UsageError;
+use spattn_base::memory;
+use spattn_model::device::{Device, Placement};
+use spattn_model::dimensions::GPU_PREFILL_CHUNK;
+use spattn_model::{GpuShare, OpenModel};
+
+/// Where a run's model is loaded: layers are divided for its longest examples.
+pub fn placement(config: &RunConfig) -> Placement {
+    Placement { device: config.device, tokens: config.lengths.iter().copied().max().unwrap_or(0) }
+}
+
+/// What a run needs of a GPU's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuNeed {
+    share: GpuShare,
+    /// The most bytes that weights and an example take together.
+    pub bytes: usize,
+}
+
+/// The most bytes of each GPU's memory that weights and an example with `tokens` tokens need under all methods; none on the processor.
+///
+/// # Errors
+/// If a device is not there, or has more GPUs than the model has layers.
+pub fn gpu_needs(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<Vec<GpuNeed>, UsageError> {
+    let mut needs = Vec::new();
+    for device in config.device.copies()? {
+        for share in model.dimensions.divide(device, placement(config).tokens)? {
+            needs.push(GpuNeed { bytes: bytes_at(config, model, tokens, &share.layers), share });
+        }
+    }
+    Ok(needs)
+}
+
+/// The most bytes of a GPU's memory that some layers of a model need.
+fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range<usize>) -> usize {
+    let (dimensions, methods) = (&model.dimensions, &config.methods);
+    let prompt = PromptShape { layers: layers.len(), ..dimensions.prompt_shape(tokens) };
+    // Only one method reads at a time.
+    let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
+    memory::sum([
+        dimensions.weight_bytes_of(layers),
+        dimensions.gpu_bytes(layers, tokens, methods.len(), masks_whole_prompt(config)),
+        picking_bytes(methods, &prompt, dimensions.dtype()),
+        lists,
+        waiting_prefix_bytes(config, tokens, dimensions.kv_bytes_per_token_of(layers)),
+    ])
+}
+
+impl GpuNeed {
+    /// Whether the GPU's free memory is known.
+    pub fn is_known(&self) -> bool {
+        self.share.free.is_some()
+    }
+
+    /// Makes sure that the GPU has so much free memory, as far as that is known. `what` takes it, with the weights of `model`.
+    ///
+    /// # Errors
+    /// If it has less.
+    pub fn check(&self, config: &RunConfig, what: &str, model: &str) -> Result<(), UsageError> {
+        let GpuShare { ordinal, free, layers } = &self.share;
+        let Some(free) = free.filter(|free| self.bytes as u64 > *free) else { return Ok(()) };
+        let gb = |bytes: f64| bytes / 1e9;
+        let (needed, free) = (gb(self.bytes as f64), gb(free as f64));
+        let (where_to, hint) = match config.device {
+            Device::EachGpu => (
+                format!("the memory of GPU {ordinal}, which has a copy of the whole model,"),
+                "divide the layers among GPUs (--device cuda:0,1), choose a shorter --length, fewer methods at a time, or --dtype bf16",
+            ),
+            device if device.ordinals().len() > 1 => (
+                format!("the memory of GPU {ordinal}, which has layers {} to {},", layers.start, layers.end - 1),
+                "name more GPUs, choose a shorter --length, fewer methods at a time, or --dtype bf16",
+            ),
+            _ => ("the GPU's memory".to_owned(), "choose a shorter --length, fewer methods at a time, or --dtype bf16"),
+        };
+        Err(UsageError::new(format!("{what} {needed:.1} GB of {where_to} with {model}, and {free:.1} GB are free"))
+            .hint(hint))
+    }
+}
+
+/// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
+pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
+    let mut known = HashSet::new();
+    let of_method = |method: &Configured| {
+        let Ok(form) = method.method.device_form() else { return 0 };
+        let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
+        let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
+        // Selections that later tokens reuse are kept by layer.
+        let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
+        index + (1 + kept) * form.list_bytes(prefix) + prefix.layers * form.held_bytes(prefix)
+    };
+    methods.iter().map(of_method).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::settings::Settings;
+    use spattn_model::device::Gpus;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+
+    fn run() -> (RunConfig, OpenModel) {
+        let text = "tasks = ['ruler/vt']\nlengths = [1024, 4096]\nmethods = ['topk:k=16', 'h2o:k=16']";
+        let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        (config, model)
+    }
+
+    #[test]
+    fn layers_on_two_gpus_take_together_what_they_take_on_one_and_activations_twice() {
+        let (config, model) = run();
+        let (tokens, layers) = (4096, model.dimensions.config().layers);
+        let of = |part: Range<usize>| bytes_at(&config, &model, tokens, &part);
+        let both = of(0..1) + of(1..layers);
+        // What a GPU needs whatever its layers are: activations, scores and lists; and the table again, if it is the output matrix too.
+        let alike = model.dimensions.gpu_bytes(&(0..0), tokens, config.methods.len(), false)
+            + picking_bytes(
+                &config.methods,
+                &PromptShape { layers: 0, ..model.dimensions.prompt_shape(tokens) },
+                model.dimensions.dtype(),
+            );
+        let again = model.dimensions.weight_bytes_of(&(0..1)) + model.dimensions.weight_bytes_of(&(1..layers))
+            - model.dimensions.weight_bytes();
+        assert_eq!(both, of(0..layers) + alike + again);
+        assert!(of(0..layers) > both / 2 && again > 0);
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_small_is_named_with_its_layers() {
+        let (mut config, _) = run();
+        let share = GpuShare { ordinal: 1, free: Some(5_000_000_000), layers: 3..7 };
+        let need = GpuNeed { share, bytes: 7_000_000_000 };
+        let mut told = |device| {
+            config.device = device;
+            let error = need.check(&config, "a prompt takes", "m").unwrap_err();
+            (error.what, error.hint.unwrap())
+        };
+        let (what, _) = told(Device::cuda(1));
+        assert_eq!(what, "a prompt takes 7.0 GB of the GPU's memory with m, and 5.0 GB are free");
+        let (what, hint) = told(Device::Cuda(Gpus::in_order(&[0, 1])));
+        let expected =
+            "a prompt takes 7.0 GB of the memory of GPU 1, which has layers 3 to 6, with m, and 5.0 GB are free";
+        assert_eq!(what, expected);
+        assert!(hint.contains("more GPUs"), "{hint}");
+        let (what, hint) = told(Device::EachGpu);
+        assert!(what.contains("a copy of the whole model") && hint.contains("cuda:0,1"), "{what}: {hint}");
+        assert_eq!(GpuNeed { bytes: 5_000_000_000, ..need.clone() }.check(&config, "", ""), Ok(()));
+    }
+}

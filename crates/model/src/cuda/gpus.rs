@@ -1,0 +1,276 @@
+//! A model on one GPU or on several, of which each holds consecutive layers: how rows go through all of them.
+//!
+//! The first GPU has the embedding table, the last one the final norm and the output matrix; if that is the embedding table, both have it.
+//! Rows go from one GPU to the next as the f32 numbers of the residual stream. What is computed does not depend on where a layer is.
+
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::host::HostWorkspace;
+use super::kv::{DevicePrefix, SequenceKv, SequenceParts};
+use super::model::{Segment, Share};
+use super::step::{StepPlan, groups_of, rows_of};
+use super::weights::LoadFailure;
+use super::workspace::Workspace;
+use crate::dimensions::Dimensions;
+use crate::engine::{EngineError, GpuUse, NotFinite, Stream, first_not_finite, positions};
+use crate::tensors::Weights;
+use spattn_attention::kv::KvShape;
+use spattn_attention::{SelectionSite, Sequence};
+use spattn_cuda::{Gpu, GpuError};
+
+/// A model on GPUs.
+pub struct Cuda {
+    dimensions: Dimensions,
+    /// At least one, in the order of their layers.
+    pub(super) segments: Vec<Segment>,
+    /// What the GPUs are called.
+    pub(super) name: String,
+    /// Of each segment. Whoever computes holds all of them.
+    pub(super) workspaces: Mutex<Vec<Option<Workspace>>>,
+    used: Mutex<GpuUse>,
+}
+
+impl Deref for Cuda {
+    type Target = Dimensions;
+
+    fn deref(&self) -> &Dimensions {
+        &self.dimensions
+    }
+}
+
+/// What GPUs are called together: `2 x NAME`, or the names of different ones.
+fn names(names: &[String]) -> String {
+    match names {
+        [only] => only.clone(),
+        [first, rest @ ..] if rest.iter().all(|name| name == first) => format!("{} x {first}", names.len()),
+        _ => names.join(" + "),
+    }
+}
+
+impl Cuda {
+    /// Takes the weights to GPUs, converted to the storage type unless they stay in quantised blocks. `parts` are the GPUs in the order
+    /// of the layers that they get.
+    ///
+    /// # Errors
+    /// If a tensor is not what it should be, or a device cannot take its part; also if two GPUs cannot be linked.
+    pub(crate) fn load(
+        dimensions: &Dimensions,
+        weights: &Weights,
+        parts: Vec<(Gpu, Range<usize>)>,
+    ) -> Result<Self, LoadFailure> {
+        // Before anything is allocated: memory that exists is not opened to another GPU later on every driver.
+        for pair in parts.windows(2) {
+            pair[1].0.link(&pair[0].0)?;
+        }
+        let of_gpus: Vec<String> =
+            parts.iter().map(|(gpu, _)| Ok(gpu.info()?.name)).collect::<Result<_, GpuError>>()?;
+        let load = |(number, (gpu, layers)): (usize, (Gpu, Range<usize>))| {
+            Segment::load(dimensions, weights, gpu, Share { number, layers })
+        };
+        let segments: Vec<Segment> = parts.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
+        Ok(Self {
+            dimensions: dimensions.clone(),
+            name: names(&of_gpus),
+            workspaces: Mutex::new(segments.iter().map(|_| None).collect()),
+            used: Mutex::default(),
+            segments,
+        })
+    }
+
+    /// The only segment.
+    ///
+    /// # Panics
+    /// If there are several.
+    pub(super) fn only(&self) -> &Segment {
+        match self.segments.as_slice() {
+            [only] => only,
+            several => panic!("{} GPUs hold the model, where one is asked for", several.len()),
+        }
+    }
+
+    /// The segment that ends the model.
+    pub(super) fn last(&self) -> &Segment {
+        self.segments.last().expect("a model is on at least one GPU")
+    }
+
+    fn shape(&self) -> KvShape {
+        self.last().shape()
+    }
+
+    /// An empty prefix whose layers are where those of the model are.
+    pub(super) fn empty_prefix(&self, capacity: usize) -> Result<DevicePrefix, GpuError> {
+        let gpus = self.segments.iter().flat_map(|segment| segment.range.clone().map(move |_| &segment.gpu));
+        DevicePrefix::new(gpus, self.shape(), capacity)
+    }
+
+    /// Room for so many rows on each GPU; what it held is lost where it has to grow.
+    pub(super) fn reserve<'a>(
+        &self,
+        workspaces: &'a mut [Option<Workspace>],
+        rows: usize,
+    ) -> Result<Vec<&'a mut Workspace>, GpuError> {
+        self.segments.iter().zip(workspaces).map(|(segment, workspace)| segment.reserve(workspace, rows)).collect()
+    }
+
+    /// Has rows pass each segment's layers in turn, and takes them from one GPU to the next in between.
+    pub(super) fn pass_segments<E: From<GpuError>>(
+        &self,
+        workspaces: &mut [&mut Workspace],
+        rows: usize,
+        mut pass: impl FnMut(&Segment, &mut Workspace) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (at, segment) in self.segments.iter().enumerate() {
+            let (before, here) = workspaces.split_at_mut(at);
+            if let Some(from) = before.last() {
+                let bytes = size_of::<f32>() * rows * self.dimensions.config.hidden_size;
+                segment.gpu.receive(&mut here[0].x, &self.segments[at - 1].gpu, &from.x, bytes)?;
+            }
+            pass(segment, here[0])?;
+        }
+        Ok(())
+    }
+
+    /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
+    pub(super) fn check(
+        &self,
+        workspaces: &[&mut Workspace],
+        position: impl Fn(usize) -> usize + Copy,
+    ) -> Result<(), EngineError> {
+        self.segments.iter().zip(workspaces).try_for_each(|(segment, workspace)| segment.check(workspace, position))
+    }
+
+    /// Makes room for what each stream reads behind its prefix.
+    fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
+        for stream in streams {
+            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<SequenceParts>().ok());
+            let mut old = old.map_or_else(Vec::new, |own| own.0).into_iter();
+            let parts = self.segments.iter().map(|segment| segment.make_tail(stream, old.next()));
+            let parts: Vec<SequenceKv> = parts.collect::<Result<_, _>>()?;
+            *stream.fork.device_mut() = Some(Box::new(SequenceParts(parts)));
+        }
+        Ok(())
+    }
+
+    /// Feeds each stream its tokens; the rows `[token][hidden]` of all streams behind the last layer.
+    pub(super) fn step_streams(
+        &self,
+        streams: &mut [Stream<'_>],
+        prompt_tokens: usize,
+    ) -> Result<Vec<f32>, EngineError> {
+        let c = &self.dimensions.config;
+        let first = streams[0].fork.prefix();
+        assert!(
+            streams.iter().all(|s| Arc::ptr_eq(s.fork.prefix(), first)),
+            "streams of one step have different prefixes"
+        );
+        let positions = positions(streams);
+        let at: Vec<u32> = positions.iter().map(|position| *position as u32).collect();
+        let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
+        let rows = rows_of(streams);
+        self.make_tails(streams)?;
+        let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspaces = self.reserve(&mut guard, rows.len())?;
+        // Everything is sent before the first layer, so that a GPU waits for the rows of the one before alone.
+        let mut angles = Vec::new();
+        for (segment, workspace) in self.segments.iter().zip(&mut workspaces) {
+            segment.start(workspace, &tokens, &at)?;
+            angles = segment.send_frequencies(workspace, &positions, prompt_tokens)?;
+            segment.send_places(workspace, streams)?;
+        }
+        let plan = StepPlan { rows: &rows, angles: &angles };
+        let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selection_site(layer) != SelectionSite::None;
+        let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
+        match streams.iter().any(looks) {
+            true => {
+                let groups = groups_of(streams, &rows);
+                self.pass_segments(&mut workspaces, rows.len(), |segment, workspace| {
+                    segment.step_picking(workspace, streams, &plan, &groups)
+                })?;
+            }
+            false => self.pass_segments(&mut workspaces, rows.len(), |segment, workspace| {
+                segment.step_exactly(workspace, streams, &plan)
+            })?,
+        }
+        let mut x = vec![0.0; rows.len() * c.hidden_size];
+        let (last, of_last) = (self.last(), workspaces.last().expect("a model is on at least one GPU"));
+        last.gpu.download(&of_last.x, 0, &mut x)?;
+        self.note_times(&workspaces, streams)?;
+        self.check(&workspaces, |row| positions[row])?;
+        match first_not_finite(&x, c.hidden_size) {
+            Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
+            None => Ok(x),
+        }
+    }
+
+    /// Adds where a step's time went, and what of it was attention to each stream.
+    fn note_times(&self, workspaces: &[&mut Workspace], streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_known = false;
+        for (segment, workspace) in self.segments.iter().zip(workspaces) {
+            is_known |= segment.note_times(workspace, streams, &mut used)?;
+        }
+        match is_known {
+            true => used.steps += 1,
+            false => streams.iter_mut().for_each(|stream| stream.fork.mark_time_unattributed()),
+        }
+        Ok(())
+    }
+
+    /// Counts what a run's method picked on the GPUs.
+    pub(super) fn collect_counters(&self, fork: &mut Sequence) -> Result<(), EngineError> {
+        let kv_heads = self.dimensions.config.kv_heads;
+        let Some(parts) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>()) else {
+            return Ok(());
+        };
+        let (mut picked, mut held) = (Vec::new(), Vec::new());
+        for (segment, own) in self.segments.iter().zip(&mut parts.0) {
+            let Some(buffer) = own.picked.take() else { return Ok(()) };
+            let mut counters = vec![0; segment.counters()];
+            segment.gpu.download(&buffer, 0, &mut counters)?;
+            picked.extend(counters);
+            for tokens in &own.held {
+                held.push(tokens.as_ref().map(|tokens| tokens.count(&segment.gpu, kv_heads)).transpose()?);
+            }
+        }
+        fork.collect_device_counters(&picked);
+        for (layer, tokens) in held.into_iter().enumerate() {
+            tokens.into_iter().for_each(|tokens| fork.set_resident_tokens(layer, tokens));
+        }
+        Ok(())
+    }
+
+    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
+    pub(super) fn logits_of_rows(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let rows = x.len() / self.dimensions.config.hidden_size;
+        let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, at) = (self.last(), self.segments.len() - 1);
+        let workspace = last.reserve(&mut guard[at], rows)?;
+        last.gpu.upload_to(&mut workspace.x, 0, x)?;
+        last.logits_of(workspace, 0, rows)
+    }
+
+    /// What the GPUs were used for so far.
+    pub(super) fn used(&self) -> GpuUse {
+        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = self.segments.iter().map(|segment| segment.gpu.most_bytes());
+        GpuUse { most_bytes: most.sum(), gpus: self.segments.len(), ..used }
+    }
+
+    /// Gives back the host memory in which others looked at a prompt.
+    pub(super) fn forget_views(&self) {
+        let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        workspaces.iter_mut().flatten().for_each(|workspace| workspace.host = HostWorkspace::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names;
+
+    #[test]
+    fn equal_gpus_are_counted_and_others_named() {
+        let of = |given: &[&str]| names(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!([of(&["A"]), of(&["A", "A", "A"]), of(&["A", "B"])], ["A", "3 x A", "A + B"]);
+    }
+}
