@@ -159,6 +159,14 @@ def gguf_file(keys, tensors):
     return directory + b"\0" * (-len(directory) % 32) + data
 
 
+def quantised():
+    for case in sorted((ROOT / "tests/golden/quantised").iterdir()):
+        weights = (case / "model.safetensors").read_bytes()
+        if len(weights) < 4000:
+            settings = json.loads((case / "config.json").read_text())["quantization_config"]
+            write("quantised", case.name, json.dumps(settings).encode() + NEXT_FILE + weights)
+
+
 def gguf():
     model = {"general.architecture": "llama", "llama.context_length": 64, "llama.embedding_length": 32, "llama.block_count": 1,
              "llama.feed_forward_length": 32, "llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
@@ -178,7 +186,7 @@ def gguf():
 
 def readers():
     """The table of readers from the Rust source."""
-    text = (ROOT / "src/tasks/fuzz/readers.rs").read_text()
+    text = (ROOT / "crates/tasks/src/fuzz/readers.rs").read_text()
     string = r'(r#".*?"#|"(?:[^"\\]|\\.)*")'
     found = re.findall(rf"reader\(\s*{string},\s*{string},\s*{string},?\s*\)", text, re.S)
 
@@ -263,5 +271,5 @@ def predictions():
             write("predictions", f"{name}-{which}", chosen(which, json.dumps(row) + "\n" + json.dumps(row)))
 
 
-for make in (specs, configs, models, tokenizers, tensors, gguf, rows, archives, records, predictions):
+for make in (specs, configs, models, tokenizers, tensors, quantised, gguf, rows, archives, records, predictions):
     make()

@@ -391,10 +391,10 @@ fn with_config(mut files: BTreeMap<String, Vec<u8>>, changes: &Value) -> BTreeMa
 
 #[test]
 fn a_model_that_cannot_be_run_is_refused_before_its_weights_are_asked_for() {
-    let quantised = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}});
+    let quantised = json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true}});
     for (changes, said) in [
         (json!({"architectures": ["Glm4MoeForCausalLM"]}), "`Glm4MoeForCausalLM` is not supported"),
-        (quantised, "the weights are quantised (FP8)"),
+        (quantised, "the weights are quantised (bitsandbytes, 8 bits)"),
         (json!({"rope_scaling": {"rope_type": "proportional"}}), "`proportional` is not supported"),
         (
             json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2}}),

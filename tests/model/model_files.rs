@@ -526,8 +526,14 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
         (&|f| renamed(f, |n| n.replace("model.", "")), "without its output layer", "AutoModelForCausalLM"),
         (&|f| renamed(f, |n| format!("language_model.{n}")), "a multimodal model", "language model alone"),
         (
-            &|f| edit_json(f, "config.json", json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
-            "config.json: `quantization_config`: the weights are quantised (AWQ, 4 bits)",
+            &|f| {
+                edit_json(
+                    f,
+                    "config.json",
+                    json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
+                )
+            },
+            "config.json: `quantization_config`: the weights are quantised (bitsandbytes, 4 bits)",
             "quantised from",
         ),
         (

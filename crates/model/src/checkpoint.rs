@@ -12,7 +12,7 @@ use super::families::{QkNormOver, TensorNames};
 use super::formats;
 use super::layers;
 use super::stacked_experts;
-use super::tensors::Weights;
+use super::tensors::{WeightDtype, Weights};
 use spattn_base::error::UsageError;
 
 /// A tensor of a checkpoint, or one that the decoder has although none is stored (random weights).
@@ -76,6 +76,22 @@ pub fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<St
     refuse_other_shapes(config, weights, &expected)?;
     let notes = [untied(config, weights)?, unread(config, weights, &expected)];
     Ok(notes.into_iter().flatten().collect())
+}
+
+/// Says what is done with the weights of a model whose config says that they are quantised; `dtype` is what they are kept in.
+pub(super) fn note_on_quantised(config: &ModelConfig, weights: &Weights, dtype: WeightDtype) -> Option<String> {
+    let quantisation = config.quantisation.as_ref().filter(|_| !weights.is_random())?;
+    let (label, format) = (weights.label(), quantisation.format.name());
+    if weights.unpacked_tensors() == 0 {
+        return Some(format!(
+            "{label}: no tensor is quantised, although config.json says that they are ({format}): they are read as they are"
+        ));
+    }
+    let activations = match quantisation.quantises_activations {
+        true => "; activations are not quantised, although config.json says so",
+        false => "",
+    };
+    Some(format!("{label}: weights are {format}, unpacked to {} at load{activations}", dtype.name()))
 }
 
 /// The tensors of the embedding table and of the output matrix.

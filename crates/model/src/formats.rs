@@ -19,6 +19,9 @@ pub(super) struct Format {
 
 /// For a quantised model: its base model can be read.
 const UNQUANTISED: &str = "give the model that it was quantised from, in BF16, F16 or F32";
+/// For weights in a format that is read, where config.json does not say so.
+const NO_SETTINGS: &str = "config.json does not say so in its `quantization_config`: take both from one place, or give the model that it was \
+                           quantised from";
 const MERGE: &str = "merge it into its base model (peft: `merge_and_unload()`, then `save_pretrained`) and give that folder, or give \
                      the base model";
 const SAVE: &str = "load it with transformers and save it with `save_pretrained`, which writes safetensors";
@@ -128,7 +131,7 @@ pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
 }
 
 /// Values of `quantization_config.quant_method`, and the methods' usual names.
-const METHODS: [(&str, &str); 13] = [
+const METHODS: [(&str, &str); 18] = [
     ("gptq", "GPTQ"),
     ("awq", "AWQ"),
     ("bitsandbytes", "bitsandbytes"),
@@ -141,14 +144,19 @@ const METHODS: [(&str, &str); 13] = [
     ("eetq", "EETQ"),
     ("bitnet", "BitNet"),
     ("modelopt", "NVIDIA ModelOpt"),
+    ("nvfp4", "NVFP4"),
+    ("mxfp8", "MXFP8"),
+    ("quark", "AMD Quark"),
+    ("vptq", "VPTQ"),
     ("auto-round", "AutoRound"),
+    ("intel/auto-round", "AutoRound"),
 ];
 
 /// Keys of `config.json` for quantised weights: of transformers, of older compressed-tensors, and of MLX.
 pub(super) const QUANTISED_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 /// The hint for a quantised model.
-pub(super) const QUANTISED_HINT: &str = "give the model that it was quantised from, in BF16, F16 or F32; or take the key out, if the weights \
-                                         are not quantised";
+pub(super) const QUANTISED_HINT: &str = "give the model that it was quantised from, or unpack it with the program that wrote it; take the \
+                                         key out if the weights are not quantised";
 
 /// How weights are quantised, by the setting of one of [`QUANTISED_KEYS`].
 pub(super) fn quantised_by(key: &str, setting: &Value) -> String {
@@ -159,9 +167,10 @@ pub(super) fn quantised_by(key: &str, setting: &Value) -> String {
         (None, "quantization") => "MLX",
         (None, _) => "a method that is not named",
     };
-    match bits(setting) {
-        Some(bits) => format!("{method}, {bits} bits"),
-        None => method.to_owned(),
+    match (bits(setting), setting["quant_algo"].as_str()) {
+        (Some(bits), _) => format!("{method}, {bits} bits"),
+        (None, Some(algorithm)) => format!("{method}, {}", algorithm.chars().take(LONGEST).collect::<String>()),
+        (None, None) => method.to_owned(),
     }
 }
 
@@ -181,13 +190,13 @@ struct FormatByTensorName {
 }
 
 /// The first match is reported.
-const TENSORS: [FormatByTensorName; 12] = [
+const TENSORS: [FormatByTensorName; 18] = [
     FormatByTensorName {
         format: ADAPTER,
         has: |name| name.starts_with("base_model.model.") || name.contains(".lora_A.") || name.contains(".lora_B."),
     },
     FormatByTensorName {
-        format: Format { what: "quantised by GPTQ or AWQ (`qweight`)", hint: UNQUANTISED },
+        format: Format { what: "quantised by GPTQ or AWQ (`qweight`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".qweight"),
     },
     FormatByTensorName {
@@ -195,11 +204,35 @@ const TENSORS: [FormatByTensorName; 12] = [
         has: |name| name.ends_with(".absmax") || name.ends_with(".SCB") || name.contains(".quant_state.bitsandbytes"),
     },
     FormatByTensorName {
-        format: Format { what: "quantised by compressed-tensors (`weight_packed`)", hint: UNQUANTISED },
+        format: Format { what: "quantised to NVFP4 (`weight_scale_2` or `weight_global_scale`)", hint: UNQUANTISED },
+        has: |name| name.ends_with(".weight_scale_2") || name.ends_with(".weight_global_scale"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by HQQ (`W_q`)", hint: UNQUANTISED },
+        has: |name| name.ends_with(".W_q"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by AQLM (`codebooks`)", hint: UNQUANTISED },
+        has: |name| name.ends_with(".codebooks"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by EETQ (`weight_scales`)", hint: UNQUANTISED },
+        has: |name| name.ends_with(".weight_scales"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by Quanto (`weight._data`)", hint: UNQUANTISED },
+        has: |name| name.contains(".weight._data"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by torchao (`_weight_qdata`)", hint: UNQUANTISED },
+        has: |name| name.ends_with("._weight_qdata"),
+    },
+    FormatByTensorName {
+        format: Format { what: "quantised by compressed-tensors (`weight_packed`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".weight_packed"),
     },
     FormatByTensorName {
-        format: Format { what: "quantised to FP8 or INT8 (`weight_scale`)", hint: UNQUANTISED },
+        format: Format { what: "quantised to FP8 or INT8 (`weight_scale`)", hint: NO_SETTINGS },
         has: |name| name.ends_with(".weight_scale") || name.ends_with(".weight_scale_inv"),
     },
     FormatByTensorName {
@@ -207,7 +240,7 @@ const TENSORS: [FormatByTensorName; 12] = [
         has: |name| name.ends_with("_proj.scales") || name == "model.embed_tokens.scales",
     },
     FormatByTensorName {
-        format: Format { what: "quantised to MXFP4 (`_blocks`)", hint: UNQUANTISED },
+        format: Format { what: "quantised to MXFP4 (`_blocks`)", hint: NO_SETTINGS },
         has: |name| name.ends_with("_blocks"),
     },
     FormatByTensorName {
@@ -287,6 +320,14 @@ mod tests {
             ),
             ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "FP8"),
             ("quantization_config", json!({"quant_method": "compressed-tensors"}), "compressed-tensors"),
+            (
+                "quantization_config",
+                json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+                "NVIDIA ModelOpt, NVFP4",
+            ),
+            ("quantization_config", json!({"quant_method": "torchao", "quant_type": {"default": {}}}), "torchao"),
+            ("quantization_config", json!({"quant_method": "quanto", "weights": "int4"}), "Quanto"),
+            ("quantization_config", json!({"quant_method": "hqq", "quant_config": {}}), "HQQ"),
             ("quantization_config", json!({"bits": "many"}), "a method that is not named"),
             ("quantization_config", json!(7), "a method that is not named"),
             ("quantization", json!({"group_size": 64, "bits": 4}), "MLX, 4 bits"),
@@ -304,6 +345,12 @@ mod tests {
             ("model.layers.0.self_attn.q_proj.weight_packed", "compressed-tensors"),
             ("model.layers.0.self_attn.q_proj.weight_scale_inv", "FP8"),
             ("model.layers.0.self_attn.q_proj.scales", "MLX"),
+            ("model.layers.0.self_attn.q_proj.W_q", "HQQ"),
+            ("model.layers.0.self_attn.q_proj.codebooks", "AQLM"),
+            ("model.layers.0.self_attn.q_proj.weight_scales", "EETQ"),
+            ("model.layers.0.self_attn.q_proj.weight._data", "Quanto"),
+            ("model.layers.0.self_attn.q_proj._weight_qdata", "torchao"),
+            ("model.layers.0.self_attn.q_proj.weight_scale_2", "NVFP4"),
             ("model.layers.0.mlp.experts.gate_up_proj_blocks", "MXFP4"),
             ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "adapter"),
             ("layers.0.attention.wq.weight", "Meta or Mistral"),

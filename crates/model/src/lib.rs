@@ -12,6 +12,8 @@ pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(test)]
+mod damage_tests;
 pub mod decoder;
 pub mod device;
 pub mod dimensions;
@@ -32,6 +34,8 @@ mod markup;
 #[cfg(test)]
 mod naive_tests;
 mod patterns;
+#[cfg(test)]
+mod quantised_tests;
 pub mod rope;
 mod routing;
 pub mod source;
@@ -197,6 +201,7 @@ impl OpenModel {
         if !storage.dequantise && matmul_precision() == MatmulPrecision::F32 {
             dimensions = dimensions.keeping_blocks(sized_by.unwrap_or(&files.weights));
         }
+        let of_quantised = checkpoint::note_on_quantised(&config, &files.weights, dimensions.weight_dtype());
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
@@ -212,7 +217,14 @@ impl OpenModel {
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,
-            notes: [files.texts.notes, config.notes, tokenizer.notes().to_vec(), stored_notes].concat(),
+            notes: [
+                files.texts.notes,
+                config.notes,
+                tokenizer.notes().to_vec(),
+                stored_notes,
+                of_quantised.into_iter().collect(),
+            ]
+            .concat(),
             tokenizer,
             weights: files.weights,
         })

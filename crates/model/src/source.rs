@@ -341,7 +341,11 @@ impl ModelFiles {
     /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
         let texts = ModelTexts::from_folder(folder, id)?;
-        let weights = Weights::open_folder(folder).map_err(|e| match e {
+        let opened = match texts.config()?.quantisation {
+            Some(quantisation) => Weights::open_quantised_folder(folder, &quantisation),
+            None => Weights::open_folder(folder),
+        };
+        let weights = opened.map_err(|e| match e {
             WeightsError::NoWeights { .. } => {
                 match [SINGLE_FILE, INDEX_FILE].iter().try_for_each(|name| is_there(&folder.join(name)).map(drop)) {
                     Err(broken) => broken.into(),

@@ -3,6 +3,8 @@
 //! Keys that all families share are read here, those in which they differ by the [family](crate::families). Whatever the decoder
 //! could not honour is refused with the file and the key, so that no model runs with a setting ignored.
 
+mod quantised;
+
 pub(crate) mod keys;
 pub(crate) mod rope;
 
@@ -14,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::families::{self, BlockSpec, FAMILIES, Family, LayerKind, LayerKinds, Sizes};
-use super::formats::{QUANTISED_HINT, QUANTISED_KEYS, quantised_by};
+use super::tensors::quantised::Quantisation;
 use spattn_base::error::UsageError;
 
 /// Experts of all layers together, each of which has names of tensors: more than twice those of any model there is.
@@ -67,6 +69,9 @@ pub struct ModelConfig {
     pub layer_kinds: LayerKinds,
     /// Whether the output matrix is the embedding table.
     pub tie_word_embeddings: bool,
+    /// How the checkpoint's weights are quantised, if they are.
+    #[serde(skip_serializing_if = "Quantisation::is_told_by_tensors")]
+    pub quantisation: Option<Quantisation>,
     /// How its layers are made.
     #[serde(flatten)]
     pub block: BlockSpec,
@@ -97,11 +102,16 @@ impl ModelConfig {
         };
         let stated = Keys { file, prefix: "", map };
         let family = family(&stated)?;
-        refuse_quantised(&stated, family)?;
+        // Refused here, before weights are looked for or downloaded.
+        let of_whole = quantised::quantisation(&stated, family)?;
         let prefix = if family.is_wrapper { TEXT_CONFIG_PREFIX } else { "" };
         let map = with_defaults(&stated, family)?;
         let keys = Keys { file, prefix, map: &map };
-        let mut config = read(&keys, family)?;
+        let quantisation = match of_whole {
+            Some(of_whole) => Some(of_whole),
+            None => quantised::quantisation(&keys, family)?,
+        };
+        let mut config = read(&keys, family, quantisation)?;
         config.check(file)?;
         config.notes.splice(0..0, other_family(&stated, family)?);
         if family.is_wrapper {
@@ -291,8 +301,7 @@ fn text_keys(stated: &Keys) -> Result<Map<String, Value>, UsageError> {
     Ok(map)
 }
 
-fn read(keys: &Keys, family: &'static Family) -> Result<ModelConfig, UsageError> {
-    refuse_quantised(keys, family)?;
+fn read(keys: &Keys, family: &'static Family, quantisation: Option<Quantisation>) -> Result<ModelConfig, UsageError> {
     let sizes = Sizes {
         heads: keys.size("num_attention_heads")?,
         hidden_size: keys.size("hidden_size")?,
@@ -322,6 +331,7 @@ fn read(keys: &Keys, family: &'static Family) -> Result<ModelConfig, UsageError>
         sliding_window: own.kinds.iter().find_map(|kind| kind.window),
         layer_kinds: LayerKinds { kinds: own.kinds, further_ropes: ropes },
         tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
+        quantisation,
         block: own.block,
         eos_ids: keys.eos_ids(vocab_size)?,
         bos_id: keys.ids("bos_token_id")?.first().copied(),
@@ -333,19 +343,6 @@ fn read(keys: &Keys, family: &'static Family) -> Result<ModelConfig, UsageError>
         kind.window = kind.window.filter(|window| *window < context);
     }
     Ok(config)
-}
-
-/// Refused here, before weights are looked for or downloaded.
-fn refuse_quantised(keys: &Keys, family: &Family) -> Result<(), UsageError> {
-    let Some((key, setting)) = QUANTISED_KEYS.iter().find_map(|key| Some((*key, keys.get(key)?))) else {
-        return Ok(());
-    };
-    if family.quantisation.is_some_and(|method| setting["quant_method"].as_str() == Some(method)) {
-        return Ok(());
-    }
-    let by = quantised_by(key, setting);
-    let what = format!("the weights are quantised ({by}); only F32, F16 and BF16 can be read");
-    Err(keys.error(key, &what).hint(QUANTISED_HINT))
 }
 
 /// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.

@@ -443,8 +443,8 @@ fn every_mistake_names_the_file_and_the_key() {
         );
     }
     assert_eq!(
-        error(json!({"quantization_config": {"quant_method": "gptq", "bits": 4}})),
-        "config.json: `quantization_config`: the weights are quantised (GPTQ, 4 bits); only F32, F16 and BF16 can be read"
+        error(json!({"quantization_config": {"quant_method": "hqq", "bits": 4}})),
+        "config.json: `quantization_config`: the weights are quantised (HQQ, 4 bits), which is not read"
     );
     assert!(parse(&with(json!({"quantization_config": null}))).is_ok());
     assert_eq!(

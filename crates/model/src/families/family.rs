@@ -23,8 +23,8 @@ pub struct Family {
     pub(crate) defaults: ClassDefaults,
     /// Whether the class wraps a text model, whose keys are in `text_config`.
     pub(crate) is_wrapper: bool,
-    /// The `quant_method` of checkpoints that can be read, beside those that are not quantised.
-    pub(crate) quantisation: Option<&'static str>,
+    /// Whether blocks of MXFP4 are read of its experts.
+    pub(crate) has_mxfp4_experts: bool,
     /// Reads its keys.
     pub(crate) read: fn(&Keys<'_>, &Sizes) -> Result<FamilyConfig, UsageError>,
 }

@@ -21,7 +21,7 @@ pub(super) static GEMMA2: Family = Family {
         rope_theta: 10_000.0,
     },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

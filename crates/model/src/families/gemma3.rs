@@ -16,7 +16,7 @@ pub(super) static GEMMA3: Family = Family {
     model_type: "gemma3_text",
     defaults: DEFAULTS,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 
@@ -26,7 +26,7 @@ pub(super) static GEMMA3_WITH_IMAGES: Family = Family {
     model_type: "gemma3",
     defaults: DEFAULTS,
     is_wrapper: true,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -14,7 +14,7 @@ pub(super) static GLM: Family = Family {
     model_type: "glm",
     defaults: DEFAULTS,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read: |keys, sizes| read(keys, sizes, NAMES),
 };
 
@@ -24,7 +24,7 @@ pub(super) static GLM4: Family = Family {
     model_type: "glm4",
     defaults: DEFAULTS,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read: |keys, sizes| read(keys, sizes, GLM4_NAMES),
 };
 

@@ -27,7 +27,7 @@ pub(super) static GPT_OSS: Family = Family {
         rope_theta: 150_000.0,
     },
     is_wrapper: false,
-    quantisation: Some("mxfp4"),
+    has_mxfp4_experts: true,
     read,
 };
 

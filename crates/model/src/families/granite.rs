@@ -19,7 +19,7 @@ pub(super) static GRANITE: Family = Family {
         rope_theta: 10_000.0,
     },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

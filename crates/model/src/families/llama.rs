@@ -13,7 +13,7 @@ pub(super) static LLAMA: Family = Family {
     model_type: "llama",
     defaults: ClassDefaults::COMMON,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -13,7 +13,7 @@ pub(super) static MISTRAL: Family = Family {
     model_type: MODEL_TYPE,
     defaults: ClassDefaults::COMMON,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

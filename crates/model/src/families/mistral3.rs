@@ -11,7 +11,7 @@ pub(super) static MISTRAL3: Family = Family {
     model_type: "mistral3",
     defaults: ClassDefaults::COMMON,
     is_wrapper: true,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

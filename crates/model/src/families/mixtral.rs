@@ -20,7 +20,7 @@ pub(super) static MIXTRAL: Family = Family {
         rope_theta: 1_000_000.0,
     },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -13,7 +13,7 @@ pub(super) static OLMO2: Family = Family {
     model_type: "olmo2",
     defaults: DEFAULTS,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

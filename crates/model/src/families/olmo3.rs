@@ -14,7 +14,7 @@ pub(super) static OLMO3: Family = Family {
     model_type: "olmo3",
     defaults: ClassDefaults { rope_theta: ROPE_THETA, ..olmo2::DEFAULTS },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -12,7 +12,7 @@ pub(super) static QWEN3: Family = Family {
     model_type: "qwen3",
     defaults: ClassDefaults::COMMON,
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

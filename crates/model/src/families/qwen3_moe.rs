@@ -22,7 +22,7 @@ pub(super) static QWEN3_MOE: Family = Family {
         rope_theta: 10_000.0,
     },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -22,7 +22,7 @@ pub(super) static SMOLLM3: Family = Family {
         rope_theta: 2_000_000.0,
     },
     is_wrapper: false,
-    quantisation: None,
+    has_mxfp4_experts: false,
     read,
 };
 

@@ -88,6 +88,16 @@ pub enum WeightsError {
         /// What the file's format calls its type.
         dtype: String,
     },
+    /// A part of a quantised tensor is missing, wrong, or not what the config says.
+    #[error("{file}: the quantised tensor `{name}`: {what}")]
+    Quantised {
+        /// The file.
+        file: String,
+        /// The part, or the one with the numbers if another is missing.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
     /// A tensor holds a NaN or an infinite number.
     #[error("{file}: tensor `{name}` holds {value} at {at:?}: the checkpoint is broken")]
     NotFinite {

@@ -1,11 +1,12 @@
-//! Tensors by name: where they are read from ([`TensorSource`]), how they are stored there ([`StoredTensor`]), and what engines keep
-//! them in ([`WeightDtype`]).
+//! Tensors by name: where they are read from ([`TensorSource`]), how they are stored there ([`StoredTensor`]; [`quantised`] if in
+//! several parts), and what engines keep them in ([`WeightDtype`]).
 //!
 //! Which tensors a model has and what they mean is known to the decoder's families, not here.
 
 mod dtype;
 mod error;
 mod part;
+pub mod quantised;
 mod random;
 mod safetensors;
 mod source;

@@ -39,6 +39,8 @@ struct Place {
     part: usize,
     /// Offset of the tensor from the start of the file.
     start: u64,
+    /// The format's own name of its type.
+    dtype: Dtype,
     info: TensorInfo,
 }
 
@@ -98,12 +100,10 @@ impl SafetensorsFiles {
             for (name, info) in header.tensors() {
                 let (from, to) = info.data_offsets;
                 let start = data_start + from as u64;
-                let info = TensorInfo {
-                    shape: info.shape.clone(),
-                    stored: stored_type(info.dtype),
-                    bytes: (to - from) as u64,
-                };
-                let earlier = tensors.insert(name.clone(), Place { part, start, info });
+                let dtype = info.dtype;
+                let info =
+                    TensorInfo { shape: info.shape.clone(), stored: stored_type(dtype), bytes: (to - from) as u64 };
+                let earlier = tensors.insert(name.clone(), Place { part, start, dtype, info });
                 if let Some(earlier) = earlier {
                     let others = parts[earlier.part].label(&label);
                     return Err(WeightsError::Malformed {
@@ -114,6 +114,11 @@ impl SafetensorsFiles {
             }
         }
         Ok(Self { label, parts, tensors })
+    }
+
+    /// The type that a tensor is stored in, whether its numbers can be read or not; `None` if there is no such tensor.
+    pub(super) fn stored_as(&self, name: &str) -> Option<Dtype> {
+        Some(self.tensors.get(name)?.dtype)
     }
 
     fn place(&self, name: &str) -> Result<&Place, WeightsError> {

@@ -131,12 +131,7 @@ pub trait TensorSource: Debug + Send + Sync {
     /// # Errors
     /// If one of them is not there, or cannot be read.
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
-        let shape = |name: &str| {
-            let missing = || WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() };
-            self.tensor(name).map(|tensor| tensor.shape.clone()).ok_or_else(missing)
-        };
-        let (a, b) = (shape(one)?, shape(other)?);
-        Ok(a == b && self.read(one, &a)?.to_f32() == self.read(other, &b)?.to_f32())
+        have_equal_numbers(self, one, other)
     }
 
     /// Identity of all tensors in hexadecimal. May read everything once.
@@ -144,6 +139,11 @@ pub trait TensorSource: Debug + Send + Sync {
     /// # Errors
     /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     fn sha256(&self) -> Result<String, WeightsError>;
+
+    /// How many tensors are made of packed parts when they are read.
+    fn unpacked_tensors(&self) -> usize {
+        0
+    }
 
     /// How the files store the tensors, if records are to name it.
     fn format(&self) -> Option<StoredFormat> {
@@ -154,4 +154,18 @@ pub trait TensorSource: Debug + Send + Sync {
     fn is_random(&self) -> bool {
         false
     }
+}
+
+/// As [`TensorSource::are_equal`], by reading both tensors whole.
+pub(super) fn have_equal_numbers<S: TensorSource + ?Sized>(
+    source: &S,
+    one: &str,
+    other: &str,
+) -> Result<bool, WeightsError> {
+    let shape = |name: &str| {
+        let missing = || WeightsError::MissingTensor { file: source.label().to_owned(), name: name.to_owned() };
+        source.tensor(name).map(|tensor| tensor.shape.clone()).ok_or_else(missing)
+    };
+    let (a, b) = (shape(one)?, shape(other)?);
+    Ok(a == b && source.read(one, &a)?.to_f32() == source.read(other, &b)?.to_f32())
 }

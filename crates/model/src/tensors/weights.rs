@@ -6,6 +6,7 @@ use std::path::Path;
 use super::dtype::WeightDtype;
 use super::error::WeightsError;
 use super::part::{Part, PartForm};
+use super::quantised::{Quantisation, QuantisedTensors};
 use super::random::RandomTensors;
 use super::safetensors::SafetensorsFiles;
 use super::source::{StoredFormat, TensorInfo, TensorSource};
@@ -37,6 +38,14 @@ impl Weights {
     /// As [`SafetensorsFiles::open_folder`].
     pub fn open_folder(folder: &Path) -> Result<Self, WeightsError> {
         SafetensorsFiles::open_folder(folder).map(Self::from)
+    }
+
+    /// As [`open_folder`](Self::open_folder), with the tensors that are quantised as `quantisation` says unpacked when they are read.
+    ///
+    /// # Errors
+    /// As there; [`WeightsError::Quantised`] if the parts of a quantised tensor do not fit together.
+    pub fn open_quantised_folder(folder: &Path, quantisation: &Quantisation) -> Result<Self, WeightsError> {
+        QuantisedTensors::new(SafetensorsFiles::open_folder(folder)?, quantisation.format.clone()).map(Self::from)
     }
 
     /// Opens one safetensors file. Errors as for [`open_folder`](Self::open_folder).
@@ -99,6 +108,12 @@ impl Weights {
         self.source.label()
     }
 
+    /// As [`TensorSource::unpacked_tensors`], with the parts that are made of 4-bit blocks.
+    pub fn unpacked_tensors(&self) -> usize {
+        let of_blocks = self.parts.values().filter(|part| matches!(part.form, PartForm::Mxfp4 { .. }));
+        self.source.unpacked_tensors() + of_blocks.count()
+    }
+
     /// As [`TensorSource::format`].
     pub fn format(&self) -> Option<StoredFormat> {
         self.source.format()
@@ -143,7 +158,7 @@ impl Weights {
         let mut first = 0;
         for (name, shape) in parts {
             let count: usize = shape.iter().product();
-            let bytes = bytes / numbers as u64 * count as u64;
+            let bytes = share(bytes, count, numbers);
             let info = TensorInfo { shape, stored: stored.clone(), bytes };
             self.parts.insert(name, Part { whole: whole.clone(), form: PartForm::Consecutive(first), info });
             first += count;
@@ -165,7 +180,7 @@ impl Weights {
             PartForm::Mxfp4 { .. } => TensorInfo { shape, stored: Ok(StoredType::Bf16), bytes: numbers as u64 / 2 },
             _ => {
                 let all: usize = of_whole.iter().product();
-                TensorInfo { shape, stored, bytes: bytes / all as u64 * numbers as u64 }
+                TensorInfo { shape, stored, bytes: share(bytes, numbers, all) }
             }
         };
         self.parts.insert(part, Part { whole, form, info });
@@ -227,6 +242,11 @@ impl Weights {
         let part = self.parts.get(name).map(|part| &part.info);
         part.or_else(|| self.source.tensor(self.name_in_source(name)))
     }
+}
+
+/// The bytes of so many of all numbers; of a quantised tensor that is no whole number of bytes for each.
+fn share(bytes: u64, count: usize, all: usize) -> u64 {
+    (u128::from(bytes) * count as u128).checked_div(all as u128).unwrap_or(0) as u64
 }
 
 /// Where a number of a tensor is, by its index on each axis.
