@@ -30,7 +30,7 @@ pub struct CheckpointTensor {
 const NAMED: usize = 4;
 /// What names of the text model's tensors begin with where a class wraps it, by several versions of the reference, and what they begin
 /// with where it stands alone.
-const OF_TEXT: [(&str, &str); 3] =
+pub const OF_TEXT: [(&str, &str); 3] =
     [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
 /// What names of the other tensors of such a class begin with: those that read images.
 const OF_IMAGES: [&str; 4] =

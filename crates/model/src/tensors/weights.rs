@@ -82,6 +82,11 @@ impl Weights {
         self.source.label()
     }
 
+    /// As [`TensorSource::files`].
+    pub fn files(&self) -> Vec<&Path> {
+        self.source.files()
+    }
+
     /// As [`TensorSource::format`].
     pub fn format(&self) -> Option<StoredFormat> {
         self.source.format()
