@@ -134,7 +134,9 @@ def greedy(model, prompt):
         if len(ids) == NEW_TOKENS:
             return ids, gaps
         token = torch.tensor([[ids[-1]]], device=model.device)
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        # Newer versions have another name for keys and values.
+        kept = "cache" if "cache" in out else "past_key_values"
+        out = model(token, **{kept: out[kept]}, use_cache=True)
 
 
 def line(tokenizer, text):

@@ -9,8 +9,8 @@ use spattn_model::decoder::Decoder;
 use spattn_model::tokenizer::Tokenizer;
 
 use super::check::Check;
-use super::dense::greedy;
-use super::numbers::{judge_frequencies, judge_greedy, judge_logits, judge_residual_stream, tolerance};
+use super::dense::{greedy, rows_at};
+use super::numbers::{judge_frequencies, judge_greedy, judge_logits, judge_residual_stream, size, tolerance};
 use super::reference::HfReference;
 use super::texts::{OurLine, SpecialTokens, judge_chat, judge_config, judge_lines, judge_special};
 
@@ -73,7 +73,7 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
     let hidden = reference.hidden_size();
     let (stream, rows) = match decoder.residual_stream(part.ids, part.positions)? {
         Some(stream) => (Some(part.judge(&stream, reference, limit)), stream.last().cloned().unwrap_or_default()),
-        None => (None, rows(decoder, &part)?),
+        None => (None, rows_at(decoder, part.ids, part.positions)?),
     };
     let stream =
         stream.unwrap_or_else(|| Check::skipped("hidden states", "a GPU does not show them: leave --device out"));
@@ -88,19 +88,6 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
     let ours = greedy(decoder, &said.prompt, said.continuation.len())?;
     let tie = limit * size(&reference.logits);
     Ok(vec![stream, logits, judge_greedy(&ours, &said.continuation, &said.gaps, tie)])
-}
-
-/// Rows behind the last layer at the positions, on a device that shows no others.
-fn rows(decoder: &Decoder, part: &Part<'_>) -> Result<Vec<f32>> {
-    let hidden = decoder.config().hidden_size;
-    let (_, rows) = decoder.prefill_rows(part.ids, 0, None)?;
-    Ok(part.positions.iter().flat_map(|position| &rows[position * hidden..(position + 1) * hidden]).copied().collect())
-}
-
-/// The root of the mean square.
-fn size(logits: &[f32]) -> f64 {
-    let squares: f64 = logits.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    (squares / logits.len() as f64).sqrt()
 }
 
 /// A token of the reference that the model does not know.

@@ -140,6 +140,12 @@ impl HfReference {
         })
     }
 
+    /// The program that computed it, in words.
+    pub(super) fn origin(&self) -> String {
+        let said = &self.said;
+        format!("transformers {} with torch {} in {}", said.transformers, said.torch, said.dtype)
+    }
+
     /// Hidden size.
     pub(super) fn hidden_size(&self) -> usize {
         self.hidden.first().map_or(0, |depth| depth.len() / self.positions.len())
