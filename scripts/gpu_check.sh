@@ -24,8 +24,9 @@ pack() {
     for program in $built; do
         case $(basename "$program") in gpu-*) [ -e "$dir/tests" ] && strip -o "$dir/bench" "$program" || strip -o "$dir/tests" "$program" ;; esac
     done
-    mkdir "$dir/golden"
+    mkdir -p "$dir/golden/gguf"
     cp -r tests/golden/models "$dir/golden/"
+    cp tests/golden/gguf/mixed.gguf "$dir/golden/gguf/"
     cp scripts/gpu_check.sh scripts/gpu_parity.py scripts/gpu_referee.py "$dir/"
     tar -C "$dir" -cf - . | xz -T1 --lzma2=preset=1,dict=192MiB >"$file"
     rm -r "$dir"

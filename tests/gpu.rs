@@ -22,19 +22,24 @@ use spattn::attention::{
     RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
+use spattn::kernels::cpu::quantised::BlockType;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionWorkspace, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes, HeldTokens,
-    HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes, LayerRule,
-    Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, Queries, Reduction,
-    RmsNorm, Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail,
-    TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
+    CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
+    HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
+    LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
+    QuantisedMatrix, Queries, Reduction, RmsNorm, Rotation, Rows, Run, SamplingSpec, ScoreWorkspace, Scores,
+    Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
+use spattn::model::config::ModelConfig;
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
+use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
+use spattn::model::source::ModelSource;
+use spattn::model::{gguf, tensors};
 
 /// A layer that attends by default, with heads of so many channels.
 fn one_layer(d: usize) -> LayerSpecs {
@@ -170,6 +175,132 @@ fn products_of_one_and_many_rows() {
             }
         }
     }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_with_quantised_blocks_and_their_rows() {
+    let gpu = gpu();
+    let shapes = [
+        (1, 1, 256),
+        (1, 70, 4096),
+        (2, 33, 768),
+        (3, 40, 4352),
+        (4, 7, 512),
+        (7, 65, 256),
+        (1, 5, 14336),
+        (9, 200, 1024),
+    ];
+    for block_type in BlockType::ALL {
+        for (rows, outputs, inputs) in shapes {
+            let drawn = tensors::Weights::random_in(outputs as u64, block_type);
+            let tensor = drawn.read("a.weight", &[outputs, inputs]).unwrap();
+            let (numbers, w) = (tensor.to_f32(), gpu.upload_blocks(block_type, &tensor.bytes, inputs).unwrap());
+            let tokens: Vec<u32> = [outputs - 1, 0, outputs / 2].map(|token| token as u32).to_vec();
+            let mut x = send(&gpu, &vec![f32::NAN; 3 * inputs], Storage::F32);
+            gpu.embed_quantised(&w, &gpu.upload(&tokens).unwrap(), 3, &mut x, 1.5).unwrap();
+            let rows_of = |token: &u32| &numbers[*token as usize * inputs..][..inputs];
+            let expected: Vec<f32> = tokens.iter().flat_map(rows_of).map(|number| 1.5 * number).collect();
+            assert_eq!(fetch(&gpu, &x, 3 * inputs, Storage::F32), expected, "rows of {}", block_type.name());
+            for storage in STORAGES {
+                let (first, count) = (outputs / 3, outputs - outputs / 3);
+                let mut wide = send(&gpu, &vec![f32::NAN; count * inputs], storage);
+                gpu.dequantise(storage, &w, first, count, &mut wide).unwrap();
+                let expected = stored(&numbers[first * inputs..], storage);
+                assert_eq!(fetch(&gpu, &wide, count * inputs, storage), expected, "{}", block_type.name());
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, inputs);
+            }
+        }
+    }
+}
+
+/// Compares a product that writes some columns of an output with sums in f64.
+fn check_quantised_product(
+    gpu: &Gpu,
+    storage: Storage,
+    w: &QuantisedMatrix,
+    numbers: &[f32],
+    rows: usize,
+    inputs: usize,
+) {
+    let (outputs, x) = (w.outputs(), stored(&noise(rows * inputs, 2), storage));
+    let on_device = send(gpu, &x, storage);
+    let columns = Columns { first: 3, stride: outputs + 5 };
+    for into in [Into::Narrow, Into::Wide, Into::Add] {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
+        let before = if into == Into::Add { 0.5 } else { -7.0 };
+        let mut out = send(gpu, &vec![before; rows * columns.stride], wide);
+        gpu.multiply_quantised(storage, w, &on_device, rows, (&mut out, columns), into).unwrap();
+        let got = fetch(gpu, &out, rows * columns.stride, wide);
+        for (row, (got, x)) in got.chunks_exact(columns.stride).zip(x.chunks_exact(inputs)).enumerate() {
+            let (own, others) = (&got[3..3 + outputs], [&got[..3], &got[3 + outputs..]].concat());
+            assert!(others.iter().all(|number| *number == before), "other columns are left alone");
+            let dot = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
+            let expected: Vec<f64> =
+                numbers.chunks_exact(inputs).map(|w| dot(w) + if into == Into::Add { 0.5 } else { 0.0 }).collect();
+            let what = format!("row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
+            // Codes are multiplied with 128 added, which costs up to seven bits of f32.
+            assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_blocks_give_the_logits_of_the_cpu() {
+    let small = |shape: &str| {
+        let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
+        let mut config = texts.config().unwrap();
+        (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 512);
+        (config.heads, config.kv_heads, config.head_dim) = (4, 2, 64);
+        config.keep_layers(&[0, 1]);
+        config
+    };
+    let plain = small("llama-3.2-1b");
+    let mut scaled = plain.clone();
+    scaled.block.embedding_scale = 16.5;
+    // Of Q4_K, rows of 96 numbers are no whole blocks: experts are in blocks in part.
+    let mut with_experts = small("qwen3-30b-a3b");
+    let experts = with_experts.block.experts.as_mut().unwrap();
+    (experts.count, experts.used, experts.width) = (6, 2, 96);
+    let few = [BlockType::Q8_0, BlockType::Q4K];
+    let others = few.into_iter().flat_map(|block_type| [(&scaled, block_type), (&with_experts, block_type)]);
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
+    for (config, block_type) in BlockType::ALL.into_iter().map(|block_type| (&plain, block_type)).chain(others) {
+        let weights = tensors::Weights::random_in(3, block_type);
+        check_logits_of_blocks(config, &weights, &tokens, &format!("{} of {}", block_type.name(), config.family));
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
+    // Of two layers of this file, queries, keys and values are in blocks in part.
+    let file = golden_model::root().join("../gguf/mixed.gguf");
+    let (texts, weights) = gguf::open(&file, "mixed".into()).unwrap();
+    let config = texts.config().unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % config.vocab_size as u32).collect();
+    check_logits_of_blocks(&config, &weights, &tokens, "mixed.gguf");
+}
+
+/// Compares the logits of a prompt and of steps behind it with those of the CPU, with weights kept in their blocks on both.
+fn check_logits_of_blocks(config: &ModelConfig, weights: &tensors::Weights, tokens: &[u32], what: &str) {
+    let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(weights);
+    assert!(dimensions.blocks().is_some());
+    let [cpu, gpu] = [Device::Cpu, CUDA].map(|device| {
+        let decoder = Decoder::load(&dimensions, weights, device).unwrap();
+        let (prompt, following) = tokens.split_at(tokens.len() - 6);
+        let prefill = decoder.prefill(prompt, tokens.len()).unwrap();
+        let mut cache = IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0);
+        let mut fork = cache.fork(&method("full"), false).unwrap();
+        let mut logits = prefill.logits;
+        for token in following {
+            let stepped = decoder.step(&mut [Stream { fork: &mut fork, tokens: &[*token] }], tokens.len()).unwrap();
+            logits.extend(stepped.concat());
+        }
+        logits
+    });
+    assert_close(&gpu, &cpu, 1e-4, what);
 }
 
 #[test]

@@ -22,6 +22,7 @@ use spattn_eval::folder::owned_files;
 use spattn_eval::plan::manifest::cpu_name;
 use spattn_eval::records::record::REFERENCE;
 use spattn_kernels::precision::{MatmulPrecision, set_matmul_precision};
+use spattn_kernels::quantised::BlockType;
 use spattn_kernels::{isa_name, tiles};
 use spattn_lab::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use spattn_model::decoder::Decoder;
@@ -184,6 +185,11 @@ impl BenchArgs {
         let shape = self.shape.as_ref().or(self.kv_from.as_ref()).map_or(SHAPE, String::as_str);
         let dimensions = reader.as_ref().map_or_else(|| self.dimensions(shape), |reader| Ok(reader.dimensions()))?;
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
+        let weights = match self.block_type(reads_whole)? {
+            Some(block_type) => Weights::random_in(self.seed, block_type),
+            None => Weights::random(self.seed),
+        };
+        let dimensions = dimensions.keeping_blocks(&weights);
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
         let device = self.device()?;
         if let Some(obstacle) = dimensions.gpu_obstacle().filter(|_| device != Device::Cpu) {
@@ -193,7 +199,7 @@ impl BenchArgs {
         let steps = steps(self.op(), self.rounds);
         let most = self.batches.iter().copied().max().unwrap_or(1);
         reader.iter().try_for_each(|reader| reader.check(&contexts, steps, most))?;
-        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), device));
+        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &weights, device));
         if let Some(context) = contexts.iter().find(|context| **context == 0) {
             return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());
         }
@@ -224,6 +230,22 @@ impl BenchArgs {
         config.set_layers(self.layers.unwrap_or(most));
         let dtype = parse_dtype(&self.dtype)?;
         Ok(Dimensions::new(&config, dtype))
+    }
+
+    /// The blocks that weights are in, if they are quantised.
+    fn block_type(&self, reads_whole: bool) -> Result<Option<BlockType>, UsageError> {
+        let Some(name) = &self.weights else { return Ok(None) };
+        if !reads_whole {
+            return Err(UsageError::new("--weights applies only to `bench decode` and to `bench prefill --layers`")
+                .hint("leave --weights out, or use `bench decode`"));
+        }
+        if self.matmul_precision()? != MatmulPrecision::F32 {
+            return Err(UsageError::new("products in bf16 take weights in bf16, not in quantised blocks")
+                .hint("leave --weights or --matmul-precision out"));
+        }
+        let found = BlockType::ALL.into_iter().find(|block_type| block_type.name() == name);
+        let unknown = || UsageError::unknown("type of blocks", name, BlockType::ALL.map(BlockType::name));
+        found.map(Some).ok_or_else(unknown)
     }
 
     /// The methods at their budgets, `full` first.
@@ -293,7 +315,7 @@ impl BenchArgs {
         let c = plan.dimensions.config();
         let mut program = PROGRAM.as_json();
         program["command"] = privacy::command().into();
-        json!({
+        let mut manifest = json!({
             "program": program,
             "bench": {
                 "op": plan.op.name(),
@@ -322,7 +344,11 @@ impl BenchArgs {
                 "peak_gflops": bench.roof.peak_gflops,
             },
             "notes": bench.notes,
-        })
+        });
+        if let Some(weights) = &self.weights {
+            manifest["bench"]["weights"] = weights.as_str().into();
+        }
+        manifest
     }
 }
 

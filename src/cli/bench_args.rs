@@ -112,6 +112,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "bf16|f16|f32", default_value = "bf16")]
     pub(super) dtype: String,
 
+    /// Type of the quantised blocks that hold the weights of `bench decode` and `bench prefill --layers`: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k,
+    /// q5_k or q6_k; weights are stored in --dtype if not given
+    ///
+    /// Example: bench decode --weights q4_k
+    #[arg(long, value_name = "TYPE")]
+    pub(super) weights: Option<String>,
+
     /// Device to time: cpu, cuda, or cuda:N for another GPU
     ///
     /// Example: --device cuda

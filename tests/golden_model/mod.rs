@@ -15,8 +15,7 @@ use spattn::model::device::Device;
 use spattn::model::engine::Stream;
 use spattn::model::tensors::Weights;
 
-pub use names::names;
-use names::root;
+pub use names::{names, root};
 
 /// A checkpoint and the reference's numbers.
 pub struct Golden {

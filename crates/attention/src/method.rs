@@ -403,7 +403,7 @@ pub trait AnyMethod: Send + Sync {
     fn decodes_densely(&self) -> bool;
 }
 
-const OWN: &str = "an index or state of another method";
+const OWN: &str = "the index or state is not of this method's type";
 
 impl<M: Method> AnyMethod for M {
     fn calibration(&self) -> Option<&'static str> {

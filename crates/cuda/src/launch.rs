@@ -43,6 +43,15 @@ pub enum Into {
     Add,
 }
 
+/// Which columns of an output a product writes, where its rows are wider than the product.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns {
+    /// The first one.
+    pub first: usize,
+    /// Width of a row of the output.
+    pub stride: usize,
+}
+
 /// The weights of a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightMatrix<'a> {
@@ -409,14 +418,48 @@ impl Gpu {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
+        let columns = Columns { first: 0, stride: w.outputs };
+        self.multiply_columns(storage, w, x, rows, (out, columns), into)
+    }
+
+    /// [`multiply`](Self::multiply) by a part of the outputs of a layer, into some columns of `out`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the columns do not lie within a row.
+    pub fn multiply_columns(
+        &self,
+        storage: Storage,
+        w: WeightMatrix<'_>,
+        x: &Buffer,
+        rows: usize,
+        (out, columns): (&mut Buffer, Columns),
+        into: Into,
+    ) -> Result<(), GpuError> {
         let WeightMatrix { data: w, outputs, inputs } = w;
+        assert!(columns.first + outputs <= columns.stride, "columns lie within a row");
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
-        let out = out.address(0, rows * outputs * wide.bytes());
+        let written = rows.checked_sub(1).map_or(0, |others| others * columns.stride + outputs);
+        let out = out.address(columns.first * wide.bytes(), written * wide.bytes());
         if rows == 1 && inputs.is_multiple_of(PIECE) {
             return self.gemv(storage, [w, x, out], outputs, inputs, into);
         }
+        self.gemm(storage, [w, x, out], [rows, outputs, inputs, columns.stride], into)
+    }
+
+    /// A product of matrices at checked addresses; rows of `out` are `stride` numbers apart.
+    fn gemm(
+        &self,
+        storage: Storage,
+        [w, x, out]: [u64; 3],
+        [rows, outputs, inputs, stride]: [usize; 4],
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         let data = |storage| match storage {
             Storage::F32 => cudaDataType_t::CUDA_R_32F,
             Storage::F16 => cudaDataType_t::CUDA_R_16F,
@@ -424,7 +467,7 @@ impl Gpu {
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
         // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
-        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until the call returns.
+        // SAFETY: the three matrices are as large as the callers have checked; both factors are on the stack until the call returns.
         unsafe {
             gemm_ex(
                 *self.blas.handle(),
@@ -443,7 +486,7 @@ impl Gpu {
                 (&raw const beta).cast(),
                 out as *mut _,
                 data(wide),
-                outputs as i32,
+                stride as i32,
                 cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )

@@ -5,7 +5,7 @@
 //! reference, and the program's [allocator](heap).
 //!
 //! Arithmetic is f32, except for [products in bf16](tiles) if that precision is [chosen](precision). Keys, values and weights may be stored
-//! in 16 bits.
+//! in 16 bits, weights also [in blocks](quantised) of a few bits a number.
 //!
 //! Every result is a fixed function of its inputs: neither the number of threads nor the batching of rows changes a bit.
 
@@ -23,6 +23,7 @@ pub mod memory;
 pub mod pieces;
 pub mod precision;
 pub mod prefill;
+pub mod quantised;
 pub mod roof;
 pub mod rows;
 pub mod share;

@@ -12,11 +12,11 @@ use super::simd::{Simd, dispatch};
 use spattn_base::clock;
 
 /// A product with fewer multiply-adds is not split over threads.
-const PARALLEL_WORK: usize = 1 << 22;
+pub(super) const PARALLEL_WORK: usize = 1 << 22;
 /// Rows and columns of activations in a block, which stays in the second-level cache while weights stream past. The column block is part of
 /// the order of summation: partial sums are per block.
-const ROW_BLOCK: usize = 64;
-const COLUMN_BLOCK: usize = 1024;
+pub(super) const ROW_BLOCK: usize = 64;
+pub(super) const COLUMN_BLOCK: usize = 1024;
 /// How many bytes ahead of the multiplication weights are prefetched.
 const AHEAD: usize = 8192;
 /// If four rows have fewer bytes than this, nothing is prefetched: sums over lanes take most of the time then.
@@ -33,12 +33,12 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
     assert_eq!(out.len(), rows * outputs, "the output is not `[rows][outputs]`");
     let threads = rayon::current_num_threads();
     if threads == 1 || rows * outputs * columns < PARALLEL_WORK {
-        dots(x, w, columns, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs });
+        dots(x, w, columns, OutputColumns::new(out, outputs));
         return;
     }
     // A few chunks per thread even out their progress. A multiple of four keeps register tiles whole.
     let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
-    let base = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs };
+    let base = OutputColumns::new(out, outputs);
     w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
         dots(x, w, columns, base.at_column(i * chunk));
     });
@@ -48,7 +48,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
 pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     let tokens = keys.len() / d;
     assert_eq!(out.len(), queries.len() / d * tokens, "the output is not `[query][token]`");
-    let all = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens };
+    let all = OutputColumns::new(out, tokens);
     if tokens <= PIECE {
         return dots(queries, keys, d, all);
     }
@@ -100,25 +100,61 @@ unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], toke
 
 /// Columns of a row-major output that one call may write.
 #[derive(Clone, Copy)]
-struct OutputColumns {
+pub(super) struct OutputColumns {
     ptr: *mut f32,
     len: usize,
     stride: usize,
 }
 
-// SAFETY: `linear_rows` and `scores` hand each thread a disjoint set of columns of one exclusively borrowed slice.
+// SAFETY: `linear_rows`, `linear_quantised` and `scores` hand each thread a disjoint set of columns of one exclusively borrowed slice.
 unsafe impl Send for OutputColumns {}
 // SAFETY: as above; the value itself is only read.
 unsafe impl Sync for OutputColumns {}
 
 impl OutputColumns {
-    fn at_column(self, column: usize) -> Self {
+    /// All of an output with so many columns.
+    pub(super) fn new(out: &mut [f32], columns: usize) -> Self {
+        Self { ptr: out.as_mut_ptr(), len: out.len(), stride: columns }
+    }
+
+    /// Whether there are so many rows of so many columns.
+    pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
+        rows == 0 || columns == 0 || (rows - 1) * self.stride + columns <= self.len
+    }
+
+    /// Puts the sums of `R` rows from `row` on into columns `column..column+4`, as far as there are `columns`; or adds them to what is
+    /// there. Returns `R`.
+    ///
+    /// # Safety
+    /// These rows and `column` exist among the columns that this call may write.
+    #[inline(always)]
+    pub(super) unsafe fn add_tile<const R: usize>(
+        self,
+        row: usize,
+        column: usize,
+        columns: usize,
+        sums: &[[f32; 4]; R],
+        is_first: bool,
+    ) -> usize {
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, &sum) in sums.iter().enumerate().take(columns - column) {
+                // SAFETY: row `row + i` and column `column + j` exist (caller, and `take`).
+                let out = unsafe { &mut *self.ptr.add((row + i) * self.stride + column + j) };
+                *out = if is_first { sum } else { *out + sum };
+            }
+        }
+        R
+    }
+
+    /// The columns from `column` on.
+    pub(super) fn at_column(self, column: usize) -> Self {
         assert!(column <= self.len);
         // SAFETY: `column` is within the slice that `ptr` and `len` describe.
         Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
     }
 
-    fn at_row(self, row: usize) -> Self {
+    /// The rows from `row` on.
+    pub(super) fn at_row(self, row: usize) -> Self {
         self.at_column(row * self.stride)
     }
 }
@@ -130,7 +166,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
-    assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
+    assert!(out.holds(rows, outputs));
     if rows == 1 {
         // A single row stays in the cache in any order, so weights are read in the order of memory. Every sum still goes over the same
         // spans in the same order.
@@ -233,14 +269,8 @@ impl<T: Elem> Block<'_, T> {
             let x = self.x.as_ptr().add(r * self.columns + self.span.start);
             dot_tile::<S, T, R>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
         };
-        for (i, row) in sums.iter().enumerate() {
-            for (j, &sum) in row.iter().enumerate().take(self.outputs - o) {
-                // SAFETY: row `r + i` and output `o + j` exist (caller, and `take`).
-                let out = unsafe { &mut *self.out.ptr.add((r + i) * self.out.stride + o + j) };
-                *out = if self.span.start == 0 { sum } else { *out + sum };
-            }
-        }
-        R
+        // SAFETY: these rows and outputs exist (caller).
+        unsafe { self.out.add_tile(r, o, self.outputs, &sums, self.span.start == 0) }
     }
 }
 

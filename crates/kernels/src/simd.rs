@@ -647,10 +647,10 @@ macro_rules! dispatch {
             match $crate::simd::isa() {
                 // SAFETY: `isa` returned this only after detecting the features on this CPU.
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx512 => unsafe { on_avx512($($arg),*) },
+                $crate::simd::Isa::Avx512 => unsafe { on_avx512::<$($g),*>($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx2 => unsafe { on_avx2($($arg),*) },
+                $crate::simd::Isa::Avx2 => unsafe { on_avx2::<$($g),*>($($arg),*) },
                 // SAFETY: portable code runs on every CPU.
                 $crate::simd::Isa::Portable => unsafe {
                     $kernel::<$crate::simd::Portable, $($g),*>($($arg),*)

@@ -16,7 +16,7 @@ use super::layers::{Checkpoint, FeedForward, Gated, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
 use super::rope::{Rope, RopeTable, apply};
 use super::routing::routed;
-use super::tensors::{Weights, WeightsError};
+use super::tensors::{WeightDtype, Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{KvError, LayerKv, Prefix};
@@ -122,7 +122,9 @@ impl Engine for Cpu {
 impl Cpu {
     /// Reads the weights, converted to the storage type.
     pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let source = Checkpoint { weights, dtype: dimensions.storage.weights };
+        let (dtype, keeps_blocks) = (dimensions.storage.weights, dimensions.blocks().is_some());
+        // Products with blocks are f32 whatever the storage type.
+        let source = Checkpoint { weights, dtype, keeps_blocks, blocks_fit: WeightDtype::F32 };
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 
@@ -413,7 +415,11 @@ impl Source for Checkpoint<'_> {
     type Error = WeightsError;
 
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
-        Ok(Matrix::stack(&self.matrices(names, outputs, inputs)?, inputs, self.dtype))
+        let tensors = self.matrices(names, outputs, inputs)?;
+        Ok(match self.keeps_blocks {
+            true => Matrix::stack_blocks(tensors, inputs, self.dtype),
+            false => Matrix::stack(&tensors, inputs, self.dtype),
+        })
     }
 
     fn linear(&self, names: &[String], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {

@@ -75,7 +75,7 @@ fn cuda_engine(_: &Dimensions, _: &Weights, _: usize) -> Result<Box<dyn Engine>,
 }
 
 impl Decoder {
-    /// Reads the weights to where `device` computes, converted to the storage type.
+    /// Reads the weights to where `device` computes, converted to the storage type unless they stay in quantised blocks.
     ///
     /// # Errors
     /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.

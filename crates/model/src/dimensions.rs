@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::config::ModelConfig;
 use super::families::{AttentionScale, Experts, LayerKind};
+pub use super::kept_blocks::KeptBlocks;
 use super::layers::{self, MatrixNumbers};
 use super::rope::{Rope, RopeTable, Turn};
-use super::tensors::{StorageTypes, WeightDtype};
+use super::tensors::{StorageTypes, WeightDtype, Weights};
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SoftmaxScale};
 use spattn_base::error::UsageError;
@@ -16,6 +17,8 @@ use spattn_base::memory::{self, product, sum};
 pub(super) const PREFILL_CHUNK: usize = 2048;
 /// The same on a GPU.
 pub const GPU_PREFILL_CHUNK: usize = 8192;
+/// Weights that are dequantised at a time for prompts on a GPU.
+pub(super) const GPU_PANEL: usize = 16 << 20;
 /// Bytes of scores that methods which pick on a GPU make at a time, if one row does not take more.
 const GPU_SCORES: usize = 64 << 20;
 /// Tokens behind a prefix that most runs have room for.
@@ -28,6 +31,8 @@ pub struct Dimensions {
     ropes: Vec<Rope>,
     pub(super) storage: StorageTypes,
     numbers: MatrixNumbers,
+    /// What matrices take if some stay in the blocks of their file; otherwise all are of the storage type.
+    blocks: Option<KeptBlocks>,
     specs: LayerSpecs,
 }
 
@@ -43,8 +48,20 @@ impl Dimensions {
             ropes: config.ropes().map(rope).collect(),
             storage: storage.into(),
             numbers: layers::matrix_numbers(config),
+            blocks: None,
             specs: specs.into(),
         }
+    }
+
+    /// The same with matrices kept in the quantised blocks that `weights` has them in, if it has.
+    #[must_use]
+    pub fn keeping_blocks(self, weights: &Weights) -> Self {
+        Self { blocks: KeptBlocks::of(&self.config, weights, self.storage.weights), ..self }
+    }
+
+    /// The matrices that stay in quantised blocks, if there are any.
+    pub fn blocks(&self) -> Option<&KeptBlocks> {
+        self.blocks.as_ref()
     }
 
     /// The same with the sinks of all layers, `[layer][head]`, which are weights: until then there are zeros in their place.
@@ -78,7 +95,7 @@ impl Dimensions {
         self.storage.kv
     }
 
-    /// Storage type of weight matrices.
+    /// Storage type of weight matrices that do not stay in [blocks](Self::blocks).
     pub fn weight_dtype(&self) -> WeightDtype {
         self.storage.weights
     }
@@ -98,7 +115,18 @@ impl Dimensions {
 
     /// Bytes of all weight matrices in memory.
     pub fn weight_bytes(&self) -> usize {
-        self.storage.weights.bytes_of(self.weight_numbers())
+        match &self.blocks {
+            Some(blocks) => blocks.bytes,
+            None => self.storage.weights.bytes_of(self.weight_numbers()),
+        }
+    }
+
+    /// Bytes of the weight matrices that a decode step reads; see [`step_weight_numbers`](Self::step_weight_numbers).
+    pub fn step_weight_bytes(&self) -> usize {
+        match &self.blocks {
+            Some(blocks) => blocks.step_bytes,
+            None => self.storage.weights.bytes_of(self.step_weight_numbers()),
+        }
     }
 
     /// Numbers of all weight matrices.
@@ -116,6 +144,9 @@ impl Dimensions {
 
     /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
     pub fn loading_bytes(&self) -> usize {
+        if let Some(blocks) = &self.blocks {
+            return sum([blocks.bytes, blocks.largest]);
+        }
         let c = &self.config;
         let rows = c.vocab_size.max(c.intermediate_size).max(product([c.heads, c.head_dim]));
         sum([self.weight_bytes(), self.storage.weights.bytes_of(product([rows, c.hidden_size]))])
@@ -127,6 +158,7 @@ impl Dimensions {
     /// If they cannot.
     pub fn check_weights(&self, id: &str) -> Result<(), UsageError> {
         let hint = match self.storage.weights {
+            _ if self.blocks.is_some() => "choose a smaller model, or one of fewer bits",
             WeightDtype::F32 => "choose a smaller model, or --dtype bf16",
             WeightDtype::F16 | WeightDtype::Bf16 => "choose a smaller model",
         };
@@ -189,7 +221,8 @@ impl Dimensions {
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
         let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
-        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores])
+        let panel = if self.blocks.is_some() { product([self.storage.kv.bytes(), GPU_PANEL]) } else { 0 };
+        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
     }
 
     /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.

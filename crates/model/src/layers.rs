@@ -235,6 +235,18 @@ pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     shapes
 }
 
+/// The names of the matrices of all experts of all layers; nothing if the model has none.
+pub(super) fn expert_names(config: &ModelConfig) -> impl Iterator<Item = String> {
+    let of_layer = move |index: usize| {
+        let experts = config.block.experts.filter(|_| config.layer_kind(index).experts);
+        let name = move |part: String| TensorNames::weight(&format!("{}{index}.{part}", config.block.names.layer));
+        experts
+            .into_iter()
+            .flat_map(move |experts| (0..experts.count).flat_map(move |number| experts.names.of(number)).map(name))
+    };
+    (0..config.layers).flat_map(of_layer)
+}
+
 /// The names of the sinks of all layers, in order; nothing if the model has none.
 fn sink_names(config: &ModelConfig) -> impl Iterator<Item = String> {
     let names = &config.block.names;
@@ -298,6 +310,10 @@ pub(super) struct Checkpoint<'a> {
     pub weights: &'a Weights,
     /// What they have to fit into.
     pub dtype: WeightDtype,
+    /// Whether matrices stay in the quantised blocks that they are stored in.
+    pub keeps_blocks: bool,
+    /// What the numbers of those that stay have to fit into.
+    pub blocks_fit: WeightDtype,
 }
 
 impl Checkpoint<'_> {
@@ -308,8 +324,12 @@ impl Checkpoint<'_> {
         outputs: &[usize],
         inputs: usize,
     ) -> Result<Vec<StoredTensor>, WeightsError> {
-        let read =
-            |(name, n): (&String, &usize)| self.weights.read_for(&TensorNames::weight(name), &[*n, inputs], self.dtype);
+        let read = |(name, rows): (&String, &usize)| {
+            let name = TensorNames::weight(name);
+            let stays = self.keeps_blocks && self.weights.block_type(&name, inputs).is_some();
+            let dtype = if stays { self.blocks_fit } else { self.dtype };
+            self.weights.read_for(&name, &[*rows, inputs], dtype)
+        };
         names.iter().zip(outputs).map(read).collect()
     }
 

@@ -24,6 +24,7 @@ pub mod gguf;
 pub mod hub;
 pub mod hub_gguf;
 pub mod jinja;
+mod kept_blocks;
 mod layers;
 pub mod linear;
 mod markup;
@@ -56,6 +57,7 @@ use source::{ModelFiles, ModelSource};
 use spattn_attention::artefact::ModelShape;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
+use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use tensors::{StoredFormat, StoredTensor, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
@@ -68,6 +70,22 @@ fn explained(error: WeightsError) -> anyhow::Error {
             RunFailure { what: error.to_string(), hint }.into()
         }
         _ => error.into(),
+    }
+}
+
+/// What the user wants numbers to be stored in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StorageOptions {
+    /// Keys, values, and weights that do not stay in quantised blocks; the checkpoint's own type if `None`.
+    pub dtype: Option<KvDtype>,
+    /// Whether weights in quantised blocks are converted as well.
+    pub dequantise: bool,
+}
+
+/// Of this type, with quantised blocks kept.
+impl From<Option<KvDtype>> for StorageOptions {
+    fn from(dtype: Option<KvDtype>) -> Self {
+        Self { dtype, dequantise: false }
     }
 }
 
@@ -120,13 +138,12 @@ impl Model {
 }
 
 impl OpenModel {
-    /// Finds and checks a model. `dtype` is what weights, keys and values are stored in; the checkpoint's own type if
-    /// `None`.
+    /// Finds and checks a model. `storage` is what weights, keys and values are stored in.
     ///
     /// # Errors
     /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
-    pub fn open(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
-        Self::of_files(source, source.resolve()?, dtype, options)
+    pub fn open(source: &ModelSource, storage: impl Into<StorageOptions>, options: TokenizerOptions) -> Result<Self> {
+        Self::of_files(source, source.resolve()?, None, storage.into(), options)
     }
 
     /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
@@ -136,21 +153,25 @@ impl OpenModel {
     /// As [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
     pub fn open_without_weights(
         source: &ModelSource,
-        dtype: Option<KvDtype>,
+        storage: impl Into<StorageOptions>,
         options: TokenizerOptions,
     ) -> Result<Self> {
-        let files = ModelFiles {
-            texts: source.resolve_texts()?,
-            weights: Weights::random(0),
-            calibration: CalibrationPlace::None,
+        let (texts, sized_by) = match source {
+            // One file has all, and says what its weights take.
+            ModelSource::Gguf(file) => {
+                gguf::open(file, source.to_string()).map(|(texts, weights)| (texts, Some(weights)))?
+            }
+            _ => (source.resolve_texts()?, None),
         };
-        Self::of_files(source, files, dtype, options)
+        let files = ModelFiles { texts, weights: Weights::random(0), calibration: CalibrationPlace::None };
+        Self::of_files(source, files, sized_by.as_ref(), storage.into(), options)
     }
 
     fn of_files(
         source: &ModelSource,
         mut files: ModelFiles,
-        dtype: Option<KvDtype>,
+        sized_by: Option<&Weights>,
+        storage: StorageOptions,
         options: TokenizerOptions,
     ) -> Result<Self> {
         let mut config = files.config()?;
@@ -161,6 +182,11 @@ impl OpenModel {
             Some(CheckpointType::Bf16) => KvDtype::Bf16,
             Some(CheckpointType::F32) | None => KvDtype::F32,
         };
+        let mut dimensions = Dimensions::new(&config, storage.dtype.unwrap_or(stored));
+        // Products in bf16 take all weights in bf16.
+        if !storage.dequantise && matmul_precision() == MatmulPrecision::F32 {
+            dimensions = dimensions.keeping_blocks(sized_by.unwrap_or(&files.weights));
+        }
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
             ModelSource::Gguf(file) => Some(gguf::calibration(file)),
@@ -171,7 +197,7 @@ impl OpenModel {
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
-            dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
+            dimensions,
             format: files.weights.format(),
             weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,

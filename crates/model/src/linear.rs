@@ -1,15 +1,17 @@
 //! Weight matrices as they are stored, and multiplying by them.
 //!
-//! Weights stay in f32, f16 or bf16; arithmetic is f32 ([`linear_rows`]), or its factors are rounded to bf16 ([`tiles`]).
+//! Weights stay in f32, f16 or bf16, or in the quantised blocks of their file; arithmetic is f32 ([`linear_rows`], [`linear_quantised`]),
+//! or its factors are rounded to bf16 ([`tiles`]).
 
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::tensors::{StoredTensor, WeightDtype};
+use super::tensors::{StoredTensor, StoredType, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
+use spattn_kernels::quantised::{BlockRows, BlockType, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -26,6 +28,28 @@ enum Data {
     Bf16(Vec<bf16>),
     /// For products in bf16: packed once.
     Tiles(RightTiles),
+    /// Quantised, in parts that may have different types: a file may have the values of a layer in more bits than its queries.
+    Blocks(Vec<Blocks>),
+    /// Matrices on top of one another, some quantised and some not.
+    Mixed(Vec<Matrix>),
+}
+
+/// Rows in blocks of one type.
+#[derive(Debug)]
+struct Blocks {
+    block_type: BlockType,
+    bytes: Vec<u8>,
+}
+
+impl Blocks {
+    fn rows(&self) -> BlockRows<'_> {
+        BlockRows { block_type: self.block_type, blocks: &self.bytes }
+    }
+
+    /// Number of rows of so many columns.
+    fn len(&self, columns: usize) -> usize {
+        self.bytes.len() / self.block_type.bytes_of(columns)
+    }
 }
 
 impl Matrix {
@@ -47,6 +71,29 @@ impl Matrix {
         Self { data: Arc::new(data), columns }
     }
 
+    /// As [`stack`](Self::stack) with products in f32, but tensors that are stored in blocks stay as they are, where their rows are whole
+    /// blocks.
+    pub fn stack_blocks(tensors: Vec<StoredTensor>, columns: usize, dtype: WeightDtype) -> Self {
+        let stays = |tensor: &StoredTensor| match tensor.dtype {
+            StoredType::Blocks(block_type) => columns.is_multiple_of(block_type.numbers()).then_some(block_type),
+            StoredType::F32 | StoredType::F16 | StoredType::Bf16 => None,
+        };
+        let staying = tensors.iter().filter(|tensor| stays(tensor).is_some()).count();
+        if staying == 0 {
+            return Self::for_precision(MatmulPrecision::F32, &tensors, columns, dtype);
+        }
+        let data = match staying == tensors.len() {
+            true => {
+                let blocks = |tensor: StoredTensor| Some(Blocks { block_type: stays(&tensor)?, bytes: tensor.bytes });
+                Data::Blocks(tensors.into_iter().filter_map(blocks).collect())
+            }
+            false => {
+                Data::Mixed(tensors.into_iter().map(|one| Self::stack_blocks(vec![one], columns, dtype)).collect())
+            }
+        };
+        Self { data: Arc::new(data), columns }
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         match &*self.data {
@@ -54,6 +101,8 @@ impl Matrix {
             Data::F16(v) => v.len() / self.columns,
             Data::Bf16(v) => v.len() / self.columns,
             Data::Tiles(tiles) => tiles.outputs(),
+            Data::Blocks(parts) => parts.iter().map(|part| part.len(self.columns)).sum(),
+            Data::Mixed(parts) => parts.iter().map(Self::len).sum(),
         }
     }
 
@@ -69,6 +118,8 @@ impl Matrix {
             Data::F16(v) => size_of_val(v.as_slice()),
             Data::Bf16(v) => size_of_val(v.as_slice()),
             Data::Tiles(tiles) => tiles.bytes(),
+            Data::Blocks(parts) => parts.iter().map(|part| part.bytes.len()).sum(),
+            Data::Mixed(parts) => parts.iter().map(Self::bytes).sum(),
         }
     }
 
@@ -79,6 +130,15 @@ impl Matrix {
             Data::F16(v) => Rows::F16(v).read(row, out),
             Data::Bf16(v) => Rows::Bf16(v).read(row, out),
             Data::Tiles(tiles) => tiles.read_row(row, out),
+            Data::Blocks(parts) => {
+                let (part, row) = part_of(parts, row, |part| part.len(self.columns));
+                let bytes = part.block_type.bytes_of(self.columns);
+                part.block_type.dequantise(&part.bytes[row * bytes..][..bytes], out);
+            }
+            Data::Mixed(parts) => {
+                let (part, row) = part_of(parts, row, Self::len);
+                part.read_row(row, out);
+            }
         }
     }
 
@@ -90,9 +150,40 @@ impl Matrix {
             Data::F16(w) => linear_rows(x, w, self.columns, &mut out),
             Data::Bf16(w) => linear_rows(x, w, self.columns, &mut out),
             Data::Tiles(w) => tiles::multiply(&LeftTiles::new(x, self.columns), w, &mut out),
+            Data::Blocks(parts) => {
+                let parts: Vec<BlockRows<'_>> = parts.iter().map(Blocks::rows).collect();
+                linear_quantised(x, &parts, self.columns, &mut out);
+            }
+            Data::Mixed(parts) => self.times_parts(parts, x, &mut out),
         }
         out
     }
+
+    fn times_parts(&self, parts: &[Self], x: &[f32], out: &mut [f32]) {
+        let mut first = 0;
+        for part in parts {
+            let (products, width) = (part.times(x), part.len());
+            for (out, products) in out.chunks_exact_mut(self.len()).zip(products.chunks_exact(width)) {
+                out[first..first + width].copy_from_slice(products);
+            }
+            first += width;
+        }
+    }
+}
+
+/// The part that holds a row, and the row's number within it.
+///
+/// # Panics
+/// If there is no such row.
+fn part_of<P>(parts: &[P], row: usize, len: impl Fn(&P) -> usize) -> (&P, usize) {
+    let mut within = row;
+    for part in parts {
+        match within.checked_sub(len(part)) {
+            Some(behind) => within = behind,
+            None => return (part, within),
+        }
+    }
+    panic!("there is no row {row}")
 }
 
 /// A matrix with an optional bias.
@@ -120,7 +211,36 @@ impl Linear {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensors::StoredType;
+    use crate::tensors::Weights;
+
+    #[test]
+    fn a_stack_of_blocks_of_several_types_and_plain_rows_is_one_matrix() {
+        let columns = 288;
+        let tensor = |block_type: Option<BlockType>, rows: usize, seed: u64| {
+            let weights = block_type.map_or_else(|| Weights::random(seed), |of| Weights::random_in(seed, of));
+            weights.read("layer.weight", &[rows, columns]).unwrap()
+        };
+        let (small, wide) = (tensor(Some(BlockType::Q5_0), 5, 1), tensor(Some(BlockType::Q8_0), 3, 2));
+        let (whole, plain) = (tensor(Some(BlockType::Q4K), 4, 3), tensor(None, 6, 4));
+        assert_eq!(whole.dtype, StoredType::Bf16, "288 is not whole blocks of 256");
+        let x: Vec<f32> = (0..2 * columns).map(|i| (i as f32 * 0.7).sin()).collect();
+        for (tensors, bytes) in [
+            (vec![small.clone(), wide.clone()], 5 * 9 * 22 + 3 * 9 * 34),
+            (vec![wide, plain.clone(), small], 5 * 9 * 22 + 3 * 9 * 34 + 6 * 288 * 4),
+            (vec![plain, whole], 10 * 288 * 4),
+        ] {
+            let all: Vec<f32> = tensors.iter().flat_map(StoredTensor::to_f32).collect();
+            let expected = Matrix::for_precision(MatmulPrecision::F32, &tensors, columns, WeightDtype::F32);
+            let stack = Matrix::stack_blocks(tensors, columns, WeightDtype::F32);
+            assert_eq!((stack.len(), stack.bytes()), (all.len() / columns, bytes));
+            for (row, exact) in all.chunks_exact(columns).enumerate() {
+                let mut read = vec![f32::NAN; columns];
+                stack.read_row(row, &mut read);
+                assert_eq!(read, exact, "row {row}");
+            }
+            assert_eq!(stack.times(&x), expected.times(&x));
+        }
+    }
 
     #[test]
     fn stacked_matrices_multiply_alike_in_every_type() {

@@ -283,7 +283,7 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
 /// The error for models with commas between them.
 fn several_models(spec: &str) -> UsageError {
     let each: Vec<String> = spec.split(',').map(|model| format!("--model {}", model.trim())).collect();
-    UsageError::new(format!("`{spec}` is no model: it is a list"))
+    UsageError::new(format!("`{spec}` is not a model: it is a list"))
         .hint(format!("give --model once for each, where a command takes several, as a sweep does: {}", each.join(" ")))
 }
 
@@ -294,7 +294,7 @@ fn not_a_model(spec: &str) -> UsageError {
             "give `builtin`, a folder, a GGUF file, or a hub id such as `organisation/name` or `organisation/name@revision`".into()
         }
     };
-    UsageError::new(format!("`{spec}` is no model: neither `{BUILTIN}`, nor a folder or GGUF file, nor a hub id"))
+    UsageError::new(format!("`{spec}` is not a model: it is not `{BUILTIN}`, a folder, a GGUF file or a hub id"))
         .hint(hint)
 }
 
@@ -504,11 +504,11 @@ mod tests {
         assert_eq!(error("Cargo.toml").0, "the model `Cargo.toml` is a file, neither a folder nor a GGUF file");
         assert_eq!(error("builtin:x").0, "unknown built-in model `x`");
         assert_eq!(error("buitlin").1, "did you mean `builtin`?");
-        assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder or GGUF file, nor a hub id");
+        assert_eq!(error("gpt2").0, "`gpt2` is not a model: it is not `builtin`, a folder, a GGUF file or a hub id");
         for list in ["m,m2", "a/b,c/d@main", "builtin, m"] {
             let (what, hint) = error(list);
             assert!(
-                what.contains("is no model: it is a list") && hint.contains("give --model once for each"),
+                what.contains("is not a model: it is a list") && hint.contains("give --model once for each"),
                 "{hint}"
             );
         }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::plan_text::{PlanSummary, as_json, as_text};
-use super::prepare::{ModelJob, tokenizer_options};
+use super::prepare::{ModelJob, storage_options, tokenizer_options};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::cli::exit::Done;
@@ -12,6 +12,7 @@ use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::planner::Planner;
 use spattn_eval::records::store::{OpenMode, load_records};
 use spattn_eval::run::runner::Runner;
+use spattn_kernels::precision::set_matmul_precision;
 use spattn_model::OpenModel;
 use spattn_model::source::ModelSource;
 
@@ -45,7 +46,9 @@ impl RunRequest {
         let mut models = Vec::new();
         for config in &self.configs {
             let source = ModelSource::parse(&config.model)?;
-            let model = match OpenModel::open_without_weights(&source, config.dtype, tokenizer_options(config)) {
+            set_matmul_precision(config.matmul_precision);
+            let opened = OpenModel::open_without_weights(&source, storage_options(config), tokenizer_options(config));
+            let model = match opened {
                 Ok(model) => model,
                 Err(error) => {
                     reporter.failed(SkippedWork { what: config.model.clone(), error })?;

@@ -25,7 +25,7 @@ use spattn_kernels::precision::set_matmul_precision;
 use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
-use spattn_model::{Model, OpenModel};
+use spattn_model::{Model, OpenModel, StorageOptions};
 use spattn_tasks::{Task, TaskOptions, check_names, resolve_each};
 
 /// A run that is ready to start.
@@ -88,7 +88,11 @@ impl PreparedRun {
 pub(super) fn open_model(config: &RunConfig) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
     set_matmul_precision(config.matmul_precision);
-    OpenModel::open(&source, config.dtype, tokenizer_options(config))
+    OpenModel::open(&source, storage_options(config), tokenizer_options(config))
+}
+
+pub(super) fn storage_options(config: &RunConfig) -> StorageOptions {
+    StorageOptions { dtype: config.dtype, dequantise: config.dequantise }
 }
 
 pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {

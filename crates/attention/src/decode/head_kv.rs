@@ -284,7 +284,7 @@ impl<'a> HeadKv<'a> {
                     true => (front, front_places.next()),
                     false => (back, back_places.next()),
                 };
-                rows.read(*place.expect("a row for each token") as usize, out);
+                rows.read(*place.expect("one row per token") as usize, out);
             }
             gathered
         };

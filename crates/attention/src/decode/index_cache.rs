@@ -289,7 +289,7 @@ impl IndexCache {
 }
 
 /// Panic message: the sequence selects on a device although its method has no device form.
-pub(super) const HAS_FORM: &str = "the method has no device form";
+pub(super) const HAS_FORM: &str = "the method's GPU implementation was checked before";
 
 /// The rank of a layer among the sparse layers.
 pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {

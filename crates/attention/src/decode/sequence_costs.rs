@@ -74,7 +74,7 @@ impl Sequence {
         let form = method.device_form().expect(HAS_FORM);
         for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
             let (read, picks) = picks.split_at(shape.kv_heads);
-            let (entries, attended) = picks.split_last().expect("heads and entries");
+            let (entries, attended) = picks.split_last().expect("the counts end with the entries read");
             let tokens: u64 = attended.iter().sum();
             let step = self.step_shape(attended.len() / shape.kv_heads, 0);
             let cost = self.costs.layer_mut(layer);

@@ -169,6 +169,25 @@ fn layers_with_a_window_attend_it_in_full_whatever_the_method() {
     assert!((sequence.kv_tokens_held() - expected).abs() < 1e-9, "{} tokens held", sequence.kv_tokens_held());
 }
 
+/// The `k` tokens with the largest logits that each query head of the token at `position` selects within a window: of those that were in
+/// it when the prefix was read, less the last three.
+fn selected_in_window(
+    kv: &LayerKv,
+    queries: &[f32],
+    position: usize,
+    spec: &AttentionSpec,
+    k: usize,
+) -> Vec<Vec<usize>> {
+    let of_head = |head: usize| {
+        let mut candidates: Vec<usize> = (spec.first_visible(PREFIX + 1)..PREFIX - 3).collect();
+        let logit = |token: &usize| product(kv, queries, position, head, *token);
+        candidates.sort_by(|a, b| logit(b).total_cmp(&logit(a)));
+        candidates.truncate(k);
+        candidates
+    };
+    (0..HEADS).map(of_head).collect()
+}
+
 /// With `--local-layers sparse`: the last tokens of the prefix and all behind it are static, the others of the window are candidates, as they
 /// were when the prefix was read; what the window hides is not attended.
 #[test]
@@ -183,14 +202,7 @@ fn methods_select_within_windows_where_they_are_told_to() {
             let (kv, queries) = layer(number);
             for (at, outputs) in (PREFIX..).zip(&outputs) {
                 let first = spec.first_visible(at + 1);
-                let selected = |head: usize| {
-                    let mut candidates: Vec<usize> = (spec.first_visible(PREFIX + 1)..PREFIX - 3).collect();
-                    let of = |token: &usize| product(&kv, &queries, at, head, *token);
-                    candidates.sort_by(|a, b| of(b).total_cmp(&of(a)));
-                    candidates.truncate(k);
-                    candidates
-                };
-                let selected: Vec<Vec<usize>> = (0..HEADS).map(selected).collect();
+                let selected = selected_in_window(&kv, &queries, at, &spec, k);
                 let keeps = |head: usize, token: usize| token >= PREFIX - 3 || selected[head].contains(&token);
                 let expected = naive_of(&kv, &queries, at, &spec, &keeps);
                 assert_close(&outputs[number], &expected, &format!("k={k}, {spec:?}, at {at}"));
@@ -241,6 +253,26 @@ fn what_weighs_all_candidates_or_has_moving_ones_does_not_select_in_windows() {
     }
 }
 
+/// The share of the softmax of a query head of the token at `position` that the tokens get for which `counts` is true: what it attends if
+/// their values are 1 and the others' 0.
+fn share(
+    kv: &LayerKv,
+    queries: &[f32],
+    position: usize,
+    head: usize,
+    spec: &AttentionSpec,
+    counts: &dyn Fn(usize) -> bool,
+) -> f64 {
+    let tokens = 0..=position;
+    let key = |token: usize, head: usize| kv.keys.head(head).to_f32()[token * D..][..D].to_vec();
+    let keys: Vec<f32> =
+        tokens.clone().flat_map(|token| (0..KV_HEADS).flat_map(move |head| key(token, head))).collect();
+    let values: Vec<f32> = tokens.flat_map(|token| [f32::from(u8::from(counts(token))); KV_HEADS * D]).collect();
+    let mut marked = LayerKv::new(KvDtype::F32, KV_HEADS, D, position + 1);
+    marked.append_rows(&keys, &values);
+    f64::from(naive(&marked, queries, position, spec)[head * D])
+}
+
 /// The share of a softmax that is dropped counts the sink in its denominator, and logits as they are capped.
 #[test]
 fn dropped_mass_is_of_the_layers_own_softmax() {
@@ -249,23 +281,38 @@ fn dropped_mass_is_of_the_layers_own_softmax() {
     for (number, spec) in specs().iter().enumerate().filter(|(_, spec)| spec.window.is_none()) {
         let (kv, queries) = layer(number);
         for (head, dropped) in dropped[number].iter().enumerate() {
-            let of_step = |at: usize| {
-                // The mass that values of one get: of all tokens, less that of the tokens attended.
-                let mass = |keeps: &dyn Fn(usize) -> bool| {
-                    let mut marked = LayerKv::new(KvDtype::F32, KV_HEADS, D, at + 1);
-                    let own = |head: usize| kv.keys.head(head).to_f32();
-                    let keys: Vec<f32> =
-                        (0..=at).flat_map(|t| (0..KV_HEADS).flat_map(move |h| own(h)[t * D..][..D].to_vec())).collect();
-                    let values: Vec<f32> =
-                        (0..=at).flat_map(|t| vec![f32::from(u8::from(keeps(t))); KV_HEADS * D]).collect();
-                    marked.append_rows(&keys, &values);
-                    f64::from(naive(&marked, &queries, at, spec)[head * D])
-                };
-                let attended = |t: usize| t < 2 || t + 5 > at;
-                mass(&|t| !attended(t))
-            };
+            let of_step = |at: usize| share(&kv, &queries, at, head, spec, &|token| token >= 2 && token + 5 <= at);
             let expected = (PREFIX..PREFIX + STEPS).map(of_step).sum::<f64>() / STEPS as f64;
             assert!((dropped - expected).abs() < 1e-5, "{spec:?}: {dropped} against {expected}");
+        }
+    }
+}
+
+/// Tokens that a window hides have no share of the softmax, and are not among those with the largest logits.
+#[test]
+fn fidelity_in_windows_leaves_out_hidden_tokens() {
+    let policy = Policy { sink: 0, local: 3, local_layers: LocalLayers::Sparse, ..Policy::default() };
+    let (sequence, _) = decode_by(&configure(&expand_grid("topk:k=2").unwrap()[0], &policy).unwrap());
+    let fidelity = sequence.fidelity().unwrap();
+    let (recall, dropped) = (fidelity.recall(), fidelity.dropped_mass());
+    for (number, spec) in specs().iter().enumerate().filter(|(_, spec)| spec.window.is_some()) {
+        let (kv, queries) = layer(number);
+        for head in 0..HEADS {
+            let (mut expected_recall, mut expected_dropped) = (0.0, 0.0);
+            for at in PREFIX..PREFIX + STEPS {
+                let selected = &selected_in_window(&kv, &queries, at, spec, 2)[head];
+                let attended = |token: usize| token >= PREFIX - 3 || selected.contains(&token);
+                let mut visible: Vec<usize> = (spec.first_visible(at + 1)..=at).collect();
+                let count = visible.iter().filter(|token| attended(**token)).count();
+                let logit = |token: &usize| product(&kv, &queries, at, head, *token);
+                visible.sort_by(|a, b| logit(b).total_cmp(&logit(a)));
+                let found = visible[..count].iter().filter(|token| attended(**token)).count();
+                expected_recall += found as f64 / count as f64 / STEPS as f64;
+                expected_dropped += share(&kv, &queries, at, head, spec, &|token| !attended(token)) / STEPS as f64;
+            }
+            let (recall, dropped) = (recall[number][head], dropped[number][head]);
+            assert!((recall - expected_recall).abs() < 1e-9, "{spec:?}: {recall} against {expected_recall}");
+            assert!((dropped - expected_dropped).abs() < 1e-5, "{spec:?}: {dropped} against {expected_dropped}");
         }
     }
 }

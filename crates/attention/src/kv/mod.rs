@@ -87,7 +87,7 @@ impl Prefix {
     /// # Errors
     /// If they cannot be read, or the source does not lend whole layers.
     pub fn layer(&self, layer: usize) -> Result<&LayerKv, KvError> {
-        let why = || "it is only read in parts".to_owned();
+        let why = || "this source cannot lend a whole layer".to_owned();
         let lent = self.source.lend(layer)?;
         lent.ok_or_else(|| KvError { layer, tier: self.source.tier(layer), why: why() })
     }

@@ -140,6 +140,6 @@ impl KvSource for PagedFile {
     }
 
     fn into_layers(self: Box<Self>) -> Result<Vec<LayerKv>, KvError> {
-        unreachable!("nobody goes on from it")
+        unreachable!("tests do not extend a paged prefix")
     }
 }

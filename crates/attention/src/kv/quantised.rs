@@ -144,7 +144,9 @@ impl QuantisedRows {
             let code = code_of(range, x, top, rounding);
             match i % per_byte {
                 0 => self.codes.push(code),
-                place => *self.codes.last_mut().expect("a byte was begun") |= code << (place * self.bits),
+                place => {
+                    *self.codes.last_mut().expect("the first code of a byte was pushed") |= code << (place * self.bits)
+                }
             }
         }
     }

@@ -323,7 +323,7 @@ impl<'a> KvRows<'a> {
         }
         let first_behind = self.front_tokens() as u32;
         let before: Vec<u32> = tokens.iter().copied().filter(|token| *token < first_behind).collect();
-        let read = self.stored(&before)?.expect("tokens of the prefix");
+        let read = self.stored(&before)?.expect("the tokens lie in the stored prefix");
         let mut gathered = vec![0.0; tokens.len() * self.d];
         let mut places = read.places().iter();
         for (token, out) in tokens.iter().zip(gathered.chunks_exact_mut(self.d)) {

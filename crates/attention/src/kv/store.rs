@@ -166,7 +166,7 @@ impl KvStore {
             (Data::F32(data), Rows::F32(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
             (Data::F16(data), Rows::F16(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
             (Data::Bf16(data), Rows::Bf16(rows)) => data[from..][..rows.len()].copy_from_slice(rows),
-            _ => panic!("rows of another storage type"),
+            _ => panic!("the rows are not of the store's type"),
         }
         self.tokens = tokens;
     }
@@ -192,7 +192,7 @@ impl KvStore {
                 (Data::F32(new), Data::F32(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
                 (Data::F16(new), Data::F16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
                 (Data::Bf16(new), Data::Bf16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
-                _ => unreachable!("a store keeps its type"),
+                _ => unreachable!("the copy has the store's type"),
             }
         }
         *self = Self { tokens: self.tokens, ..grown };

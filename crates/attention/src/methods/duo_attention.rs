@@ -149,7 +149,7 @@ impl DuoAttention {
     }
 
     fn heads(&self) -> &Heads {
-        self.heads.as_ref().expect("a run calibrates its methods before it builds")
+        self.heads.as_ref().expect("methods are calibrated before they build an index")
     }
 
     /// Share of all heads that attend everything. A density has been solved before, unless the prefix has no

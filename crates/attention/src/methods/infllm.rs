@@ -136,7 +136,7 @@ impl Scorer for Representatives {
     }
 
     fn append(&self, _: &mut KvStore, _: usize, _: &NewTokens<'_>) {
-        unreachable!("an index that does not grow")
+        unreachable!("this index covers the prefix only")
     }
 
     fn index_bytes(&self, keys: &KvStore) -> usize {

@@ -251,7 +251,7 @@ impl MagicPig {
         let dots = step.exact_scores_of(head, &tokens)?;
         let norms = [&index.geometry.norms, &state.tail.norms];
         let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
-        let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
+        let log_u = self.log_probability.as_ref().expect("K and L were solved before the decode step");
         let log_u = cosines.into_iter().map(|cos| log_u.at(cos)).collect();
         Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) })
     }
@@ -437,7 +437,7 @@ impl RowMask for MagicPig {
         let planes = self.planes.of_width(d + usize::from(self.hashing.simple_lsh));
         let mut codes = CodeRows::new(self.shape());
         codes.push(&planes, &self.hashed(&geometry, &keys.rows.to_f32(), d).0);
-        let log_u = self.log_probability.as_ref().expect("a shape that is known");
+        let log_u = self.log_probability.as_ref().expect("K and L were solved before prefill");
         let pick = |row: usize, h: usize, cost: &mut Cost| {
             let query = &block.head(h)[row * d..][..d];
             let sides = side_bits(&planes, query, cost);

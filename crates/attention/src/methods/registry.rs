@@ -156,7 +156,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let reader = configure_one(reader, policy)?;
     if reader.method.prefill_pattern().is_none() {
         return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label()))
-            .hint("what stands before `>` needs a prefill pattern; `spattn list methods` says which have one"));
+            .hint("the method before `>` needs a prefill pattern; `spattn list methods` says which have one"));
     }
     if decoder.method.decodes_densely() {
         return Err(UsageError::new(format!("method `{}` cannot decode: it reads prompts alone", decoder.label()))

@@ -119,7 +119,7 @@ mod tests {
                     let pairs = picks.tokens.iter().zip(log_u);
                     pairs.map(|(t, log_u)| (*t as usize, (-f64::from(log_u)).exp())).collect()
                 }
-                other => panic!("{other:?}"),
+                other => panic!("expected a log bias, got {other:?}"),
             };
             heads.into_iter().map(of_head).collect()
         }

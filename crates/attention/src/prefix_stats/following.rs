@@ -80,7 +80,7 @@ impl HeadFollowing {
 
     /// Drops the rows of `sums` that the rest of the block does not need.
     fn forget(&mut self, piece: &Piece<'_>, n: usize, lengths: &[usize]) {
-        if piece.ends_block(*lengths.last().expect("the prefix has a length")) {
+        if piece.ends_block(*lengths.last().expect("at least one prefix length")) {
             self.sums = Vec::new();
             return;
         }

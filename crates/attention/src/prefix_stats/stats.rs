@@ -159,7 +159,9 @@ impl PromptStats {
                         add_following_scores(&piece, *n, &self.lengths, heads)?;
                     }
                     (LayerStats::Mass(heads), _) => add_attention_mass(&piece, &self.lengths, heads)?,
-                    (LayerStats::Following(_), _) => unreachable!("scores are gathered for one kind of need"),
+                    (LayerStats::Following(_), _) => {
+                        unreachable!("following scores are gathered only for `FollowingScores`")
+                    }
                 }
                 gathered.time += start.elapsed();
             }
@@ -245,7 +247,7 @@ struct Place<'a> {
     kv_head: usize,
 }
 
-const ASKED: &str = "a method reads what it asked for";
+const ASKED: &str = "the method did not ask for this statistic in `prompt_needs`";
 
 impl<'a> PromptHead<'a> {
     /// Query heads of this KV head.

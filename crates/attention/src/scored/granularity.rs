@@ -111,7 +111,7 @@ impl Granularity {
     pub(crate) fn masks(self, mut masks: Vec<Mask>) -> Masks {
         match self {
             Self::QueryHead => Masks::PerHead(masks),
-            Self::KvHead(_) => Masks::Shared(masks.pop().expect("the group's mask")),
+            Self::KvHead(_) => Masks::Shared(masks.pop().expect("one mask for the GQA group")),
         }
     }
 

@@ -128,6 +128,15 @@ macro_rules! with_settings {
             dtype: Given<KvDtype> => Option<KvDtype> = None,
                 Flag::value("dtype", "TYPE").texts("f16", &["int8", ""]).identity("dtype");
 
+            /// Convert quantised weights to --dtype when they are loaded, instead of keeping them in their blocks
+            ///
+            /// Kept, they take the memory of their file, and a decode step reads no more. With --matmul-precision bf16 they are converted
+            /// in any case.
+            ///
+            /// Example: --model model-Q4_K_M.gguf --dequantise
+            dequantise: bool => bool = false,
+                Flag::switch("dequantise").identity("dequantise");
+
             /// Precision of the factors of matrix products on a CPU, in layers and in the attention of prefill: f32 (no rounding) or bf16, which
             /// is faster on CPUs with AMX or AVX512_BF16; f32 if not given
             ///

@@ -18,6 +18,7 @@ use spattn_kernels::precision::MatmulPrecision;
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::OpenModel;
 use spattn_model::device::Device;
+use spattn_model::tensors::WeightDtype;
 use spattn_tasks::{Positions, Task};
 
 /// Incremented whenever the same settings may give other records than before.
@@ -53,6 +54,15 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Runs without the key are those from before the precision could be chosen.
     if config.matmul_precision != MatmulPrecision::F32 {
         identity["matmul_precision"] = config.matmul_precision.name().into();
+    }
+    // Runs without these keys are those of plain weights, and those from before quantised weights stayed in their blocks. On a CPU in f32, these had
+    // the same results: products with blocks are the same bits as products with dequantised weights.
+    if config.dequantise {
+        identity["dequantise"] = true.into();
+    }
+    let as_before = config.device == Device::Cpu && model.dimensions.weight_dtype() == WeightDtype::F32;
+    if model.dimensions.blocks().is_some() && !as_before {
+        identity["kept_blocks"] = true.into();
     }
     if let Some(text) = &config.system_prompt {
         identity["system_prompt"] = privacy::system_prompt(text).into();
@@ -219,6 +229,8 @@ mod tests {
     use super::*;
     use crate::config::protocol::Protocol;
     use crate::plan::memory::bytes_of_example;
+    use spattn_attention::kv::KvDtype;
+    use spattn_model::StorageOptions;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
 
@@ -236,6 +248,26 @@ mod tests {
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
+    }
+
+    #[test]
+    fn weights_in_blocks_are_another_identity_where_results_differ() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf/mixed.gguf");
+        let settings = Settings::parse("tasks = ['ruler/vt']\nlengths = [1024]", "test").unwrap();
+        let mut config = RunConfig::resolve_single(settings).unwrap();
+        let mut kept = |dtype, device, dequantise| {
+            (config.device, config.dequantise) = (device, dequantise);
+            let storage = StorageOptions { dtype, dequantise };
+            let source = ModelSource::parse(file).unwrap();
+            let model = OpenModel::open(&source, storage, TokenizerOptions::default()).unwrap();
+            assert_eq!(model.dimensions.blocks().is_none(), dequantise);
+            let identity = identity(&config, config.variants()[0], &model, None);
+            ["kept_blocks", "dequantise"].map(|key| identity.get(key).is_some())
+        };
+        assert_eq!(kept(None, Device::Cpu, false), [false, false], "the bits of f32 weights, as before");
+        assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, false), [true, false]);
+        assert_eq!(kept(None, Device::Cuda(0), false), [true, false]);
+        assert_eq!(kept(Some(KvDtype::Bf16), Device::Cpu, true), [false, true]);
     }
 
     #[test]

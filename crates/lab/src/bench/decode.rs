@@ -50,7 +50,7 @@ impl Runs for Decoding<'_> {
 
     fn count(&self, row: &mut BenchRow) {
         let numbers = self.decoder.step_weight_numbers();
-        row.limit_bytes = self.decoder.weight_dtype().bytes_of(numbers) as u64;
+        row.limit_bytes = self.decoder.step_weight_bytes() as u64;
         row.flops = 2 * self.sequences.len() as u64 * numbers as u64;
         count_steps(&self.sequences, row);
     }

@@ -240,7 +240,7 @@ impl Runs for DecodingThere<'_> {
         self.stepping.count(row);
         row.layers = layers as usize;
         let numbers = self.decoder.step_weight_numbers();
-        let weights = self.decoder.weight_dtype().bytes_of(numbers) as u64;
+        let weights = self.decoder.step_weight_bytes() as u64;
         row.limit_bytes = layers * row.limit_bytes + weights;
         row.bytes = layers * row.bytes + weights;
         row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * numbers as u64;

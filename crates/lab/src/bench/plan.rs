@@ -557,7 +557,10 @@ impl At<'_> {
             op: self.plan.op.name().to_owned(),
             shape: self.plan.shape.clone(),
             device: device.to_owned(),
-            dtype: dimensions.dtype().name().to_owned(),
+            dtype: match dimensions.blocks() {
+                Some(blocks) => format!("{}/{}", blocks.name(), dimensions.dtype().name()),
+                None => dimensions.dtype().name().to_owned(),
+            },
             threads: rayon::current_num_threads(),
             context: self.context,
             batch: self.batch,

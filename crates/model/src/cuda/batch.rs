@@ -83,7 +83,7 @@ impl Cuda {
         let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
             unreachable!("the buffer of logits was reserved above")
         };
-        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
+        self.multiply(head, normed, rows, logits, Into::Wide)?;
         self.gpu.mark(timeline)?;
         self.check(workspace, |row| row)?;
         Ok(timeline.spans()?[0])

@@ -9,32 +9,33 @@ use crate::layers::{FeedForward, Gated, Layer};
 /// Rows up to which each reads its own experts.
 pub(super) const FEW_ROWS: usize = 8;
 
-/// Where the matrices of a layer's experts are.
+/// Where the matrices of a layer's experts are, if all of them are in the storage type.
 pub(super) struct ExpertTables {
     pub(super) gate_up: ExpertMatrices,
     pub(super) down: ExpertMatrices,
 }
 
 impl ExpertTables {
-    /// Of each layer; `None` for those without experts.
-    pub(super) fn of_layers(
+    /// Of each layer; `None` for those without experts, and those with experts in quantised blocks.
+    pub(super) fn of_layers<'a>(
         gpu: &Gpu,
-        layers: &[Layer<Linear, Buffer>],
+        layers: &'a [Layer<Linear, Buffer>],
         storage: Storage,
     ) -> Result<Vec<Option<Self>>, GpuError> {
-        let table = |experts: &[Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| {
-            let matrices: Vec<&Buffer> = experts.iter().map(|expert| &part(expert).weight.data).collect();
-            let first = &part(&experts[0]).weight;
-            gpu.expert_matrices(&matrices, (first.outputs, first.inputs, storage))
+        let plain = |experts: &'a [Gated<Linear>], part: fn(&Gated<Linear>) -> &Linear| -> Option<Vec<&'a Buffer>> {
+            experts.iter().map(|expert| part(expert).weight.plain()).collect()
         };
-        let of_layer = |layer: &Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
-            match &layer.feed_forward {
-                FeedForward::Gated(_) => Ok(None),
-                FeedForward::Experts { experts, .. } => Ok(Some(Self {
-                    gate_up: table(experts, |expert| &expert.gate_up)?,
-                    down: table(experts, |expert| &expert.down)?,
-                })),
-            }
+        let table = |matrices: &[&Buffer], of: &Linear| {
+            gpu.expert_matrices(matrices, (of.weight.outputs, of.weight.inputs, storage))
+        };
+        let of_layer = |layer: &'a Layer<Linear, Buffer>| -> Result<Option<Self>, GpuError> {
+            let FeedForward::Experts { experts, .. } = &layer.feed_forward else { return Ok(None) };
+            let (Some(gate_up), Some(down)) =
+                (plain(experts, |expert| &expert.gate_up), plain(experts, |expert| &expert.down))
+            else {
+                return Ok(None);
+            };
+            Ok(Some(Self { gate_up: table(&gate_up, &experts[0].gate_up)?, down: table(&down, &experts[0].down)? }))
         };
         layers.iter().map(of_layer).collect()
     }

@@ -1,5 +1,6 @@
-//! Experts on a GPU. A router's logits are sorted out there. For few rows, each row's experts are read where they are; for more, the host
-//! learns which rows each expert is chosen for, and rows are gathered for products of one expert after the other.
+//! Experts on a GPU. A router's logits are sorted out there. For few rows, each row's experts are read where they are; for more rows, and
+//! for experts in quantised blocks, the host learns which rows each expert is chosen for, and rows are gathered for products of one
+//! expert after the other.
 
 use spattn_cuda::{Buffer, GpuError, Into, Routes};
 
@@ -8,9 +9,20 @@ use super::model::Cuda;
 use super::weights::Linear;
 use super::workspace::Workspace;
 use crate::families::ExpertWeights;
-use crate::layers::Gated;
+use crate::layers::{FeedForward, Gated};
 
 impl Cuda {
+    /// Whether the layers of a step of few rows are launched without waiting for the device: the host does not have to know which experts
+    /// are chosen.
+    pub(super) fn routes_on_device(&self) -> bool {
+        let has_experts = |feed_forward: &FeedForward<Linear>| matches!(feed_forward, FeedForward::Experts { .. });
+        self.parts
+            .layers
+            .iter()
+            .zip(&self.experts)
+            .all(|(layer, tables)| tables.is_some() || !has_experts(&layer.feed_forward))
+    }
+
     /// Adds what the experts of a layer make of the rows of `workspace.normed` to the residual stream.
     pub(super) fn pass_experts(
         &self,
@@ -21,14 +33,13 @@ impl Cuda {
         experts: &[Gated<Linear>],
     ) -> Result<(), GpuError> {
         let (spec, storage) = (self.config.block.experts.expect("a layer with experts"), self.storage());
-        let tables = self.experts[index].as_ref().expect("tables of a layer with experts");
         let Workspace { normed, x, experts: Some(own), .. } = workspace else { unreachable!("a model with experts") };
         self.apply(router, normed, rows, &mut own.logits, Into::Wide)?;
         let among_used = spec.weights == ExpertWeights::AmongUsed;
         self.gpu.route(&own.logits, rows, (spec.count, spec.used), among_used, &mut own.chosen, &mut own.weights)?;
-        if rows > FEW_ROWS {
+        let Some(tables) = self.experts[index].as_ref().filter(|_| rows <= FEW_ROWS) else {
             return self.pass_gathered(own, rows, experts, normed, x);
-        }
+        };
         let routes = Routes { chosen: &own.chosen, weights: &own.weights, used: spec.used };
         self.gpu.expert_rows(&tables.gate_up, &routes, rows, normed, &mut own.gate_up)?;
         self.gpu.gate(self.gate(), storage, &own.gate_up, rows * spec.used, &mut own.gated, spec.width)?;

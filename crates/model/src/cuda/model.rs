@@ -1,21 +1,21 @@
 //! A model's weights on a GPU, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, AttentionWorkspace, Buffer, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place, Positions,
-    RmsNorm, Rotation, Storage, Timeline,
+    self as kernels, AttentionWorkspace, Buffer, Columns, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
+    Positions, QuantisedMatrix, RmsNorm, Rotation, Storage, Timeline, WeightMatrix,
 };
 
 use super::expert_room::{ExpertRoom, ExpertTables};
 use super::host::HostWorkspace;
 use super::kv::storage;
-use super::weights::{Linear, LoadFailure, Matrix, ToDevice};
+use super::weights::{Data, Linear, LoadFailure, Matrix, Part, ToDevice};
 use super::workspace::Workspace;
-use crate::dimensions::Dimensions;
+use crate::dimensions::{Dimensions, GPU_PANEL};
 use crate::engine::{EngineError, GpuUse, NotFinite};
 use crate::families::{Gate, QkNormOver, RopePairs};
 use crate::layers::{Checkpoint, FeedForward, Gated, Layer, Parts};
@@ -26,6 +26,8 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
     pub(super) name: String,
     pub(super) parts: Parts<Matrix, Linear, Buffer>,
+    /// Space for [`GPU_PANEL`] dequantised weights, if there are matrices in blocks.
+    panel: Mutex<Option<Buffer>>,
     /// Of each layer; nothing if the model has none.
     sinks: Vec<Buffer>,
     /// Of each layer; they point into `parts`.
@@ -47,6 +49,10 @@ impl From<GpuError> for EngineError {
         Self::Device(error.into())
     }
 }
+
+/// Most rows of activations for which weights in blocks are read again for each four, and not dequantised: a dequantised weight is
+/// written once and read once, which takes as long as reading its block four times or more.
+const FUSED_ROWS: usize = 16;
 
 /// The angles of a step's rows by one RoPE table, whose frequencies are in the workspace.
 #[derive(Debug, Clone, Copy)]
@@ -79,13 +85,20 @@ impl Cuda {
         weights: &crate::tensors::Weights,
         gpu: Gpu,
     ) -> Result<Self, LoadFailure> {
-        let checkpoint = Checkpoint { weights, dtype: dimensions.storage.weights };
+        let dtype = dimensions.storage.weights;
+        // Panels of blocks are in the storage type.
+        let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let sinks = dimensions.layer_specs().iter().filter_map(|spec| spec.sinks.as_ref());
         let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
         let name = gpu.info()?.name;
+        let panel = match dimensions.blocks() {
+            Some(_) => Some(gpu.alloc(dimensions.storage.kv.bytes() * GPU_PANEL)?),
+            None => None,
+        };
         let experts = ExpertTables::of_layers(&gpu, &parts.layers, storage(dimensions.dtype()))?;
         Ok(Self {
+            panel: Mutex::new(panel),
             dimensions: dimensions.clone(),
             gpu: Arc::new(gpu),
             name,
@@ -188,15 +201,15 @@ impl Cuda {
         self.gpu.upload_to(&mut workspace.tokens, 0, tokens)?;
         self.gpu.upload_to(&mut workspace.positions, 0, &positions)?;
         self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
-        let (hidden, table) = (self.config.hidden_size, &self.parts.embedding.data);
-        self.gpu.embed(
-            self.storage(),
-            table,
-            &workspace.tokens,
-            tokens.len(),
-            &mut workspace.x,
-            (hidden, self.embedding_scale()),
-        )
+        let Workspace { tokens: ids, x, .. } = workspace;
+        let (rows, scale) = (tokens.len(), self.embedding_scale());
+        match &self.parts.embedding.data {
+            Data::Plain(table) => self.gpu.embed(self.storage(), table, ids, rows, x, (self.config.hidden_size, scale)),
+            Data::Parts(parts) => match parts.as_slice() {
+                [Part::Blocks(table)] => self.gpu.embed_quantised(table, ids, rows, x, scale),
+                _ => unreachable!("a table is one tensor"),
+            },
+        }
     }
 
     /// Norms the residual stream into `normed`, or copies it there where there is no weight. `mark` says behind how many layers it is.
@@ -354,10 +367,68 @@ impl Cuda {
         out: &mut Buffer,
         into: Into,
     ) -> Result<(), GpuError> {
-        self.gpu.multiply(self.storage(), linear.weight.as_operand(), x, rows, out, into)?;
+        self.multiply(&linear.weight, x, rows, out, into)?;
         let Some(bias) = &linear.bias else { return Ok(()) };
         let storage = if into == Into::Narrow { self.storage() } else { Storage::F32 };
         self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
+    }
+
+    /// `x · Wᵀ` for `rows` rows of `x`, without a bias.
+    pub(super) fn multiply(
+        &self,
+        weight: &Matrix,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let (&Matrix { ref data, outputs, inputs }, storage) = (weight, self.storage());
+        let parts = match data {
+            Data::Plain(data) => {
+                let weight = WeightMatrix { data, outputs, inputs };
+                return self.gpu.multiply(storage, weight, x, rows, out, into);
+            }
+            Data::Parts(parts) => parts,
+        };
+        let mut columns = Columns { first: 0, stride: outputs };
+        for part in parts {
+            let out = (&mut *out, columns);
+            match part {
+                Part::Plain { data, outputs } => {
+                    let weight = WeightMatrix { data, outputs: *outputs, inputs };
+                    self.gpu.multiply_columns(storage, weight, x, rows, out, into)
+                }
+                Part::Blocks(blocks) if rows <= FUSED_ROWS => {
+                    self.gpu.multiply_quantised(storage, blocks, x, rows, out, into)
+                }
+                Part::Blocks(blocks) => self.multiply_by_panels(blocks, x, rows, out, into),
+            }?;
+            columns.first += part.outputs();
+        }
+        Ok(())
+    }
+
+    /// Dequantises some rows of the weights at a time, as many as fit the panel, and multiplies by these.
+    fn multiply_by_panels(
+        &self,
+        part: &QuantisedMatrix,
+        x: &Buffer,
+        rows: usize,
+        (out, columns): (&mut Buffer, Columns),
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let mut panel = self.panel.lock().unwrap_or_else(PoisonError::into_inner);
+        let panel = panel.as_mut().expect("a panel was allocated with the first blocks");
+        let inputs = part.inputs();
+        let most = (GPU_PANEL / inputs).max(1);
+        for first in (0..part.outputs()).step_by(most) {
+            let outputs = most.min(part.outputs() - first);
+            self.gpu.dequantise(self.storage(), part, first, outputs, panel)?;
+            let columns = Columns { first: columns.first + first, ..columns };
+            let weight = WeightMatrix { data: panel, outputs, inputs };
+            self.gpu.multiply_columns(self.storage(), weight, x, rows, (&mut *out, columns), into)?;
+        }
+        Ok(())
     }
 
     /// What gates are passed through.
@@ -380,7 +451,7 @@ impl Cuda {
         self.norm(workspace, skip, rows, Some(&self.parts.norm), self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
-        self.gpu.multiply(self.storage(), head.as_operand(), normed, rows, logits, Into::Wide)?;
+        self.multiply(head, normed, rows, logits, Into::Wide)?;
         let mut out = vec![0.0; rows * head.outputs];
         self.gpu.download(logits, 0, &mut out)?;
         self.config.block.finish_logits(&mut out);

@@ -229,7 +229,7 @@ impl Cuda {
             Ok(())
         };
         // Products of several rows are a library's, which may do more than launch kernels.
-        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8);
+        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8) && self.routes_on_device();
         let known = workspace.recorded.take().filter(|known| repeats && known.key == key);
         let Some(Recorded { recording, .. }) = known else {
             workspace.recorded = repeats.then_some(Recorded { key, recording: None });

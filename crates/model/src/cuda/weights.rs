@@ -1,22 +1,51 @@
 //! A checkpoint's tensors on their way to a GPU.
 
-use spattn_cuda::{Buffer, Gpu, GpuError, Plain, WeightMatrix};
+use spattn_cuda::{Buffer, Gpu, GpuError, Plain, QuantisedMatrix};
 
 use crate::layers::{Checkpoint, Source};
-use crate::tensors::{StoredTensor, WeightDtype, WeightsError};
+use crate::tensors::{StoredTensor, StoredType, WeightDtype, WeightsError};
+use spattn_kernels::quantised::BlockType;
 
 /// A weight matrix on the device.
 pub(super) struct Matrix {
-    pub(super) data: Buffer,
+    pub(super) data: Data,
     pub(super) outputs: usize,
     pub(super) inputs: usize,
 }
 
+/// The numbers of a matrix.
+pub(super) enum Data {
+    /// In the storage type.
+    Plain(Buffer),
+    /// Parts on top of one another, at least one of them in quantised blocks.
+    Parts(Vec<Part>),
+}
+
+/// Some rows of a matrix: what a tensor of the checkpoint has become.
+pub(super) enum Part {
+    /// So many rows in the storage type.
+    Plain { data: Buffer, outputs: usize },
+    /// In quantised blocks of one type.
+    Blocks(QuantisedMatrix),
+}
+
+impl Part {
+    /// Number of rows.
+    pub(super) fn outputs(&self) -> usize {
+        match self {
+            Self::Plain { outputs, .. } => *outputs,
+            Self::Blocks(blocks) => blocks.outputs(),
+        }
+    }
+}
+
 impl Matrix {
-    /// The matrix as a factor of a product.
-    pub(super) fn as_operand(&self) -> WeightMatrix<'_> {
-        let Self { data, outputs, inputs } = self;
-        WeightMatrix { data, outputs: *outputs, inputs: *inputs }
+    /// The numbers in the storage type; `None` for a matrix that is in blocks or has parts that are.
+    pub(super) fn plain(&self) -> Option<&Buffer> {
+        match &self.data {
+            Data::Plain(buffer) => Some(buffer),
+            Data::Parts(_) => None,
+        }
     }
 }
 
@@ -57,6 +86,31 @@ impl ToDevice<'_> {
         self.gpu.synchronize()?;
         Ok(buffer)
     }
+
+    /// Tensors on top of one another, converted to the storage type.
+    fn convert(&self, tensors: &[StoredTensor]) -> Result<Buffer, GpuError> {
+        match self.checkpoint.dtype {
+            WeightDtype::F32 => self.put(tensors, StoredTensor::to_f32),
+            WeightDtype::F16 => self.put(tensors, StoredTensor::to_f16),
+            WeightDtype::Bf16 => self.put(tensors, StoredTensor::to_bf16),
+        }
+    }
+
+    /// The blocks that a tensor stays in.
+    fn kept(&self, tensor: &StoredTensor, inputs: usize) -> Option<BlockType> {
+        let StoredType::Blocks(block_type) = tensor.dtype else { return None };
+        (self.checkpoint.keeps_blocks && inputs.is_multiple_of(block_type.numbers())).then_some(block_type)
+    }
+
+    fn part(&self, tensor: &StoredTensor, inputs: usize) -> Result<Part, GpuError> {
+        match self.kept(tensor, inputs) {
+            Some(block_type) => self.gpu.upload_blocks(block_type, &tensor.bytes, inputs).map(Part::Blocks),
+            None => {
+                let data = self.convert(std::slice::from_ref(tensor))?;
+                Ok(Part::Plain { data, outputs: tensor.len() / inputs })
+            }
+        }
+    }
 }
 
 impl Source for ToDevice<'_> {
@@ -67,11 +121,10 @@ impl Source for ToDevice<'_> {
 
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
-        let data = match self.checkpoint.dtype {
-            WeightDtype::F32 => self.put(&tensors, StoredTensor::to_f32),
-            WeightDtype::F16 => self.put(&tensors, StoredTensor::to_f16),
-            WeightDtype::Bf16 => self.put(&tensors, StoredTensor::to_bf16),
-        }?;
+        let data = match tensors.iter().any(|tensor| self.kept(tensor, inputs).is_some()) {
+            true => Data::Parts(tensors.iter().map(|tensor| self.part(tensor, inputs)).collect::<Result<_, _>>()?),
+            false => Data::Plain(self.convert(&tensors)?),
+        };
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
     }
 

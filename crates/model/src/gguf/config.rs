@@ -288,7 +288,7 @@ fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     }
     if let Some(adapter) = metadata.keys("adapter.").first() {
         return Err(metadata
-            .error(adapter, "the file is an adapter, which is no model by itself")
+            .error(adapter, "the file is an adapter, which is not a model by itself")
             .hint("merge it into its base model with llama.cpp's `llama-export-lora`"));
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The files of a GGUF model: their directories of tensors, and reading one tensor.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
 use super::{directory, split};
 use crate::tensors::{StoredTensor, StoredType};
 use spattn_base::error::UsageError;
+use spattn_kernels::quantised::BlockType;
 
 /// Opened files, and where each tensor is.
 #[derive(Debug)]
@@ -115,14 +116,20 @@ impl GgufFiles {
         &self.tensors
     }
 
-    /// Reads a tensor, with quantised types widened to f32.
+    /// The quantised types of tensors that are widened when they are read, since the kernels do not know them.
+    pub(super) fn widened_types(&self) -> BTreeSet<String> {
+        let widened = self.tensors.values().filter(|place| known(place.info.ggml_dtype).is_none());
+        widened.map(Place::stored_type).collect()
+    }
+
+    /// Reads a tensor as it is stored; types that the kernels do not know are widened to f32.
     ///
     /// # Errors
     /// If the file cannot be read any more.
     pub(super) fn read(&self, place: &Place) -> std::io::Result<StoredTensor> {
         let path = &self.parts[place.part];
         let shape = place.shape();
-        let (dtype, bytes) = match plain(place.info.ggml_dtype) {
+        let (dtype, bytes) = match known(place.info.ggml_dtype) {
             Some(dtype) => (dtype, place.read_bytes(path)?),
             None => (StoredType::F32, place.dequantised(path)?),
         };
@@ -136,9 +143,9 @@ impl Place {
         self.info.shape.dims().to_vec()
     }
 
-    /// The type that a tensor is read as: f32 for quantised ones.
+    /// The type that a tensor is read as: f32 for those that the kernels do not know.
     pub(super) fn read_type(&self) -> StoredType {
-        plain(self.info.ggml_dtype).unwrap_or(StoredType::F32)
+        known(self.info.ggml_dtype).unwrap_or(StoredType::F32)
     }
 
     /// What llama.cpp calls the type.
@@ -148,7 +155,7 @@ impl Place {
 
     /// Whether numbers are stored in blocks with a common scale.
     pub(super) fn is_quantised(&self) -> bool {
-        plain(self.info.ggml_dtype).is_none()
+        self.info.ggml_dtype.block_size() > 1
     }
 
     /// Bytes in the file; `None` if that is more than can be.
@@ -190,14 +197,23 @@ fn type_name(dtype: GgmlDType) -> String {
     }
 }
 
-/// The types that are no blocks.
-fn plain(dtype: GgmlDType) -> Option<StoredType> {
-    match dtype {
-        GgmlDType::F32 => Some(StoredType::F32),
-        GgmlDType::F16 => Some(StoredType::F16),
-        GgmlDType::BF16 => Some(StoredType::Bf16),
-        _ => None,
-    }
+/// The types that tensors are kept in: all but Q2_K, Q3_K and two that no model has (Q8_1, Q8_K).
+fn known(dtype: GgmlDType) -> Option<StoredType> {
+    let block_type = match dtype {
+        GgmlDType::F32 => return Some(StoredType::F32),
+        GgmlDType::F16 => return Some(StoredType::F16),
+        GgmlDType::BF16 => return Some(StoredType::Bf16),
+        GgmlDType::Q4_0 => BlockType::Q4_0,
+        GgmlDType::Q4_1 => BlockType::Q4_1,
+        GgmlDType::Q5_0 => BlockType::Q5_0,
+        GgmlDType::Q5_1 => BlockType::Q5_1,
+        GgmlDType::Q8_0 => BlockType::Q8_0,
+        GgmlDType::Q4K => BlockType::Q4K,
+        GgmlDType::Q5K => BlockType::Q5K,
+        GgmlDType::Q6K => BlockType::Q6K,
+        GgmlDType::Q2K | GgmlDType::Q3K | GgmlDType::Q8_1 | GgmlDType::Q8K => return None,
+    };
+    Some(StoredType::Blocks(block_type))
 }
 
 /// Reads the directory of a file that was checked.

@@ -5,8 +5,9 @@
 //! texts of a `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the
 //! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
-//! The container and the quantised types are read by `candle-core`, after `directory` has checked what it would take on trust. Its
-//! tokenizer reader is not used: it falls back to GPT-2's splitting for names that it does not know.
+//! The container is read by `candle-core`, after `directory` has checked what it would take on trust, and so are quantised types that the
+//! kernels do not know; tensors of the others keep their blocks. Its tokenizer reader is not used: it falls back to GPT-2's splitting for
+//! names that it does not know.
 
 mod config;
 mod directory;
@@ -77,7 +78,8 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
     let family = config::family(&metadata)?;
     let config = config::config_json(&metadata, family, &files)?;
     let tokenizer = tokenizer::read(&metadata)?;
-    let notes = config::unread_keys(&metadata, family).into_iter().chain(tokenizer.note.clone()).collect();
+    let notes = config::unread_keys(&metadata, family).into_iter().chain(tokenizer.note.clone());
+    let notes = notes.chain(widened(&files)).collect();
     let file_type = metadata.optional_size(FILE_TYPE)?.map(types::file_type);
     let text = |name: &str, value: &Value| TextFile {
         name: format!("{} ({name})", files.label()),
@@ -98,4 +100,11 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
     let mut weights = Weights::from(GgufTensors::new(files, family, file_type));
     tensors::divide_experts(family, &mut weights);
     Ok((texts, weights))
+}
+
+/// Says which weights are not kept as the file has them.
+fn widened(files: &GgufFiles) -> Option<String> {
+    let types: Vec<String> = files.widened_types().into_iter().collect();
+    let of = types.join(" and ");
+    (!types.is_empty()).then(|| format!("{}: weights in {of} are converted when they are loaded", files.label()))
 }

@@ -12,7 +12,8 @@ use super::writer::{GgufWriter, plain};
 use crate::config::ModelConfig;
 use crate::decoder::{Decoder, Dimensions};
 use crate::device::Device;
-use crate::tensors::{StoredType, Weights};
+use crate::layers::Checkpoint;
+use crate::tensors::{StoredType, WeightDtype, Weights, WeightsError};
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
 
@@ -78,8 +79,31 @@ fn tensors_of_every_type_are_what_the_reference_reads() {
 #[test]
 fn logits_of_quantised_tensors_equal_the_reference() {
     let (texts, weights) = open(&golden("gguf/mixed.gguf"), "mixed".into()).unwrap();
-    let decoder = decoder(&texts.config().unwrap(), &weights);
-    assert_logits(&decoder, &golden_json("gguf/mixed.json"), "mixed");
+    let wide = Dimensions::new(&texts.config().unwrap(), KvDtype::F32);
+    let kept = wide.clone().keeping_blocks(&weights);
+    assert!(kept.blocks().is_some());
+    for (dimensions, name) in [(wide, "dequantised"), (kept, "in blocks")] {
+        let decoder = Decoder::load(&dimensions, &weights, Device::Cpu).unwrap();
+        assert_logits(&decoder, &golden_json("gguf/mixed.json"), name);
+    }
+}
+
+#[test]
+fn numbers_in_blocks_have_to_fit_what_they_are_converted_to() {
+    let (dir, mut file) = (TempDir::new().unwrap(), GgufWriter::llama());
+    // A block of Q8_0 whose numbers are twice the largest of f16.
+    let block = [&f16::MAX.to_le_bytes()[..], &[2; 32]].concat();
+    file.tensor("output.weight", &[1, 32], 8, block);
+    let (_, weights) = open(&file.write(dir.path(), "large.gguf"), "large".into()).unwrap();
+    let read = |keeps_blocks, blocks_fit| {
+        let checkpoint = Checkpoint { weights: &weights, dtype: WeightDtype::F16, keeps_blocks, blocks_fit };
+        checkpoint.matrices(&["lm_head".to_owned()], &[1], 32)
+    };
+    assert_eq!(read(true, WeightDtype::F32).unwrap()[0].to_f32(), [2.0 * f16::MAX.to_f32(); 32]);
+    for (keeps_blocks, blocks_fit) in [(true, WeightDtype::F16), (false, WeightDtype::F32)] {
+        let error = read(keeps_blocks, blocks_fit).unwrap_err();
+        assert!(matches!(error, WeightsError::TooLarge { dtype: "f16", .. }), "{error}");
+    }
 }
 
 // --- The golden checkpoints as llama.cpp's converter writes them ---
@@ -223,6 +247,7 @@ fn add_converted(
         StoredType::F32 => (plain::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
         StoredType::F16 => (plain::F16, numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()),
         StoredType::Bf16 => (plain::BF16, numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()),
+        StoredType::Blocks(_) => unreachable!("checkpoints of safetensors have no blocks"),
     };
     file.tensor(&gguf_name(name), &shape, number, data);
 }

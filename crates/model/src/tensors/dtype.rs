@@ -5,8 +5,8 @@ use spattn_attention::kv::KvDtype;
 
 /// Storage type of weight matrices in an engine's memory; vectors (norms, biases) are f32.
 ///
-/// It is apart from the type of keys and values, [`KvDtype`], although `--dtype` sets both ([`StorageTypes`]). A quantised type is a
-/// further variant: [`bytes_of`](Self::bytes_of) counts its blocks, and each engine's matrix gets a product with them.
+/// It is apart from the type of keys and values, [`KvDtype`], although `--dtype` sets both ([`StorageTypes`]). Matrices that stay in
+/// the blocks of their file have none of these types ([`KeptBlocks`](crate::dimensions::KeptBlocks)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightDtype {
     /// 32-bit floats.

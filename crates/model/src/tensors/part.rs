@@ -57,6 +57,14 @@ const MXFP4_BYTES: usize = MXFP4_BLOCK / 2;
 const FP4: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 impl Part {
+    /// Whether its numbers, in rows of so many `columns`, are blocks of so many numbers of the whole.
+    pub(super) fn has_whole_blocks(&self, columns: usize, block: usize) -> bool {
+        match self.form {
+            PartForm::Consecutive(first) => first.is_multiple_of(block) && columns.is_multiple_of(block),
+            PartForm::Strided { .. } | PartForm::Mxfp4 { .. } => false,
+        }
+    }
+
     /// Reads it from `source`.
     ///
     /// # Errors
@@ -73,8 +81,10 @@ impl Part {
         match &self.form {
             PartForm::Consecutive(first) => source.read_part(&self.whole, whole, *first, shape),
             PartForm::Strided { first, len, at, row, column } => {
-                let StoredTensor { dtype, bytes, .. } = source.read_part(&self.whole, whole, *first, &[*len])?;
-                let size = dtype.bytes();
+                // A single number is not a whole block of any type.
+                let gathered_from = source.read_part(&self.whole, whole, *first, &[*len])?.plain_unless_whole(1);
+                let StoredTensor { dtype, bytes, .. } = gathered_from;
+                let size = dtype.bytes_of(1);
                 let number = |i: usize| at + i / columns * row + i % columns * column;
                 let count = shape.iter().product::<usize>();
                 let gathered = (0..count).flat_map(|i| &bytes[number(i) * size..][..size]).copied().collect();

@@ -173,7 +173,7 @@ impl TensorSource for SafetensorsFiles {
     ) -> Result<StoredTensor, WeightsError> {
         let place = self.place(name)?;
         let dtype = place.info.readable_as(name, whole, || self.file_of(name))?;
-        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
+        let (start, len) = (dtype.bytes_of(first), dtype.bytes_of(shape.iter().product()));
         assert!((start + len) as u64 <= place.info.bytes, "a part of `{name}`");
         Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: self.bytes_of(place, start as u64, len)? })
     }

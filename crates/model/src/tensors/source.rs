@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::error::WeightsError;
 use super::stored::{StoredTensor, StoredType};
+use spattn_kernels::quantised::BlockType;
 
 /// What is known of a tensor before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,9 +66,8 @@ pub struct StoredFormat {
 ///   where the format states the fastest first;
 /// - what the format permutes is put back in [`read`](Self::read) (rows of q and k of llama.cpp, which rotates neighbouring
 ///   channels);
-/// - types that cannot be read yet are `Err` with their name in [`TensorInfo::stored`]. A quantised type becomes a variant of
-///   [`StoredType`], with which [`StoredTensor::to_f32`] widens its blocks. To keep blocks as they are in memory as well takes a
-///   variant of [`WeightDtype`](super::WeightDtype).
+/// - types that cannot be read yet are `Err` with their name in [`TensorInfo::stored`]. Quantised types are those of
+///   [`BlockType`], which the kernels multiply by.
 ///
 /// A format whose files also hold the configuration or the tokenizer gives these as texts, in
 /// [`ModelFiles`](crate::source::ModelFiles).
@@ -91,6 +91,14 @@ pub trait TensorSource: Debug + Send + Sync {
     /// What is known of a tensor; `None` if there is none of this name, or any shape will do.
     fn tensor(&self, name: &str) -> Option<&TensorInfo>;
 
+    /// The blocks that the matrix `name` is stored in, if it is quantised.
+    fn block_type(&self, name: &str) -> Option<BlockType> {
+        match self.tensor(name)?.stored {
+            Ok(StoredType::Blocks(block_type)) => Some(block_type),
+            _ => None,
+        }
+    }
+
     /// Reads the tensor `name`, which is to have `shape`, as it is stored; [`StoredTensor::to_f32`] widens it. May be called from
     /// several threads at once.
     ///
@@ -98,7 +106,8 @@ pub trait TensorSource: Debug + Send + Sync {
     /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
     fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
 
-    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on.
+    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on. A part
+    /// of blocks is widened to f32 if it does not begin and end with a block.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -112,9 +121,7 @@ pub trait TensorSource: Debug + Send + Sync {
         first: usize,
         shape: &[usize],
     ) -> Result<StoredTensor, WeightsError> {
-        let StoredTensor { dtype, bytes, .. } = self.read(name, whole)?;
-        let (start, len) = (first * dtype.bytes(), shape.iter().product::<usize>() * dtype.bytes());
-        Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes: bytes[start..start + len].to_vec() })
+        Ok(self.read(name, whole)?.part(first, shape))
     }
 
     /// Bytes of a tensor as they are stored, whatever their type: so many from byte `first` on.

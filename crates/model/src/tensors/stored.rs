@@ -8,11 +8,9 @@ use std::fmt;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
+use spattn_kernels::quantised::BlockType;
 
 /// How a file stores the numbers of a tensor: those types that can be read.
-///
-/// A quantised type is a further variant: its [`bytes`](Self::bytes) become those of a block, and `widen` below turns blocks
-/// into f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredType {
     /// 32-bit IEEE.
@@ -21,14 +19,26 @@ pub enum StoredType {
     F16,
     /// bfloat16.
     Bf16,
+    /// Quantised, in blocks. All numbers of a tensor are whole blocks.
+    Blocks(BlockType),
 }
 
 impl StoredType {
-    /// Bytes of one number.
-    pub fn bytes(self) -> usize {
+    /// Bytes of so many numbers.
+    pub fn bytes_of(self, numbers: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => numbers.saturating_mul(4),
+            Self::F16 | Self::Bf16 => numbers.saturating_mul(2),
+            Self::Blocks(block_type) => block_type.bytes_of(numbers),
+        }
+    }
+
+    /// Numbers in so many bytes.
+    fn numbers_of(self, bytes: usize) -> usize {
+        match self {
+            Self::F32 => bytes / 4,
+            Self::F16 | Self::Bf16 => bytes / 2,
+            Self::Blocks(block_type) => bytes / block_type.bytes() * block_type.numbers(),
         }
     }
 }
@@ -39,11 +49,15 @@ impl fmt::Display for StoredType {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Blocks(block_type) => block_type.name(),
         })
     }
 }
 
-/// A tensor as it is stored: row-major, little-endian.
+/// Numbers that are converted at once: whole blocks of every type, which stay in the cache.
+const AT_ONCE: usize = 1 << 14;
+
+/// A tensor as it is stored: row-major, little-endian; quantised ones in blocks that follow each other as their numbers do.
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
     /// Number format of `bytes`.
@@ -65,7 +79,29 @@ impl StoredTensor {
         self.len() == 0
     }
 
-    /// The numbers as `f32`; exact from every stored type.
+    /// As many numbers as `shape` has, from number `first` on: as they are stored, unless they do not begin and end with a block.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn part(self, first: usize, shape: &[usize]) -> Self {
+        let (all, count) = (self.plain_unless_whole(first), shape.iter().product::<usize>());
+        let all = all.plain_unless_whole(count);
+        let (start, len) = (all.dtype.bytes_of(first), all.dtype.bytes_of(count));
+        Self { dtype: all.dtype, shape: shape.to_vec(), bytes: all.bytes[start..start + len].to_vec() }
+    }
+
+    /// Itself, with numbers in blocks widened to f32 if so many numbers are not whole blocks.
+    pub(super) fn plain_unless_whole(self, numbers: usize) -> Self {
+        match self.dtype {
+            StoredType::Blocks(block_type) if !numbers.is_multiple_of(block_type.numbers()) => {
+                let bytes = self.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
+                Self { dtype: StoredType::F32, bytes, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// The numbers as `f32`; exact from every stored type, quantised numbers with offsets rounded once.
     pub fn to_f32(&self) -> Vec<f32> {
         self.convert(|bytes, out| widen(self.dtype, bytes, out))
     }
@@ -88,24 +124,22 @@ impl StoredTensor {
 
     /// The first number whose size is not below `limit`, NaN among them, and its place.
     pub fn first_beyond(&self, limit: f32) -> Option<(usize, f32)> {
-        const BLOCK: usize = 1 << 14;
-        let blocks = self.bytes.par_chunks(BLOCK * self.dtype.bytes()).enumerate();
+        let blocks = self.bytes.par_chunks(self.dtype.bytes_of(AT_ONCE)).enumerate();
         let found = blocks.filter_map(|(block, bytes)| {
-            let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
+            let mut values = vec![0.0; self.dtype.numbers_of(bytes.len())];
             widen(self.dtype, bytes, &mut values);
             // Not being below is what NaN has in common with what is too large.
             let at = values.iter().position(|value| value.abs().partial_cmp(&limit) != Some(Ordering::Less))?;
-            Some((block * BLOCK + at, values[at]))
+            Some((block * AT_ONCE + at, values[at]))
         });
         found.min_by_key(|(at, _)| *at)
     }
 
-    /// Converts in blocks that stay in the cache, on all threads: a checkpoint is gigabytes.
-    fn convert<T: Copy + Default + Send>(&self, block: impl Fn(&[u8], &mut [T]) + Sync) -> Vec<T> {
-        const BLOCK: usize = 1 << 14;
+    /// Converts pieces that stay in the cache, on all threads: a checkpoint is gigabytes.
+    fn convert<T: Copy + Default + Send>(&self, piece: impl Fn(&[u8], &mut [T]) + Sync) -> Vec<T> {
         let mut out = vec![T::default(); self.len()];
-        let bytes = self.bytes.par_chunks(BLOCK * self.dtype.bytes());
-        out.par_chunks_mut(BLOCK).zip(bytes).for_each(|(out, bytes)| block(bytes, out));
+        let bytes = self.bytes.par_chunks(self.dtype.bytes_of(AT_ONCE));
+        out.par_chunks_mut(AT_ONCE).zip(bytes).for_each(|(out, bytes)| piece(bytes, out));
         out
     }
 }
@@ -120,6 +154,7 @@ fn widen(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         StoredType::F32 => copy(bytes, out, f32::from_le_bytes),
         StoredType::Bf16 => copy(bytes, out, |word| bf16::from_le_bytes(word).to_f32()),
+        StoredType::Blocks(block_type) => block_type.dequantise(bytes, out),
         StoredType::F16 => {
             let mut halves = vec![f16::ZERO; out.len()];
             copy(bytes, &mut halves, f16::from_le_bytes);
@@ -136,7 +171,39 @@ fn widened(dtype: StoredType, bytes: &[u8], len: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+
     use super::*;
+
+    #[test]
+    fn blocks_hold_the_numbers_that_candle_reads() {
+        let values: Vec<f32> =
+            (0..12_288u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e6 - 8.0).collect();
+        let exact = Tensor::new(values.as_slice(), &Device::Cpu).unwrap().reshape((16, 768)).unwrap();
+        for (block_type, theirs) in [
+            (BlockType::Q4_0, GgmlDType::Q4_0),
+            (BlockType::Q4_1, GgmlDType::Q4_1),
+            (BlockType::Q5_0, GgmlDType::Q5_0),
+            (BlockType::Q5_1, GgmlDType::Q5_1),
+            (BlockType::Q8_0, GgmlDType::Q8_0),
+            (BlockType::Q4K, GgmlDType::Q4K),
+            (BlockType::Q5K, GgmlDType::Q5K),
+            (BlockType::Q6K, GgmlDType::Q6K),
+        ] {
+            let quantised = QTensor::quantize(&exact, theirs).unwrap();
+            let bytes = quantised.data().unwrap().into_owned();
+            let tensor = StoredTensor { dtype: StoredType::Blocks(block_type), shape: vec![16, 768], bytes };
+            let read = quantised.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(tensor.to_f32(), read, "{}", block_type.name());
+            assert_eq!(tensor.bytes.len(), tensor.dtype.bytes_of(tensor.len()));
+            assert!(tensor.to_f16().iter().zip(&read).all(|(half, number)| *half == f16::from_f32(*number)));
+            assert_eq!(tensor.first_beyond(f32::INFINITY), None);
+            let largest = read.iter().copied().map(f32::abs).fold(0.0, f32::max);
+            let first = read.iter().position(|number| number.abs() == largest).unwrap();
+            assert_eq!(tensor.first_beyond(largest), Some((first, read[first])), "{}", block_type.name());
+        }
+    }
 
     #[test]
     fn blocks_come_back_in_order() {

@@ -10,6 +10,7 @@ use super::random::RandomTensors;
 use super::safetensors::SafetensorsFiles;
 use super::source::{StoredFormat, TensorInfo, TensorSource};
 use super::stored::{StoredTensor, StoredType};
+use spattn_kernels::quantised::BlockType;
 
 /// An opened checkpoint: where each tensor is, but not the tensors.
 #[derive(Debug)]
@@ -53,6 +54,11 @@ impl Weights {
         RandomTensors::new(seed).into()
     }
 
+    /// As [`random`](Self::random), with matrices in blocks of a type where their rows are whole blocks.
+    pub fn random_in(seed: u64, block_type: BlockType) -> Self {
+        RandomTensors::in_blocks(seed, block_type).into()
+    }
+
     /// Names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let mut names = self.source.names();
@@ -75,6 +81,17 @@ impl Weights {
     /// Whether there is a tensor of this name whose type can be read.
     pub fn is_readable(&self, name: &str) -> bool {
         self.tensor(name).is_some_and(|tensor| tensor.stored.is_ok())
+    }
+
+    /// The blocks that the matrix `name` with so many columns is read in, if it is quantised and its rows are whole blocks.
+    pub fn block_type(&self, name: &str, columns: usize) -> Option<BlockType> {
+        let block_type = self.source.block_type(self.name_in_source(name))?;
+        let numbers = block_type.numbers();
+        let is_whole = match self.parts.get(name) {
+            Some(part) => part.has_whole_blocks(columns, numbers),
+            None => columns.is_multiple_of(numbers),
+        };
+        is_whole.then_some(block_type)
     }
 
     /// What stands for the whole in errors: the file, or the index.

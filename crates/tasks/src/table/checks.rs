@@ -1,4 +1,4 @@
-//! Checks of a file's metadata before any page is read: metadata that states more values than the file has bytes is refused.
+//! Checks of a file's metadata before any page is read: metadata that declares more values than the file has bytes for is refused.
 
 use std::fs::File;
 
@@ -26,15 +26,15 @@ pub(super) fn check_footer(file: &File, length: u64) -> Result<()> {
     let mut skimmed = Skimmed::new(&footer);
     skimmed.structure(FILE, 0);
     match skimmed.flaw {
-        Some(flaw) => bail!("its end {}", said_of(flaw)),
+        Some(flaw) => bail!("its footer {}", described(flaw)),
         None => Ok(()),
     }
 }
 
-fn said_of(flaw: Flaw) -> &'static str {
+fn described(flaw: Flaw) -> &'static str {
     match flaw {
-        Flaw::StatesTooMuch => "states more values than it has bytes",
-        Flaw::OtherKind => "has a value of another kind than Parquet's format has there",
+        Flaw::StatesTooMuch => "declares more values than it has bytes for",
+        Flaw::OtherKind => "has a value whose type the Parquet format does not allow there",
     }
 }
 
@@ -50,10 +50,10 @@ pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
             let mut skimmed = Skimmed::new(left);
             let size = skimmed.structure(PAGE, PACKED_SIZE);
             if let Some(flaw) = skimmed.flaw {
-                bail!("a page of the column {}: {}", column.column_path(), said_of(flaw));
+                bail!("the header of a page of the column {} {}", column.column_path(), described(flaw));
             }
             let after = size.flatten().and_then(|size| skimmed.bytes.get(usize::try_from(size).ok()?..));
-            // What means nothing, the reader refuses where it comes to it.
+            // The crate `parquet` refuses a header that cannot be read when it comes to it.
             let Some(after) = after else { break };
             left = after;
         }

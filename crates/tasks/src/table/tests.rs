@@ -170,10 +170,10 @@ fn values_that_are_stated_but_not_there_are_refused() {
     };
     // A reader would pass over eighty thousand million values.
     let error = error_of(&[&LIST.repeat(40)[..], b"\x00"].concat());
-    assert_eq!(error, "its end states more values than it has bytes");
+    assert_eq!(error, "its footer declares more values than it has bytes for");
     // It would take the number for the length of a column's name, and find another file behind it.
     let error = error_of(b"\x29\x1c\x45\x02\x00\x00");
-    assert_eq!(error, "its end has a value of another kind than Parquet's format has there");
+    assert_eq!(error, "its footer has a value whose type the Parquet format does not allow there");
 
     // The same in the header of a page: in place of the end of an honest one.
     let honest = texts(TEXTS, properties(), &["a long text, and no other"], None);
@@ -184,7 +184,7 @@ fn values_that_are_stated_but_not_there_are_refused() {
     bytes[end - 1..][..LIST.len()].copy_from_slice(LIST);
     let file = written(&bytes);
     let error = lines_within(&file, &limits(&file)).unwrap_err().to_string();
-    assert_eq!(error, "a page of the column \"x\": states more values than it has bytes");
+    assert_eq!(error, "the header of a page of the column \"x\" declares more values than it has bytes for");
 }
 
 #[test]

@@ -16,7 +16,7 @@ impl CudaForm for H2o {
     type Index = HeldTokens;
 
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<Built<HeldTokens>, GpuError> {
-        let stats = learned.stats.expect("an index is built when what it needs was gathered");
+        let stats = learned.stats.expect("the prompt statistics were gathered before the index is built");
         let candidates = layer.candidates.clone();
         let prompt = |kv_head: usize| stats.head(layer.layer, kv_head);
         let tokens = prompt(0).attention_mass(0).len();
@@ -61,7 +61,7 @@ impl CudaForm for H2o {
             .iter()
             .zip(step.seeds)
             .map(|(run, seed)| HoldingRow {
-                held: run.held.expect("a sequence has the token cache that `start_all` made"),
+                held: run.held.expect("`start_all` made the token cache of the sequence"),
                 tail: run.tail,
                 total: seed.total,
             })

@@ -109,7 +109,7 @@ impl SoftNet {
             slopes.push(z.iter().zip(&gate).map(|(z, s)| s * (1.0 + z * (1.0 - s))).collect());
             inputs.push(z.iter().zip(&gate).map(|(z, s)| z * s).collect());
         }
-        unreachable!("the last layer returns")
+        unreachable!("the loop returns at the last layer")
     }
 
     fn affine(&self, layer: usize, x: &[f32]) -> Vec<f32> {

@@ -12,7 +12,7 @@ use crate::types::budget::Context;
 use crate::types::prompt_shape::PromptShape;
 
 /// Panic message.
-pub(super) const ON_DEVICE: &str = "the method has no device form";
+pub(super) const ON_DEVICE: &str = "the scorer's GPU implementation was checked before";
 
 impl<S: Scorer> DeviceForm for Scored<S> {
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {

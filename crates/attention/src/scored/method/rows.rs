@@ -14,7 +14,7 @@ use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
 
 /// Panic message: reading failed although the rows are borrowed.
-const IN_MEMORY: &str = "a prompt that is read is in host memory";
+const IN_MEMORY: &str = "prefill on the CPU keeps the prompt in host memory";
 
 impl<S: Scorer> RowMask for Scored<S> {
     fn begin(&self) -> Box<dyn Any + Send + Sync> {
@@ -22,7 +22,7 @@ impl<S: Scorer> RowMask for Scored<S> {
     }
 
     fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
-        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("a state of another method");
+        let grown: &mut TailIndex<S::Index> = state.downcast_mut().expect("the state is not of this scorer's type");
         let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
         let d = head.place.d;
         let keys = KvRows::lent(head.keys, d).slice(whole.clone());
@@ -31,7 +31,7 @@ impl<S: Scorer> RowMask for Scored<S> {
     }
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
-        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("a state of another method");
+        let grown: &TailIndex<S::Index> = state.downcast_ref().expect("the state is not of this scorer's type");
         let (group, d, page) = (block.group, block.d, self.scorer.page());
         // No row read so far has a candidate.
         let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };

@@ -221,7 +221,7 @@ const SMALLEST_EPSILON: f64 = 1e-6;
 const STEPS: usize = 40;
 
 fn solved(sampler: Sample) -> Solved<Arc<dyn Picker>> {
-    let Budget::Tokens(k) = sampler.budget else { unreachable!("solved for tokens") };
+    let Budget::Tokens(k) = sampler.budget else { unreachable!("sampling is solved for a budget in tokens") };
     let params = format!("k={k},epsilon={:.7},base={:.7}", sampler.epsilon, sampler.base);
     Solved { method: Arc::new(sampler), params }
 }

@@ -1,0 +1,355 @@
+//! Products of activations with quantised matrices.
+//!
+//! For a few rows of activations, as in decoding, numbers are made in registers, so that only blocks are read from memory. For more,
+//! as in prefill, a panel of four rows by [`COLUMN_BLOCK`] columns is dequantised into the first-level cache, where all activations pass
+//! it. Both sum in the order of [`linear_rows`](crate::linear::linear_rows): a result has the same bits as with the dequantised matrix in
+//! f32, whatever the batch.
+
+use rayon::prelude::*;
+
+use super::block_type::{BlockType, with_format};
+use super::formats::{Format, Q4K, Q4x0, Q4x1, Q5K, Q5x0, Q5x1, Q6K, Q8x0, Sink};
+use super::lanes::Lanes;
+use crate::linear::{COLUMN_BLOCK, OutputColumns, PARALLEL_WORK, ROW_BLOCK, dot_tile};
+use crate::simd::dispatch;
+
+/// Most rows of activations that are multiplied without a panel.
+const FUSED_ROWS: usize = 8;
+/// How many bytes ahead of the multiplication blocks are prefetched: some rows, as four of them are read side by side. Of a line after the
+/// other, a few at a time: asked for in one go, they would have to wait for each other.
+const AHEAD: usize = 16 << 10;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Rows of a matrix in blocks of one type, one row after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockRows<'a> {
+    /// The layout of blocks.
+    pub block_type: BlockType,
+    /// The blocks; each row is whole blocks.
+    pub blocks: &'a [u8],
+}
+
+/// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, where the rows of `w` are those of all `parts`, in order.
+///
+/// # Panics
+/// If `columns` are not whole blocks of every part, or the slices do not have these shapes.
+pub fn linear_quantised(x: &[f32], parts: &[BlockRows<'_>], columns: usize, out: &mut [f32]) {
+    let rows = x.len() / columns;
+    assert_eq!(x.len(), rows * columns, "activations are not whole rows");
+    let outputs: usize = parts.iter().map(|part| part.outputs(columns)).sum();
+    assert_eq!(out.len(), rows * outputs, "output shape");
+    let all = OutputColumns::new(out, outputs);
+    let threads = rayon::current_num_threads();
+    let is_small = threads == 1 || rows * outputs * columns < PARALLEL_WORK;
+    // A few chunks per thread even out their progress. A multiple of four keeps register tiles whole.
+    let chunk = if is_small { outputs } else { outputs.div_ceil(threads * 4).next_multiple_of(4) };
+    let mut chunks = Vec::new();
+    let mut first = 0;
+    for part in parts {
+        for blocks in part.blocks.chunks((chunk * part.block_type.bytes_of(columns)).max(1)) {
+            let chunk = BlockRows { blocks, ..*part };
+            chunks.push((first, chunk));
+            first += chunk.outputs(columns);
+        }
+    }
+    let multiply = |(first, chunk): &(usize, BlockRows<'_>)| chunk.multiply(x, columns, all.at_column(*first));
+    match is_small {
+        true => chunks.iter().for_each(multiply),
+        false => chunks.par_iter().for_each(multiply),
+    }
+}
+
+impl BlockType {
+    /// Writes the numbers of whole blocks to `out`.
+    ///
+    /// # Panics
+    /// If `out` is not as long as there are numbers in `blocks`.
+    pub fn dequantise(self, blocks: &[u8], out: &mut [f32]) {
+        assert!(out.len().is_multiple_of(self.numbers()), "numbers are not whole blocks");
+        assert_eq!(blocks.len(), self.bytes_of(out.len()), "another number of blocks");
+        with_format!(self, F => dequantise::<F>(blocks, out));
+    }
+}
+
+impl BlockRows<'_> {
+    /// Number of rows.
+    fn outputs(&self, columns: usize) -> usize {
+        assert!(columns.is_multiple_of(self.block_type.numbers()), "columns are not whole blocks");
+        let row = self.block_type.bytes_of(columns);
+        assert!(self.blocks.len().is_multiple_of(row), "weights are not whole rows");
+        self.blocks.len() / row
+    }
+
+    fn multiply(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        with_format!(self.block_type, F => products::<F>(x, self.blocks, columns, out));
+    }
+}
+
+dispatch! {
+    fn products[F: Format](x: &[f32], blocks: &[u8], columns: usize, out: OutputColumns) = products_kernel
+}
+
+#[inline(always)]
+unsafe fn products_kernel<S: Lanes, F: Format>(x: &[f32], blocks: &[u8], columns: usize, out: OutputColumns) {
+    let row_bytes = columns / F::NUMBERS * F::BYTES;
+    let weights =
+        Weights::<F> { blocks, row_bytes, outputs: blocks.len() / row_bytes, format: std::marker::PhantomData };
+    let rows = x.len() / columns;
+    assert!(columns.is_multiple_of(F::NUMBERS) && out.holds(rows, weights.outputs));
+    // SAFETY: the CPU supports `S` (caller); the rows exist in `x` and in the output.
+    unsafe {
+        match rows {
+            0 => {}
+            1..=FUSED_ROWS => weights.multiply_fused::<S>(x, columns, out),
+            _ => weights.multiply_panels::<S>(x, columns, out),
+        }
+    }
+}
+
+/// Rows of blocks of one format.
+struct Weights<'a, F> {
+    blocks: &'a [u8],
+    row_bytes: usize,
+    outputs: usize,
+    format: std::marker::PhantomData<F>,
+}
+
+/// The columns that are summed together, from the beginning of a row on.
+fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..columns).step_by(COLUMN_BLOCK).map(move |first| (first, COLUMN_BLOCK.min(columns - first)))
+}
+
+impl<F: Format> Weights<'_, F> {
+    /// Multiplies a few rows of activations, in the order of memory of the weights.
+    ///
+    /// # Safety
+    /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn multiply_fused<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        let rows = x.len() / columns;
+        for o in (0..self.outputs).step_by(4) {
+            for (first, span) in spans(columns) {
+                let own = self.rows(o, first);
+                let mut r = 0;
+                while r < rows {
+                    // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the rest is the caller's.
+                    unsafe {
+                        let x = x.as_ptr().add(r * columns + first);
+                        r += match (rows - r).min(S::DOT_ROWS) {
+                            4.. => {
+                                let sums = fused_tile::<S, F, 4>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                            2 | 3 => {
+                                let sums = fused_tile::<S, F, 2>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                            _ => {
+                                let sums = fused_tile::<S, F, 1>(x, columns, own, span);
+                                out.add_tile(r, o, self.outputs, &sums, first == 0)
+                            }
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies any number of rows of activations, with panels of dequantised weights.
+    ///
+    /// # Safety
+    /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn multiply_panels<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        let mut panel = vec![0.0f32; 4 * COLUMN_BLOCK];
+        for (x, first_row) in x.chunks(ROW_BLOCK * columns).zip((0..).step_by(ROW_BLOCK)) {
+            let out = out.at_row(first_row);
+            for (first, span) in spans(columns) {
+                for o in (0..self.outputs).step_by(4) {
+                    // SAFETY: the rows of `x` and of the weights have the span, as has each row of the panel; the rest is the caller's.
+                    unsafe {
+                        self.fill::<S>(&mut panel, o, first, span);
+                        self.multiply_panel::<S>(
+                            &x[first..],
+                            x.len() / columns,
+                            columns,
+                            &panel,
+                            (o, span),
+                            out,
+                            first == 0,
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies `rows` rows of activations, `columns` apart, by a panel, and adds to outputs `o..o+4` as far as they exist.
+    ///
+    /// # Safety
+    /// The rows have `span` activations and exist in the output; `o` is an output; the CPU supports `S`.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn multiply_panel<S: Lanes>(
+        &self,
+        x: &[f32],
+        rows: usize,
+        columns: usize,
+        panel: &[f32],
+        (o, span): (usize, usize),
+        out: OutputColumns,
+        is_first: bool,
+    ) {
+        const STARTS: [usize; 4] = [0, COLUMN_BLOCK, 2 * COLUMN_BLOCK, 3 * COLUMN_BLOCK];
+        let mut r = 0;
+        while r < rows {
+            // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the rest is the caller's.
+            unsafe {
+                let x = x.as_ptr().add(r * columns);
+                r += match (rows - r).min(S::DOT_ROWS) {
+                    4.. => {
+                        let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), STARTS, span);
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
+                    }
+                    2 | 3 => {
+                        let sums = dot_tile::<S, f32, 2>(x, columns, panel.as_ptr(), STARTS, span);
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
+                    }
+                    _ => {
+                        let sums = dot_tile::<S, f32, 1>(x, columns, panel.as_ptr(), STARTS, span);
+                        out.add_tile(r, o, self.outputs, &sums, is_first)
+                    }
+                };
+            }
+        }
+    }
+
+    /// The blocks of rows `o..o+4` from column `first` on. The last row is repeated where there are fewer: the order of summation is the
+    /// same everywhere.
+    #[inline(always)]
+    fn rows(&self, o: usize, first: usize) -> [*const u8; 4] {
+        let within = first / F::NUMBERS * F::BYTES;
+        let mut rows = [self.blocks.as_ptr(); 4];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = self.blocks[(o + i).min(self.outputs - 1) * self.row_bytes + within..].as_ptr();
+        }
+        rows
+    }
+
+    /// Dequantises `span` columns of rows `o..o+4` from column `first` on into the rows of the panel.
+    ///
+    /// # Safety
+    /// The rows have these columns, which are whole blocks and no more than `COLUMN_BLOCK`; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn fill<S: Lanes>(&self, panel: &mut [f32], o: usize, first: usize, span: usize) {
+        assert!(span <= COLUMN_BLOCK && panel.len() == 4 * COLUMN_BLOCK);
+        for (row, out) in self.rows(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
+            // SAFETY: the caller's; there is room for a span.
+            unsafe { dequantise_row::<S, F>(row, out.as_mut_ptr(), span) };
+        }
+    }
+}
+
+/// Adds up products of `R` rows of activations with the numbers of one row of weights.
+struct Dots<S: Lanes, const R: usize> {
+    x: *const f32,
+    stride: usize,
+    sums: [S::V; R],
+}
+
+impl<S: Lanes, const R: usize> Sink<S> for Dots<S, R> {
+    #[inline(always)]
+    unsafe fn take(&mut self, at: usize, numbers: S::V) {
+        for (r, sum) in self.sums.iter_mut().enumerate() {
+            // SAFETY: the rows have activations for all numbers of the block (`fused_tile`).
+            unsafe { *sum = S::fma(S::load(self.x.add(r * self.stride + at)), numbers, *sum) };
+        }
+    }
+}
+
+/// Dot products over `columns` of `R` rows of `x`, `stride` apart, with four rows of blocks: as [`dot_tile`] of their numbers.
+///
+/// # Safety
+/// All rows hold `columns` numbers, which are whole blocks; the CPU supports `S`.
+#[inline(always)]
+unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
+    x: *const f32,
+    stride: usize,
+    rows: [*const u8; 4],
+    columns: usize,
+) -> [[f32; 4]; R] {
+    // SAFETY: blocks and activations are read within the columns (caller).
+    unsafe {
+        let mut sums = [[S::splat(0.0); R]; 4];
+        for block in 0..columns / F::NUMBERS {
+            let at = [
+                rows[0].add(block * F::BYTES),
+                rows[1].add(block * F::BYTES),
+                rows[2].add(block * F::BYTES),
+                rows[3].add(block * F::BYTES),
+            ];
+            for row in at {
+                for byte in (0..F::BYTES).step_by(LINE) {
+                    // A prefetch may take any address, even an invalid one.
+                    S::prefetch(row.wrapping_add(AHEAD + byte));
+                }
+            }
+            let scales = [F::scales::<S>(at[0]), F::scales::<S>(at[1]), F::scales::<S>(at[2]), F::scales::<S>(at[3])];
+            for part in 0..F::NUMBERS / F::PART {
+                for j in 0..4 {
+                    let mut dots = Dots::<S, R> { x: x.add(block * F::NUMBERS), stride, sums: sums[j] };
+                    F::part::<S, _>(at[j], &scales[j], part, &mut dots);
+                    sums[j] = dots.sums;
+                }
+            }
+        }
+        let mut out = [[0.0; 4]; R];
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = S::sum_each([sums[0][r], sums[1][r], sums[2][r], sums[3][r]]);
+        }
+        out
+    }
+}
+
+/// Writes numbers to memory.
+struct Store(*mut f32);
+
+impl<S: Lanes> Sink<S> for Store {
+    #[inline(always)]
+    unsafe fn take(&mut self, at: usize, numbers: S::V) {
+        // SAFETY: there is room for all numbers of the block (`dequantise_row`).
+        unsafe { S::store(self.0.add(at), numbers) }
+    }
+}
+
+/// Writes the first `columns` numbers of a row of blocks to `out`.
+///
+/// # Safety
+/// The row has them, they are whole blocks, `out` has room for them; the CPU supports `S`.
+#[inline(always)]
+unsafe fn dequantise_row<S: Lanes, F: Format>(row: *const u8, out: *mut f32, columns: usize) {
+    for block in 0..columns / F::NUMBERS {
+        // SAFETY: the block is within the row, and its numbers within the room (caller).
+        unsafe {
+            let at = row.add(block * F::BYTES);
+            let scales = F::scales::<S>(at);
+            let mut store = Store(out.add(block * F::NUMBERS));
+            for part in 0..F::NUMBERS / F::PART {
+                F::part::<S, _>(at, &scales, part, &mut store);
+            }
+        }
+    }
+}
+
+dispatch! {
+    /// Writes the numbers of whole blocks to `out`, which has room for exactly these.
+    pub(super) fn dequantise[F: Format](blocks: &[u8], out: &mut [f32]) = dequantise_kernel
+}
+
+#[inline(always)]
+unsafe fn dequantise_kernel<S: Lanes, F: Format>(blocks: &[u8], out: &mut [f32]) {
+    assert!(out.len().is_multiple_of(F::NUMBERS) && blocks.len() == out.len() / F::NUMBERS * F::BYTES);
+    // SAFETY: there are as many blocks as `out` has room for; the CPU supports `S` (caller).
+    unsafe { dequantise_row::<S, F>(blocks.as_ptr(), out.as_mut_ptr(), out.len()) }
+}

@@ -1,0 +1,184 @@
+use half::f16;
+
+use super::*;
+use crate::linear::linear_rows;
+
+/// Random bytes, with scales of the sizes that models have.
+fn blocks(block_type: BlockType, count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32
+    };
+    let mut bytes: Vec<u8> = (0..count * block_type.bytes()).map(|_| random() as u8).collect();
+    // Where the f16 of a block are.
+    let halves: &[usize] = match block_type {
+        BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 => &[0],
+        BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
+        BlockType::Q6K => &[208],
+    };
+    for block in bytes.chunks_exact_mut(block_type.bytes()) {
+        for at in halves {
+            let scale = f16::from_f32((f64::from(random()) / f64::from(1u32 << 31) * 0.02 - 0.01) as f32);
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn half_at(block: &[u8], at: usize) -> f64 {
+    f64::from(f16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// Scale and offset of group `group` of a block of 4 or 5 bits with 256 numbers.
+fn group_scales(block: &[u8], group: usize) -> (f64, f64) {
+    let packed = &block[4..16];
+    let (scale, offset) = match group {
+        0..4 => (packed[group] & 63, packed[group + 4] & 63),
+        _ => (packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[group] >> 6 << 4),
+    };
+    (half_at(block, 0) * f64::from(scale), -half_at(block, 2) * f64::from(offset))
+}
+
+/// Number `i` of a block, exactly.
+fn number(block_type: BlockType, block: &[u8], i: usize) -> f64 {
+    let nibble = |codes: usize, i: usize| (block[codes + i % 16] >> (4 * (i / 16)) & 15) as i32;
+    let fifth = |bits: usize| i32::from(block[bits + i / 8] >> (i % 8) & 1) << 4;
+    // Of the larger blocks: group, place within it, and the four bits.
+    let (group, place) = (i / 32, i % 32);
+    let four = |codes: usize| i32::from(block[codes + 32 * (group / 2) + place] >> (4 * (group % 2)) & 15);
+    match block_type {
+        BlockType::Q4_0 => half_at(block, 0) * f64::from(nibble(2, i) - 8),
+        BlockType::Q4_1 => half_at(block, 0) * f64::from(nibble(4, i)) + half_at(block, 2),
+        BlockType::Q5_0 => half_at(block, 0) * f64::from((nibble(6, i) | fifth(2)) - 16),
+        BlockType::Q5_1 => half_at(block, 0) * f64::from(nibble(8, i) | fifth(4)) + half_at(block, 2),
+        BlockType::Q8_0 => half_at(block, 0) * f64::from(block[2 + i].cast_signed()),
+        BlockType::Q4K => {
+            let (scale, offset) = group_scales(block, group);
+            scale * f64::from(four(16)) + offset
+        }
+        BlockType::Q5K => {
+            let (scale, offset) = group_scales(block, group);
+            scale * f64::from(four(48) | i32::from(block[16 + place] >> group & 1) << 4) + offset
+        }
+        BlockType::Q6K => {
+            let (half, quarter) = (i / 128, i % 128 / 32);
+            let lower = block[64 * half + 32 * (quarter % 2) + place] >> (4 * (quarter / 2)) & 15;
+            let higher = block[128 + 32 * half + place] >> (2 * quarter) & 3;
+            let scale = block[192 + i / 16].cast_signed();
+            half_at(block, 208) * f64::from(scale) * f64::from(i32::from(lower | higher << 4) - 32)
+        }
+    }
+}
+
+fn numbers(block_type: BlockType, blocks: &[u8]) -> Vec<f64> {
+    let of_block = |block| (0..block_type.numbers()).map(move |i| number(block_type, block, i));
+    blocks.chunks_exact(block_type.bytes()).flat_map(of_block).collect()
+}
+
+fn noise(n: usize) -> Vec<f32> {
+    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn dequantised(block_type: BlockType, blocks: &[u8]) -> Vec<f32> {
+    let mut wide = vec![f32::NAN; blocks.len() / block_type.bytes() * block_type.numbers()];
+    block_type.dequantise(blocks, &mut wide);
+    wide
+}
+
+#[test]
+fn numbers_are_rounded_once() {
+    for block_type in BlockType::ALL {
+        let blocks = blocks(block_type, 40, 1);
+        for (i, (got, exact)) in dequantised(block_type, &blocks).iter().zip(numbers(block_type, &blocks)).enumerate() {
+            assert_eq!(*got, exact as f32, "{}: number {i}", block_type.name());
+        }
+    }
+}
+
+#[test]
+fn scales_at_the_ends_of_half_precision_are_kept() {
+    for block_type in BlockType::ALL {
+        for scale in [f16::MAX, f16::MIN, f16::from_bits(1), f16::NEG_ZERO] {
+            let mut block = vec![0xFF; block_type.bytes()];
+            let at = if block_type == BlockType::Q6K { 208 } else { 0 };
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+            if !matches!(block_type, BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 | BlockType::Q6K) {
+                block[2..4].copy_from_slice(&scale.to_le_bytes());
+            }
+            let exact: Vec<f32> = numbers(block_type, &block).iter().map(|number| *number as f32).collect();
+            assert_eq!(dequantised(block_type, &block), exact, "{}: {scale}", block_type.name());
+        }
+    }
+}
+
+#[test]
+fn products_are_those_of_the_numbers() {
+    for block_type in BlockType::ALL {
+        for (rows, outputs, columns) in [(1, 1, 256), (2, 7, 512), (5, 130, 1280), (67, 9, 2560)] {
+            let blocks = blocks(block_type, outputs * columns / block_type.numbers(), 2);
+            let (x, exact) = (noise(rows * columns), numbers(block_type, &blocks));
+            let mut out = vec![f32::NAN; rows * outputs];
+            linear_quantised(&x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
+            for (i, got) in out.iter().enumerate() {
+                let (x, w) = (&x[i / outputs * columns..][..columns], &exact[i % outputs * columns..][..columns]);
+                let products = || x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
+                let (sum, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                assert!((f64::from(*got) - sum).abs() <= 1e-6 * size, "{}: {got} for {sum}", block_type.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn products_have_the_bits_of_those_with_the_dequantised_matrix() {
+    for block_type in BlockType::ALL {
+        for (outputs, columns) in [(6, 768), (301, 1536)] {
+            let blocks = blocks(block_type, outputs * columns / block_type.numbers(), 3);
+            let (x, wide) = (noise(70 * columns), dequantised(block_type, &blocks));
+            for rows in [1, 2, 3, 8, 70] {
+                let (mut out, mut expected) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
+                let x = &x[..rows * columns];
+                linear_rows(x, &wide, columns, &mut expected);
+                linear_quantised(x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
+                assert_eq!(out, expected, "{}: {rows} rows", block_type.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_several_types_are_one_matrix_on_any_number_of_threads() {
+    let columns = 1024;
+    let types = [BlockType::Q4K, BlockType::Q6K, BlockType::Q8_0, BlockType::Q5_0];
+    let outputs = [1022, 6, 517, 3];
+    let all: Vec<Vec<u8>> = types
+        .iter()
+        .zip(outputs)
+        .map(|(block_type, outputs)| blocks(*block_type, outputs * columns / block_type.numbers(), 4))
+        .collect();
+    let parts: Vec<BlockRows<'_>> =
+        types.iter().zip(&all).map(|(block_type, blocks)| BlockRows { block_type: *block_type, blocks }).collect();
+    let wide: Vec<f32> = parts.iter().flat_map(|part| dequantised(part.block_type, part.blocks)).collect();
+    for rows in [1, 4] {
+        let x = noise(rows * columns);
+        let on = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![f32::NAN; rows * outputs.iter().sum::<usize>()];
+            pool.install(|| linear_quantised(&x, &parts, columns, &mut out));
+            out
+        };
+        let mut expected = vec![0.0; rows * outputs.iter().sum::<usize>()];
+        linear_rows(&x, &wide, columns, &mut expected);
+        for threads in [1, 2, 5] {
+            assert_eq!(on(threads), expected, "{rows} rows on {threads} threads");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "columns are not whole blocks")]
+fn rows_end_with_a_block() {
+    let blocks = blocks(BlockType::Q4K, 1, 5);
+    linear_quantised(&[0.0; 128], &[BlockRows { block_type: BlockType::Q4K, blocks: &blocks }], 128, &mut [0.0; 2]);
+}

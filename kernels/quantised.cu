@@ -1,0 +1,531 @@
+// Products of a few rows with a matrix in quantised blocks, limited by the speed of reading the blocks; and dequantising rows of it.
+//
+// W is `[outputs][inputs]` in blocks as GGUF files have them. The launcher takes their fields apart: field i of all blocks is an array of
+// its own, so that all loads are aligned. A unit of 32 numbers is what a thread reads at a time: two halves of 16. A number is
+// scale * code + offset, with one scale and offset for each half. Codes are multiplied as they are, and what they share once:
+// sum (scale c + offset) x = scale sum c x + offset sum x. x is `[rows][inputs]` of a storage type; sums are f32.
+#include "common.cuh"
+
+constexpr int HALF = 16;
+
+struct Fields { const uint8_t* field[4]; };
+
+// Codes are bytes; word w of half h holds codes 4w to 4w + 3 of the half.
+struct Unit {
+    uint32_t codes[2][4];
+    float scale[2], offset[2];
+};
+
+struct Words { uint32_t word[4]; };
+
+__device__ __forceinline__ Words words_at(const uint8_t* at) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(at);
+    return {raw.x, raw.y, raw.z, raw.w};
+}
+
+// Of 16 bytes of codes of four bits, the lower halves are the first half of the unit.
+__device__ __forceinline__ void put_nibbles(const Words& codes, Unit& unit) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        unit.codes[0][w] = codes.word[w] & 0x0f0f0f0fu;
+        unit.codes[1][w] = codes.word[w] >> 4 & 0x0f0f0f0fu;
+    }
+}
+
+// Four bits as bit 4 of the bytes of a word.
+__device__ __forceinline__ uint32_t fifths(uint32_t bits) { return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4; }
+
+// Adds the highest bits of 32 codes, one after the other.
+__device__ __forceinline__ void add_fifths(uint32_t bits, Unit& unit) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        unit.codes[0][w] |= fifths(bits >> (4 * w));
+        unit.codes[1][w] |= fifths(bits >> (16 + 4 * w));
+    }
+}
+
+__device__ __forceinline__ void put_scale(Unit& unit, float scale, float offset) {
+    unit.scale[0] = unit.scale[1] = scale, unit.offset[0] = unit.offset[1] = offset;
+}
+
+// Each format reads the Raw of a unit, and makes the unit of it later: loads can be in flight meanwhile. `at` is the unit's number within
+// its block.
+
+// What blocks of one unit have in common: halves follow each other.
+struct Small {
+    static constexpr int UNITS = 1;
+    static constexpr bool WIDE = false;  // codes of 8 bits, from -128 on, stored with their sign
+    static __device__ __forceinline__ int column(int unit, int half) { return 32 * unit + HALF * half; }
+};
+
+struct Q4_0 : Small {
+    struct Raw { Words codes; __half scale; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, int) {
+        return {words_at(from.field[1] + 16 * block), *reinterpret_cast<const __half*>(from.field[0] + 2 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, int, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        const float scale = __half2float(raw.scale);
+        put_scale(unit, scale, -8.0f * scale);
+    }
+};
+
+struct Q4_1 : Small {
+    struct Raw { Words codes; __half2 scale_offset; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, int) {
+        return {words_at(from.field[1] + 16 * block), *reinterpret_cast<const __half2*>(from.field[0] + 4 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, int, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        const float2 both = __half22float2(raw.scale_offset);
+        put_scale(unit, both.x, both.y);
+    }
+};
+
+struct Q5_0 : Small {
+    struct Raw { Words codes; uint32_t fifths; __half scale; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, int) {
+        return {words_at(from.field[2] + 16 * block), *reinterpret_cast<const uint32_t*>(from.field[1] + 4 * block),
+                *reinterpret_cast<const __half*>(from.field[0] + 2 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, int, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        add_fifths(raw.fifths, unit);
+        const float scale = __half2float(raw.scale);
+        put_scale(unit, scale, -16.0f * scale);
+    }
+};
+
+struct Q5_1 : Small {
+    struct Raw { Words codes; uint32_t fifths; __half2 scale_offset; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, int) {
+        return {words_at(from.field[2] + 16 * block), *reinterpret_cast<const uint32_t*>(from.field[1] + 4 * block),
+                *reinterpret_cast<const __half2*>(from.field[0] + 4 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, int, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        add_fifths(raw.fifths, unit);
+        const float2 both = __half22float2(raw.scale_offset);
+        put_scale(unit, both.x, both.y);
+    }
+};
+
+struct Q8_0 : Small {
+    static constexpr bool WIDE = true;
+    struct Raw { Words codes[2]; __half scale; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, int) {
+        const uint8_t* codes = from.field[1] + 32 * block;
+        return {{words_at(codes), words_at(codes + 16)}, *reinterpret_cast<const __half*>(from.field[0] + 2 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, int, Unit& unit) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) unit.codes[0][w] = raw.codes[0].word[w], unit.codes[1][w] = raw.codes[1].word[w];
+        put_scale(unit, __half2float(raw.scale), 0.0f);
+    }
+};
+
+// Scales and offsets of groups 2 part and 2 part + 1 of a block of 256 numbers. The 16 bytes are the scale of scales and that of offsets,
+// and codes of six bits: the lower bits of bytes 0 to 7 are those of scales 0 to 3 and of offsets 0 to 3; halves of bytes 8 to 11 are
+// four bits of the other scales and offsets, whose higher two are what was left of bytes 0 to 7.
+__device__ __forceinline__ void put_scales(const Words& head, int part, Unit& unit) {
+    const uint32_t both = head.word[0];
+    const float2 of = __half22float2(*reinterpret_cast<const __half2*>(&both));
+    const bool first = part < 2;
+    const int shift = 16 * (part % 2);
+    const uint32_t a = head.word[1] >> shift, b = head.word[2] >> shift, c = head.word[3] >> shift;
+    const uint32_t scales = first ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
+    const uint32_t offsets = first ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
+    unit.scale[0] = of.x * static_cast<float>(scales & 0xffu), unit.scale[1] = of.x * static_cast<float>(scales >> 8 & 0xffu);
+    unit.offset[0] = -of.y * static_cast<float>(offsets & 0xffu), unit.offset[1] = -of.y * static_cast<float>(offsets >> 8 & 0xffu);
+}
+
+// What blocks of 256 numbers with groups of 32 have in common: a unit is half of two groups.
+struct Grouped {
+    static constexpr int UNITS = 8;
+    static constexpr bool WIDE = false;
+    static __device__ __forceinline__ int column(int unit, int half) {
+        return 64 * (unit / 2) + 32 * half + HALF * (unit % 2);
+    }
+};
+
+struct Q4_K : Grouped {
+    struct Raw { Words codes, head; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, unsigned at) {
+        return {words_at(from.field[1] + 128 * block + 16 * at), words_at(from.field[0] + 16 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, unsigned at, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        put_scales(raw.head, at / 2, unit);
+    }
+};
+
+struct Q5_K : Grouped {
+    struct Raw { Words codes, bits, head; };
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, unsigned at) {
+        return {words_at(from.field[2] + 128 * block + 16 * at), words_at(from.field[1] + 32 * block + 16 * (at % 2)),
+                words_at(from.field[0] + 16 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, unsigned at, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        const unsigned group = at / 2 * 2;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            unit.codes[0][w] |= (raw.bits.word[w] >> group & 0x01010101u) << 4;
+            unit.codes[1][w] |= (raw.bits.word[w] >> (group + 1) & 0x01010101u) << 4;
+        }
+        put_scales(raw.head, at / 2, unit);
+    }
+};
+
+struct Q6_K {
+    static constexpr int UNITS = 8;
+    static constexpr bool WIDE = false;
+    struct Raw { Words codes, bits; int8_t scales[2]; __half scale; };
+    // Lower halves of bytes are of the first two quarters of 128 numbers, upper ones of the others.
+    static __device__ __forceinline__ int column(int unit, int half) {
+        return 128 * (unit / 4) + 64 * half + 32 * (unit % 4 / 2) + HALF * (unit % 2);
+    }
+    static __device__ __forceinline__ Raw read(const Fields& from, size_t block, unsigned at) {
+        const int8_t* scales = reinterpret_cast<const int8_t*>(from.field[2] + 16 * block) + 8 * (at / 4) + at % 4;
+        return {words_at(from.field[0] + 128 * block + 16 * at),
+                words_at(from.field[1] + 64 * block + 32 * (at / 4) + 16 * (at % 2)),
+                {scales[0], scales[4]},
+                *reinterpret_cast<const __half*>(from.field[3] + 2 * block)};
+    }
+    static __device__ __forceinline__ void unpack(const Raw& raw, unsigned at, Unit& unit) {
+        put_nibbles(raw.codes, unit);
+        const unsigned shift = at % 4 / 2 * 2;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            unit.codes[0][w] |= (raw.bits.word[w] >> shift & 0x03030303u) << 4;
+            unit.codes[1][w] |= (raw.bits.word[w] >> (shift + 4) & 0x03030303u) << 4;
+        }
+        const float scale = __half2float(raw.scale);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unit.scale[half] = scale * static_cast<float>(raw.scales[half]);
+            unit.offset[half] = -32.0f * unit.scale[half];
+        }
+    }
+};
+
+template <typename F> __device__ __forceinline__ void unit_at(const Fields& from, size_t block, unsigned at, Unit& unit) {
+    F::unpack(F::read(from, block, at), at, unit);
+}
+
+// A byte of a word as a number: for codes below 128 they come with BIAS added, which takes one instruction.
+template <bool WIDE> constexpr float BIAS = WIDE ? 0.0f : 128.0f;
+
+template <bool WIDE> __device__ __forceinline__ float biased(uint32_t word, int byte) {
+    if constexpr (WIDE) {
+        // The code without its sign is the lowest byte of a float of 2^23 and more.
+        const uint32_t bits = __byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440u | byte);
+        return __uint_as_float(bits) - (8388608.0f + 128.0f);
+    } else {
+        // The code is in the bits of a float from 128 to 256 that count ones.
+        return __uint_as_float(__byte_perm(word, 0x43000000u, 0x7044u | byte << 8));
+    }
+}
+
+// Numbers as in the launchers.
+enum Stored { F32 = 0, F16 = 1, BF16 = 2 };
+enum Into { NARROW = 0, WIDE_OUT = 1, ADD = 2 };
+
+constexpr int WARPS = 16, THREADS = 32 * WARPS;
+// Outputs of a warp, which share what is read of x.
+constexpr int OUTPUTS = 2;
+// Units of x in shared memory, and from one of the eight parts of units to the next: one more, so that threads use all banks.
+constexpr int CHUNK = 128, PITCH = CHUNK + 1;
+
+__device__ __forceinline__ float4 four_at(const void* x, int stored, size_t at) {
+    if (stored == F32) return *reinterpret_cast<const float4*>(static_cast<const float*>(x) + at);
+    const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x) + at);
+    if (stored == F16) {
+        const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
+        const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
+        return make_float4(low.x, low.y, high.x, high.y);
+    }
+    return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u), __uint_as_float(raw.y << 16),
+                       __uint_as_float(raw.y & 0xffff0000u));
+}
+
+__device__ __forceinline__ void put(void* out, int stored, size_t at, float number) {
+    if (stored == F32) static_cast<float*>(out)[at] = number;
+    else if (stored == F16) static_cast<__half*>(out)[at] = __float2half_rn(number);
+    else static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(number);
+}
+
+// Rows of x from the chunk's first unit on, by part of a unit; behind them the sums of halves.
+template <int ROWS> struct Staged {
+    float4 parts[ROWS][8][PITCH];
+    float sums[ROWS][2][CHUNK];
+};
+
+template <typename F, int ROWS>
+__device__ __forceinline__ void stage(Staged<ROWS>& staged, const void* x, int stored, int rows, int units, int first) {
+    const int inputs = 32 * units;
+    for (int i = threadIdx.x; i < ROWS * 8 * CHUNK; i += THREADS) {
+        const int row = i / (8 * CHUNK), unit = i / 8 % CHUNK, part = i % 8;
+        const bool there = row < rows && first + unit < units;
+        const size_t at = static_cast<size_t>(row) * inputs + F::column(first + unit, part / 4) + part % 4 * 4;
+        staged.parts[row][part][unit] = there ? four_at(x, stored, at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * 2 * CHUNK; i += THREADS) {
+        const int row = i / (2 * CHUNK), half = i / CHUNK % 2, unit = i % CHUNK;
+        float sum = 0.0f;
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const float4 four = staged.parts[row][4 * half + part][unit];
+            sum += (four.x + four.y) + (four.z + four.w);
+        }
+        staged.sums[row][half][unit] = sum;
+    }
+    __syncthreads();
+}
+
+// Adds the products of one unit of each of the warp's outputs.
+template <typename F, int ROWS>
+__device__ __forceinline__ void multiply(const Unit (&units)[OUTPUTS], const Staged<ROWS>& staged, int at,
+                                         float (&sums)[OUTPUTS][ROWS]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float dots[OUTPUTS][ROWS] = {};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const float4 four = staged.parts[row][4 * half + w][at];
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o) {
+                    const uint32_t word = units[o].codes[half][w];
+                    float dot = dots[o][row];
+                    dot = fmaf(biased<F::WIDE>(word, 0), four.x, dot);
+                    dot = fmaf(biased<F::WIDE>(word, 1), four.y, dot);
+                    dot = fmaf(biased<F::WIDE>(word, 2), four.z, dot);
+                    dots[o][row] = fmaf(biased<F::WIDE>(word, 3), four.w, dot);
+                }
+            }
+        }
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            const float offset = fmaf(-BIAS<F::WIDE>, units[o].scale[half], units[o].offset[half]);
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const float own = fmaf(offset, staged.sums[row][half][at], units[o].scale[half] * dots[o][row]);
+                sums[o][row] += own;
+            }
+        }
+    }
+}
+
+// Rows of out are `stride` numbers apart.
+template <typename F, int ROWS>
+__device__ void gemv(const Fields& w, const void* x, int stored, int rows, void* out, int into, int outputs, int units, int stride) {
+    extern __shared__ float4 shared[];
+    Staged<ROWS>& staged = *reinterpret_cast<Staged<ROWS>*>(shared);
+    const int lane = threadIdx.x % 32, first_output = (blockIdx.x * WARPS + threadIdx.x / 32) * OUTPUTS;
+    const size_t row_blocks = units / F::UNITS;
+    float sums[OUTPUTS][ROWS] = {};
+    for (int first = 0; first < units; first += CHUNK) {
+        if (first > 0) __syncthreads();
+        stage<F, ROWS>(staged, x, stored, rows, units, first);
+        if (first_output >= outputs) continue;
+#pragma unroll
+        for (int step = 0; step < CHUNK / 32; ++step) {
+            const int at = 32 * step + lane, unit = first + at;
+            if (unit >= units) continue;
+            Unit own[OUTPUTS];
+#pragma unroll
+            for (int o = 0; o < OUTPUTS; ++o) {
+                // The last output stands in for one that is not there.
+                const size_t output = min(first_output + o, outputs - 1);
+                unit_at<F>(w, output * row_blocks + unit / F::UNITS, unit % F::UNITS, own[o]);
+            }
+            multiply<F, ROWS>(own, staged, at, sums);
+        }
+    }
+    if (first_output >= outputs) return;
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            const float sum = warp_sum(sums[o][row]);
+            const int output = first_output + o;
+            if (lane != 0 || row >= rows || output >= outputs) continue;
+            const size_t at = static_cast<size_t>(row) * stride + output;
+            if (into == ADD) static_cast<float*>(out)[at] += sum;
+            else put(out, into == NARROW ? stored : F32, at, sum);
+        }
+    }
+}
+
+// For one row of x: a warp keeps what it needs of x in registers and goes from outputs to outputs. Its share of a row of W is SPAN units,
+// two for each thread; so many warps as a row has shares work on the same TILE outputs, and add up in shared memory. A block has `groups`
+// groups of `shares` warps.
+constexpr int SPAN = 64, TILE = 4, MOST_WARPS = 8;
+
+// Adds up a number of each of four outputs over a warp; those of output o end in thread 8 o.
+__device__ __forceinline__ float warp_sums(const float (&sums)[TILE], int lane) {
+    const bool upper = lane & 16, odd = lane & 8;
+    float first = upper ? sums[2] : sums[0], second = upper ? sums[3] : sums[1];
+    first += __shfl_xor_sync(~0u, upper ? sums[0] : sums[2], 16);
+    second += __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 16);
+    float sum = odd ? second : first;
+    sum += __shfl_xor_sync(~0u, odd ? first : second, 8);
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
+}
+
+// What a thread reads of TILE rows of W.
+template <typename F> struct Tile {
+    typename F::Raw raw[TILE][2];
+
+    __device__ __forceinline__ void read(const Fields& w, int first, int outputs, int units, unsigned pair) {
+#pragma unroll
+        for (int o = 0; o < TILE; ++o) {
+            // The last output stands in for those that are not there.
+            const size_t row = static_cast<size_t>(min(first + o, outputs - 1)) * (units / F::UNITS);
+#pragma unroll
+            for (unsigned u = 0; u < 2; ++u) {
+                const unsigned unit = unit_of(pair, u, units);
+                raw[o][u] = F::read(w, row + unit / F::UNITS, unit % F::UNITS);
+            }
+        }
+    }
+
+    // Of an odd number of units the last one is read twice, and multiplied by zeros.
+    static __device__ __forceinline__ unsigned unit_of(unsigned pair, unsigned u, int units) {
+        return F::UNITS > 1 ? pair << 1 | u : min(pair << 1 | u, static_cast<unsigned>(units - 1));
+    }
+
+    __device__ __forceinline__ void multiply(unsigned pair, const float4 (&x)[2][2][4], const float (&totals)[2][2],
+                                             float (&sums)[TILE]) const {
+#pragma unroll
+        for (int o = 0; o < TILE; ++o) {
+#pragma unroll
+            for (unsigned u = 0; u < 2; ++u) {
+                Unit unit;
+                F::unpack(raw[o][u], (pair << 1 | u) % F::UNITS, unit);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float dot = 0.0f;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const uint32_t word = unit.codes[half][i];
+                        dot = fmaf(biased<F::WIDE>(word, 0), x[u][half][i].x, dot);
+                        dot = fmaf(biased<F::WIDE>(word, 1), x[u][half][i].y, dot);
+                        dot = fmaf(biased<F::WIDE>(word, 2), x[u][half][i].z, dot);
+                        dot = fmaf(biased<F::WIDE>(word, 3), x[u][half][i].w, dot);
+                    }
+                    const float offset = fmaf(-BIAS<F::WIDE>, unit.scale[half], unit.offset[half]);
+                    sums[o] += fmaf(offset, totals[u][half], unit.scale[half] * dot);
+                }
+            }
+        }
+    }
+};
+
+template <typename F>
+__device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, int into, int outputs, int units, int shares) {
+    __shared__ float partial[2][MOST_WARPS][TILE];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp % shares, group = warp / shares;
+    const int groups = blockDim.x / 32 / shares, stride = gridDim.x * groups;
+    const unsigned pair = share * (SPAN / 2) + lane;
+    const bool there = 2 * pair < units;
+    const int tiles = (outputs + TILE - 1) / TILE;
+    float4 own[2][2][4];
+    float totals[2][2];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+        const bool has = 2 * pair + u < units;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                own[u][half][i] = has ? four_at(x, stored, F::column(2 * pair + u, half) + 4 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float4 four = own[u][half][i];
+                total += (four.x + four.y) + (four.z + four.w);
+            }
+            totals[u][half] = total;
+        }
+    }
+    int buffer = 0;
+    for (int base = blockIdx.x * groups; base < tiles; base += stride, buffer ^= 1) {
+        float sums[TILE] = {};
+        if (there) {
+            Tile<F> tile;
+            tile.read(w, (base + group) * TILE, outputs, units, pair);
+            tile.multiply(pair, own, totals, sums);
+        }
+        const float sum = warp_sums(sums, lane);
+        if (lane % 8 == 0) partial[buffer][warp][lane / 8] = sum;
+        // The other buffer is written next, so one barrier is enough.
+        __syncthreads();
+        const int output = (base + group) * TILE + lane;
+        if (share == 0 && lane < TILE && output < outputs) {
+            float all = partial[buffer][warp][lane];
+            for (int other = 1; other < shares; ++other) all += partial[buffer][warp + other][lane];
+            if (into == ADD) static_cast<float*>(out)[output] += all;
+            else put(out, into == NARROW ? stored : F32, output, all);
+        }
+    }
+}
+
+// out[i] = scale * row `first + i` of W, or row `rows[i]` if there are such numbers, for `count` rows; a thread writes a unit.
+template <typename F>
+__device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int count, int units, float scale, void* out,
+                           int stored) {
+    const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= static_cast<size_t>(count) * units) return;
+    const size_t to = i / units, row = rows ? rows[to] : first + to;
+    const int at = i % units;
+    Unit unit;
+    unit_at<F>(w, row * (units / F::UNITS) + at / F::UNITS, at % F::UNITS, unit);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const size_t start = to * 32 * units + F::column(at, half);
+#pragma unroll
+        for (int j = 0; j < HALF; ++j) {
+            const float code = biased<F::WIDE>(unit.codes[half][j / 4], j % 4) - BIAS<F::WIDE>;
+            put(out, stored, start + j, scale * fmaf(code, unit.scale[half], unit.offset[half]));
+        }
+    }
+}
+
+#define GEMV(FORMAT, NAME, ROWS)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, ROWS < 4 ? 2 : 1)                                        \
+        gemv_##NAME##_##ROWS(Fields w, const void* x, int stored, int rows, void* out, int into, int outputs,           \
+                             int units, int stride) {                                                                   \
+        gemv<FORMAT, ROWS>(w, x, stored, rows, out, into, outputs, units, stride);                                      \
+    }
+
+#define QUANTISED(FORMAT, NAME)                                                                                         \
+    GEMV(FORMAT, NAME, 1) GEMV(FORMAT, NAME, 2) GEMV(FORMAT, NAME, 4)                                                   \
+    extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)                                                    \
+        gemv_one_##NAME(Fields w, const void* x, int stored, void* out, int into, int outputs, int units, int shares) { \
+        gemv_one<FORMAT>(w, x, stored, out, into, outputs, units, shares);                                              \
+    }                                                                                                                   \
+    extern "C" __global__ void dequantise_##NAME(Fields w, const uint32_t* rows, int first, int count, int units,       \
+                                                 float scale, void* out, int stored) {                                  \
+        dequantise<FORMAT>(w, rows, first, count, units, scale, out, stored);                                           \
+    }
+
+QUANTISED(Q4_0, q4_0)
+QUANTISED(Q4_1, q4_1)
+QUANTISED(Q5_0, q5_0)
+QUANTISED(Q5_1, q5_1)
+QUANTISED(Q8_0, q8_0)
+QUANTISED(Q4_K, q4_k)
+QUANTISED(Q5_K, q5_k)
+QUANTISED(Q6_K, q6_k)
