@@ -155,7 +155,7 @@ impl VerifyArgs {
     fn candle(&self) -> Result<Option<Referee<'_>>, UsageError> {
         match self.against {
             Some(Against::Candle) => Err(UsageError::new("--against candle: this build has no candle-transformers")
-                .hint("build it in: cargo install --path . --features candle")),
+                .hint("build it in: cargo build --release --features candle")),
             _ => Ok(None),
         }
     }

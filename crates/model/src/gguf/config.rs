@@ -34,9 +34,14 @@ impl fmt::Debug for Family {
 }
 
 impl Family {
-    /// What the converter adds to all norms.
-    pub(super) fn norm_offset(&self) -> f32 {
-        self.of.norm_offset
+    /// What the converter has added to the numbers of the tensor `name`.
+    pub(super) fn offset(&self, name: &str) -> f32 {
+        if name.ends_with("norm.weight") { self.of.norm_offset } else { 0.0 }
+    }
+
+    /// Whether the converter changes the tensor `name`.
+    pub(super) fn changes(&self, name: &str) -> bool {
+        self.permuted_heads(name).is_some() || self.offset(name) != 0.0
     }
 
     /// The name of a layer's tensor in a Hugging Face checkpoint, by that in files; `None` if the family has none of the name.
@@ -62,7 +67,7 @@ impl Family {
 
     /// Whether a tensor is part of the configuration rather than a weight.
     pub(super) fn is_configuration(&self, name: &str) -> bool {
-        name == ROPE_FREQS || name.starts_with(ROPE_FACTORS)
+        name == ROPE_FREQS || self.of.has_rope_factors && name.starts_with(ROPE_FACTORS)
     }
 
     fn key(&self, key: &str) -> String {
@@ -347,6 +352,8 @@ fn rope_scaling(
     let old = metadata.optional_number(&family.key("rope.scale_linear"))?.filter(|factor| *factor != 1.0);
     match (metadata.optional_text(&key("type"))?, factor) {
         (None, None) | (Some("none"), _) => Ok(old.map(|factor| json!({ "rope_type": "linear", "factor": factor }))),
+        // The family's row writes it.
+        (Some("longrope"), _) if family.of.has_rope_factors => Ok(None),
         (Some("linear") | None, Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
         (Some("yarn"), Some(factor)) => {
             let original = metadata.size(&key("original_context_length"))?;

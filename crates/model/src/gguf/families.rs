@@ -21,6 +21,8 @@ pub(super) struct Architecture {
     pub norm_offset: f32,
     /// Whether a part of a head's channels may be rotated.
     pub rotates_parts: bool,
+    /// Whether a file may have factors of RoPE's frequencies for short and for long prompts, as tensors.
+    pub has_rope_factors: bool,
     /// Tensors of a layer, beside those that most families have: the name in files, and that of Hugging Face.
     pub layer: &'static [(&'static str, &'static str)],
     /// Tensors of experts, if it may have any.
@@ -93,6 +95,7 @@ const LLAMA_LIKE: Architecture = Architecture {
     permutes: false,
     norm_offset: 0.0,
     rotates_parts: false,
+    has_rope_factors: false,
     layer: &[("ffn_norm", "post_attention_layernorm")],
     experts: None,
     own: &[],
@@ -147,6 +150,7 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
         name: "phi3",
         class: "Phi3ForCausalLM",
         rotates_parts: true,
+        has_rope_factors: true,
         layer: &[
             ("ffn_norm", "post_attention_layernorm"),
             ("attn_qkv", "self_attn.qkv_proj"),

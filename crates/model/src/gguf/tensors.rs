@@ -98,12 +98,28 @@ impl TensorSource for GgufTensors {
         if let Some(heads) = self.family.permuted_heads(stored_name) {
             unpermute(&mut tensor, heads);
         }
-        let offset = self.family.norm_offset();
-        if offset != 0.0 && stored_name.ends_with("norm.weight") {
+        let offset = self.family.offset(stored_name);
+        if offset != 0.0 {
             let numbers = tensor.to_f32().into_iter().flat_map(|x| (x - offset).to_le_bytes());
             tensor = StoredTensor { dtype: StoredType::F32, shape: tensor.shape.clone(), bytes: numbers.collect() };
         }
         Ok(tensor)
+    }
+
+    /// Reads the part alone, unless rows or numbers of the tensor are changed when it is read.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let (stored_name, place) = self.place(name)?;
+        let is_plain = place.shape() == whole && !self.family.changes(stored_name);
+        match self.files.read_part(place, first, shape).filter(|_| is_plain) {
+            Some(read) => read.map_err(|source| WeightsError::Io { file: self.file_of(name), source }),
+            None => Ok(self.read(name, whole)?.part(first, shape)),
+        }
     }
 
     /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).

@@ -34,7 +34,7 @@ pub(super) struct Design {
     pub unread: &'static [(&'static str, &'static str)],
     /// The key of the scale of attention, which it does not read.
     pub scale: Option<Scale>,
-    /// The most tokens.
+    /// The most tokens, where they do not follow from the config.
     pub longest: Option<usize>,
     /// What a difference may be at least: some of its numbers are coarser than f32.
     pub tolerance: f64,
@@ -240,6 +240,7 @@ pub(super) static DESIGNS: &[Design] = &[
     Design {
         class: "Gemma3ForCausalLM",
         module: "quantized_gemma3",
+        longest: Some(quantized_gemma3::MAX_SEQ_LEN),
         has_head_dim: true,
         scale: Some(Scale::InverseRootOf("query_pre_attn_scalar")),
         build: Build::Gguf(|content, file| {

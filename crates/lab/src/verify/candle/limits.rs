@@ -95,7 +95,9 @@ impl Judged {
         let has_window = self.get("use_sliding_window") != Some(&Value::Bool(false));
         let window =
             self.size("sliding_window").filter(|_| has_window).map(|window| (window, "candle's windows are others"));
-        let longest = self.design.longest.map(|longest| (longest, "candle reads no more"));
+        // Tables for GGUF files are as long as these say.
+        let stated = self.trained().filter(|_| self.design.is_of_gguf());
+        let longest = self.design.longest.or(stated).map(|longest| (longest, "candle reads no more"));
         window.into_iter().chain(longest).min_by_key(|(tokens, _)| *tokens)
     }
 
