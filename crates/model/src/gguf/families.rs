@@ -357,6 +357,11 @@ fn granite(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), U
 fn olmo(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), UsageError> {
     const FACTOR: &str = "rope.scaling.yarn_attn_factor";
     const PATTERN: &str = "attention.sliding_window_pattern";
+    const LOCAL: &str = "rope.freq_base_swa";
+    if let Some(theta) = stated.number(LOCAL)?.filter(|theta| Some(*theta) != config["rope_theta"].as_f64()) {
+        let what = format!("{theta}: a theta of its own for layers with a window is not supported");
+        return Err(stated.metadata.error(&stated.key(LOCAL), &what));
+    }
     if stated.optional_size("attention.sliding_window")?.is_some_and(|window| window > 0) {
         let pattern = stated.metadata.optional_flags(&stated.key(PATTERN))?;
         let kind = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
