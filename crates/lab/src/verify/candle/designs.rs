@@ -11,7 +11,7 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::smol::smollm3;
 use candle_transformers::models::{
     gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_gemma3, quantized_glm4,
-    quantized_llama, quantized_phi3, quantized_qwen2, quantized_qwen3, qwen2, qwen3, qwen3_moe,
+    quantized_llama, quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -227,16 +227,7 @@ pub(super) static DESIGNS: &[Design] = &[
         }),
         ..GGUF
     },
-    Design {
-        class: "Qwen3ForCausalLM",
-        module: "quantized_qwen3",
-        has_head_dim: true,
-        // Its cosines, keys and values are in f16.
-        build: Build::Gguf(|content, file| {
-            Ok(Box::new(quantized_qwen3::ModelWeights::from_gguf(content, file, &Device::Cpu)?))
-        }),
-        ..GGUF
-    },
+    // Left out: `quantized_qwen3`, whose angles of rotation are rounded to f16, and `quantized_qwen3_moe`, which needs a GPU.
     Design {
         class: "Gemma3ForCausalLM",
         module: "quantized_gemma3",

@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 use candle_transformers::models::smol::smollm3;
 use candle_transformers::models::{
     gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_gemma3, quantized_glm4,
-    quantized_llama, quantized_phi3, quantized_qwen2, quantized_qwen3, qwen2, qwen3, qwen3_moe,
+    quantized_llama, quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
 };
 
 /// A model that keeps the keys and values of what it read.
@@ -52,7 +52,6 @@ network!(qwen3_moe::ModelForCausalLM);
 network!(smollm3::ModelForCausalLM);
 network!(quantized_llama::ModelWeights);
 network!(quantized_qwen2::ModelWeights);
-network!(quantized_qwen3::ModelWeights);
 // They forget when they read at position 0.
 network!(quantized_glm4::ModelWeights, |_model| ());
 network!(quantized_phi3::ModelWeights, |_model| ());
