@@ -30,7 +30,7 @@ pub struct CheckpointTensor {
 const NAMED: usize = 4;
 /// What names of the text model's tensors begin with where a class wraps it, by several versions of the reference, and what they begin
 /// with where it stands alone.
-pub const OF_TEXT: [(&str, &str); 3] =
+const OF_TEXT: [(&str, &str); 3] =
     [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
 /// What names of the other tensors of such a class begin with: those that read images.
 const OF_IMAGES: [&str; 4] =
@@ -40,6 +40,12 @@ const ONE_MODEL: &str =
     "config.json and the weights are of two models, or one of them was edited: take both from one place";
 /// Characters of a tensor's name that a note shows.
 const LONGEST_NAME: usize = 100;
+
+/// The name of a tensor where the text model stands alone, by that in a class that wraps it.
+pub fn name_alone(name: &str) -> String {
+    let renamed = OF_TEXT.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
+    renamed.unwrap_or_else(|| name.to_owned())
+}
 
 /// Compares a checkpoint with its config, which is changed where transformers goes by the tensors; returns what the user
 /// should know, a line each.

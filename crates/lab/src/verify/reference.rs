@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
+use spattn_model::checkpoint::name_alone;
 
 /// The version of the file's layout.
 const FORMAT: u32 = 1;
@@ -35,7 +36,7 @@ pub struct HfReference {
     pub hidden: Vec<Vec<f32>>,
     /// RoPE's frequencies for this text, if there is one set of them.
     pub inverse_frequencies: Option<Vec<f32>>,
-    /// Sums of rows by the tensor's name.
+    /// Sums of rows by the tensor's name, as it is where the text model stands alone.
     pub rows: BTreeMap<String, Vec<f64>>,
 }
 
@@ -206,7 +207,7 @@ impl File<'_> {
             .map(|(name, tensor)| {
                 let (_, bytes) = self.bytes(name, Dtype::F64, 1)?;
                 let sums = bytes.as_chunks().0.iter().map(|word| f64::from_le_bytes(*word)).collect();
-                Ok((tensor.to_owned(), sums))
+                Ok((name_alone(tensor), sums))
             })
             .collect()
     }

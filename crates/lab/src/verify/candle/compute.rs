@@ -19,7 +19,7 @@ use crate::verify::passage::{NEW_TOKENS, Passage};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::OpenModel;
-use spattn_model::checkpoint::OF_TEXT;
+use spattn_model::checkpoint::name_alone;
 use spattn_model::tokenizer::Tokenizer;
 
 /// The version whose models the rows of [`designs`](super::designs) describe.
@@ -120,7 +120,7 @@ impl Candle {
                     tensors.extend(candle_core::safetensors::load(path, &Device::Cpu)?);
                 }
                 let tensors: HashMap<String, Tensor> =
-                    tensors.into_iter().map(|(name, tensor)| (of_text(name), tensor)).collect();
+                    tensors.into_iter().map(|(name, tensor)| (name_alone(&name), tensor)).collect();
                 let (tensors, has_head) = with_head(tensors);
                 let config = self.judged.config(tokens, has_head);
                 Ok(build(&config, VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?)
@@ -140,12 +140,6 @@ fn tensors_of(model: &OpenModel) -> Result<HashMap<String, Tensor>> {
         Ok((tensor.name.clone(), Tensor::from_vec(numbers, tensor.shape.as_slice(), &Device::Cpu)?))
     };
     model.tensors().iter().filter(|tensor| tensor.is_read).map(read).collect()
-}
-
-/// The name of a tensor where the text model stands alone.
-fn of_text(name: String) -> String {
-    let renamed = OF_TEXT.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
-    renamed.unwrap_or(name)
 }
 
 /// The tensors with an output matrix, which is the embedding table if none is stored; and whether one was stored. Some models of candle

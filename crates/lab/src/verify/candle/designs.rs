@@ -10,13 +10,13 @@ use candle_core::{DType, Device, Error, Result};
 use candle_nn::VarBuilder;
 use candle_transformers::models::smol::smollm3;
 use candle_transformers::models::{
-    gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_gemma3, quantized_glm4,
-    quantized_llama, quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
+    gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_glm4, quantized_llama,
+    quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::networks::{Copied, FromTheStart, Network, WithCache};
+use super::networks::{Copied, Network, WithCache};
 
 /// One of candle's models.
 pub(super) struct Design {
@@ -227,19 +227,8 @@ pub(super) static DESIGNS: &[Design] = &[
         }),
         ..GGUF
     },
-    // Left out: `quantized_qwen3`, whose angles of rotation are rounded to f16, and `quantized_qwen3_moe`, which needs a GPU.
-    Design {
-        class: "Gemma3ForCausalLM",
-        module: "quantized_gemma3",
-        longest: Some(quantized_gemma3::MAX_SEQ_LEN),
-        has_head_dim: true,
-        scale: Some(Scale::InverseRootOf("query_pre_attn_scalar")),
-        build: Build::Gguf(|content, file| {
-            let model = quantized_gemma3::ModelWeights::from_gguf(content, file, &Device::Cpu)?;
-            Ok(Box::new(FromTheStart::new(model)))
-        }),
-        ..GGUF
-    },
+    // Left out: `quantized_qwen3`, whose angles of rotation are rounded to f16; `quantized_gemma3`, whose logits are not the reference's; and
+    // `quantized_qwen3_moe`, which needs a GPU.
     Design {
         class: "Phi3ForCausalLM",
         module: "quantized_phi3",

@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 use candle_transformers::models::smol::smollm3;
 use candle_transformers::models::{
-    gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_gemma3, quantized_glm4,
-    quantized_llama, quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
+    gemma2, gemma3, glm4_new, granite, llama, mistral, mixtral, olmo2, phi3, quantized_glm4, quantized_llama,
+    quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
 };
 
 /// A model that keeps the keys and values of what it read.
@@ -55,32 +55,6 @@ network!(quantized_qwen2::ModelWeights);
 // They forget when they read at position 0.
 network!(quantized_glm4::ModelWeights, |_model| ());
 network!(quantized_phi3::ModelWeights, |_model| ());
-
-/// Gemma 3 of a GGUF file, whose mask fails for several tokens behind others: these are read with all that was before.
-pub(super) struct FromTheStart {
-    model: quantized_gemma3::ModelWeights,
-    read: Vec<Tensor>,
-}
-
-impl FromTheStart {
-    pub(super) fn new(model: quantized_gemma3::ModelWeights) -> Self {
-        Self { model, read: Vec::new() }
-    }
-}
-
-impl Network for FromTheStart {
-    fn read(&mut self, tokens: &Tensor, before: usize) -> Result<Tensor> {
-        self.read.push(tokens.clone());
-        if before > 0 && tokens.dim(1)? > 1 {
-            return self.model.forward(&Tensor::cat(&self.read, 1)?, 0);
-        }
-        self.model.forward(tokens, before)
-    }
-
-    fn restart(&mut self) {
-        self.read.clear();
-    }
-}
 
 /// A model whose keys and values are in a cache of its own, as candle has Llama and Granite.
 pub(super) struct WithCache<M, C> {
