@@ -1,7 +1,7 @@
 """Makes the golden files that the tests of GGUF models compare with.
 
 Regenerate (CPU, about a minute; packages gguf, numpy, tokenizers, transformers):
-    python scripts/make_golden_gguf.py [model] [tokenizers]
+    python scripts/make_golden_gguf.py [model] [families] [tokenizers]
     python scripts/make_golden_gguf.py real NAME FILE.gguf TOKENIZER.json [TOKENIZER.model]
 
 Everything goes to tests/golden/gguf/.
@@ -12,6 +12,9 @@ mixed.json
     positions       prompt positions of `logits`
     logits          [position][vocab], computed here in f64 from the numbers that `gguf.quants` reads
     tensors         by Hugging Face name: type, shape, sum of all numbers, and every 37th number
+families/NAME.gguf  a golden checkpoint (tests/golden/models) as llama.cpp's converter writes it: tensors by the name table of `gguf`, keys and
+                    changes of tensors as in the converter's class of that family (llama.cpp, conversion/*.py, August 2026), with the
+                    checkpoint's numbers unchanged; NAME-q8_0.gguf with Q8_0 where rows allow it
 lines.json          what the lines that tokenizers are compared on are made of (`lines` below)
 NAME.gguf           a small vocabulary, trained on these lines with the splitting that models of a family have; no tensors
 tokenizers.json     by name: the first ids of some lines, and for each 100 of the 10,000 lines a hash of their ids, by the
@@ -205,6 +208,205 @@ def written(writer):
 
 def write(value, name):
     (GOLDEN / name).write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+
+
+# --- Golden checkpoints of other families ---
+
+# By file: architecture, golden checkpoint, and keys of its config.json that a file cannot state and that get llama.cpp's own values here.
+UNSCALED = {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}
+FILES = {
+    "mistral": ("llama", "mistral", {}),
+    "qwen2": ("qwen2", "qwen2", {}),
+    "qwen3": ("qwen3", "qwen3", {}),
+    "mixtral": ("llama", "mixtral", {}),
+    "qwen3moe": ("qwen3moe", "qwen3-moe", {"num_hidden_layers": 1, "mlp_only_layers": []}),
+    "gemma2": ("gemma2", "gemma2", {"query_pre_attn_scalar": 32}),
+    "gemma3": ("gemma3", "gemma3-wrapped", {"query_pre_attn_scalar": 8}),
+    "gemma3-unscaled": ("gemma3", "gemma3-wrapped", {"query_pre_attn_scalar": 8, "rope_parameters": UNSCALED}),
+    "phi3": ("phi3", "phi3", {}),
+    "phi3-long": ("phi3", "phi3-long", {}),
+    "phi4-mini": ("phi3", "phi4-mini", {}),
+    "mistral3": ("mistral3", "mistral3", {}),
+    "ministral3": ("mistral3", "ministral3", {}),
+    "granite": ("granite", "granite", {}),
+    "glm4": ("glm4", "glm4", {}),
+    "olmo2": ("olmo2", "olmo2", {}),
+    "olmo3": ("olmo2", "olmo3", {}),
+    "smollm3": ("smollm3", "smollm3", {"no_rope_layers": [1, 1, 1]}),
+    "seed_oss": ("seed_oss", "seed-oss", {}),
+}
+QUANTISED = ["mixtral", "qwen3moe", "gemma3", "phi3"]
+# Families of which the converter permutes q and k: classes below its LlamaModel.
+PERMUTED = ["llama", "mistral3", "granite", "smollm3"]
+# What names of the text model begin with where a class wraps it.
+WRAPPED = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."}
+
+
+def stored(folder):
+    """The tensors of a safetensors file as f32, with the type that they are stored in."""
+    data = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name, told in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = (8 + length + at for at in told["data_offsets"])
+        part = data[start:end]
+        if told["dtype"] == "BF16":
+            numbers = (numpy.frombuffer(part, "<u2").astype(numpy.uint32) << 16).view(numpy.float32)
+        else:
+            numbers = numpy.frombuffer(part, {"F16": "<f2", "F32": "<f4"}[told["dtype"]]).astype(numpy.float32)
+        yield name, numbers.reshape(told["shape"]), Type[told["dtype"]]
+
+
+def settings(folder, changed):
+    """All keys of the text model, those of its class included, as transformers has them."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder).get_text_config().to_dict()
+    stated = json.loads((folder / "config.json").read_text())
+    stated = stated.get("text_config", stated)
+    # transformers puts factors of RoPE into `rope_parameters`, whatever it reads.
+    return config | {"original_max_position_embeddings": stated.get("original_max_position_embeddings")} | changed
+
+
+def family_keys(writer, architecture, c):
+    """What the converter writes of a config."""
+    rope = c.get("rope_parameters") or {}
+    full = rope.get("full_attention", rope)
+    head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(c["num_attention_heads"])
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_rope_freq_base(full["rope_theta"])
+    local = rope.get("sliding_attention", {}).get("rope_theta")
+    if local is not None:
+        writer.add_rope_freq_base_swa(local)
+    kind = full.get("rope_type", "default")
+    if kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    elif kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        if full.get("attention_factor") is not None:
+            writer.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
+        for key, add in [("beta_fast", writer.add_rope_scaling_yarn_beta_fast), ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)]:
+            if full.get(key) is not None:
+                add(full[key])
+    if c.get("head_dim") is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    experts = c.get("num_local_experts") or c.get("num_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(c["num_experts_per_tok"])
+    if architecture in PERMUTED:
+        writer.add_vocab_size(c["vocab_size"])
+        writer.add_rope_dimension_count(head_dim)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(c["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(c["final_logit_softcapping"])
+    if architecture in ["gemma2", "gemma3"]:
+        writer.add_sliding_window(c["sliding_window"])
+    if architecture == "phi3":
+        part = full.get("partial_rotary_factor") or 1.0
+        original = c["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_dimension_count(int(part * c["hidden_size"]) // c["num_attention_heads"])
+        writer.add_sliding_window(c.get("sliding_window") or 0)
+        if kind == "longrope":
+            scale = c["max_position_embeddings"] / original
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_attn_factors(numpy.sqrt(1 + numpy.log(scale) / numpy.log(original)) if scale > 1 else 1.0)
+            for name, key in [("long", "long_factor"), ("short", "short_factor")]:
+                writer.add_tensor(f"rope_factors_{name}.weight", numpy.asarray(full[key], numpy.float32))
+    if architecture == "mistral3" and c["model_type"] == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
+        writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
+    if architecture == "granite":
+        writer.add_attention_scale(c["attention_multiplier"])
+        writer.add_embedding_scale(c["embedding_multiplier"])
+        writer.add_residual_scale(c["residual_multiplier"])
+        writer.add_logit_scale(c["logits_scaling"])
+    if architecture == "glm4":
+        writer.add_rope_dimension_count(int(head_dim * (full.get("partial_rotary_factor") or 0.5)))
+    if architecture == "olmo2" and c.get("sliding_window") is not None:
+        writer.add_sliding_window(c["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c["layer_types"]])
+
+
+def permuted(numbers, heads):
+    shape = numbers.shape
+    return numbers.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def changed_tensors(architecture, c, tensors):
+    """Names that `gguf` maps and numbers as the converter's classes change them: experts stacked, q and k permuted, 1 added to norms."""
+    stacks = {}
+    for name, numbers, of in tensors:
+        name = next((new + name[len(old) :] for old, new in WRAPPED.items() if name.startswith(old)), name)
+        layer = int(name.split(".")[2]) if name.startswith("model.layers.") else 0
+        if not name.startswith(("model.layers.", "model.embed_tokens", "model.norm", "lm_head")) or layer >= c["num_hidden_layers"]:
+            continue
+        if architecture in PERMUTED and name.split(".")[-2] in ["q_proj", "k_proj"]:
+            numbers = permuted(numbers, c["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if architecture in ["gemma2", "gemma3"] and name.endswith("norm.weight"):
+            numbers = numbers + numpy.float32(1)
+        if ".experts." in name:
+            before, rest = name.split(".experts.")
+            expert, part, kind = rest.split(".")
+            # The table of `gguf` has the names of stacked experts that Llama's own code uses for Mixtral's.
+            stack = f"layers.{layer}.feed_forward.experts.{part}" if part.startswith("w") else f"{before}.experts.{part}"
+            stacks.setdefault((f"{stack}.{kind}", of), {})[int(expert)] = numbers
+            continue
+        yield name, numbers, of
+    for (name, of), experts in stacks.items():
+        yield name, numpy.stack([experts[at] for at in range(len(experts))]), of
+
+
+def byte_tokens():
+    """As many tokens as a golden checkpoint has: GPT-2's 256 characters for bytes but one, and a pair."""
+    from tokenizers import pre_tokenizers
+
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())[:255]
+    return characters + ["th"]
+
+
+def families():
+    (GOLDEN / "families").mkdir(exist_ok=True)
+    tokens = byte_tokens()
+    for file, (architecture, golden, changed) in FILES.items():
+        for quantised in [False, True] if file in QUANTISED else [False]:
+            folder = GOLDEN.parent / "models" / golden
+            c = settings(folder, changed)
+            writer = gguf.GGUFWriter(GOLDEN / "families" / f"{file}{'-q8_0' if quantised else ''}.gguf", architecture)
+            writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantised else gguf.LlamaFileType.MOSTLY_F16)
+            family_keys(writer, architecture, c)
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre("gpt-2")
+            writer.add_token_list(tokens)
+            writer.add_token_merges(["t h"])
+            arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+            names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
+            for name, numbers, of in changed_tensors(architecture, c, stored(folder)):
+                mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                assert mapped is not None, name
+                size = gguf.GGML_QUANT_SIZES[Type.Q8_0][0]
+                if numbers.ndim == 1 or of == Type.F32 or "ffn_gate_inp" in mapped:
+                    writer.add_tensor(mapped, numbers.astype(numpy.float32))
+                    continue
+                of = Type.Q8_0 if quantised and numbers.shape[-1] % size == 0 else of
+                writer.add_tensor(mapped, gguf.quants.quantize(numbers, of), raw_dtype=of)
+            written(writer)
+            print(file, architecture, "quantised" if quantised else "exact")
 
 
 # --- Lines of text ---
@@ -454,5 +656,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["real"]:
         real(*sys.argv[2:])
     else:
-        for part in sys.argv[1:] or ["model", "tokenizers"]:
-            {"model": model, "tokenizers": tokenizers}[part]()
+        for part in sys.argv[1:] or ["model", "families", "tokenizers"]:
+            {"model": model, "families": families, "tokenizers": tokenizers}[part]()

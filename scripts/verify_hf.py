@@ -4,7 +4,7 @@ Run it where torch and transformers (4.56 or later) are:
 
     python scripts/verify_hf.py MODEL OUT.safetensors [--tokens N] [--device cuda] [--dtype bfloat16]
 
-MODEL is a checkpoint's folder, a hub id, or a GGUF file. Give `spattn verify` the same --dtype. Without --tokens the text goes 64 tokens
+MODEL is a checkpoint's folder, a hub id, or a GGUF file (for which transformers needs the packages gguf and accelerate). Give `spattn verify` the same --dtype. Without --tokens the text goes 64 tokens
 beyond the length that the model was trained for, and to 2,112 tokens at most.
 
 Tensors of the file, P positions of a text of T tokens, L layers, H numbers of a hidden state, V tokens of the vocabulary:
@@ -28,7 +28,7 @@ import numpy
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 FORMAT = 1
 NEW_TOKENS = 24
@@ -134,7 +134,9 @@ def greedy(model, prompt):
         if len(ids) == NEW_TOKENS:
             return ids, gaps
         token = torch.tensor([[ids[-1]]], device=model.device)
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        # Newer versions have another name for keys and values.
+        kept = "cache" if "cache" in out else "past_key_values"
+        out = model(token, **{kept: out[kept]}, use_cache=True)
 
 
 def line(tokenizer, text):
@@ -181,7 +183,10 @@ def load(name, dtype, device, revision):
     kind, place = {"revision": revision} if revision else {}, name
     if name.endswith(".gguf"):
         kind, place = {"gguf_file": pathlib.Path(name).name}, str(pathlib.Path(name).parent)
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation="eager", **kind)
+    # Models that read images too are of another kind of class.
+    of_text = type(AutoConfig.from_pretrained(place, **kind)) in MODEL_FOR_CAUSAL_LM_MAPPING
+    auto = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+    model = auto.from_pretrained(place, dtype=dtype, attn_implementation="eager", **kind)
     return model.eval().to(device), AutoTokenizer.from_pretrained(place, **kind)
 
 

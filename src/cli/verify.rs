@@ -11,14 +11,15 @@ use super::output::{print, print_json};
 use super::run_flags::ThreadsFlag;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_eval::config::value::parse_dtype;
-use spattn_lab::verify::{Check, CheckResult, HfReference, Verification, Verified, write_reference};
+use spattn_lab::verify::{Check, CheckResult, HfReference, Referee, Verification, Verified, write_reference};
 use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
 
-/// Check that spattn computes a model right: files, tokenizer, the decoder against itself, and all of it against transformers.
+/// Check that spattn computes a model right: files, tokenizer, the decoder against itself, and all of it against transformers or candle.
 ///
 /// Without a reference it checks what can be judged alone. With `--against hf`, or a file that scripts/verify_hf.py wrote where torch and
-/// transformers are, it finds the tensor, the layer and the position that differ. Exit status: 0 all passed, 1 a check failed, 2 wrong
+/// transformers are, it finds the tensor, the layer and the position that differ. With `--against candle` it compares logits and greedy
+/// text with candle-transformers, for the models that this computes. Exit status: 0 all passed, 1 a check failed, 2 wrong
 /// arguments or a model that cannot be opened.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -39,10 +40,11 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "against")]
     reference: Option<PathBuf>,
 
-    /// Compare with another program, which computes now: hf is Hugging Face transformers
+    /// Compare with another program, which computes now: hf is Hugging Face transformers, candle is candle-transformers (in builds with the
+    /// feature `candle`)
     ///
     /// Example: --against hf
-    #[arg(long, value_name = "hf")]
+    #[arg(long, value_name = "hf|candle")]
     against: Option<Against>,
 
     /// Python interpreter with torch and transformers, for --against hf
@@ -51,7 +53,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
 
-    /// Tokens of the text for --against hf; 64 more than the model was trained for, 2112 at most, if not given
+    /// Tokens of the text for --against; 64 more than the model was trained for, 2112 at most, if not given
     ///
     /// Example: --tokens 8K
     #[arg(long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true, requires = "against")]
@@ -83,6 +85,7 @@ pub struct VerifyArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Against {
     Hf,
+    Candle,
 }
 
 /// What is printed as JSON.
@@ -94,7 +97,7 @@ struct Printed<'a> {
     dtype: &'static str,
     device: &'a str,
     /// What computed the reference; `null` without one.
-    reference: Option<String>,
+    reference: Option<&'a str>,
     passed: bool,
     checks: &'a [Check],
 }
@@ -108,32 +111,32 @@ pub fn run_verify(args: &VerifyArgs) -> Result<()> {
     let device = args.device.parse::<Device>()?.of_one_copy()?;
     let dtype = args.dtype.as_deref().map(parse_dtype).transpose()?;
     let reference = args.reference(&source)?;
-    let verified = Verification { source: &source, device, dtype, reference: reference.as_ref() }.run()?;
+    let referee = match &reference {
+        Some(reference) => Some(Referee::Hf(reference)),
+        None => args.candle()?,
+    };
+    let verified = Verification { source: &source, device, dtype, referee }.run()?;
     verified.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let origin = reference.as_ref().map(|reference| {
-        let said = &reference.said;
-        format!("transformers {} with torch {} in {}", said.transformers, said.torch, said.dtype)
-    });
     if args.json {
-        print_json(&serde_json::to_string_pretty(&printed(args, &verified, origin))?)?;
+        print_json(&serde_json::to_string_pretty(&printed(args, &verified))?)?;
     } else {
-        print(&table(&verified, origin.as_deref()))?;
+        print(&table(&verified))?;
     }
     conclude(&verified.checks)
 }
 
 impl VerifyArgs {
-    /// What the model is compared with.
+    /// What transformers computed, if the model is compared with it.
     fn reference(&self, source: &ModelSource) -> Result<Option<HfReference>> {
         if let Some(path) = &self.reference {
             return Ok(Some(HfReference::read(path)?));
         }
-        if self.against.is_none() {
-            return Ok(None);
-        }
         if let Some(tokens) = self.tokens.filter(|tokens| *tokens < 2) {
             let what = format!("--tokens is {tokens}: a text needs two");
             return Err(UsageError::new(what).hint("give --tokens a number from 2").into());
+        }
+        if self.against != Some(Against::Hf) {
+            return Ok(None);
         }
         let folder = tempfile::tempdir()?;
         let out = folder.path().join("reference.safetensors");
@@ -141,23 +144,40 @@ impl VerifyArgs {
         write_reference(&self.python, source, dtype, self.tokens, &out)?;
         Ok(Some(HfReference::read(&out)?))
     }
+
+    /// Candle, if the model is compared with it.
+    #[cfg(feature = "candle")]
+    fn candle(&self) -> Result<Option<Referee<'_>>, UsageError> {
+        Ok((self.against == Some(Against::Candle)).then_some(Referee::Candle { tokens: self.tokens }))
+    }
+
+    /// Candle, which this build lacks.
+    #[cfg(not(feature = "candle"))]
+    fn candle(&self) -> Result<Option<Referee<'_>>, UsageError> {
+        match self.against {
+            Some(Against::Candle) => Err(UsageError::new("--against candle: this build has no candle-transformers")
+                .hint("build it in: cargo build --release --features candle")),
+            _ => Ok(None),
+        }
+    }
 }
 
-fn printed<'a>(args: &'a VerifyArgs, verified: &'a Verified, reference: Option<String>) -> Printed<'a> {
+fn printed<'a>(args: &'a VerifyArgs, verified: &'a Verified) -> Printed<'a> {
     Printed {
         model: &verified.model,
         revision: &verified.revision,
         weights_sha256: &verified.weights_sha256,
         dtype: verified.dtype.name(),
         device: &args.device,
-        reference,
+        reference: verified.referee.as_deref(),
         passed: !verified.checks.iter().any(Check::is_failure),
         checks: &verified.checks,
     }
 }
 
 /// A line for each check, and below those that failed what to do.
-fn table(verified: &Verified, reference: Option<&str>) -> String {
+fn table(verified: &Verified) -> String {
+    let reference = verified.referee.as_deref();
     let against = reference.map_or("alone: no reference".to_owned(), |reference| format!("against {reference}"));
     let mut lines = vec![format!("{} in {}, {against}", verified.model, verified.dtype.name()), String::new()];
     lines.push(format!("{:<15} {:<8} {:<17} {}", "check", "result", "number (limit)", "found"));

@@ -251,3 +251,26 @@ fn another_template_and_other_special_tokens_are_named() {
     assert_eq!(failed(&verdict), ["special tokens"]);
     assert_eq!(found(&verdict, "special tokens"), "[] are put in front of a text, by the reference [1]");
 }
+
+#[cfg(not(feature = "candle"))]
+#[test]
+fn a_build_without_candle_says_how_to_get_it() {
+    let ran = Checkpoint::new("qwen3").run(&["--against", "candle"]);
+    let stderr = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("this build has no candle-transformers") && stderr.contains("--features candle"),
+        "{stderr}"
+    );
+}
+
+#[cfg(feature = "candle")]
+#[test]
+fn candle_is_compared_and_named() {
+    let verdict = Checkpoint::new("qwen3").verify(&["--against", "candle"], 0);
+    assert!(verdict["reference"].as_str().unwrap().starts_with("candle-transformers "), "{verdict}");
+    assert_eq!(found(&verdict, "greedy text"), "24 tokens equal");
+    let skipped = Checkpoint::new("llama-bias").verify(&["--against", "candle"], 0);
+    assert!(found(&skipped, "candle").contains("does not compute `attention_bias` true"), "{skipped}");
+    assert_eq!(skipped["reference"], Value::Null);
+}

@@ -752,6 +752,46 @@ fn there_is_exactly_one_bos_however_it_comes() {
     assert_eq!(written.bos_count, 2);
 }
 
+/// As published models have it: whether the post-processor of tokenizer.json adds BOS, keys of tokenizer_config.json, and what is told. With
+/// transformers 5.24 `tokenizer(text)` begins with BOS where the post-processor adds one, whatever the keys say; `apply_chat_template`, where
+/// the template prints one.
+#[test]
+fn a_note_on_bos_is_given_where_prompts_differ_from_transformers() {
+    let bare = "[user] {{ messages[0].content }} [end]";
+    let printed = format!("{{{{ bos_token }}}}{bare}");
+    let in_front = "the tokenizer puts `<s>` in front of a text, and the chat template prints none";
+    for (model, adds, settings_of_model, leading, told) in [
+        ("Qwen", false, json!({"bos_token": null, "add_bos_token": false, "chat_template": bare}), None, None),
+        ("SmolLM2", false, json!({"chat_template": format!("<s>system [end]{bare}")}), Some(1), None),
+        ("Llama 3, Mistral", true, json!({"chat_template": printed}), Some(1), None),
+        ("Gemma", true, json!({"add_bos_token": true, "chat_template": printed}), Some(1), None),
+        ("a base model", true, json!({}), Some(1), None),
+        ("a base model of Qwen", false, json!({"bos_token": null}), None, None),
+        ("a GGUF file of Qwen2.5", false, json!({"add_bos_token": false, "chat_template": bare}), None, None),
+        ("Llama 3 with a template of one's own", true, json!({"chat_template": bare}), Some(1), Some(in_front)),
+        ("by the config alone", false, json!({"add_bos_token": true}), Some(1), Some("(transformers 5 leaves it out)")),
+        (
+            "against the config",
+            true,
+            json!({"add_bos_token": false}),
+            Some(1),
+            Some("they are kept, as in transformers 5"),
+        ),
+    ] {
+        let tokenizer = builtin_with(|f| {
+            if !adds {
+                edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
+            }
+            settings(f, settings_of_model);
+        });
+        let tokenizer = tokenizer.unwrap();
+        let prompt = tokenizer.encode_prompt("hello", "").unwrap();
+        assert_eq!(tokenizer.leading_bos(&prompt.ids), leading, "{model}");
+        assert_eq!(tokenizer.notes().len(), usize::from(told.is_some()), "{model}: {:?}", tokenizer.notes());
+        assert!(told.is_none_or(|told| tokenizer.notes()[0].contains(told)), "{model}: {:?}", tokenizer.notes());
+    }
+}
+
 #[test]
 fn truncation_and_padding_of_the_file_are_ignored() {
     let tokenizer = builtin_with(|f| {

@@ -41,6 +41,12 @@ const ONE_MODEL: &str =
 /// Characters of a tensor's name that a note shows.
 const LONGEST_NAME: usize = 100;
 
+/// The name of a tensor where the text model stands alone, by that in a class that wraps it.
+pub fn name_alone(name: &str) -> String {
+    let renamed = OF_TEXT.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
+    renamed.unwrap_or_else(|| name.to_owned())
+}
+
 /// Compares a checkpoint with its config, which is changed where transformers goes by the tensors; returns what the user
 /// should know, a line each.
 ///

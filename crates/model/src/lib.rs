@@ -51,7 +51,7 @@ pub use division::GpuShare;
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -233,6 +233,11 @@ impl OpenModel {
     /// The tensors of the checkpoint: those that the decoder computes with, and those that nothing reads.
     pub fn tensors(&self) -> Vec<CheckpointTensor> {
         checkpoint::tensors(self.dimensions.config(), &self.weights)
+    }
+
+    /// The files with the weights, in order; none for a model that is in no file.
+    pub fn weight_files(&self) -> Vec<&Path> {
+        self.weights.files()
     }
 
     /// Reads a tensor as it is stored.

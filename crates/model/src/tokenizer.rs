@@ -133,7 +133,7 @@ impl Tokenizer {
         eos.sort_unstable();
         eos.dedup();
         let template = template(files, &settings)?.filter(|_| options.chat);
-        let tokenizer = Self {
+        let mut tokenizer = Self {
             bos: front.first().copied().or(stated_bos),
             chat: template.as_ref().map(Template::compiled).transpose()?,
             chat_sha256: template.as_ref().map(Template::sha256),
@@ -148,7 +148,23 @@ impl Tokenizer {
         };
         tokenizer.check_system()?;
         tokenizer.check_thinking()?;
+        let note = tokenizer.note_on_front()?;
+        tokenizer.notes.extend(note);
         Ok(tokenizer)
+    }
+
+    /// Says so where prompts begin with a token that the chat template does not print. A template that fails says so when it is used.
+    fn note_on_front(&self) -> Result<Option<String>, UsageError> {
+        let (Some(chat), [first, ..]) = (&self.chat, self.front.as_slice()) else { return Ok(None) };
+        let Ok(text) = self.said(chat, MARK) else { return Ok(None) };
+        if !self.needs_front(&self.split(&text)?) {
+            return Ok(None);
+        }
+        Ok(Some(format!(
+            "{}: the tokenizer puts `{}` in front of a text, and the chat template prints none: prompts begin with it, as a text does that              transformers' tokenizer is given (its `apply_chat_template` leaves it out)",
+            self.file,
+            self.spell(&[*first])?
+        )))
     }
 
     /// Checks that the system prompt gets into prompts.

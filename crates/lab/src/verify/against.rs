@@ -9,8 +9,8 @@ use spattn_model::decoder::Decoder;
 use spattn_model::tokenizer::Tokenizer;
 
 use super::check::Check;
-use super::dense::greedy;
-use super::numbers::{judge_frequencies, judge_greedy, judge_logits, judge_residual_stream, tolerance};
+use super::dense::{greedy, rows_at};
+use super::numbers::{judge_frequencies, judge_greedy, judge_logits, judge_residual_stream, size, tolerance};
 use super::reference::HfReference;
 use super::texts::{OurLine, SpecialTokens, judge_chat, judge_config, judge_lines, judge_special};
 
@@ -69,18 +69,20 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
         return Ok(vec![fault]);
     }
     let limit = tolerance(&[decoder.dtype(), dtype_of(reference)?]);
-    let part = Part::within(reference, decoder.config().sliding_window);
+    let (ids, positions) = (reference.ids.as_slice(), reference.positions.as_slice());
     let hidden = reference.hidden_size();
-    let (stream, rows) = match decoder.residual_stream(part.ids, part.positions)? {
-        Some(stream) => (Some(part.judge(&stream, reference, limit)), stream.last().cloned().unwrap_or_default()),
-        None => (None, rows(decoder, &part)?),
+    let (stream, rows) = match decoder.residual_stream(ids, positions)? {
+        Some(stream) => (
+            Some(judge_residual_stream(&stream, &reference.hidden, positions, limit)),
+            stream.last().cloned().unwrap_or_default(),
+        ),
+        None => (None, rows_at(decoder, ids, positions)?),
     };
     let stream =
         stream.unwrap_or_else(|| Check::skipped("hidden states", "a GPU does not show them: leave --device out"));
     let logits = if decoder.config().hidden_size == hidden {
-        let logits = decoder.logits(&rows, |row| part.positions[row])?;
-        let theirs = &reference.logits[..part.positions.len() * reference.vocab_size()];
-        judge_logits(&logits, theirs, part.positions, limit)
+        let logits = decoder.logits(&rows, |row| positions[row])?;
+        judge_logits(&logits, &reference.logits, positions, limit)
     } else {
         Check::skipped("logits", "hidden states have another size")
     };
@@ -88,19 +90,6 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
     let ours = greedy(decoder, &said.prompt, said.continuation.len())?;
     let tie = limit * size(&reference.logits);
     Ok(vec![stream, logits, judge_greedy(&ours, &said.continuation, &said.gaps, tie)])
-}
-
-/// Rows behind the last layer at the positions, on a device that shows no others.
-fn rows(decoder: &Decoder, part: &Part<'_>) -> Result<Vec<f32>> {
-    let hidden = decoder.config().hidden_size;
-    let (_, rows) = decoder.prefill_rows(part.ids, 0, None)?;
-    Ok(part.positions.iter().flat_map(|position| &rows[position * hidden..(position + 1) * hidden]).copied().collect())
-}
-
-/// The root of the mean square.
-fn size(logits: &[f32]) -> f64 {
-    let squares: f64 = logits.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    (squares / logits.len() as f64).sqrt()
 }
 
 /// A token of the reference that the model does not know.
@@ -115,29 +104,4 @@ fn unknown_token(decoder: &Decoder, reference: &HfReference) -> Option<Check> {
         ),
         "the vocabulary was cut: compare `vocab_size` in config.json",
     ))
-}
-
-/// The part of a reference's text that the program would read.
-struct Part<'a> {
-    ids: &'a [u32],
-    positions: &'a [usize],
-}
-
-impl<'a> Part<'a> {
-    /// A model with a sliding window is read as far as the window reaches.
-    fn within(reference: &'a HfReference, window: Option<usize>) -> Self {
-        let most = window.unwrap_or(usize::MAX).min(reference.ids.len());
-        let positions = reference.positions.partition_point(|position| *position < most);
-        Self { ids: &reference.ids[..most], positions: &reference.positions[..positions] }
-    }
-
-    fn judge(&self, stream: &[Vec<f32>], reference: &HfReference, limit: f64) -> Check {
-        let width = self.positions.len() * reference.hidden_size();
-        let theirs: Vec<Vec<f32>> = reference.hidden.iter().map(|depth| depth[..width].to_vec()).collect();
-        let mut check = judge_residual_stream(stream, &theirs, self.positions, limit);
-        if self.ids.len() < reference.ids.len() {
-            check.found += &format!("; beyond its window of {} the model is not read", self.ids.len());
-        }
-        check
-    }
 }

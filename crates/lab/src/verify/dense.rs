@@ -1,4 +1,4 @@
-//! Decoding with full attention.
+//! Reading and decoding with full attention.
 
 use std::sync::Arc;
 
@@ -16,6 +16,19 @@ pub(super) fn dense_sequences(prefix: Arc<Prefix>, dtype: KvDtype, count: usize)
     let full = configure(&expand_grid("full")?[0], &Policy::default())?;
     let mut index = IndexCache::new(prefix, dtype, 0);
     (0..count).map(|_| Ok(index.fork(&full, false)?)).collect()
+}
+
+/// Rows `[position][hidden_size]` behind the last layer at positions of a text.
+pub(super) fn rows_at(decoder: &Decoder, ids: &[u32], positions: &[usize]) -> Result<Vec<f32>> {
+    let hidden = decoder.config().hidden_size;
+    let (_, rows) = decoder.prefill_rows(ids, 0, None)?;
+    Ok(positions.iter().flat_map(|position| &rows[position * hidden..(position + 1) * hidden]).copied().collect())
+}
+
+/// Logits `[position][vocab_size]` at positions of a text.
+#[cfg(feature = "candle")]
+pub(super) fn logits_at(decoder: &Decoder, ids: &[u32], positions: &[usize]) -> Result<Vec<f32>> {
+    Ok(decoder.logits(&rows_at(decoder, ids, positions)?, |row| positions[row])?)
 }
 
 /// So many tokens that greedy decoding appends to a prompt.

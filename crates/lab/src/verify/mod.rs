@@ -2,14 +2,18 @@
 //!
 //! [`Verification::run`] reads a model, measures it and judges. Without a reference it judges what can be judged alone: whether all tensors are read,
 //! whether texts come back from their tokens, and whether the decoder agrees with itself. An [`HfReference`] holds what transformers computed
-//! with the same files; then the first layer and position that differ are found, and the files that explain it. How findings are printed is
-//! not known here.
+//! with the same files; then the first layer and position that differ are found, and the files that explain it. With the feature
+//! `candle`, candle-transformers computes the same model. How findings are printed is not known here.
 
 mod against;
 mod alone;
+#[cfg(feature = "candle")]
+mod candle;
 mod check;
 mod dense;
 mod numbers;
+#[cfg(feature = "candle")]
+mod passage;
 mod python;
 mod reference;
 mod rows;
@@ -43,7 +47,20 @@ pub struct Verification<'a> {
     /// What weights, keys and values are stored in; the reference's type, or f32, if `None`.
     pub dtype: Option<KvDtype>,
     /// What it is compared with.
-    pub reference: Option<&'a HfReference>,
+    pub referee: Option<Referee<'a>>,
+}
+
+/// Another program.
+#[derive(Clone, Copy)]
+pub enum Referee<'a> {
+    /// transformers, which computed this.
+    Hf(&'a HfReference),
+    /// candle-transformers, which computes now.
+    #[cfg(feature = "candle")]
+    Candle {
+        /// Tokens of the text; 64 more than the model was trained for, 2,112 at most, if `None`.
+        tokens: Option<usize>,
+    },
 }
 
 /// What was verified, and what was found.
@@ -56,6 +73,8 @@ pub struct Verified {
     pub weights_sha256: String,
     /// What it was stored in.
     pub dtype: KvDtype,
+    /// What it was compared with; `None` if it was with nothing.
+    pub referee: Option<String>,
     /// What the user should know about the files.
     pub notes: Vec<String>,
     /// In the order in which a fault of one explains those of later ones.
@@ -76,18 +95,27 @@ impl Verification<'_> {
             revision: opened.revision.clone(),
             weights_sha256: opened.weights_sha256.clone(),
             dtype: opened.dimensions.dtype(),
+            referee: self.reference().map(HfReference::origin),
             notes: opened.notes.clone(),
             checks: self.judge_files(&opened)?,
         };
         let is_broken = |check: &Check| check.name == tensors::FINITE && check.is_failure();
         if !verified.checks.iter().any(is_broken) {
-            verified.checks.extend(self.judge_decoder(&opened.load(self.device)?)?);
+            self.judge_decoder(opened.load(self.device)?, &mut verified)?;
         }
         Ok(verified)
     }
 
+    /// What transformers computed.
+    fn reference(&self) -> Option<&HfReference> {
+        match self.referee {
+            Some(Referee::Hf(reference)) => Some(reference),
+            _ => None,
+        }
+    }
+
     fn open(&self) -> Result<OpenModel> {
-        let of_reference = self.reference.map(dtype_of).transpose()?;
+        let of_reference = self.reference().map(dtype_of).transpose()?;
         let dtype = self.dtype.or(of_reference).unwrap_or(KvDtype::F32);
         OpenModel::open(self.source, Some(dtype), TokenizerOptions::default())
     }
@@ -98,7 +126,7 @@ impl Verification<'_> {
         let mut checks = vec![tensors::all_are_read(&ours), tensors::all_are_finite(&ours)];
         let config = model.dimensions.config();
         checks.push(alone::tokens_round_trip(&model.tokenizer, config.vocab_size)?);
-        match self.reference {
+        match self.reference() {
             None => checks.push(alone::chat_renders(&model.tokenizer)),
             Some(reference) => {
                 checks.push(tensors::are_those_of(&ours, &reference.rows, config.head_dim));
@@ -109,12 +137,19 @@ impl Verification<'_> {
     }
 
     /// What the decoder computes.
-    fn judge_decoder(&self, model: &Model) -> Result<Vec<Check>> {
-        let mut checks = self.judge_alone(model)?;
-        if let Some(reference) = self.reference {
-            checks.extend(judge_forward(&model.decoder, reference)?);
+    fn judge_decoder(&self, model: Model, verified: &mut Verified) -> Result<()> {
+        verified.checks.extend(self.judge_alone(&model)?);
+        match self.referee {
+            None => {}
+            Some(Referee::Hf(reference)) => verified.checks.extend(judge_forward(&model.decoder, reference)?),
+            #[cfg(feature = "candle")]
+            Some(Referee::Candle { tokens }) => {
+                let beside = candle::judge(model, &config_of(self.source)?, tokens)?;
+                verified.checks.extend(beside.checks);
+                verified.referee = beside.name;
+            }
         }
-        Ok(checks)
+        Ok(())
     }
 
     fn judge_alone(&self, model: &Model) -> Result<Vec<Check>> {

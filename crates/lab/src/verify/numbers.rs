@@ -117,6 +117,12 @@ fn last(positions: &[usize]) -> usize {
     positions.last().copied().unwrap_or_default()
 }
 
+/// The root of the mean square.
+pub(super) fn size(logits: &[f32]) -> f64 {
+    let squares: f64 = logits.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+    (squares / logits.len() as f64).sqrt()
+}
+
 /// Logits `[position][vocab]` at `positions`.
 pub(super) fn judge_logits(ours: &[f32], theirs: &[f32], positions: &[usize], limit: f64) -> Check {
     const NAME: &str = "logits";

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
+use spattn_model::checkpoint::name_alone;
 
 /// The version of the file's layout.
 const FORMAT: u32 = 1;
@@ -35,7 +36,7 @@ pub struct HfReference {
     pub hidden: Vec<Vec<f32>>,
     /// RoPE's frequencies for this text, if there is one set of them.
     pub inverse_frequencies: Option<Vec<f32>>,
-    /// Sums of rows by the tensor's name.
+    /// Sums of rows by the tensor's name, as it is where the text model stands alone.
     pub rows: BTreeMap<String, Vec<f64>>,
 }
 
@@ -140,6 +141,12 @@ impl HfReference {
         })
     }
 
+    /// The program that computed it, in words.
+    pub(super) fn origin(&self) -> String {
+        let said = &self.said;
+        format!("transformers {} with torch {} in {}", said.transformers, said.torch, said.dtype)
+    }
+
     /// Hidden size.
     pub(super) fn hidden_size(&self) -> usize {
         self.hidden.first().map_or(0, |depth| depth.len() / self.positions.len())
@@ -200,7 +207,7 @@ impl File<'_> {
             .map(|(name, tensor)| {
                 let (_, bytes) = self.bytes(name, Dtype::F64, 1)?;
                 let sums = bytes.as_chunks().0.iter().map(|word| f64::from_le_bytes(*word)).collect();
-                Ok((tensor.to_owned(), sums))
+                Ok((name_alone(tensor), sums))
             })
             .collect()
     }

@@ -1,7 +1,11 @@
-//! The configuration of a GGUF model, as the text of a Hugging Face `config.json`.
+//! The configuration of a GGUF model, as the text of a Hugging Face `config.json`: the keys that all families have. Those of one family are
+//! written by its row in [`families`](super::families).
 
-use serde_json::{Map, Value, json};
+use std::fmt;
 
+use serde_json::{Value, json};
+
+use super::families::{ARCHITECTURES, Architecture, ExpertStacks, Stated};
 use super::files::GgufFiles;
 use super::metadata::{Metadata, shown};
 use crate::tensors::StoredType;
@@ -12,44 +16,62 @@ const GIVE_SAFETENSORS: &str = "give the safetensors checkpoint that the file wa
 /// Divisors of rotary frequencies, in files of Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// A decoder family by its name in GGUF files (`general.architecture`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Factors of rotary frequencies, in files of Phi-3 with long prompts.
+const ROPE_FACTORS: &str = "rope_factors_";
+
+/// The decoder family of a file.
+#[derive(Clone, Copy)]
 pub(super) struct Family {
-    /// The name in files, with which the keys of its settings begin.
-    name: &'static str,
-    /// The class in `config.json`.
-    class: &'static str,
-    /// Whether llama.cpp's converter permutes the rows of the query and key matrices.
-    permutes: bool,
-    /// Numbers of query heads and KV heads; 0 in [`FAMILIES`].
+    of: &'static Architecture,
+    /// Numbers of query heads and KV heads.
     heads: [usize; 2],
 }
 
-/// The families that can be read. Mistral's files are named `llama`.
-static FAMILIES: [Family; 3] = [
-    Family { name: "llama", class: "LlamaForCausalLM", permutes: true, heads: [0; 2] },
-    Family { name: "qwen2", class: "Qwen2ForCausalLM", permutes: false, heads: [0; 2] },
-    Family { name: "qwen3", class: "Qwen3ForCausalLM", permutes: false, heads: [0; 2] },
-];
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.of.name)
+    }
+}
 
 impl Family {
+    /// What the converter has added to the numbers of the tensor `name`.
+    pub(super) fn offset(&self, name: &str) -> f32 {
+        if name.ends_with("norm.weight") { self.of.norm_offset } else { 0.0 }
+    }
+
+    /// Whether the converter changes the tensor `name`.
+    pub(super) fn changes(&self, name: &str) -> bool {
+        self.permuted_heads(name).is_some() || self.offset(name) != 0.0
+    }
+
+    /// The name of a layer's tensor in a Hugging Face checkpoint, by that in files; `None` if the family has none of the name.
+    pub(super) fn layer_name(&self, name: &str) -> Option<&'static str> {
+        let router = self.of.experts.filter(|_| name == "ffn_gate_inp").map(|experts| experts.router);
+        router.or_else(|| self.of.layer.iter().find(|(known, _)| *known == name).map(|(_, known)| *known))
+    }
+
+    /// The stacks of experts that it may have.
+    pub(super) fn experts(&self) -> Option<ExpertStacks> {
+        self.of.experts
+    }
+
     /// Number of heads in the tensor `name` if the converter permuted its rows.
     pub(super) fn permuted_heads(&self, name: &str) -> Option<usize> {
         let part = name.rsplit('.').nth(1)?;
         match part {
-            "attn_q" if self.permutes => Some(self.heads[0]),
-            "attn_k" if self.permutes => Some(self.heads[1]),
+            "attn_q" if self.of.permutes => Some(self.heads[0]),
+            "attn_k" if self.of.permutes => Some(self.heads[1]),
             _ => None,
         }
     }
 
     /// Whether a tensor is part of the configuration rather than a weight.
     pub(super) fn is_configuration(&self, name: &str) -> bool {
-        name == ROPE_FREQS
+        name == ROPE_FREQS || self.of.has_rope_factors && name.starts_with(ROPE_FACTORS)
     }
 
     fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.name)
+        format!("{}.{key}", self.of.name)
     }
 }
 
@@ -61,17 +83,17 @@ const ARCHITECTURE: &str = "general.architecture";
 /// # Errors
 /// If it is none of those that can be read.
 pub(crate) fn check_architecture(place: &str, name: &str) -> Result<(), UsageError> {
-    known_family(name).map(drop).ok_or_else(|| unsupported(place, name))
+    known(name).map(drop).ok_or_else(|| unsupported(place, name))
 }
 
 fn unsupported(place: &str, name: &str) -> UsageError {
-    let known = FAMILIES.each_ref().map(|family| family.name).join(", ");
+    let known = ARCHITECTURES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
     let what = format!("{place}: `{ARCHITECTURE}`: `{}` is not supported in GGUF files", shown(name));
     UsageError::new(what).hint(format!("supported: {known}; of other families give the safetensors checkpoint"))
 }
 
-fn known_family(name: &str) -> Option<&'static Family> {
-    FAMILIES.iter().find(|family| family.name == name)
+fn known(name: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().find(|family| family.name == name)
 }
 
 /// The family that a file names.
@@ -80,13 +102,14 @@ fn known_family(name: &str) -> Option<&'static Family> {
 /// If it is none of those that can be read.
 pub(super) fn family(metadata: &Metadata<'_>) -> Result<Family, UsageError> {
     let name = metadata.text(ARCHITECTURE)?;
-    let Some(family) = known_family(name) else { return Err(unsupported(metadata.file(), name)) };
+    let Some(of) = known(name) else { return Err(unsupported(metadata.file(), name)) };
+    let family = Family { of, heads: [0; 2] };
     let heads = metadata.size(&family.key("attention.head_count"))?;
     let kv_heads = metadata.optional_size(&family.key("attention.head_count_kv"))?.unwrap_or(heads);
     if heads == 0 || kv_heads == 0 {
         return Err(metadata.error(&family.key("attention.head_count"), "a model has at least one head"));
     }
-    Ok(Family { heads: [heads, kv_heads], ..*family })
+    Ok(Family { heads: [heads, kv_heads], ..family })
 }
 
 /// The configuration of the model, with the keys of a `config.json`.
@@ -99,57 +122,46 @@ pub(super) fn config_json(metadata: &Metadata<'_>, family: Family, files: &GgufF
     let hidden = metadata.size(&key("embedding_length"))?;
     let head_dim = metadata.optional_size(&key("attention.key_length"))?.unwrap_or(hidden / family.heads[0]);
     let rotated = metadata.optional_size(&key("rope.dimension_count"))?.unwrap_or(head_dim);
-    if rotated != head_dim {
+    if rotated != head_dim && !family.of.rotates_parts {
         let what = format!("{rotated} of the {head_dim} channels of a head are rotated, which is not supported");
         return Err(metadata.error(&key("rope.dimension_count"), &what));
     }
     let has = |name: &str| files.tensors().contains_key(name);
-    let context = metadata.size(&key("context_length"))?;
+    let layers = metadata.size(&key("block_count"))?;
     let theta = metadata.optional_number(&key("rope.freq_base"))?.unwrap_or(10_000.0);
-    let mut config = json!({
-        "architectures": [family.class],
+    let config = json!({
+        "architectures": [family.of.class],
         "hidden_size": hidden,
         "intermediate_size": metadata.size(&key("feed_forward_length"))?,
-        "num_hidden_layers": metadata.size(&key("block_count"))?,
+        "num_hidden_layers": layers,
         "num_attention_heads": family.heads[0],
         "num_key_value_heads": family.heads[1],
         "head_dim": head_dim,
-        "max_position_embeddings": context,
+        "max_position_embeddings": metadata.size(&key("context_length"))?,
         "rms_norm_eps": metadata.optional_number(&key("attention.layer_norm_rms_epsilon"))?,
         "rope_theta": theta,
+        "rope_scaling": rope_scaling(metadata, family, files, theta, head_dim)?,
+        "partial_rotary_factor": family.of.rotates_parts.then_some(rotated as f64 / head_dim as f64),
+        "sliding_window": metadata.optional_size(&key("attention.sliding_window"))?.filter(|window| *window > 0),
         "vocab_size": vocabulary(metadata, family, files)?,
         "tie_word_embeddings": !has("output.weight"),
-        "attention_bias": has("blk.0.attn_q.bias") && family.class != "Qwen2ForCausalLM",
+        "attention_bias": has("blk.0.attn_q.bias"),
         "mlp_bias": has("blk.0.ffn_gate.bias"),
         "hidden_act": "silu",
         "torch_dtype": stored_type(files),
         "bos_token_id": metadata.optional_size("tokenizer.ggml.bos_token_id")?,
         "eos_token_id": end_ids(metadata)?,
     });
-    if let (Some(scaling), Some(config)) =
-        (rope_scaling(metadata, family, files, theta, head_dim)?, config.as_object_mut())
-    {
-        config.insert("rope_scaling".to_owned(), scaling);
-    }
-    if let (Some(window), Some(config)) =
-        (metadata.optional_size(&key("attention.sliding_window"))?.filter(|window| *window > 0), config.as_object_mut())
-    {
-        config.insert("sliding_window".to_owned(), window.into());
-    }
-    Ok(without_nulls(config))
-}
-
-fn without_nulls(value: Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            Value::Object(map.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>())
-        }
-        other => other,
-    }
+    let Value::Object(mut config) = config else { unreachable!("a config is an object") };
+    config.retain(|_, value| !value.is_null());
+    let stated = Stated { name: family.of.name, metadata, files, sizes: [hidden, layers, family.heads[0], head_dim] };
+    (family.of.keys)(&stated, &mut config)?;
+    config.retain(|_, value| !value.is_null());
+    Ok(Value::Object(config))
 }
 
 /// Numbers that models of other families have, with the values that change nothing.
-const NEUTRAL: [(&str, &[f64]); 13] = [
+const NEUTRAL: [(&str, &[f64]); 18] = [
     ("attention.scale", &[0.0]),
     ("attention.output_scale", &[0.0, 1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -160,6 +172,12 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
     ("residual_scale", &[0.0, 1.0]),
     ("logit_scale", &[0.0, 1.0]),
     ("pooling_type", &[0.0]),
+    ("attention.temperature_scale", &[0.0]),
+    ("expert_count", &[0.0]),
+    ("expert_shared_count", &[0.0]),
+    ("expert_weights_scale", &[0.0, 1.0]),
+    // Softmax.
+    ("expert_gating_func", &[1.0]),
     // llama.cpp multiplies the factor of YaRN by these; transformers puts its `attention_factor` in the place of it.
     ("rope.scaling.attn_factor", &[1.0]),
     ("rope.scaling.yarn_attn_factor", &[1.0]),
@@ -167,7 +185,7 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
 ];
 
 /// Keys of a family that are read, or that change nothing the decoder does.
-const KNOWN: [&str; 26] = [
+const KNOWN: [&str; 24] = [
     "attention.causal",
     "attention.head_count",
     "attention.head_count_kv",
@@ -179,8 +197,6 @@ const KNOWN: [&str; 26] = [
     "block_count",
     "context_length",
     "embedding_length",
-    "expert_count",
-    "expert_used_count",
     "feed_forward_length",
     "rope.dimension_count",
     "rope.freq_base",
@@ -235,7 +251,7 @@ pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<Str
     let is_neutral = |name: &str| NEUTRAL.iter().any(|(known, _)| *known == name);
     let of_family = metadata.keys(&begins).into_iter().filter(|key| {
         let name = &key[begins.len()..];
-        !KNOWN.contains(&name) && !is_neutral(name)
+        !KNOWN.contains(&name) && !is_neutral(name) && !family.of.own.contains(&name)
     });
     let of_tokenizer = metadata.keys(TOKENIZER).into_iter();
     let of_tokenizer = of_tokenizer.filter(|key| !KNOWN_OF_TOKENIZER.contains(&&key[TOKENIZER.len()..]));
@@ -249,14 +265,10 @@ pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<Str
 
 /// Checks the settings that a `config.json` could not express and that would be ignored.
 fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
-    let experts = family.key("expert_count");
-    if metadata.optional_size(&experts)?.is_some_and(|count| count > 0) {
-        return Err(metadata.error(&experts, "a mixture of experts is not supported"));
-    }
-    for (name, neutral) in NEUTRAL {
+    for (name, neutral) in NEUTRAL.iter().filter(|(name, _)| !family.of.own.contains(name)) {
         let key = family.key(name);
         if let Some(stated) = metadata.optional_number(&key)?.filter(|stated| !neutral.contains(stated)) {
-            let what = format!("{stated} is not supported in models of `{}`", family.name);
+            let what = format!("{stated} is not supported in models of `{}`", family.of.name);
             return Err(metadata.error(&key, &what).hint(GIVE_SAFETENSORS));
         }
     }
@@ -340,6 +352,8 @@ fn rope_scaling(
     let old = metadata.optional_number(&family.key("rope.scale_linear"))?.filter(|factor| *factor != 1.0);
     match (metadata.optional_text(&key("type"))?, factor) {
         (None, None) | (Some("none"), _) => Ok(old.map(|factor| json!({ "rope_type": "linear", "factor": factor }))),
+        // The family's row writes it.
+        (Some("longrope"), _) if family.of.has_rope_factors => Ok(None),
         (Some("linear") | None, Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
         (Some("yarn"), Some(factor)) => {
             let original = metadata.size(&key("original_context_length"))?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use candle_core::quantized::GgmlDType;
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
 
 use super::{directory, split};
@@ -135,6 +136,26 @@ impl GgufFiles {
         };
         Ok(StoredTensor { dtype, shape, bytes })
     }
+
+    /// As [`read`](Self::read), of the part with `shape` from number `first` on; `None` if it does not begin and end with a block.
+    pub(super) fn read_part(
+        &self,
+        place: &Place,
+        first: usize,
+        shape: &[usize],
+    ) -> Option<std::io::Result<StoredTensor>> {
+        let range = place.bytes_of(first, shape.iter().product())?;
+        let path = &self.parts[place.part];
+        let read = |(start, len)| {
+            let bytes = place.read_range(path, start, len)?;
+            let (dtype, bytes) = match known(place.info.ggml_dtype) {
+                Some(dtype) => (dtype, bytes),
+                None => (StoredType::F32, widened(place.info.ggml_dtype, &bytes, shape)?),
+            };
+            Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes })
+        };
+        Some(read(range))
+    }
 }
 
 impl Place {
@@ -170,11 +191,24 @@ impl Place {
     }
 
     fn read_bytes(&self, path: &Path) -> std::io::Result<Vec<u8>> {
+        self.read_range(path, 0, self.bytes().unwrap_or(0) as usize)
+    }
+
+    fn read_range(&self, path: &Path, start: u64, len: usize) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
-        file.seek(SeekFrom::Start(self.start()))?;
-        let mut bytes = vec![0; self.bytes().unwrap_or(0) as usize];
+        file.seek(SeekFrom::Start(self.start().saturating_add(start)))?;
+        let mut bytes = vec![0; len];
         file.read_exact(&mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Where so many numbers from number `first` on are, from the tensor's start: the first byte and how many. `None` if they are not whole
+    /// blocks of it.
+    fn bytes_of(&self, first: usize, count: usize) -> Option<(u64, usize)> {
+        let (block, bytes) = (self.info.ggml_dtype.block_size(), self.info.ggml_dtype.type_size());
+        let is_whole = first.is_multiple_of(block) && count.is_multiple_of(block);
+        let is_within = first.checked_add(count)? <= self.info.shape.elem_count();
+        (is_whole && is_within).then_some(((first / block * bytes) as u64, count / block * bytes))
     }
 
     fn dequantised(&self, path: &Path) -> std::io::Result<Vec<u8>> {
@@ -186,6 +220,16 @@ impl Place {
         let numbers = { read }().map_err(|error| std::io::Error::other(in_one_line(&error)))?;
         Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
     }
+}
+
+/// The numbers of blocks in f32.
+fn widened(dtype: GgmlDType, blocks: &[u8], shape: &[usize]) -> std::io::Result<Vec<u8>> {
+    let read = || {
+        let tensor = qtensor_from_ggml(dtype, blocks, shape.to_vec(), &Device::Cpu)?;
+        tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()
+    };
+    let numbers = { read }().map_err(|error| std::io::Error::other(in_one_line(&error)))?;
+    Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
 }
 
 /// What llama.cpp calls a type: candle has `Q4K` for `Q4_K`.

@@ -111,6 +111,13 @@ impl<'a> Metadata<'a> {
         self.typed(key, "a list of whole numbers", |value| value.to_vec().ok()?.iter().map(whole).collect())
     }
 
+    /// A list of truths, if the key is there.
+    pub(super) fn optional_flags(&self, key: &str) -> Result<Option<Vec<bool>>, UsageError> {
+        self.typed(key, "a list of true and false", |value| {
+            value.to_vec().ok()?.iter().map(|item| item.to_bool().ok()).collect()
+        })
+    }
+
     /// A list of single-precision numbers, if the key is there.
     pub(super) fn optional_numbers(&self, key: &str) -> Result<Option<Vec<f32>>, UsageError> {
         self.typed(key, "a list of numbers", |value| {

@@ -1,7 +1,7 @@
 //! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
 //! tokenizer.
 //!
-//! A file is translated to the contents of a Hugging Face folder: `config` writes the text of a `config.json`, `tokenizer` the
+//! A file is translated to the contents of a Hugging Face folder: `config` and `families` write the text of a `config.json`, `tokenizer` the
 //! texts of a `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the
 //! program works as for a folder. A setting that has no equivalent there is an error that names its key.
 //!
@@ -11,6 +11,9 @@
 
 mod config;
 mod directory;
+mod families;
+#[cfg(test)]
+mod family_tests;
 mod files;
 mod metadata;
 #[cfg(test)]
@@ -94,7 +97,9 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
         added_tokens: None,
         notes,
     };
-    Ok((texts, GgufTensors::new(files, family, file_type).into()))
+    let mut weights = Weights::from(GgufTensors::new(files, family, file_type));
+    tensors::divide_experts(family, &mut weights);
+    Ok((texts, weights))
 }
 
 /// Says which weights are not kept as the file has them.

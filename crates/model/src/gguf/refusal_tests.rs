@@ -157,11 +157,12 @@ fn what_a_file_says_of_the_model_is_read_or_refused() {
     };
     for (bytes, said) in [
         (
-            text("general.architecture", "gemma3"),
-            "`general.architecture`: `gemma3` is not supported in GGUF files => supported: llama, qwen2, qwen3",
+            text("general.architecture", "gpt-oss"),
+            "`general.architecture`: `gpt-oss` is not supported in GGUF files => supported: llama, qwen2, qwen3, qwen3moe, ",
         ),
         (u32("general.architecture", 1), "`general.architecture`: expected a text, and it is a whole number"),
-        (u32("llama.expert_count", 8), "`llama.expert_count`: a mixture of experts is not supported"),
+        (u32("llama.expert_count", 8), "no `llama.expert_used_count`"),
+        (u32("llama.expert_gating_func", 2), "`llama.expert_gating_func`: 2 is not supported in models of `llama`"),
         (u32("llama.attention.head_count", 0), "`llama.attention.head_count`: a model has at least one head"),
         (
             f32("llama.context_length", 1.5),

@@ -1,16 +1,21 @@
 //! Weights of GGUF files by the names of Hugging Face checkpoints.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
 use super::config::Family;
+use super::families::STACKS;
 use super::files::{GgufFiles, Place};
-use crate::tensors::{StoredFormat, StoredTensor, TensorInfo, TensorSource, WeightsError, sha256_of_part};
+use crate::tensors::{
+    StoredFormat, StoredTensor, StoredType, TensorInfo, TensorSource, Weights, WeightsError, sha256_of_part,
+};
 use spattn_hub::checksum::sha256_hex;
 
-/// Names of the tensors of a layer: that of llama.cpp, and that of Hugging Face.
-const LAYER: [(&str, &str); 11] = [
+/// Names of the tensors of a layer that most families have: that of llama.cpp, and that of Hugging Face. Others are in
+/// [`families`](super::families).
+const LAYER: [(&str, &str); 10] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -18,7 +23,6 @@ const LAYER: [(&str, &str); 11] = [
     ("attn_output", "self_attn.o_proj"),
     ("attn_q_norm", "self_attn.q_norm"),
     ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
@@ -48,7 +52,8 @@ impl GgufTensors {
             bytes: place.bytes().unwrap_or(u64::MAX),
         };
         let named = files.tensors().iter().filter(|(name, _)| !family.is_configuration(name));
-        let tensors = named.map(|(name, place)| (hugging_face_name(name), (name.clone(), info(place)))).collect();
+        let tensors =
+            named.map(|(name, place)| (hugging_face_name(family, name), (name.clone(), info(place)))).collect();
         Self { files, family, file_type, tensors }
     }
 
@@ -70,6 +75,10 @@ impl TensorSource for GgufTensors {
             .map_or_else(|_| self.label().to_owned(), |(_, place)| self.files.path_of(place).display().to_string())
     }
 
+    fn files(&self) -> Vec<&Path> {
+        self.files.parts().iter().map(PathBuf::as_path).collect()
+    }
+
     fn names(&self) -> Vec<&str> {
         self.tensors.keys().map(String::as_str).collect()
     }
@@ -89,7 +98,28 @@ impl TensorSource for GgufTensors {
         if let Some(heads) = self.family.permuted_heads(stored_name) {
             unpermute(&mut tensor, heads);
         }
+        let offset = self.family.offset(stored_name);
+        if offset != 0.0 {
+            let numbers = tensor.to_f32().into_iter().flat_map(|x| (x - offset).to_le_bytes());
+            tensor = StoredTensor { dtype: StoredType::F32, shape: tensor.shape.clone(), bytes: numbers.collect() };
+        }
         Ok(tensor)
+    }
+
+    /// Reads the part alone, unless rows or numbers of the tensor are changed when it is read.
+    fn read_part(
+        &self,
+        name: &str,
+        whole: &[usize],
+        first: usize,
+        shape: &[usize],
+    ) -> Result<StoredTensor, WeightsError> {
+        let (stored_name, place) = self.place(name)?;
+        let is_plain = place.shape() == whole && !self.family.changes(stored_name);
+        match self.files.read_part(place, first, shape).filter(|_| is_plain) {
+            Some(read) => read.map_err(|source| WeightsError::Io { file: self.file_of(name), source }),
+            None => Ok(self.read(name, whole)?.part(first, shape)),
+        }
     }
 
     /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).
@@ -111,12 +141,31 @@ impl TensorSource for GgufTensors {
     }
 }
 
+/// Lets the experts in stacks be read one by one.
+pub(super) fn divide_experts(family: Family, weights: &mut Weights) {
+    let Some(experts) = family.experts() else { return };
+    let part_of = |name: &str| {
+        let (layer, stack) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
+        let at = STACKS.iter().position(|known| *known == stack)?;
+        Some((name.to_owned(), format!("model.layers.{layer}.{}", experts.each), experts.parts[at]))
+    };
+    let stacks: Vec<_> = weights.names().filter_map(part_of).collect();
+    for (name, each, part) in stacks {
+        if let Some([count, rows, columns]) = weights.shape(&name).and_then(|shape| <[usize; 3]>::try_from(shape).ok())
+        {
+            let one = |expert| (format!("{each}{expert}.{part}.weight"), vec![rows, columns]);
+            weights.divide(&name, (0..count).map(one));
+        }
+    }
+}
+
 /// The Hugging Face name of a tensor. An unknown name stays as it is, and is then reported as not read.
-fn hugging_face_name(name: &str) -> String {
+fn hugging_face_name(family: Family, name: &str) -> String {
     let (stem, kind) = name.rsplit_once('.').unwrap_or((name, ""));
     let within_layer = stem.strip_prefix("blk.").and_then(|rest| {
         let (layer, part) = rest.split_once('.')?;
-        let (_, known) = LAYER.iter().find(|(known, _)| *known == part)?;
+        let common = || LAYER.iter().find(|(known, _)| *known == part).map(|(_, known)| *known);
+        let known = family.layer_name(part).or_else(common)?;
         Some(format!("model.layers.{layer}.{known}.{kind}"))
     });
     let outer = || OUTER.iter().find(|(known, _)| *known == stem).map(|(_, known)| format!("{known}.{kind}"));
@@ -143,11 +192,22 @@ fn unpermute(tensor: &mut StoredTensor, heads: usize) {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::quantized::gguf_file::Value;
+
+    use super::super::metadata::Metadata;
     use super::*;
-    use crate::tensors::StoredType;
+
+    fn family(name: &str) -> Family {
+        let values = [
+            ("general.architecture".to_owned(), Value::String(name.to_owned())),
+            (format!("{name}.attention.head_count"), Value::U32(4)),
+        ];
+        super::super::config::family(&Metadata::new("m", &values.into_iter().collect())).unwrap()
+    }
 
     #[test]
     fn names_are_those_of_hugging_face() {
+        let llama = family("llama");
         for (stored, expected) in [
             ("token_embd.weight", "model.embed_tokens.weight"),
             ("output.weight", "lm_head.weight"),
@@ -156,10 +216,14 @@ mod tests {
             ("blk.0.attn_k.bias", "model.layers.0.self_attn.k_proj.bias"),
             ("blk.3.attn_q_norm.weight", "model.layers.3.self_attn.q_norm.weight"),
             ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
-            ("blk.3.ffn_gate_inp.weight", "blk.3.ffn_gate_inp.weight"),
+            ("blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
+            ("blk.3.ffn_gate_inp.weight", "model.layers.3.block_sparse_moe.gate.weight"),
+            ("blk.3.post_ffw_norm.weight", "blk.3.post_ffw_norm.weight"),
         ] {
-            assert_eq!(hugging_face_name(stored), expected);
+            assert_eq!(hugging_face_name(llama, stored), expected);
         }
+        let gemma = hugging_face_name(family("gemma3"), "blk.3.ffn_norm.weight");
+        assert_eq!(gemma, "model.layers.3.pre_feedforward_layernorm.weight");
     }
 
     #[test]

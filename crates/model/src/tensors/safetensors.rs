@@ -143,6 +143,16 @@ impl TensorSource for SafetensorsFiles {
         self.tensors.get(name).map_or_else(|| self.label.clone(), |place| self.parts[place.part].label(&self.label))
     }
 
+    fn files(&self) -> Vec<&Path> {
+        let mut files = Vec::new();
+        for part in &self.parts {
+            if let Part::File(path) = part {
+                files.push(path.as_path());
+            }
+        }
+        files
+    }
+
     fn names(&self) -> Vec<&str> {
         self.tensors.keys().map(String::as_str).collect()
     }

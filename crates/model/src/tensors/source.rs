@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::path::Path;
 
 use super::error::WeightsError;
 use super::stored::{StoredTensor, StoredType};
@@ -77,6 +78,11 @@ pub trait TensorSource: Debug + Send + Sync {
     /// The file that a tensor is in, for errors; the label if there is no such tensor.
     fn file_of(&self, _name: &str) -> String {
         self.label().to_owned()
+    }
+
+    /// The files, in order; none where tensors are in no file.
+    fn files(&self) -> Vec<&Path> {
+        Vec::new()
     }
 
     /// Names of all tensors, sorted; none where any name will do.

@@ -83,7 +83,7 @@ impl StoredTensor {
     ///
     /// # Panics
     /// If there are fewer.
-    pub(super) fn part(self, first: usize, shape: &[usize]) -> Self {
+    pub(crate) fn part(self, first: usize, shape: &[usize]) -> Self {
         let (all, count) = (self.plain_unless_whole(first), shape.iter().product::<usize>());
         let all = all.plain_unless_whole(count);
         let (start, len) = (all.dtype.bytes_of(first), all.dtype.bytes_of(count));

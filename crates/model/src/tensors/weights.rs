@@ -114,6 +114,11 @@ impl Weights {
         self.source.unpacked_tensors() + of_blocks.count()
     }
 
+    /// As [`TensorSource::files`].
+    pub fn files(&self) -> Vec<&Path> {
+        self.source.files()
+    }
+
     /// As [`TensorSource::format`].
     pub fn format(&self) -> Option<StoredFormat> {
         self.source.format()

@@ -1,0 +1,14 @@
+//! The decoder beside candle-transformers, which computes the same model from the same files.
+//!
+//! [`designs`] lists the models that candle has, [`limits`] says for which checkpoints they are no referee, [`compute`] has them read a
+//! text, and [`judge`] compares.
+
+mod compute;
+mod designs;
+mod judge;
+mod limits;
+mod networks;
+#[cfg(test)]
+mod tests;
+
+pub(super) use judge::judge;
