@@ -161,7 +161,8 @@ impl Tokenizer {
             return Ok(None);
         }
         Ok(Some(format!(
-            "{}: the tokenizer puts `{}` in front of a text, and the chat template prints none: prompts begin with it, as a text does that              transformers' tokenizer is given (its `apply_chat_template` leaves it out)",
+            "{}: the tokenizer puts `{}` in front of a text, and the chat template prints none: prompts begin with it \
+             (transformers' `apply_chat_template` leaves it out)",
             self.file,
             self.spell(&[*first])?
         )))
