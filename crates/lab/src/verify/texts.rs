@@ -41,10 +41,15 @@ pub(super) fn judge_config(ours: &Map<String, Value>, theirs: &Map<String, Value
     Check::pass(NAME, found).measured(0.0, 0.0)
 }
 
-/// Whether two values are the same, numbers by what they are worth.
+/// Whether two values are the same: numbers by what they are worth, fractions as f32, in which GGUF files have them; one value and a list
+/// of it alone.
 fn is_same(a: &Value, b: &Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a == b,
+    let is_whole = a.is_u64() && b.is_u64();
+    match (a.as_f64(), b.as_f64(), a, b) {
+        (Some(a), Some(b), ..) => a == b || !is_whole && a as f32 == b as f32,
+        (_, _, Value::Array(list), one) | (_, _, one, Value::Array(list)) if list.len() == 1 && !one.is_array() => {
+            is_same(&list[0], one)
+        }
         _ => a == b,
     }
 }
@@ -188,6 +193,8 @@ mod tests {
         let theirs = object(json!({"vocab_size": 256, "rope_theta": 1e4, "rope": {"factor": 8.0}, "torch_dtype": "f"}));
         let same = object(json!({"vocab_size": 256.0, "rope_theta": 10000, "rope": {"factor": 8}, "torch_dtype": "g"}));
         assert_eq!(judge_config(&same, &theirs).found, "no key differs");
+        let gguf = object(json!({"vocab_size": [256], "rope_theta": 1e4, "rope": {"factor": 7.999_999_999}}));
+        assert_eq!(judge_config(&gguf, &theirs).found, "no key differs");
         let other = object(json!({"vocab_size": 200, "rope": {"factor": 4.0}, "bias": true}));
         let check = judge_config(&other, &theirs);
         assert!(check.is_failure());
