@@ -158,7 +158,7 @@ impl Verification<'_> {
         if model.check_tokens(&ids).is_err() || ids.len() < LEAST_TOKENS {
             return Ok(vec![Check::skipped("decoder", "its text has too few tokens that the model knows")]);
         }
-        let itself = Itself::read(decoder, &ids)?;
+        let itself = Itself::read(decoder, &ids, self.device)?;
         let mut checks = vec![
             alone::surprise(decoder, &ids)?,
             itself.keeps_prefixes()?,
