@@ -40,7 +40,8 @@ fn read(mut weights: Weights) {
         };
         let parts = [numbers / 3, numbers - numbers / 3].map(|len| (format!("{name} {len}"), vec![len]));
         weights.divide(name, parts.clone());
-        let read = parts.map(|(name, shape)| weights.read(&name, &shape).expect("a part of a tensor that was read").bytes);
+        let read =
+            parts.map(|(name, shape)| weights.read(&name, &shape).expect("a part of a tensor that was read").bytes);
         assert_eq!(read.concat(), whole, "{name}");
     }
 }

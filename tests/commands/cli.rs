@@ -235,7 +235,7 @@ fn unknown_names_suggest_the_nearest() {
     refused(&["-m", "topkk"], "unknown method `topkk`", "`topk`");
     refused(&["-m", "quest:pages=16"], "method `quest` has no parameter `pages`", "`page`");
     refused(&["-m", "quest:preset=papr"], "method `quest` has no preset `papr`", "paper");
-    refused(&["--model", "buitlin"], "`buitlin` is no model", "`builtin`");
+    refused(&["--model", "buitlin"], "`buitlin` is not a model", "`builtin`");
     refused(&["--device", "coda"], "unknown device `coda`", "cuda");
     refused(&["--dtype", "f33"], "unknown dtype `f33`", "f32");
     refused(&["--positions", "publish"], "unknown positions `publish`", "`published`");

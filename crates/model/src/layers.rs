@@ -132,6 +132,9 @@ pub(super) fn load_head<S: Source>(config: &ModelConfig, source: &S) -> Result<O
     source.matrix(&[config.block.names.head.to_owned()], &[config.vocab_size], config.hidden_size).map(Some)
 }
 
+/// A layer of what a source makes.
+type LayerOf<S> = Layer<<S as Source>::Linear, <S as Source>::Vector>;
+
 /// Some consecutive layers.
 ///
 /// # Errors
@@ -140,7 +143,7 @@ pub(super) fn load_layers<S>(
     config: &ModelConfig,
     source: &S,
     layers: Range<usize>,
-) -> Result<Vec<Layer<S::Linear, S::Vector>>, S::Error>
+) -> Result<Vec<LayerOf<S>>, S::Error>
 where
     S: Source<Linear: Send, Vector: Send>,
 {
