@@ -1,6 +1,6 @@
 //! Quantised tensors of safetensors checkpoints, unpacked when they are read.
 //!
-//! A quantised matrix is stored as several tensors: its numbers in few bits, their scales, and more. [`QuantisedTensors`] offers the
+//! A quantised matrix is stored as several tensors: its numbers in few bits, their scales, and more. `QuantisedTensors` offers the
 //! matrix under the name that it has in a checkpoint that is not quantised, and unpacks it when it is asked for, so that memory holds
 //! one packed tensor at a time. Each format has a file here that knows its layout. How `config.json` states a format is known to
 //! [`config`](crate::config), and keeping weights quantised in memory is no business of this module.
