@@ -85,9 +85,9 @@ impl Judged {
     /// Gemma 3 of candle has a full layer after each so many with a window.
     fn layers(&self) -> Option<String> {
         let pattern = self.size(PATTERN)?;
-        let layers = self.get("layer_types")?.as_array()?.iter().enumerate();
+        let mut layers = self.get("layer_types")?.as_array()?.iter().enumerate();
         let is_other = |(at, kind): (usize, &Value)| (*kind == "full_attention") != ((at + 1) % pattern.max(1) == 0);
-        layers.map(is_other).any(|other| other).then(|| "has its full layers at other places".to_owned())
+        layers.any(is_other).then(|| "has its full layers at other places".to_owned())
     }
 
     /// The most tokens that both read alike: candle's windows have one token more, or are left out. `None` if there is no bound.
