@@ -187,7 +187,7 @@ impl Runner<'_> {
         stop: &AtomicBool,
     ) -> Result<(RunEnd, PhaseTimes)> {
         let mut runner = ExampleRunner::new(&self.model.decoder, stop);
-        // What is told of an example, and which keys are known, is never asked at the same time.
+        // `has` and `tell` borrow the ledger in turn, never at once.
         let ledger = RefCell::new(ledger);
         for cell in cells {
             ledger.borrow_mut().begin(cell);

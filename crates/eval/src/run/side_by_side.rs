@@ -47,27 +47,27 @@ struct Finished {
 type Report = (usize, Result<Finished, Box<dyn Any + Send>>);
 
 /// What lanes do next.
-struct Desk {
-    state: Mutex<DeskState>,
+struct JobQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
-struct DeskState {
+struct QueueState {
     /// The first job that nobody has begun.
     next: usize,
     /// A job to be run again.
     again: Option<usize>,
     is_closed: bool,
-    /// As far as what is told of has changed it.
+    /// The plan, without the methods whose failures were reported so far.
     plan: RunPlan,
 }
 
-impl Desk {
-    fn state(&self) -> MutexGuard<'_, DeskState> {
+impl JobQueue {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next of so many jobs, and the plan that it is begun with; waits while there is none. `None` once the desk is closed.
+    /// The next of so many jobs, and the plan that it is begun with; waits while there is none. `None` once the queue is closed.
     fn take(&self, jobs: usize) -> Option<(usize, RunPlan)> {
         let mut state = self.state();
         loop {
@@ -94,8 +94,8 @@ impl Desk {
     }
 }
 
-/// Closes a desk and raises a flag when it is dropped, be it by a panic: lanes end.
-struct Closing<'a>(&'a Desk, &'a AtomicBool);
+/// Closes a queue and raises a flag when it is dropped, be it by a panic: lanes end.
+struct Closing<'a>(&'a JobQueue, &'a AtomicBool);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
@@ -118,23 +118,23 @@ impl Runner<'_> {
             of.contexts.iter().map(move |context| Job { cell, place, context }).collect::<Vec<_>>()
         };
         let jobs: Vec<Job> = cells.iter().enumerate().flat_map(of_cell).collect();
-        let desk = Desk {
-            state: Mutex::new(DeskState { next: 0, again: None, is_closed: false, plan }),
+        let queue = JobQueue {
+            state: Mutex::new(QueueState { next: 0, again: None, is_closed: false, plan }),
             changed: Condvar::new(),
         };
         let (known, halt) = (ledger.store().keys().clone(), AtomicBool::new(stop.load(Ordering::Relaxed)));
         thread::scope(|scope| {
             let (tell, told) = channel();
-            let (jobs, desk, known, halt) = (&jobs, &desk, &known, &halt);
+            let (jobs, queue, known, halt) = (&jobs, &queue, &known, &halt);
             let lane = |decoder| {
                 let tell = tell.clone();
-                scope.spawn(move || self.lane(decoder, jobs, desk, known, halt, &tell))
+                scope.spawn(move || self.lane(decoder, jobs, queue, known, halt, &tell))
             };
             let lanes: Vec<_> = self.model.decoders().map(lane).collect();
             drop(tell);
             let ended = {
-                let _closing = Closing(desk, halt);
-                Telling { cells, jobs, desk, told: &told, stop, halt }.tell_all(&mut ledger)
+                let _closing = Closing(queue, halt);
+                Telling { cells, jobs, queue, told: &told, stop, halt }.tell_all(&mut ledger)
             };
             let mut spent = PhaseTimes::default();
             for lane in lanes {
@@ -149,13 +149,13 @@ impl Runner<'_> {
         &self,
         decoder: &Decoder,
         jobs: &[Job],
-        desk: &Desk,
+        queue: &JobQueue,
         known: &HashSet<String>,
         halt: &AtomicBool,
         tell: &Sender<Report>,
     ) -> PhaseTimes {
         let mut runner = ExampleRunner::new(decoder, halt);
-        while let Some((number, mut plan)) = desk.take(jobs.len()) {
+        while let Some((number, mut plan)) = queue.take(jobs.len()) {
             let Job { place, context, .. } = &jobs[number];
             let (left_out, mut events) = (plan.left_out_at(*place), Vec::new());
             let mut keep = |event| {
@@ -184,7 +184,7 @@ impl Runner<'_> {
 struct Telling<'a> {
     cells: &'a [PlanCell],
     jobs: &'a [Job],
-    desk: &'a Desk,
+    queue: &'a JobQueue,
     told: &'a Receiver<Report>,
     stop: &'a AtomicBool,
     halt: &'a AtomicBool,
@@ -201,7 +201,7 @@ impl Telling<'_> {
             }
             let mut of_job = self.wait_for(number, &mut finished)?;
             while self.is_outdated(&of_job, job) && !self.halt.load(Ordering::Relaxed) {
-                self.desk.repeat(number);
+                self.queue.repeat(number);
                 of_job = self.wait_for(number, &mut finished)?;
             }
             if self.is_outdated(&of_job, job) || self.tell(of_job, job, ledger)? == RunEnd::Interrupted {
@@ -232,7 +232,7 @@ impl Telling<'_> {
 
     /// Whether a job was begun before something was left out that it may have run.
     fn is_outdated(&self, finished: &Finished, job: &Job) -> bool {
-        finished.left_out != self.desk.state().plan.left_out_at(job.place)
+        finished.left_out != self.queue.state().plan.left_out_at(job.place)
     }
 
     /// Tells of a job; how it ended.
@@ -244,7 +244,7 @@ impl Telling<'_> {
             }
             ledger.take(job.place, event)?;
         }
-        self.desk.state().plan.leave_out_as(finished.plan);
+        self.queue.state().plan.leave_out_as(finished.plan);
         finished.end
     }
 

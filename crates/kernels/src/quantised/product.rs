@@ -274,7 +274,7 @@ impl<F: Format> Weights<'_, F> {
     unsafe fn fill<S: Lanes>(&self, panel: &mut [f32], o: usize, first: usize, span: usize) {
         assert!(span <= COLUMN_BLOCK && panel.len() == 4 * COLUMN_BLOCK);
         for (row, out) in self.rows::<4>(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
-            // SAFETY: the caller's; there is room for a span.
+            // SAFETY: the caller guarantees the columns and the CPU; `out` holds `COLUMN_BLOCK` numbers, at least `span`.
             unsafe { dequantise_row::<S, F>(row, out.as_mut_ptr(), span) };
         }
     }
@@ -364,7 +364,7 @@ struct Store(*mut f32);
 impl<S: Lanes> Sink<S> for Store {
     #[inline(always)]
     unsafe fn take(&mut self, at: usize, numbers: S::V) {
-        // SAFETY: there is room for all numbers of the block (`dequantise_row`).
+        // SAFETY: the caller of `dequantise_row` guarantees room for the whole block.
         unsafe { S::store(self.0.add(at), numbers) }
     }
 }

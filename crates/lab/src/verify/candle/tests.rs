@@ -178,7 +178,7 @@ fn each_model_of_candle_agrees_on_a_gguf_file_of_its_family() {
     }
 }
 
-/// The files say the same to both programs, so the fault is planted in what candle is told of the config.
+/// Both programs read the same files, so the wrong theta goes into the config that candle is given.
 #[test]
 fn a_wrong_theta_is_seen() {
     let folder = checkpoint("llama3", &json!({}));
