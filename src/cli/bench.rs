@@ -267,6 +267,13 @@ impl BenchArgs {
                 methods.extend(at_densities(&spec, &densities)?);
             }
         }
+        if let Some(method) = methods.iter().find(|method| !method.method.counts_costs()) {
+            let what = format!(
+                "method `{}` runs in another process: nobody counts its work, and pipes take its time",
+                method.name
+            );
+            return Err(UsageError::new(what).hint("its answers can be measured: use `spattn eval`").into());
+        }
         Ok(methods)
     }
 

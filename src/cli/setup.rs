@@ -11,7 +11,7 @@ use signal_hook::flag;
 
 use super::exit::{INTERRUPTED, PREEMPTED};
 use spattn_base::error::{RunFailure, UsageError};
-use spattn_base::memory;
+use spattn_base::{interrupt, memory};
 use spattn_eval::config::value::system_text;
 use spattn_model::data::{DataFolder, DataSource};
 use spattn_tasks::data_files;
@@ -76,6 +76,7 @@ pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
     let failed = "cannot watch for Ctrl-C";
     flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), stop.clone()).context(failed)?;
     flag::register(SIGINT, stop.clone()).context(failed)?;
+    flag::register(SIGINT, interrupt::flag()).context(failed)?;
     Ok(())
 }
 
@@ -87,7 +88,7 @@ pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<Atom
     for signal in PREEMPTION.iter().copied().chain(hang_up()) {
         flag::register_conditional_shutdown(signal, i32::from(PREEMPTED), is_planning.clone())
             .context("cannot watch for the scheduler's signals")?;
-        for raised in [&is_preempted, stop] {
+        for raised in [&is_preempted, stop, &interrupt::flag()] {
             flag::register(signal, raised.clone()).context("cannot watch for the scheduler's signals")?;
         }
     }

@@ -82,7 +82,8 @@ struct Setting<'r, 'a> {
     /// Difference to dense attention, in points or percent of its perplexity.
     delta: Option<Estimate>,
     density: f64,
-    cost: f64,
+    /// FLOPs relative to full attention's; `None` if nobody counted those of finding tokens.
+    cost: Option<f64>,
 }
 
 /// Dense attention at the same tasks and lengths.
@@ -159,7 +160,10 @@ fn rule(comparisons: usize) -> String {
 
 fn setting<'r, 'a>(of: &[Line<'r, 'a>], dense: Option<&Dense>) -> Option<Setting<'r, 'a>> {
     let head = of.first()?.row;
-    let over = |value: fn(&SummaryRow) -> f64| mean(&of.iter().map(|l| value(l.row)).collect::<Vec<_>>());
+    let over = |value: fn(&SummaryRow) -> Option<f64>| {
+        let values: Option<Vec<f64>> = of.iter().map(|l| value(l.row)).collect();
+        values.map(|values| mean(&values))
+    };
     let rows: Vec<&SummaryRow> = of.iter().map(|l| l.row).collect();
     let cells: Vec<&SummaryCell> = of.iter().map(|l| l.cell).collect();
     Some(Setting {
@@ -168,7 +172,7 @@ fn setting<'r, 'a>(of: &[Line<'r, 'a>], dense: Option<&Dense>) -> Option<Setting
         score: mean_score(&rows)?,
         delta: dense.and_then(|dense| dense.delta(&cells, Level::SINGLE)),
         cells,
-        density: over(|r| r.density),
+        density: over(|r| Some(r.density)).unwrap_or_default(),
         cost: over(|r| r.cost_total),
     })
 }
@@ -191,8 +195,10 @@ fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, l
     if compared.is_empty() {
         return format!("{}: no method can be compared with dense attention.", why_unknown(settings));
     }
+    // What nobody counted is not called cheap.
+    let cost = |setting: &Setting| setting.cost.unwrap_or(f64::INFINITY);
     compared.sort_by(|(a, _), (b, _)| {
-        (a.cost, a.density).partial_cmp(&(b.cost, b.density)).unwrap_or(std::cmp::Ordering::Equal)
+        (cost(a), a.density).partial_cmp(&(cost(b), b.density)).unwrap_or(std::cmp::Ordering::Equal)
     });
     // These intervals hold for all comparisons together.
     let corrected = |setting: &Setting| dense.and_then(|dense| dense.delta(&setting.cells, level));
@@ -246,7 +252,8 @@ fn told(setting: &Setting, delta: Estimate, is_percent: bool) -> String {
     let ends = delta.ends.map_or(String::new(), |(low, high)| format!(" [{} {}]", signed(low, 1), signed(high, 1)));
     let Setting { name, cost, density, .. } = setting;
     let delta = signed(delta.mean, 1);
-    format!("{name} (Δ {delta}{ends}{unit}, {} of the FLOPs, density {})", number(*cost), number(*density))
+    let flops = cost.map_or("unknown FLOPs".to_owned(), |cost| format!("{} of the FLOPs", number(cost)));
+    format!("{name} (Δ {delta}{ends}{unit}, {flops}, density {})", number(*density))
 }
 
 // ---- the best of each budget ----
@@ -321,7 +328,7 @@ mod tests {
     fn run(method: &str, density: f64, lost: usize, n: usize) -> Vec<Record> {
         let of = |i| Record {
             density,
-            cost1: 0.0,
+            cost1: Some(0.0),
             cost2: density,
             ..record("ruler/vt", method, i, f64::from(u8::from(i >= lost)))
         };
@@ -466,7 +473,9 @@ mod tests {
     fn less_perplexity_is_better_and_the_loss_is_a_percentage() {
         let of = |method: &str, density: f64, more: f64| -> Vec<Record> {
             let nats = |i: usize| 2.0 + i as f64 / 10.0 + more * (1.0 + i as f64 / 50.0);
-            (0..12).map(|i| Record { density, cost1: 0.0, cost2: density, ..perplexity(method, i, nats(i)) }).collect()
+            (0..12)
+                .map(|i| Record { density, cost1: Some(0.0), cost2: density, ..perplexity(method, i, nats(i)) })
+                .collect()
         };
         let found = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.004)]);
         // Slightly more than 0.004 nats per token are 0.4 %, and 0.05 are 5 %.

@@ -1,5 +1,6 @@
 //! How numbers look to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
 
+use spattn_attention::split_params;
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::timing::Latency;
 use spattn_eval::summary::column_value::ColumnUnit;
@@ -355,7 +356,7 @@ pub fn setting_name(method: &str, params: &str) -> String {
 /// The named parameters of a row, without some by key.
 pub fn params_without(row: &SummaryRow, leave_out: impl Fn(&str) -> bool) -> String {
     let is_kept = |param: &&str| param.split_once('=').is_none_or(|(key, _)| !leave_out(key));
-    row.params.split(',').filter(is_kept).collect::<Vec<_>>().join(",")
+    split_params(&row.params).into_iter().filter(is_kept).collect::<Vec<_>>().join(",")
 }
 
 /// The distinct values in order of first appearance.

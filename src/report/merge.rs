@@ -122,7 +122,7 @@ fn told(manifest: &Value) -> impl Iterator<Item = String> {
 /// Names models anew, and gives the manifest without the user.
 fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
     let models = privacy::models(manifest);
-    let mut named: BTreeMap<InternedStr, InternedStr> = BTreeMap::new();
+    let (mut named, mut parameters) = (BTreeMap::<InternedStr, InternedStr>::new(), BTreeMap::new());
     for record in &mut loaded.records {
         let new = |old: &InternedStr| {
             let name = models.get(&**old).cloned();
@@ -130,6 +130,13 @@ fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
         };
         let name = named.entry(record.model.clone()).or_insert_with_key(new);
         record.model = name.clone();
+        // A method that is a command of the user has paths in its parameters.
+        if record.params.contains('/') {
+            let plain = |old: &InternedStr| InternedStr::from(privacy::text(old));
+            record.params = parameters.entry(record.params.clone()).or_insert_with_key(plain).clone();
+            let settings = record.settings.iter().map(|(key, value)| (key.clone(), privacy::text(value)));
+            record.settings = settings.collect::<BTreeMap<_, _>>().into();
+        }
     }
     loaded.notices.iter_mut().for_each(|notice| *notice = privacy::text(notice));
     privacy::manifest(manifest, &models)

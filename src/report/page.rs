@@ -298,7 +298,7 @@ impl Serialize for Records<'_> {
         to.serialize_field("stopped", &self.column(|r| u8::from(r.stopped)))?;
         to.serialize_field("new_tokens", &self.column(|r| r.new_tokens))?;
         to.serialize_field("density", &self.column(|r| four_digits(r.density)))?;
-        to.serialize_field("cost1", &self.column(|r| four_digits(r.cost1)))?;
+        to.serialize_field("cost1", &self.column(|r| r.cost1.map(four_digits)))?;
         to.serialize_field("cost2", &self.column(|r| four_digits(r.cost2)))?;
         to.serialize_field("kv_bytes_per_token", &self.column(|r| r.kv_bytes_per_token.map(four_digits)))?;
         to.serialize_field("index_s", &self.column(|r| four_digits(r.index_s)))?;

@@ -7,6 +7,7 @@ mod analyze;
 mod benchmarks;
 mod cli;
 mod damaged_files;
+mod external;
 mod files;
 mod generation;
 mod identity;

@@ -61,7 +61,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
 #[test]
 fn an_error_of_an_observer_ends_the_prefill() {
     let g = load("qwen3");
-    let error = KvError { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
+    let error = KvError::Unread { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
     let mut seen = Vec::new();
     let observe = &mut |chunk: &PrefillChunk<'_>| {
         seen.push(chunk.layer);

@@ -137,7 +137,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
     );
     assert!((live.density - 1.0).abs() < 1e-9);
     // All products that `topk` took are attention's, none of those that `quest` took with bounds is.
-    assert!(live.cost1 == 0.0 && outcomes[0].runs[2].costs.cost1 > 0.0);
+    assert!(live.cost1 == Some(0.0) && outcomes[0].runs[2].costs.cost1 > Some(0.0));
 }
 
 /// A window of English text for the built-in model: prompt and scored part.

@@ -18,6 +18,7 @@ mod prefill;
 mod prefix_stats;
 mod scored;
 mod spec;
+mod spec_text;
 mod types;
 
 pub use backend::active::*;
@@ -47,6 +48,7 @@ pub use prefix_stats::{
     stats::{PromptHead, PromptStats},
 };
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
+pub use spec_text::{split_params, unquoted};
 pub use types::attention_spec::{AttentionSpec, LayerSpecs, SoftmaxScale, SpecReason};
 pub use types::budget::{Budget, Context, Tuned};
 pub use types::index_key::{Bits, IndexKey};

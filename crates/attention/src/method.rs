@@ -93,6 +93,12 @@ pub trait Method: Send + Sync + 'static {
     /// Bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
+    /// Whether it counts what its index occupies and what finding tokens costs. False for what is done where nobody counts: records then
+    /// mark these costs as unknown.
+    fn counts_costs(&self) -> bool {
+        true
+    }
+
     /// The state before the first step.
     fn start(&self, index: &Self::Index) -> Self::State;
 
@@ -123,7 +129,7 @@ pub trait Method: Send + Sync + 'static {
 
     /// Whether tokens after the prefix can become candidates.
     fn tail_rule(&self) -> TailRule {
-        TailRule::Exact("it picks from the prefix alone")
+        TailRule::OF_PREFIX
     }
 
     /// Bytes of auxiliary data in the state, without the index.
@@ -197,6 +203,11 @@ pub enum TailRule {
     Exact(&'static str),
     /// The method has a rule of its own; the text says which.
     Own(&'static str),
+}
+
+impl TailRule {
+    /// The rule of a method that does not say another.
+    pub(crate) const OF_PREFIX: Self = Self::Exact("it picks from the prefix alone");
 }
 
 /// A method whose parameter was solved for a density.
@@ -364,6 +375,8 @@ pub trait AnyMethod: Send + Sync {
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Box<dyn Any + Send + Sync>, KvError>;
     /// See [`Method::index_bytes`].
     fn index_bytes(&self, index: &dyn Any) -> usize;
+    /// See [`Method::counts_costs`].
+    fn counts_costs(&self) -> bool;
     /// See [`Method::start`].
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
     /// See [`Method::select`].
@@ -434,6 +447,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn index_bytes(&self, index: &dyn Any) -> usize {
         Method::index_bytes(self, index.downcast_ref().expect(OWN))
+    }
+    fn counts_costs(&self) -> bool {
+        Method::counts_costs(self)
     }
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send> {
         Box::new(Method::start(self, index.downcast_ref().expect(OWN)))

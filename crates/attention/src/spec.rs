@@ -1,10 +1,13 @@
 //! Specs of methods: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed access to their parameters.
+//!
+//! How the text of a spec is split, and quotes in it, are in `spec_text`.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::kv::MOST_TOKENS;
+use crate::spec_text::{COMMAND, begins_method, command_of, outside_quotes, split_at_commas, unquoted};
 use crate::{Budget, Tuned};
 use spattn_base::error::{UsageError, nearest};
 
@@ -56,10 +59,10 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
 fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     let is_between = |(at, sign): &(usize, char)| match sign {
         '>' => true,
-        '+' => text[at + 1..].bytes().take(2).filter(u8::is_ascii_alphabetic).count() == 2,
+        '+' => begins_method(&text[at + 1..]),
         _ => false,
     };
-    let (at, _) = text.char_indices().find(is_between)?;
+    let (at, _) = outside_quotes(text).find(is_between)?;
     Some((&text[..at], &text[at + 1..]))
 }
 
@@ -84,12 +87,22 @@ fn expand_one(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
         return Err(malformed("the name is missing"));
     }
     let mut specs = vec![MethodSpec::bare(name)];
-    for pair in split_outside_braces(rest).ok_or_else(|| malformed("braces do not match"))? {
-        let (key, value) = pair.split_once('=').ok_or_else(|| malformed(&format!("`{pair}` is not key=value")))?;
+    let has_odd_quote = rest.matches('"').count() % 2 == 1;
+    let unmatched = if has_odd_quote { "quotes do not match" } else { "braces do not match" };
+    let parts = split_at_commas(rest).ok_or_else(|| malformed(unmatched))?;
+    for (place, part) in parts.into_iter().enumerate() {
+        let (key, values) = match command_of(part).filter(|_| place == 0) {
+            Some(command) => (COMMAND, Ok(vec![command.to_owned()])),
+            None => {
+                let pair = part.split_once('=');
+                let (key, value) = pair.ok_or_else(|| malformed(&format!("`{part}` is not key=value")))?;
+                (key, expand_value(value))
+            }
+        };
         if specs[0].params.iter().any(|(k, _)| k == key) {
             return Err(malformed(&format!("`{key}` is given twice")));
         }
-        let values = expand_value(value).map_err(|why| malformed(&format!("`{key}`: {why}")))?;
+        let values = values.map_err(|why| malformed(&format!("`{key}`: {why}")))?;
         check_count(text, specs.len().saturating_mul(values.len()))?;
         specs = specs
             .iter()
@@ -114,32 +127,14 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn split_outside_braces(text: &str) -> Option<Vec<&str>> {
-    let (mut depth, mut start, mut parts) = (0usize, 0, Vec::new());
-    for (i, c) in text.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth = depth.checked_sub(1)?,
-            ',' if depth == 0 => {
-                parts.push(&text[start..i]);
-                start = i + 1;
-            }
-            _ => {}
-        }
-    }
-    if !text.is_empty() {
-        parts.push(&text[start..]);
-    }
-    (depth == 0).then_some(parts)
-}
-
 fn expand_value(value: &str) -> Result<Vec<String>, String> {
     let Some(list) = value.strip_prefix('{').and_then(|v| v.strip_suffix('}')) else { return expand_item(value) };
-    if list.contains(['{', '}']) {
+    if outside_quotes(list).any(|(_, c)| matches!(c, '{' | '}')) {
         return Err(format!("`{value:.40}` has braces within braces"));
     }
+    let items = split_at_commas(list).filter(|items| !items.is_empty()).ok_or("a value is empty")?;
     let mut values = Vec::new();
-    for item in list.split(',') {
+    for item in items {
         values.extend(expand_item(item)?);
         if values.len() > MOST_SPECS {
             return Err(format!("the grid has more than {MOST_SPECS} values"));
@@ -148,17 +143,23 @@ fn expand_value(value: &str) -> Result<Vec<String>, String> {
     Ok(values)
 }
 
-/// Expands a value without braces, or one item within braces.
+/// Expands a value without braces, or one item within braces. A value in quotes is taken as it is, and `..` before a `/` is of a path.
 fn expand_item(value: &str) -> Result<Vec<String>, String> {
-    if value.is_empty() {
+    if value.is_empty() || value == "\"\"" {
         return Err("a value is empty".to_owned());
+    }
+    if let Some(text) = unquoted(value) {
+        return Ok(vec![text.to_owned()]);
+    }
+    if value.contains('"') {
+        return Err("quotes must enclose a whole value".to_owned());
     }
     if value.contains(['{', '}']) {
         return Err("braces must enclose a whole value, without others inside".to_owned());
     }
     match value.split_once("..") {
-        Some((first, rest)) => expand_range(value, first, rest),
-        None => Ok(vec![value.to_owned()]),
+        Some((first, rest)) if !rest.starts_with('/') => expand_range(value, first, rest),
+        _ => Ok(vec![value.to_owned()]),
     }
 }
 
@@ -363,7 +364,8 @@ impl Params {
         Ok(chosen)
     }
 
-    fn note(&mut self, key: &'static str, value: &impl Display) {
+    /// Records a value that is always part of the canonical form.
+    pub(super) fn note(&mut self, key: &'static str, value: &impl Display) {
         self.settings.push(Setting { key, value: value.to_string(), is_named: true });
     }
 
@@ -525,6 +527,29 @@ mod tests {
         let expected = expected.map(|(reads, decodes)| ("hip".into(), reads.into(), "topk".into(), decodes.into()));
         assert_eq!(all, expected);
         for text in ["hip>", ">topk", "a>b>c", "hip:k=1..200>topk:k=1..200"] {
+            assert!(expand_grid(text).unwrap_err().hint.is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_in_quotes_is_taken_as_it_is() {
+        let only = |text: &str| expand_grid(text).unwrap().remove(0).params;
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let command = "python3 my.py --x=1..5, {a} a>b c+de";
+        let expected = pairs(&[("cmd", command), ("density", "0.1")]);
+        assert_eq!(only(&format!("external:cmd=\"{command}\",density=0.1")), expected);
+        assert_eq!(only(&format!("external:\"{command}\",density=0.1")), expected);
+        assert_eq!(only("external:../my.py,k=3"), pairs(&[("cmd", "../my.py"), ("k", "3")]));
+        assert_eq!(only("external:cmd=../my.py,k=3"), pairs(&[("cmd", "../my.py"), ("k", "3")]));
+        assert_eq!(
+            labels("m:cmd={\"a b\",\"c,d\"},k=1..2"),
+            ["cmd=a b,k=1", "cmd=a b,k=2", "cmd=c,d,k=1", "cmd=c,d,k=2"]
+        );
+        let read_by_another = expand_grid("hip:k=2+external:\"a+bc\"").unwrap().remove(0);
+        assert_eq!((read_by_another.reader.unwrap().name, read_by_another.name), ("hip".into(), "external".into()));
+        for text in ["m:cmd=\"a", "m:cmd=\"a\"b", "m:cmd=\"\"", "m:k=1,my.py", "m:my.py,cmd=\"x\"", "m:k={}"] {
             assert!(expand_grid(text).unwrap_err().hint.is_some(), "{text}");
         }
     }

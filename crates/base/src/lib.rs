@@ -18,6 +18,7 @@ pub mod disk;
 pub mod error;
 pub mod foreign;
 pub mod given;
+pub mod interrupt;
 pub mod memory;
 pub mod privacy;
 pub mod text;

@@ -5,6 +5,7 @@ use crate::report::plots::axis::tick_label;
 use crate::report::plots::chart::ChartPoint;
 use crate::report::plots::looks::looks as looks_of;
 use crate::report::plots::pen::SeriesLook;
+use spattn_attention::split_params;
 use spattn_eval::records::record::REFERENCE;
 use spattn_lab::bench::BenchRow;
 
@@ -41,7 +42,7 @@ impl<'a> Series<'a> {
 
     fn without(row: &'a BenchRow, left_out: &str) -> Self {
         let is_kept = |part: &&str| key_and_value(part).0 != left_out;
-        let rest = row.params.split(',').filter(is_kept).collect::<Vec<_>>().join(",");
+        let rest = split_params(&row.params).into_iter().filter(is_kept).collect::<Vec<_>>().join(",");
         Self { method: &row.method, rest, is_peer: row.peer }
     }
 
@@ -64,7 +65,7 @@ fn key_and_value(part: &str) -> (&str, &str) {
 }
 
 fn parameters(row: &BenchRow) -> impl Iterator<Item = (&str, &str)> {
-    row.params.split(',').filter(|part| !part.is_empty()).map(key_and_value)
+    split_params(&row.params).into_iter().map(key_and_value)
 }
 
 fn parameter<'r>(row: &'r BenchRow, key: &str) -> Option<&'r str> {

@@ -618,12 +618,13 @@
     const r = s.records;
     const own = s.of[e].map((i, place) => ({ i, place }));
     const column = (key, label, form = number) => ({ key, label, value: (o) => r[key][o.i], cell: (o) => form(r[key][o.i]) });
+    const total = (i) => (missing(r.cost1[i]) ? null : r.cost1[i] + r.cost2[i]);
     const shown = [
       { key: "method", label: "method", text: true, value: (o) => setting(text(r.method[o.i]), text(r.params[o.i])), cell: (o) => setting(text(r.method[o.i]), text(r.params[o.i])) },
       { key: "score", label: "score", value: (o) => s.merit(o.i), cell: (o) => scoreText(s, o.i) },
       { key: "prediction", label: "prediction", text: true, value: (o) => text(r.prediction[o.i]), cell: (o) => prediction(o.i) },
       column("density", "density"),
-      { key: "cost", label: "cost1 + cost2", value: (o) => r.cost1[o.i] + r.cost2[o.i], cell: (o) => number(r.cost1[o.i] + r.cost2[o.i]) },
+      { key: "cost", label: "cost1 + cost2", value: (o) => total(o.i), cell: (o) => number(total(o.i)) },
       { key: "bytes", label: "KB/token", value: (o) => r.kv_bytes_per_token[o.i], cell: (o) => (missing(r.kv_bytes_per_token[o.i]) ? "" : number(r.kv_bytes_per_token[o.i] / 1000)) },
       { key: "ms", label: "share ms/token", value: (o) => (1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i]), cell: (o) => number((1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i])) },
       column("index_s", "index s"),

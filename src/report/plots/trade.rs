@@ -23,7 +23,8 @@ struct Cost {
     name: &'static str,
     title: &'static str,
     label: &'static str,
-    of: fn(&SummaryRow) -> f64,
+    /// Its value; `None` if nobody counted or measured it, so that the row has no place in the figure.
+    of: fn(&SummaryRow) -> Option<f64>,
     /// Whether dense attention has a position of its own. If it is always at 100 %, it says nothing.
     has_dense: bool,
     /// Whether it is a time.
@@ -43,7 +44,7 @@ impl Cost {
     /// Whether the rows have this cost. Bytes and times are those of steps after the prefix; a text that is read in one pass has none, not
     /// even under `full`.
     fn is_measured(&self, rows: &[&SummaryRow]) -> bool {
-        !self.has_dense || rows.iter().any(|r| (self.of)(r) > 0.0)
+        !self.has_dense || rows.iter().any(|r| (self.of)(r).is_some_and(|cost| cost > 0.0))
     }
 }
 
@@ -52,7 +53,7 @@ const COSTS: [Cost; 4] = [
         name: "density",
         title: "density",
         label: "density (% of tokens attended)",
-        of: |r| 100.0 * r.density,
+        of: |r| Some(100.0 * r.density),
         has_dense: false,
         is_time: false,
     },
@@ -60,7 +61,7 @@ const COSTS: [Cost; 4] = [
         name: "cost",
         title: "cost",
         label: "cost1 + cost2 (% of full's FLOPs)",
-        of: |r| 100.0 * r.cost_total,
+        of: |r| Some(100.0 * r.cost_total?),
         has_dense: false,
         is_time: false,
     },
@@ -68,7 +69,7 @@ const COSTS: [Cost; 4] = [
         name: "bytes",
         title: "bytes read",
         label: "MB read per token",
-        of: |r| r.kv_bytes_per_token.unwrap_or(0.0) / 1e6,
+        of: |r| Some(r.kv_bytes_per_token? / 1e6),
         has_dense: true,
         is_time: false,
     },
@@ -76,7 +77,7 @@ const COSTS: [Cost; 4] = [
         name: "latency",
         title: "latency",
         label: "ms per token",
-        of: |r| r.decode_ms_per_token.unwrap_or(0.0),
+        of: |r| r.decode_ms_per_token,
         has_dense: true,
         is_time: true,
     },
@@ -98,7 +99,10 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
             // Times under several conditions cannot share an axis.
             let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| !cost.is_time || !r.is_timed_apart).collect();
-            if !cost.is_measured(&shown) {
+            let known: Vec<&SummaryRow> = shown.iter().copied().filter(|r| (cost.of)(r).is_some()).collect();
+            let is_of_dense_alone = known.len() < shown.len() && known.iter().all(|r| r.method == REFERENCE);
+            let shown = known;
+            if is_of_dense_alone || !cost.is_measured(&shown) {
                 continue;
             }
             let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
@@ -163,7 +167,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     let (beside, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(is_beside);
     let methods: Vec<&str> = beside.into_iter().chain(others).collect();
     let is_clear = methods.iter().filter(|method| Role::of(method) == Role::Method).count() < MANY;
-    let x = || Axis::of_costs(&rows.iter().filter(|r| is_shown(r)).map(|r| (cost.of)(r)).collect::<Vec<_>>());
+    let x = || Axis::of_costs(&rows.iter().filter(|r| is_shown(r)).filter_map(|r| (cost.of)(r)).collect::<Vec<_>>());
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
         let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
         let of_method = |method: &&str| data(of_task.iter().copied().filter(|r| r.method == **method), cost);
@@ -276,8 +280,10 @@ fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
 /// The points of a method, and its Pareto front.
 fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     let rows: Vec<&SummaryRow> = rows.collect();
-    let points: Vec<ChartPoint> =
-        rows.iter().map(|r| ChartPoint { x: (cost.of)(r), y: r.score, ends: r.ci_low.zip(r.ci_high) }).collect();
+    let points: Vec<ChartPoint> = rows
+        .iter()
+        .filter_map(|r| Some(ChartPoint { x: (cost.of)(r)?, y: r.score, ends: r.ci_low.zip(r.ci_high) }))
+        .collect();
     let less_is_better = rows.first().is_some_and(|r| r.measure == Measure::Perplexity);
     Data { line: front(&points, less_is_better), points }
 }

@@ -216,7 +216,7 @@ impl<'a> PrefillChunk<'a> {
 
     /// The error of a failure to copy this chunk, or what follows from it, from the device.
     pub(crate) fn error(&self, failure: DeviceFailure) -> KvError {
-        KvError { layer: self.layer, tier: Tier::Device, why: failure.to_string() }
+        KvError::Unread { layer: self.layer, tier: Tier::Device, why: failure.to_string() }
     }
 
     /// The device that computes the chunk, if one does.
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn a_copy_that_fails_is_an_error_of_every_reader_of_the_chunk() {
         let chunk = PrefillChunk::on_device(1, 0, TOKENS, 2, SHAPE, &Gone);
-        let expected = KvError { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
+        let expected = KvError::Unread { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
         assert_eq!(chunk.on_host().err(), Some(expected.clone()));
         assert_eq!(RecentQueries::default().observe(&chunk), Err(expected.clone()));
         let shape = PromptShape { layers: 2, heads: 2, kv_heads: 1, d: 8, tokens: TOKENS };

@@ -179,6 +179,11 @@ impl Sequence {
         self.has_whole_steps
     }
 
+    /// Whether the method counts what its index and finding tokens cost.
+    pub fn counts_costs(&self) -> bool {
+        self.method.method.counts_costs()
+    }
+
     /// Auxiliary memory of the shared index and of the sequence's own state: bits per indexed token and KV head, mean
     /// over the sparse layers; 0 if all layers are dense.
     pub fn aux_bits(&self) -> f64 {

@@ -128,7 +128,7 @@ impl KvSource for PagedFile {
         assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
         let mut bytes = 0;
         for page in tokens.start / PAGE..tokens.end.div_ceil(PAGE) {
-            let error = |why: String| KvError { layer: at.layer, tier: Tier::Disk, why };
+            let error = |why: String| KvError::Unread { layer: at.layer, tier: Tier::Disk, why };
             let numbers = self.read_page(at, page).map_err(error)?;
             bytes += Self::page_bytes(self.shape);
             let own = tokens.start.max(page * PAGE) - page * PAGE..tokens.end.min((page + 1) * PAGE) - page * PAGE;

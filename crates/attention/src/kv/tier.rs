@@ -1,4 +1,4 @@
-//! The tiers that keys and values are kept in, bytes read by tier, and the error of a tier that could not be read.
+//! The tiers that keys and values are kept in, bytes read by tier, and the error of what could not be read or selected.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -24,16 +24,22 @@ impl fmt::Display for Tier {
     }
 }
 
-/// Keys and values that could not be read: nothing that would follow from them exists.
+/// Why an index could not be built, or a step not be taken: nothing that would follow from it exists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the KV cache of layer {layer} could not be read from {tier}: {why}")]
-pub struct KvError {
-    /// The layer, from 0.
-    pub layer: usize,
-    /// Where its keys and values are.
-    pub tier: Tier,
-    /// What went wrong, in one line.
-    pub why: String,
+pub enum KvError {
+    /// Keys and values could not be read.
+    #[error("the KV cache of layer {layer} could not be read from {tier}: {why}")]
+    Unread {
+        /// The layer, from 0.
+        layer: usize,
+        /// Where its keys and values are.
+        tier: Tier,
+        /// What went wrong, in one line.
+        why: String,
+    },
+    /// The method itself failed, such as one that asks another process; what went wrong, in one line.
+    #[error("{0}")]
+    Method(String),
 }
 
 /// Bytes of keys and values that were read, by the tier that they were read from.

@@ -36,31 +36,32 @@ impl MethodEntry {
         self.presets.iter().chain([&MATCHED])
     }
 
+    /// The method with default parameters; `None` if it has none, and its form depends on what the user gives.
+    fn default_form(&self) -> Option<Arc<dyn AnyMethod>> {
+        (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).ok()
+    }
+
     /// The phases in which the method is sparse with default parameters.
     pub fn phase(&self) -> &'static str {
-        let spec = MethodSpec::bare(self.name);
-        match (self.build)(&mut Params::new(&spec)) {
-            Ok(method) if method.decodes_densely() => "prefill",
-            Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
+        match self.default_form() {
+            Some(method) if method.decodes_densely() => "prefill",
+            Some(method) if method.prefill_pattern().is_some() => "prefill and decode",
             _ => "decode",
         }
     }
 
     /// How it treats tokens after the prefix that leave the window (`--tail`).
     pub fn tail(&self) -> String {
-        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).map(|method| method.tail_rule()) {
-            Ok(TailRule::Indexed(how)) => format!("indexed: {how}"),
-            Ok(TailRule::Exact(why)) => format!("exact: {why}"),
-            Ok(TailRule::Own(rule)) => format!("its own: {rule}"),
-            Err(_) => String::new(),
+        match self.default_form().map_or(TailRule::OF_PREFIX, |method| method.tail_rule()) {
+            TailRule::Indexed(how) => format!("indexed: {how}"),
+            TailRule::Exact(why) => format!("exact: {why}"),
+            TailRule::Own(rule) => format!("its own: {rule}"),
         }
     }
 
     /// Where its default form selects if the prefix is on a GPU.
     pub fn selection_place(&self) -> SelectionPlace {
-        let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
-            return SelectionPlace::Host(Vec::new());
-        };
+        let Some(method) = self.default_form() else { return SelectionPlace::Host(vec![HostReason::NoForm]) };
         match method.device_form() {
             _ if method.is_static_only() || method.decodes_densely() => SelectionPlace::Nowhere,
             Ok(_) => SelectionPlace::Device,
@@ -71,9 +72,7 @@ impl MethodEntry {
 
     /// How the method, with default parameters, reads a prompt on a GPU with `--sparse-from prefill`.
     pub fn reading_place(&self) -> &'static str {
-        let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
-            return "by a mask, on the host";
-        };
+        let Some(method) = self.default_form() else { return "densely" };
         match method.prefill_pattern() {
             None | Some(PrefillPattern::Dense) => "densely",
             Some(PrefillPattern::Blocks(mask)) if mask.is_data_independent() || mask.device_form().is_some() => {

@@ -10,6 +10,7 @@ mod double_sparsity;
 mod duo_attention;
 mod entry;
 mod expected_attention;
+mod external;
 mod flexprefill;
 mod forms;
 mod full;

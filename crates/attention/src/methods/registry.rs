@@ -3,10 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    a_shape, ada_kv, bigbird, double_sparsity, duo_attention, expected_attention, flexprefill, forms, full, h2o,
-    hash_attention, hip, hyper_attention, infllm, knn, loki, lsh_bits, magicpig, minference, oracle_sampling, pqcache,
-    pyramid_kv, quest, random, reformer, retrieval_attention, rocketkv, snapkv, sparq, streaming_llm, topk, topk_norm,
-    topp, tova, twilight, vattention, vertical_slash,
+    a_shape, ada_kv, bigbird, double_sparsity, duo_attention, expected_attention, external, flexprefill, forms, full,
+    h2o, hash_attention, hip, hyper_attention, infllm, knn, loki, lsh_bits, magicpig, minference, oracle_sampling,
+    pqcache, pyramid_kv, quest, random, reformer, retrieval_attention, rocketkv, snapkv, sparq, streaming_llm, topk,
+    topk_norm, topp, tova, twilight, vattention, vertical_slash,
 };
 use crate::calibration::collector::Calibration;
 use crate::configured::{Configured, FIRST_REVISION};
@@ -14,6 +14,7 @@ use crate::kv::MOST_TOKENS;
 use crate::method::TailRule;
 use crate::methods::entry::MethodEntry;
 use crate::spec::{MethodSpec, ParamInfo, Params, Setting};
+use crate::spec_text::quoted;
 use crate::types::policy::{DenseLayers, Policy, Tail};
 use crate::types::role::Role;
 use crate::types::schedule::Schedule;
@@ -59,6 +60,9 @@ pub const METHODS: &[MethodEntry] = &[
     retrieval_attention::ENTRY,
 ];
 
+/// The method that asks a command of the user. It is not in [`METHODS`], since it has no form without a command.
+const EXTERNAL: &[MethodEntry] = &[external::ENTRY];
+
 /// Methods registered by the program that uses this library.
 static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
 
@@ -68,7 +72,7 @@ static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
 /// If a name is taken or cannot stand in a spec, if a method refuses its own defaults, or on a second call.
 pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     for (i, entry) in entries.iter().enumerate() {
-        if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
+        if METHODS.iter().chain(EXTERNAL).chain(&entries[..i]).any(|other| other.name == entry.name) {
             return Err(UsageError::new(format!("there is a method `{}` already", entry.name))
                 .hint("give the method that is registered another name"));
         }
@@ -84,9 +88,9 @@ pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     })
 }
 
-/// All methods: those of this library, then those that were [registered](register).
+/// All methods: those of this library, the one that asks a command, then those that were [registered](register).
 pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
-    METHODS.iter().chain(REGISTERED.get().copied().unwrap_or_default())
+    METHODS.iter().chain(EXTERNAL).chain(REGISTERED.get().copied().unwrap_or_default())
 }
 
 /// The method with this name.
@@ -186,7 +190,7 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
         note_policy(&mut params, &policy, method.tail_rule());
     }
     let settings = params.finish()?;
-    let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
+    let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, quoted(&s.value)));
     let params = named.collect::<Vec<_>>().join(",");
     let (name, revision) = (entry.name.to_owned(), forms::revision(entry.name, &settings, &policy));
     Ok(Configured { name, params, settings, policy, revision, method, artefact: None, reader: None })

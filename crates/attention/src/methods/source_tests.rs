@@ -137,7 +137,7 @@ fn a_read_that_fails_is_an_error_whatever_it_is_for() {
         for tried in 0..TRIED {
             let failing = tried * (all - 1) / (TRIED - 1);
             let error = case.decode(in_file(Broken::OneRead(failing)).0).expect_err(&case.name);
-            let StartError::Kv(KvError { layer, tier, why }) = error else { panic!("{}: {error}", case.name) };
+            let StartError::Kv(KvError::Unread { layer, tier, why }) = error else { panic!("{}: {error}", case.name) };
             assert_eq!(
                 (tier, why.as_str()),
                 (Tier::Disk, "the file is gone"),
@@ -155,7 +155,7 @@ fn a_page_that_cannot_be_read_is_an_error_that_names_layer_and_tier() {
     {
         let case = Case::new(spec, Tail::default(), false);
         let error = case.decode(in_file(Broken::Page { layer: 1, page: 0 }).0).unwrap_err();
-        let expected = KvError { layer: 1, tier: Tier::Disk, why: "page 0 is gone".to_owned() };
+        let expected = KvError::Unread { layer: 1, tier: Tier::Disk, why: "page 0 is gone".to_owned() };
         assert_eq!(error, StartError::Kv(expected), "{spec}");
     }
     let case = Case::new("full", Tail::default(), false);

@@ -83,6 +83,10 @@ impl<S: Scorer> Scorer for Coded<S> {
         index.codes.push(new.keys, Rounding::Nearest);
     }
 
+    fn counts_costs(&self) -> bool {
+        self.0.counts_costs()
+    }
+
     fn index_bytes(&self, index: &Self::Index) -> usize {
         self.0.index_bytes(&index.own) + index.codes.bytes()
     }

@@ -419,6 +419,10 @@ impl<S: Scorer> Method for Scored<S> {
         index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
     }
 
+    fn counts_costs(&self) -> bool {
+        self.scorer.counts_costs()
+    }
+
     fn start(&self, _: &PrefixIndex<S::Index>) -> TailIndex<S::Index> {
         TailIndex { index: None, tokens: 0 }
     }

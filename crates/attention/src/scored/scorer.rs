@@ -79,6 +79,11 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// Bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
+    /// See [`Method::counts_costs`](crate::Method::counts_costs).
+    fn counts_costs(&self) -> bool {
+        true
+    }
+
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
     ///
     /// # Errors

@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::costs::{KvTokens, PublishedCosts};
 use super::fidelity::{Fidelity, Spread};
 use super::interning::{Interned, InternedStr, Pool};
 use super::text_scores::{Choice, Likelihood};
 use super::timing::{Solo, TimingConditions};
-use spattn_attention::FIRST_REVISION;
+use spattn_attention::{FIRST_REVISION, split_params, unquoted};
 use spattn_tasks::likelihood::Measure;
 use spattn_tasks::metrics::Metric;
 
@@ -141,17 +141,20 @@ pub struct Record {
     pub density: f64,
     /// The density over the layers that are not dense by policy.
     pub density_sparse_layers: f64,
-    /// Densities and costs as published tables count them; `None` in old records.
+    /// Densities and costs as published tables count them; `None` in old records, and if nobody counted what finding tokens costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comparable: Option<PublishedCosts>,
-    /// FLOPs spent on scoring over FLOPs of full attention.
-    pub cost1: f64,
+    /// FLOPs spent on scoring over FLOPs of full attention; `None` (`null`) if nobody counted them.
+    #[serde(deserialize_with = "number_or_null")]
+    pub cost1: Option<f64>,
     /// FLOPs of the gathered attention over FLOPs of full attention.
     pub cost2: f64,
-    /// Auxiliary memory: bits for each indexed token and KV head, mean over the layers that are not dense by policy.
-    pub aux_bits: f64,
+    /// Auxiliary memory: bits for each indexed token and KV head, mean over the layers that are not dense by policy; `None` (`null`) if
+    /// nobody counted them.
+    #[serde(deserialize_with = "number_or_null")]
+    pub aux_bits: Option<f64>,
     /// Bytes of K, V and auxiliary data read in each step, over all layers; what a GQA group reads together counts once. `None` without
-    /// steps.
+    /// steps, and if nobody counted what finding tokens reads.
     pub kv_bytes_per_token: Option<f64>,
     /// Bytes of what all heads and layers share (hyperplanes), as if every KV head read them each time; not included above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -244,6 +247,11 @@ impl Record {
     }
 }
 
+/// A number that has to be there, if only as `null`: what is left out is an error, as of any other field.
+fn number_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Option::deserialize(from)
+}
+
 fn first_revision() -> u16 {
     FIRST_REVISION
 }
@@ -323,8 +331,8 @@ impl Record {
 
 /// The parameters in canonical `key=value,...`.
 fn named(params: &str) -> BTreeMap<String, String> {
-    let pairs = params.split(',').filter_map(|param| param.split_once('='));
-    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    let pairs = split_params(params).into_iter().filter_map(|param| param.split_once('='));
+    pairs.map(|(key, value)| (key.to_owned(), unquoted(value).unwrap_or(value).to_owned())).collect()
 }
 
 #[cfg(test)]
@@ -355,5 +363,6 @@ mod tests {
         let target = |params: &str| Record { params: params.into(), ..record("t", "m", 0, 1.0) }.density_target();
         assert_eq!(target("K=8,density=0.05,sink=0"), Some(0.05));
         assert_eq!(target("ratio=0.1"), None);
+        assert_eq!(target("cmd=\"my.py a,density=0.5\",density=0.05"), Some(0.05), "commas in quotes part nothing");
     }
 }

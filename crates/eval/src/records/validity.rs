@@ -38,9 +38,9 @@ impl Record {
         let shares = [("density", self.density), ("density_sparse_layers", self.density_sparse_layers)];
         shares.into_iter().try_for_each(|(name, value)| share(name, value))?;
         let amounts = [
-            ("cost1", self.cost1),
+            ("cost1", self.cost1.unwrap_or(0.0)),
             ("cost2", self.cost2),
-            ("aux_bits", self.aux_bits),
+            ("aux_bits", self.aux_bits.unwrap_or(0.0)),
             ("prefill_s", self.prefill_s),
             ("prefill_reused_s", self.prefill_reused_s),
             ("index_s", self.index_s),
@@ -261,7 +261,7 @@ mod tests {
             ("`score` is NaN", |r| r.score = f64::NAN),
             ("`density` is -3, not from 0 to 1", |r| r.density = -3.0),
             ("`density_sparse_layers` is 1.5", |r| r.density_sparse_layers = 1.5),
-            ("`cost1` is -1, not a number from 0", |r| r.cost1 = -1.0),
+            ("`cost1` is -1, not a number from 0", |r| r.cost1 = Some(-1.0)),
             ("`decode_s` is inf", |r| r.decode_s = f64::INFINITY),
             ("`select_s` is -1, not a number from 0", |r| r.select_s = Some(-1.0)),
             ("`decode_s` is 0.5, but its parts add up to 0.75", |r| {

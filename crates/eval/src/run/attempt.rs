@@ -5,6 +5,7 @@
 //! out, and it is not read again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, anyhow};
 
@@ -50,6 +51,8 @@ impl Runner<'_> {
         }
         let error = match self.attempt(item, methods, examples) {
             Ok(records) => return Ok(records),
+            // A command that a method waited for was ended: the example was not at fault, and is run again.
+            Err(_) if examples.stop().load(Ordering::Relaxed) => return Ok(None),
             Err(error) => error,
         };
         let what = format!("{}, {}", self.name_with_seed(*place, variant.seed), variant.protocol);

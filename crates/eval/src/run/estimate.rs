@@ -271,7 +271,7 @@ impl Runner<'_> {
             prefill: spent.prefill.as_secs_f64(),
             index: share * spent.index.as_secs_f64(),
             step: share * spent.steps.as_secs_f64() / steps as f64,
-            index_bytes: share * runs.iter().map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
+            index_bytes: share * runs.iter().filter_map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
                 * (tokens * c.kv_heads * c.layers) as f64,
         })
     }

@@ -39,14 +39,15 @@ pub struct MethodCosts {
     /// Parameters solved for the requested density.
     pub solved: Option<String>,
     /// Densities and costs as published tables count them: only over layers that are not dense by policy, with and without static tokens.
-    pub comparable: PublishedCosts,
-    /// Scoring FLOPs over full attention's.
-    pub cost1: f64,
+    /// `None` if the method does not count what finding tokens costs.
+    pub comparable: Option<PublishedCosts>,
+    /// Scoring FLOPs over full attention's; `None` if the method does not count them.
+    pub cost1: Option<f64>,
     /// Attention FLOPs over full attention's.
     pub cost2: f64,
-    /// Bits per prefix token per KV head.
-    pub aux_bits: f64,
-    /// Bytes per step, all layers; `None` if there was no step.
+    /// Bits per prefix token per KV head; `None` if the method does not count them.
+    pub aux_bits: Option<f64>,
+    /// Bytes per step, all layers; `None` if there was no step, or the method does not count them.
     pub bytes: Option<StepBytes>,
     /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
     pub free_share: f64,
@@ -94,6 +95,7 @@ impl MethodCosts {
     fn of_sequence(sequence: &Sequence, steps: usize, step_time: StepTime) -> Self {
         let all = sequence.costs().total(|_| true);
         let sparse = sequence.costs().total(|layer| !sequence.is_dense(layer));
+        let counts = sequence.counts_costs();
         Self {
             steps,
             streams: 1,
@@ -105,11 +107,11 @@ impl MethodCosts {
             prefill: None,
             density: all.density(),
             density_sparse_layers: sparse.density(),
-            comparable: PublishedCosts::of(&sparse),
-            cost1: all.cost1(),
+            comparable: counts.then(|| PublishedCosts::of(&sparse)),
+            cost1: counts.then(|| all.cost1()),
             cost2: all.cost2(),
-            aux_bits: sequence.aux_bits(),
-            bytes: (steps > 0).then(|| StepBytes::of(&all, steps)),
+            aux_bits: counts.then(|| sequence.aux_bits()),
+            bytes: (counts && steps > 0).then(|| StepBytes::of(&all, steps)),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
             kv_bytes_held: sequence.kv_bytes_held(),
             kv_tokens: KvTokens { held: sequence.kv_tokens_held(), context: sequence.tokens() },

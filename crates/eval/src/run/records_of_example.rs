@@ -187,7 +187,7 @@ impl Runner<'_> {
             bos_tokens: None,
             density: run.density,
             density_sparse_layers: run.density_sparse_layers,
-            comparable: Some(comparable(&run, variant, method)),
+            comparable: comparable(&run, variant, method),
             cost1: run.cost1,
             cost2: run.cost2,
             aux_bits: run.aux_bits,
@@ -237,17 +237,14 @@ fn mean_scores(answers: &[Answer]) -> BTreeMap<String, f64> {
 
 /// The costs that published tables report, as far as they are known: where a mask read the prompt, static tokens were not
 /// counted apart; `full` selects every token.
-fn comparable(run: &MethodCosts, variant: Variant, method: &Configured) -> PublishedCosts {
+fn comparable(run: &MethodCosts, variant: Variant, method: &Configured) -> Option<PublishedCosts> {
+    let counted = run.comparable?;
     let known = |value: Option<f64>| value.filter(|_| variant.protocol != Protocol::Prefill);
-    let PublishedCosts { picked_density, cost2_picked, .. } = run.comparable;
-    match method.name == REFERENCE {
-        true => PublishedCosts { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..run.comparable },
-        false => PublishedCosts {
-            picked_density: known(picked_density),
-            cost2_picked: known(cost2_picked),
-            ..run.comparable
-        },
-    }
+    let PublishedCosts { picked_density, cost2_picked, .. } = counted;
+    Some(match method.name == REFERENCE {
+        true => PublishedCosts { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..counted },
+        false => PublishedCosts { picked_density: known(picked_density), cost2_picked: known(cost2_picked), ..counted },
+    })
 }
 
 /// The record with what the sums say of the passage.

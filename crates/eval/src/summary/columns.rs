@@ -121,15 +121,15 @@ summary_columns! {
     delta_high: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.high());
     /// Tokens attended over tokens in context: mean over steps, query heads and all layers, dense ones too.
     density: f64 = Ratio, Mean, "density" (Less);
-    /// FLOPs of scoring, relative to those of full attention.
-    cost1: f64 = Ratio, Mean, "cost1" (Less);
+    /// FLOPs of scoring, relative to those of full attention; empty if nobody counted them, as of a method in another process.
+    cost1: Option<f64> = Ratio, Mean, "cost1" (Less);
     /// FLOPs of attention to the selected tokens, relative to those of full attention.
     cost2: f64 = Ratio, Mean, "cost2" (Less);
     /// Sum of `cost1` and `cost2`.
-    cost_total: f64 = Ratio, Mean, "cost1 + cost2" (Less);
-    /// Memory of the index: bits per indexed token and KV head, mean over the sparse layers.
-    aux_bits: f64 = Bits, Mean, "aux bits" (Less);
-    /// Bytes of K, V and index read per token after the prefix, over all layers; empty if there was no such token.
+    cost_total: Option<f64> = Ratio, Mean, "cost1 + cost2" (Less);
+    /// Memory of the index: bits per indexed token and KV head, mean over the sparse layers; empty if nobody counted them.
+    aux_bits: Option<f64> = Bits, Mean, "aux bits" (Less);
+    /// Bytes of K, V and index read per token after the prefix, over all layers; empty if there was no such token, or nobody counted them.
     kv_bytes_per_token: Option<f64> = Bytes, Mean, "KB/token" (Less);
     /// Norm of the difference to exact attention's output, relative to the norm of that output; only with `--fidelity`.
     output_error: Option<f64> = Ratio, Mean, "output error" (Less);

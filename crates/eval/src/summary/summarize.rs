@@ -36,7 +36,7 @@ pub fn rows(cells: &[SummaryCell]) -> Vec<SummaryRow> {
 fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> SummaryRow {
     let (score, delta) = (score(cell), reference.and_then(|full| delta(cell, full)));
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
-    let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
+    let (cost1, cost2) = (mean_of_known(cell, |r| r.cost1), cell.mean(|r| r.cost2));
     let of_fidelity = |of: fn(&FidelitySpread) -> Spread| {
         MeanSpread::new(cell, |r| Some(of(r.fidelity.as_ref()?.spread.as_ref()?)))
     };
@@ -67,8 +67,8 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         density: cell.mean(|r| r.density),
         cost1,
         cost2,
-        cost_total: cost1 + cost2,
-        aux_bits: cell.mean(|r| r.aux_bits),
+        cost_total: cost1.map(|cost1| cost1 + cost2),
+        aux_bits: mean_of_known(cell, |r| r.aux_bits),
         kv_bytes_per_token: mean_of_known(cell, |r| r.kv_bytes_per_token),
         shared_bytes_per_token: mean_of_known(cell, |r| r.shared_bytes_per_token),
         select_bytes_per_token: mean_of_known(cell, |r| r.select_bytes_per_token),
@@ -420,7 +420,7 @@ mod tests {
         }
         let none = summarize(&records[2..], &[]).remove(0);
         assert_eq!((none.output_error, none.recall_max, none.dropped_mass), (None, None, None));
-        assert!(close(Some(none.cost_total), 0.11), "0.01 for scores and 0.1 for attention");
+        assert!(close(none.cost_total, 0.11), "0.01 for scores and 0.1 for attention");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use spattn_attention::split_params;
 use spattn_base::error::UsageError;
 use spattn_base::text::of_cell;
 use spattn_stats::Estimate;
@@ -213,7 +214,7 @@ impl Times {
 
 /// The parameters of `key=value,...`, in any order.
 fn parts(params: &str) -> BTreeSet<&str> {
-    params.split(',').filter(|part| !part.is_empty()).collect()
+    split_params(params).into_iter().collect()
 }
 
 /// A number, with the ends of its interval from two further columns.

@@ -417,7 +417,7 @@ fn a_last_record_without_its_newline_is_read_and_counts_once() {
 fn numbers_that_json_cannot_hold_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
-    let error = store.append(&Record { cost1: f64::NAN, ..record("vt", "full", 0, 1.0) }).unwrap_err();
+    let error = store.append(&Record { cost1: Some(f64::NAN), ..record("vt", "full", 0, 1.0) }).unwrap_err();
     assert!(error.to_string().contains("sample 0"), "{error}");
     assert!(load_records(dir.path()).unwrap().records.is_empty());
 }
