@@ -26,6 +26,8 @@ use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_base::privacy;
+use spattn_weights_1::WEIGHTS as WEIGHTS_1;
+use spattn_weights_2::WEIGHTS as WEIGHTS_2;
 
 /// Bytes of a text of a model, such as its tokenizer.
 const MOST_OF_TEXTS: u64 = 1 << 30;
@@ -457,9 +459,17 @@ macro_rules! builtin_file {
     };
 }
 
+/// The file with the weights, joined by the compiler from the halves that two packages hold.
+static WEIGHTS: [u8; WEIGHTS_1.len() + WEIGHTS_2.len()] = {
+    let mut whole = [0; WEIGHTS_1.len() + WEIGHTS_2.len()];
+    let (first, second) = whole.split_at_mut(WEIGHTS_1.len());
+    first.copy_from_slice(WEIGHTS_1);
+    second.copy_from_slice(WEIGHTS_2);
+    whole
+};
+
 fn builtin() -> Result<ModelFiles> {
-    let weights: &'static [u8] = builtin_file!(include_bytes, "model.safetensors");
-    let weights = Weights::from_bytes("builtin/model.safetensors", weights)?;
+    let weights = Weights::from_bytes("builtin/model.safetensors", &WEIGHTS)?;
     Ok(ModelFiles { texts: builtin_texts(), weights, calibration: CalibrationPlace::Embedded })
 }
 
@@ -481,7 +491,15 @@ fn builtin_texts() -> ModelTexts {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn weights_in_two_packages_are_the_bytes_of_the_file() {
+        let file = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/models/builtin/model.safetensors")).unwrap();
+        assert!(file == WEIGHTS, "the halves are not the file");
+    }
 
     fn hub(repo: &str, revision: Option<&str>) -> ModelSource {
         ModelSource::Hub { repo: repo.into(), revision: revision.map(str::to_owned) }

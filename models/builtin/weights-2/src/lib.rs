@@ -1,0 +1,4 @@
+//! The second half of the weights of the built-in model of `spattn`: a package of a registry may have 10 MB, and all of them do not fit.
+
+/// The bytes of the file, from the middle on.
+pub const WEIGHTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weights.bin"));
