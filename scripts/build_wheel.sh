@@ -5,7 +5,7 @@
 #     scripts/build_wheel.sh [FOLDER]     the wheel goes into FOLDER (target/wheels)
 #
 # Needs Rust, python3 with pip and the internet, for maturin, zig (the linker that knows old versions of glibc) and, without CUDA_HOME, the
-# compiler of CUDA kernels. It compiles everything anew: half an hour on two cores.
+# compiler of CUDA kernels. It compiles everything anew: a quarter of an hour on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

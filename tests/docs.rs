@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use spattn::attention::methods::configure;
+use spattn::attention::methods::{configure, starts_command};
 use spattn::attention::{Policy, expand_grid};
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
@@ -246,7 +246,7 @@ fn misspelt(arguments: &[String]) -> Option<String> {
     let wrong = specs.flat_map(|specs| match specs {
         Ok(specs) => {
             // A command would be started.
-            let ours = specs.iter().filter(|spec| spec.name != "external");
+            let ours = specs.iter().filter(|spec| !starts_command(spec));
             ours.filter_map(|spec| configure(spec, &Policy::default()).err()?.to_string().into()).collect()
         }
         Err(error) => vec![error],

@@ -1507,7 +1507,9 @@ fn every_method_meets_a_density_on_the_builtin_model() {
     let methods = spattn(&["list", "methods", "--json"]).ok().json();
     let decoding = methods.as_array().unwrap().iter().filter(|m| m["phase"] != "prefill");
     let names = decoding.map(|m| m["name"].as_str().unwrap());
-    let specs: Vec<String> = names.filter(|name| *name != "full").map(|name| format!("{name}:density=0.15")).collect();
+    // A command would be needed: `external.rs` has some.
+    let names = names.filter(|name| !["full", "external"].contains(name));
+    let specs: Vec<String> = names.map(|name| format!("{name}:density=0.15")).collect();
     let run = spattn(&["eval", "--json", "--out", out.arg(), "-t", "ruler/cwe", "-l", "2048", "-n", "2"]);
     let specs: Vec<&str> = specs.iter().flat_map(|spec| ["-m", spec]).collect();
     let ran = run.args(&["-t", "ruler/niah_single_2"]).args(&specs).ok();

@@ -1,5 +1,6 @@
 //! `-m external:COMMAND`: methods in other processes, from the command line to the records.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -63,12 +64,11 @@ fn records_depend_on_the_command_and_what_it_says_but_on_no_thread() {
     let run = |dir: &Path, more: &[&str]| {
         let output = ran(dir, &[&["-m", "external:\"sh scorer.sh\""], more].concat());
         assert!(output.status.success(), "{}", stderr(&output));
-        output
     };
     for dir in [&dir, &other] {
         script(dir.path(), ":");
     }
-    let output = run(dir.path(), &["--threads", "1"]);
+    run(dir.path(), &["--threads", "1"]);
     run(other.path(), &["--threads", "3"]);
     let first = records(dir.path(), "external");
     assert_eq!(first, records(other.path(), "external"));
@@ -84,16 +84,10 @@ fn records_depend_on_the_command_and_what_it_says_but_on_no_thread() {
         assert!((70.0 / tokens..150.0 / tokens).contains(&density), "{density} of {tokens}");
     }
     // What is unknown is empty, and not 0.
-    let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    let csv = fs::read_to_string(dir.path().join("run/summary.csv")).unwrap();
-    let mut rows = csv.lines().map(|line| line.split(',').map(str::to_owned).collect::<Vec<_>>());
-    let header = rows.next().unwrap();
-    let row = csv.lines().find(|line| line.contains("external")).unwrap_or_else(|| panic!("{csv}\n{table}"));
-    let tail: Vec<&str> = row.rsplit('"').next().unwrap().split(',').collect();
-    let value = |name: &str| {
-        let from_end = header.len() - header.iter().position(|column| column == name).unwrap();
-        tail[tail.len() - from_end]
-    };
+    let mut csv = csv::Reader::from_path(dir.path().join("run/summary.csv")).unwrap();
+    let rows: Vec<HashMap<String, String>> = csv.deserialize().map(Result::unwrap).collect();
+    let row = rows.iter().find(|row| row["method"] == "external").unwrap();
+    let value = |name: &str| row[name].as_str();
     assert_eq!(["cost1", "cost_total", "aux_bits", "kv_bytes_per_token"].map(value), [""; 4]);
     assert!(!value("cost2").is_empty() && !value("density").is_empty());
 
@@ -116,21 +110,35 @@ fn records_depend_on_the_command_and_what_it_says_but_on_no_thread() {
 fn a_command_that_fails_costs_its_own_records_alone() {
     let dir = TempDir::new().unwrap();
     script(dir.path(), "[ $steps -lt 20 ] || { echo 'KeyError: 20' >&2; exit 1; }");
-    let methods = ["-m", "external:\"sh scorer.sh\"", "-m", "random:k=8"];
-    let output = ran(dir.path(), &methods);
+    let matrix = r#"
+        tasks = ["ruler/vt"]
+        lengths = [1024]
+        samples = 2
+        methods = ['external:"sh scorer.sh"', "random:k=8"]
+    "#;
+    fs::write(dir.path().join("matrix.toml"), matrix).unwrap();
+    let sweep = |more: &[&str]| {
+        let args = [&["sweep", "matrix.toml", "--out", "run"], more].concat();
+        program(dir.path(), &args).output().unwrap()
+    };
+    let output = sweep(&[]);
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("ended without an answer (exit status: 1); its standard error ends with: KeyError: 20"),
-        "{said}"
-    );
-    let counts = ["full", "random", "external"].map(|method| records(dir.path(), method).len());
-    assert_eq!(counts, [2, 2, 0], "{said}");
+    let why = "ended without an answer (exit status: 1); its standard error ends with: KeyError: 20";
+    assert!(said.contains(why) && said.contains("4 records are kept"), "{said}");
+    let counts = || ["full", "random", "external"].map(|method| records(dir.path(), method).len());
+    assert_eq!(counts(), [2, 2, 0], "{said}");
     // The mended command goes on where the other ended.
     script(dir.path(), ":");
-    let output = ran(dir.path(), &[&methods[..], &["--resume"]].concat());
+    let output = sweep(&["--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(records(dir.path(), "external").len(), 2);
+    assert_eq!(counts(), [2, 2, 2]);
+    // `eval` ends at the first failure.
+    script(dir.path(), "exit 1");
+    let output =
+        program(dir.path(), &[RUN, &["-m", "external:\"sh scorer.sh\"", "--overwrite"]].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("ended without an answer (exit status: 1)"), "{}", stderr(&output));
 }
 
 #[test]

@@ -100,7 +100,8 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
             // Times under several conditions cannot share an axis.
             let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| !cost.is_time || !r.is_timed_apart).collect();
             let known: Vec<&SummaryRow> = shown.iter().copied().filter(|r| (cost.of)(r).is_some()).collect();
-            let is_of_dense_alone = known.len() < shown.len() && known.iter().all(|r| r.method == REFERENCE);
+            let is_of_dense_alone =
+                !cost.has_dense && known.len() < shown.len() && known.iter().all(|r| r.method == REFERENCE);
             let shown = known;
             if is_of_dense_alone || !cost.is_measured(&shown) {
                 continue;

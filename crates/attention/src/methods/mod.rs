@@ -52,7 +52,7 @@ mod vertical_slash;
 pub use self::entry::{MethodEntry, Preset, SelectionPlace};
 pub use self::hash_attention::Embeddings;
 pub use self::magicpig::CollisionLaw;
-pub use self::registry::{CALIBRATIONS, METHODS, POLICY_PARAMS, all, configure, find, register};
+pub use self::registry::{CALIBRATIONS, METHODS, POLICY_PARAMS, all, configure, find, register, starts_command};
 pub use crate::spec::ParamInfo;
 
 #[cfg(test)]

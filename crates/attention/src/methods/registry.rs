@@ -101,6 +101,12 @@ pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
     all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
 }
 
+/// Whether configuring this method starts a command of the user.
+pub fn starts_command(spec: &MethodSpec) -> bool {
+    let of_one = |spec: &MethodSpec| EXTERNAL.iter().any(|entry| entry.name == spec.name);
+    of_one(spec) || spec.reader.as_deref().is_some_and(of_one)
+}
+
 /// The calibrations that make the methods' artefacts, in the order in which they run.
 pub const CALIBRATIONS: &[Calibration] =
     &[double_sparsity::CALIBRATION, loki::CALIBRATION, duo_attention::CALIBRATION, hash_attention::CALIBRATION];

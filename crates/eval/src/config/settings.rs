@@ -13,7 +13,7 @@ use super::thinking::Thinking;
 use super::value::{Given, OneOrMany, SystemPrompt, Value};
 use crate::records::timing::Latency;
 use spattn_attention::kv::{KvDtype, MOST_TOKENS};
-use spattn_attention::methods::configure;
+use spattn_attention::methods::{configure, starts_command};
 use spattn_attention::{DenseLayers, LocalLayers, Policy, Tail, expand_grid};
 use spattn_base::error::UsageError;
 use spattn_kernels::precision::MatmulPrecision;
@@ -150,9 +150,11 @@ fn check_stop(text: &str) -> Result<(), UsageError> {
 }
 
 /// Checks a method's spec under the default policy. Its methods are not kept: a list of specs can stand for more than memory
-/// holds, and the limit is that of a run, with all sinks, windows and dense layers.
+/// holds, and the limit is that of a run, with all sinks, windows and dense layers. A command is started for a run alone.
 fn check_method(spec: &str) -> Result<(), UsageError> {
-    expand_grid(spec)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
+    let specs = expand_grid(spec)?;
+    let mut ours = specs.iter().filter(|spec| !starts_command(spec));
+    ours.try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
 }
 
 #[cfg(test)]
