@@ -142,8 +142,10 @@ impl Task for PreparedFile {
     }
 
     fn inputs(&self) -> String {
-        let FileSpec { metric, max_new_tokens, chat, .. } = &self.spec;
-        digest::of(&(self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat))
+        let FileSpec { metric, max_new_tokens, chat, layout, .. } = &self.spec;
+        let others = (self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat);
+        // Digests from before there was a layout are those without one.
+        layout.map_or_else(|| digest::of(&others), |layout| digest::of(&(&others, layout)))
     }
 
     fn is_given(&self) -> bool {

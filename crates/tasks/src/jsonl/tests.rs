@@ -208,6 +208,36 @@ fn prompts_of_nothing_are_refused() {
     }
 }
 
+/// What kvpress' pipeline makes of a row (`kvpress/pipeline.py`): context and question in the user's turn; then, for a model without a chat
+/// template, a line break; then the answer prefix. Rows of RULER's tasks are RULER's prompt, which has no line break there.
+#[test]
+fn rows_of_kvpress_are_laid_out_as_its_pipeline_does() {
+    let row = |task: &str| {
+        format!(
+            r#"{{"context": "C\n\n", "question": "Question: q?\n", "answer_prefix": "Answer:", "answers": ["a"], "all_classes": ["a"], "task": "{task}", "max_new_tokens": 52}}"#
+        )
+    };
+    for (task, options, plain) in [
+        ("hotpotqa", "", "C\n\nQuestion: q?\n\nAnswer:"),
+        ("trec", "", "C\n\nQuestion: q?\n\nAnswer:"),
+        ("hotpotqa", ":layout=ruler", "C\n\nQuestion: q?\nAnswer:"),
+        ("qa_1", "", "C\n\nQuestion: q?\nAnswer:"),
+        ("qa_1", ":layout=kvpress", "C\n\nQuestion: q?\n\nAnswer:"),
+    ] {
+        let (_dir, name) = file(&row(task));
+        let e = open(&format!("{name}{options}")).unwrap().example(0, 0, 0, &Words).unwrap();
+        assert_eq!(format!("{}{}", e.user_turn(), e.answer_start(false)), plain, "{task}{options}");
+        assert_eq!(e.answer_start(true), "Answer:", "{task}{options}");
+        assert_eq!(e.max_new_tokens, 52);
+    }
+    let (_dir, name) = file(&row("trec"));
+    let e = open(&name).unwrap().example(0, 0, 0, &Words).unwrap();
+    assert_eq!((e.score("A\nb"), e.score("a\nb"), e.all_classes.len()), (0.0, 1.0, 1));
+    assert!(open(&format!("{name}:layout=html")).err().unwrap().to_string().contains("layout takes ruler or kvpress"));
+    let two = r#"{"context": "x", "question": "y", "input": "z", "answer_prefix": "", "answer": ["z"], "task": "vt"}"#;
+    assert!(usage_error(two, "").what.contains("`question` and `input` mean the same, but differ"));
+}
+
 /// The same prompt in kvpress's three parts is RULER's, byte for byte, and scored alike.
 #[test]
 fn rows_of_kvpress_are_rulers_in_parts() {
@@ -230,8 +260,8 @@ fn rows_of_kvpress_are_never_read_as_needles() {
         |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer_prefix": "", "answer": ["z"]{rest}}}"#);
     for (rest, what) in [
         (
-            r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#,
-            "the field `task` is `longbook_qa_eng`, which is not a task of RULER",
+            r#", "task": "longbook_sum_eng", "max_new_tokens": 40"#,
+            "the field `task` is `longbook_sum_eng`, which kvpress scores in a way that is not known here",
         ),
         (r#", "max_new_tokens": 40"#, "the field `task` is missing"),
         (r#", "task": "vt", "max_new_tokens": "40""#, "the field `max_new_tokens` is not a whole number"),
@@ -239,7 +269,7 @@ fn rows_of_kvpress_are_never_read_as_needles() {
         let error = usage_error(&row(rest), "");
         assert!(error.what.contains(what) && error.hint.unwrap().contains("metric="), "{}", error.what);
     }
-    let (_dir, name) = file(&row(r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#));
+    let (_dir, name) = file(&row(r#", "task": "longbook_sum_eng", "max_new_tokens": 40"#));
     let e = open(&format!("{name}:metric=qa_f1")).unwrap().example(0, 0, 0, &Words).unwrap();
     assert_eq!((e.user_turn().as_str(), e.metric, e.max_new_tokens), ("xy", Metric::QaF1, 40));
     let (_dir, name) = file(&[row(r#", "task": "vt""#), row(r#", "task": "qa_1""#)].join("\n"));
