@@ -65,7 +65,7 @@ pub(super) fn text(group: &MethodRecords<'_>, tasks: &[TaskFile<'_>], facts: &Mo
     let head = group.head;
     let whole = json!({
         "results": by_task(&result),
-        "group_subtasks": by_task(&|_| json!([])),
+        "group_subtasks": {},
         "configs": by_task(&config),
         "versions": by_task(&|_| json!(format!("spattn {}", PROGRAM.version))),
         "n-shot": by_task(&|task| json!(names::shots(task.ours))),

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
-
 use crate::metrics::Metric;
 use crate::options::Given;
 use crate::rows::Row;
@@ -16,8 +14,7 @@ pub(super) const OPTIONS: [&str; 4] = ["metric", "max_new_tokens", "chat", "layo
 pub(super) const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
 
 /// What stands between question and answer prefix of kvpress' rows, for a model without a chat template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Layout {
     /// Nothing: the parts joined are RULER's prompt.
     Ruler,
