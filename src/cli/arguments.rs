@@ -259,7 +259,8 @@ mod tests {
             // `--config` is a field of the arguments.
             None => Some("quick".to_owned()),
             Some(Accepts::Switch(_)) => None,
-            Some(Accepts::Text { taken, .. }) => Some(taken.to_owned()),
+            // The lines below are split at spaces.
+            Some(Accepts::Text { taken, .. }) => taken.split(' ').next().map(str::to_owned),
             Some(Accepts::Anything) => Some("somewhere".to_owned()),
             Some(_) => Some("3".to_owned()),
         }

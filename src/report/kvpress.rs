@@ -347,7 +347,7 @@ mod tests {
         );
         assert_eq!(
             text(3),
-            "question,answer,task,max_new_tokens,predicted_answer,compression_ratio\n,\"['12', '34']\",vt,0,12,0.75\n"
+            "question,answer,task,max_new_tokens,predicted_answer,compression_ratio\nquestion,\"['12', '34']\",vt,40,12,0.75\n"
         );
         assert_eq!(text(4), "{\n    \"vt\": {\n        \"string_match\": 50.0\n    }\n}");
         assert_eq!(text(7), "50.0");

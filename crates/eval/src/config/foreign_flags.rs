@@ -246,7 +246,7 @@ pub fn find(typed: &str) -> Option<&'static ForeignFlag> {
 
 /// The other spellings under which our flag `ours` is taken: with `-` and with `_`, without dashes in front; of single letters the letter.
 pub fn spellings(ours: &str) -> Vec<String> {
-    let rows = FOREIGN_FLAGS.iter().filter(|flag| flag.here == Here::Same(ours));
+    let rows = FOREIGN_FLAGS.iter().filter(|flag| matches!(flag.here, Here::Same(name) if name == ours));
     let names = rows.flat_map(|flag| flag.names).map(|name| name.trim_start_matches('-'));
     let mut all: Vec<String> = names.chain([ours]).flat_map(|name| [alike(name), name.replace('-', "_")]).collect();
     all.retain(|name| name != ours);
