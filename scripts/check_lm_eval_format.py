@@ -108,7 +108,6 @@ def check_fields(ours, theirs, place, left_out=frozenset()):
 def check_results(file, theirs):
     ours = json.loads(file.read_text())
     place = str(file)
-    # lm-eval names a model with arguments by a text or an object; its version is a number.
     check_fields(ours, theirs, place, ENVIRONMENT)
     check_fields(ours["config"], theirs["config"], f"{place}: config")
     for task, result in ours["results"].items():
@@ -116,7 +115,8 @@ def check_results(file, theirs):
         check_fields(ours["n-samples"][task], theirs["n-samples"]["stand_in"], f"{place}: n-samples")
         for name in ("name", "alias", "sample_len"):
             check(name in result, f"{place}: {task} has no `{name}`")
-        check({"versions", "n-shot", "higher_is_better"} <= {k for k in ours if task in (ours[k] or {})}, f"{place}: {task}")
+        for name in ("versions", "n-shot", "higher_is_better", "task_hashes"):
+            check(task in ours[name], f"{place}: `{name}` has no {task}")
     table = make_table(ours)
     for task in ours["results"]:
         check(f"|{task}" in table, f"{place}: {task} is not in lm-eval's table")

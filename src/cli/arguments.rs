@@ -149,18 +149,21 @@ fn hint_of_name(command: &Command, typed: &str) -> Option<String> {
     let has = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
     let bare = typed.split(':').next().unwrap_or_default();
     let is_method = methods::all().any(|entry| entry.name == bare);
-    let is_task = || {
-        let names = catalog().into_iter().map(|task| task.name);
-        typed.starts_with("jsonl:") || names.chain(groups().into_iter().map(|(name, _)| name)).any(|name| name == bare)
-    };
     let flag = match () {
         () if is_method && has("method") => "--method",
-        () if has("task") && is_task() => "--task",
+        () if has("task") && typed.starts_with("jsonl:") => "--task",
         () if has("model") && is_model(typed) => "--model",
         () if has("config") && Path::new(typed).extension().is_some_and(|ending| ending == "toml") => "--config",
-        () => return None,
+        () => return has("task").then(|| near_task(bare)).flatten().map(|task| format!("write --task {task}")),
     };
     Some(format!("write {flag} {}", text::shown(typed)))
+}
+
+/// The task or group of this name, with its family or without (`gsm8k` for `gen/gsm8k`).
+fn near_task(name: &str) -> Option<String> {
+    let tasks = catalog().into_iter().map(|task| task.name);
+    let all: Vec<String> = groups().into_iter().map(|(name, _)| name).chain(tasks).collect();
+    nearest(name, &all).map(str::to_owned)
 }
 
 fn unknown_command(command: &Command, typed: &str) -> UsageError {
@@ -361,6 +364,7 @@ mod tests {
     fn names_and_values_at_a_wrong_place_are_told_where_they_belong() {
         for (line, what, hint) in [
             ("tune magicpig", "unexpected argument 'magicpig' found", "write --method magicpig"),
+            ("eval gsm8k", "unexpected argument 'gsm8k' found", "write --task gen/gsm8k"),
             ("eval ruler/vt", "unexpected argument 'ruler/vt' found", "write --task ruler/vt"),
             ("eval Qwen/Qwen3-8B", "unexpected argument 'Qwen/Qwen3-8B' found", "write --model Qwen/Qwen3-8B"),
             ("eval -m a.gguf", "-m names a method, and a.gguf is a model", "write --model a.gguf"),

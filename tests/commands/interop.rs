@@ -155,7 +155,7 @@ fn results_are_stored_as_lm_eval_and_kvpress_store_them() {
     let names = files_below(&lm_eval);
     let folders: BTreeSet<&str> = names.iter().map(|name| name.split('/').next().unwrap()).collect();
     let press = "builtin+snapkv__keep=0.5,window=64,kernel=5,pool=avg,per=kv_head,sink=0,local=0";
-    assert_eq!(folders, BTreeSet::from(["builtin+full", "builtin+quest__density=0.1", press]));
+    assert_eq!(folders, BTreeSet::from(["builtin+full", "builtin+quest__page=16,density=0.1", press]));
     let results = names.iter().find(|name| name.starts_with("builtin+full/results_")).unwrap();
     let results: Value = serde_json::from_str(&fs::read_to_string(lm_eval.join(results)).unwrap()).unwrap();
     assert_eq!(results["results"]["niah_single_1"]["sample_len"], 2);
@@ -173,7 +173,7 @@ fn results_are_stored_as_lm_eval_and_kvpress_store_them() {
     for folder in [
         "ruler__1024__builtin__no_press__0.00",
         "ruler__1024__builtin__snapkv__0.50",
-        "ruler__1024__builtin__spattn-quest-density=0.1__0.00",
+        "ruler__1024__builtin__spattn-quest-page=16,density=0.1__0.00",
     ] {
         for file in ["predictions.csv", "metrics.json", "config.yaml"] {
             assert!(of_kvpress.contains(&format!("{folder}/{file}")), "{folder}/{file}: {of_kvpress:?}");

@@ -18,17 +18,28 @@ fn cells(cells: &[&str]) -> String {
     format!("| {} |\n", cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | "))
 }
 
-/// A line as a sentence with its flags and commands in code.
+/// A line with its flags in code; what is in code already stays.
 fn in_code(line: &str) -> String {
-    let is_code = |word: &&str| word.starts_with("--") || word.starts_with("-m");
-    let words = line.split(' ').map(|word| {
-        let bare = word.trim_end_matches([',', ';', ':', '.']);
-        match is_code(&word) && !bare.contains('`') {
-            true => format!("`{bare}`{}", &word[bare.len()..]),
-            false => word.to_owned(),
-        }
-    });
-    words.collect::<Vec<_>>().join(" ")
+    let flags = |part: &str| {
+        let word = |word: &str| {
+            let bare = word.trim_end_matches([',', ';', ':', '.']);
+            match word.starts_with("--") || word == "-m" {
+                true => format!("`{bare}`{}", &word[bare.len()..]),
+                false => word.to_owned(),
+            }
+        };
+        part.split(' ').map(word).collect::<Vec<_>>().join(" ")
+    };
+    let part = |(at, part): (usize, &str)| if at % 2 == 0 { flags(part) } else { part.to_owned() };
+    line.split('`').enumerate().map(part).collect::<Vec<_>>().join("`")
+}
+
+#[test]
+fn flags_are_set_in_code_and_commands_stay() {
+    assert_eq!(
+        in_code("give --samples N; `spattn x --task T` or -m M"),
+        "give `--samples` N; `spattn x --task T` or `-m` M"
+    );
 }
 
 fn page() -> String {

@@ -177,7 +177,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     instead(
         &["--query_aware"],
         KVPRESS,
-        "--sparse-from decode evicts after the question, --sparse-from question (the default) before it",
+        "--sparse-from decode starts after the question, --sparse-from question (the default) before it",
     ),
     instead(
         &["--max_context_length", "--input_max_length"],
@@ -197,7 +197,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
         LLAMA_CPP,
         "--device cuda computes all layers on a GPU, --device cuda:0,1 divides them between two",
     ),
-    instead(&["-fa", "--flash-attn"], LLAMA_CPP, "leave it out: full attention is exact and never stores all scores"),
+    instead(&["-fa", "--flash-attn"], LLAMA_CPP, "leave it out: dense attention is exact, however it is computed"),
     instead(
         &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
         LLAMA_CPP,
