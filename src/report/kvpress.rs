@@ -17,6 +17,7 @@ use super::lm_eval::Exported;
 use super::merge::Merged;
 use spattn_eval::records::record::{REFERENCE, Record};
 use spattn_stats::mean;
+use spattn_tasks::metrics::datasets::Dataset;
 
 /// A method with the settings that make it a press.
 struct ExactPress {
@@ -108,6 +109,10 @@ fn place(record: &Record) -> (DataSet, String) {
             (set("longbench-e", &format!("{name}_e")), range.to_owned())
         }
         Some(("infinitebench", name)) => (set("infinitebench", name), name.to_owned()),
+        // Rows of kvpress, by task.
+        Some((file, name)) if file.starts_with("jsonl:") && Dataset::parse(&format!("ruler/{name}")).is_ok() => {
+            (set("ruler", file.trim_start_matches("jsonl:")), name.to_owned())
+        }
         _ => (set(task, ""), task.to_owned()),
     }
 }
@@ -364,6 +369,19 @@ mod tests {
             assert!(text(5).lines().any(|own| own == line), "{line}: {}", text(5));
         }
         assert!(text(8).contains("press_name: 'spattn-quest:page=16'\ncompression_ratio: 0.5\n"), "{}", text(8));
+    }
+
+    #[test]
+    fn rows_of_kvpress_by_task_are_its_own_data_set() {
+        let exported = exported(vec![
+            of("jsonl:4096/vt", "full", "", "12"),
+            of("jsonl:4096/qa_1", "full", "", "12"),
+            of("jsonl:mine", "full", "", "12"),
+        ]);
+        let folders: Vec<&str> =
+            exported.files.iter().step_by(3).map(|(name, _)| name.split('/').next().unwrap()).collect();
+        assert_eq!(folders, ["jsonl-mine__org--model__no_press__0.00", "ruler__4096__org--model__no_press__0.00"]);
+        assert_eq!(exported.files[4].1.matches("string_match").count(), 2);
     }
 
     #[test]

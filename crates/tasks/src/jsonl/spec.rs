@@ -10,7 +10,9 @@ use spattn_base::error::UsageError;
 
 pub(super) const PREFIX: &str = "jsonl:";
 /// What may follow the path.
-pub(super) const OPTIONS: [&str; 4] = ["metric", "max_new_tokens", "chat", "layout"];
+pub(super) const OPTIONS: [&str; 5] = ["metric", "max_new_tokens", "chat", "layout", "task"];
+/// The value of `task` that stands for every task of a file.
+pub(super) const EACH: &str = "each";
 pub(super) const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
 
 /// What stands between question and answer prefix of kvpress' rows, for a model without a chat template.
@@ -43,6 +45,8 @@ pub(super) struct FileSpec {
     pub chat: Option<bool>,
     /// How rows of kvpress are laid out for a model without a chat template. `None`: the row's task decides.
     pub layout: Option<Layout>,
+    /// The task whose rows are taken, by the field `task`; `None`: all rows.
+    pub task: Option<String>,
 }
 
 impl FileSpec {
@@ -65,7 +69,8 @@ impl FileSpec {
         if rest.is_empty() {
             return Err(UsageError::new(format!("task `{name}` names no file")).hint(PATH_HINT));
         }
-        let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None, chat: None, layout: None };
+        let mut spec =
+            Self { path: rest.into(), metric: None, max_new_tokens: None, chat: None, layout: None, task: None };
         let Some((path, options)) = rest.rsplit_once(':').filter(|(_, o)| o.contains('=')) else {
             return Ok(spec);
         };
@@ -108,6 +113,11 @@ impl FileSpec {
                     )
                 })?);
             }
+            "task" if value.is_empty() => {
+                return Err(UsageError::new(format!("`{name}`: task names no task"))
+                    .hint("task=NAME takes the rows of one task, task=each makes a task of each"));
+            }
+            "task" => self.task = Some(value.to_owned()),
             _ => return Err(UsageError::unknown("option of jsonl:", key, OPTIONS)),
         }
         Ok(())
