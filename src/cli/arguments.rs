@@ -9,9 +9,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, Command, Parser};
 
-use super::Cli;
 use spattn_attention::methods;
 use spattn_base::error::{UsageError, nearest};
 use spattn_base::text;
@@ -27,25 +26,26 @@ pub(super) enum Refusal {
     Parser(clap::Error),
 }
 
-/// The command line with the aliases of all flags and commands.
-pub(super) fn command() -> Command {
-    with_aliases(Cli::command())
+/// A command line with the aliases of all its flags and commands.
+fn command<C: Parser>() -> Command {
+    with_aliases(C::command())
 }
 
 /// Parses arguments, of which the first is the program's name.
 ///
 /// # Errors
 /// What is wrong with them.
-pub(super) fn parse(arguments: &[OsString]) -> Result<Cli, Refusal> {
+pub(super) fn parse<C: Parser>(arguments: &[OsString]) -> Result<C, Refusal> {
+    let root = command::<C>();
     let typed: Vec<String> = arguments.iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     if let Some(flag) = typed.iter().find(|arg| is_long_with_one_dash(arg) && foreign_flags::find(arg).is_some()) {
-        return Err(Refusal::Ours(unexpected(flag, hint_of_flag(&called(&typed), flag))));
+        return Err(Refusal::Ours(unexpected(flag, hint_of_flag(&root, &called(&root, &typed), flag))));
     }
-    let mut matches = command().try_get_matches_from(arguments).map_err(|error| explained(error, &typed))?;
-    if let Some(error) = misplaced_value(&called(&typed), &typed) {
+    let mut matches = root.clone().try_get_matches_from(arguments).map_err(|error| explained(error, &root, &typed))?;
+    if let Some(error) = misplaced_value(&called(&root, &typed), &typed) {
         return Err(Refusal::Ours(error));
     }
-    Cli::from_arg_matches_mut(&mut matches).map_err(|error| Refusal::Parser(error.format(&mut command())))
+    C::from_arg_matches_mut(&mut matches).map_err(|error| Refusal::Parser(error.format(&mut root.clone())))
 }
 
 /// Gives every flag its foreign spellings, and every command its foreign names, as far as they are free.
@@ -69,8 +69,8 @@ fn with_aliases(command: Command) -> Command {
 }
 
 /// The innermost subcommand that arguments name.
-fn called(typed: &[String]) -> Command {
-    let mut command = command();
+fn called(root: &Command, typed: &[String]) -> Command {
+    let mut command = root.clone();
     for name in typed {
         let Some(sub) = command.find_subcommand(name) else { break };
         command = sub.clone();
@@ -84,15 +84,15 @@ fn is_long_with_one_dash(arg: &str) -> bool {
 }
 
 /// The parser's error in our words, where they say more.
-fn explained(error: clap::Error, typed: &[String]) -> Refusal {
+fn explained(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         _ => None,
     };
-    let command = called(typed);
+    let command = called(root, typed);
     let ours = match (error.kind(), context(ContextKind::InvalidArg), context(ContextKind::InvalidSubcommand)) {
         (ErrorKind::UnknownArgument, Some(typed), _) if typed.starts_with('-') => {
-            unexpected(&typed, hint_of_flag(&command, &typed))
+            unexpected(&typed, hint_of_flag(root, &command, &typed))
         }
         (ErrorKind::UnknownArgument, Some(typed), _) => unexpected(&typed, hint_of_name(&command, &typed)),
         (ErrorKind::InvalidSubcommand, _, Some(typed)) => unknown_command(&command, &typed),
@@ -114,7 +114,7 @@ fn unexpected(typed: &str, hint: Option<String>) -> UsageError {
 }
 
 /// What to write instead of a flag: the line of the table of foreign flags, the command that has it, or the nearest of this command.
-fn hint_of_flag(command: &Command, typed: &str) -> Option<String> {
+fn hint_of_flag(root: &Command, command: &Command, typed: &str) -> Option<String> {
     let name = typed.split('=').next().unwrap_or_default();
     let of = |command: &Command| -> Vec<String> {
         command.get_arguments().filter_map(|arg| arg.get_long().map(|long| format!("--{long}"))).collect()
@@ -132,7 +132,6 @@ fn hint_of_flag(command: &Command, typed: &str) -> Option<String> {
     if let Some(near) = ours.starts_with("--").then(|| nearest(&ours, &known)).flatten() {
         return Some(format!("did you mean `{near}`?"));
     }
-    let root = super::arguments::command();
     let others: Vec<&str> =
         root.get_subcommands().filter(|sub| of(sub).contains(&ours)).map(Command::get_name).collect();
     match others.first() {
@@ -239,12 +238,13 @@ fn values(typed: &[String], letter: &str, long: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
     use spattn_eval::config::flag::Accepts;
     use spattn_eval::config::foreign_flags::FOREIGN_FLAGS;
 
     fn typed(line: &str) -> Result<String, Refusal> {
         let arguments: Vec<OsString> = ["spattn"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
-        parse(&arguments).map(|cli| format!("{cli:?}"))
+        parse::<Cli>(&arguments).map(|cli| format!("{cli:?}"))
     }
 
     #[track_caller]
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn flags_that_lines_name_exist() {
-        let known: Vec<String> = command()
+        let known: Vec<String> = command::<Cli>()
             .get_subcommands()
             .flat_map(|sub| {
                 sub.get_subcommands().chain([sub]).flat_map(|sub| sub.get_arguments().cloned()).collect::<Vec<_>>()
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn commands_of_others_are_ours() {
         for (theirs, ours) in FOREIGN_COMMANDS {
-            let known = command();
+            let known = command::<Cli>();
             let found = known.find_subcommand(theirs).unwrap_or_else(|| panic!("{theirs}"));
             assert_eq!(found.get_name(), *ours);
         }

@@ -141,7 +141,7 @@ fn parsed() -> anyhow::Result<Cli> {
 /// The parser's error message.
 pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
     let all: Vec<OsString> = [OsString::from(NAME)].into_iter().chain(arguments.iter().cloned()).collect();
-    match arguments::parse(&all) {
+    match arguments::parse::<Cli>(&all) {
         Err(Refusal::Ours(error)) => Err(error.to_string()),
         Err(Refusal::Parser(error)) if error.use_stderr() => Err(error.to_string()),
         _ => Ok(()),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::names::{self, MetricName, NO_FILTER};
-use super::samples::scores;
+use super::samples::{generation, scores};
 use crate::report::by_method::{MethodRecords, OfModel};
 use crate::version::PROGRAM;
 use spattn_eval::records::record::Record;
@@ -33,11 +33,6 @@ pub(super) struct ModelFacts<'a> {
     pub folder: &'a str,
     /// What the manifest says of it.
     pub of_model: Option<&'a OfModel<'a>>,
-}
-
-/// How the answer of a record was generated, as `gen_kwargs`.
-pub(super) fn generation(record: &Record) -> Value {
-    json!({ "max_gen_toks": record.max_new_tokens, "do_sample": !record.repeats.is_empty(), "until": [] })
 }
 
 /// The metrics of records, in the order in which they occur.

@@ -134,8 +134,13 @@ fn arguments(record: &Record, prompt: Option<&str>) -> Value {
             )
         }
         None if record.likelihood.is_some() => json!({"gen_args_0": {"arg_0": context}}),
-        None => json!({"gen_args_0": {"arg_0": context, "arg_1": super::results::generation(record)}}),
+        None => json!({"gen_args_0": {"arg_0": context, "arg_1": generation(record)}}),
     }
+}
+
+/// How the answer of a record was generated, as `gen_kwargs`.
+pub(super) fn generation(record: &Record) -> Value {
+    json!({ "max_gen_toks": record.max_new_tokens, "do_sample": !record.repeats.is_empty(), "until": [] })
 }
 
 /// What came: for each request, for each repeat. lm-eval writes all of it as text.
