@@ -5,8 +5,9 @@ use clap::{Args, Subcommand};
 
 use super::data_sets::{self, CheckArgs, DataListArgs, FetchArgs};
 use super::export_eval::{self, ExportEvalArgs};
+use super::show_prompts::{self, ShowArgs};
 
-/// Fetch and check published data sets; make and convert data files.
+/// Fetch and check published data sets; show prompts, and write them to files.
 #[derive(Debug, Args)]
 pub struct DataArgs {
     #[command(subcommand)]
@@ -18,6 +19,7 @@ enum What {
     Fetch(FetchArgs),
     List(DataListArgs),
     Check(CheckArgs),
+    Show(ShowArgs),
     ExportEval(ExportEvalArgs),
 }
 
@@ -30,6 +32,7 @@ pub fn run_data(args: DataArgs) -> Result<()> {
         What::Fetch(args) => data_sets::fetch(&args),
         What::List(args) => data_sets::list(&args),
         What::Check(args) => data_sets::check(&args),
+        What::Show(args) => show_prompts::show_prompts(&args),
         What::ExportEval(args) => export_eval::export_eval(&args),
     }
 }

@@ -1,6 +1,7 @@
 //! The command line. Each subcommand has a file; arguments go in, an exit status comes out.
 
 pub mod analyze;
+mod arguments;
 pub mod bench;
 pub mod bench_args;
 pub mod calibrate;
@@ -17,6 +18,7 @@ mod matrix;
 mod numbers;
 mod output;
 mod progress;
+mod prompt_args;
 pub mod report;
 pub mod reproduce;
 mod reproduce_facts;
@@ -25,6 +27,7 @@ mod run_flags;
 pub mod score;
 mod score_rows;
 mod setup;
+mod show_prompts;
 pub mod status;
 pub mod sweep;
 pub mod tune;
@@ -41,6 +44,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use self::arguments::Refusal;
 pub use self::exit::Done;
 use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
 pub use self::run_flags::flags;
@@ -97,7 +101,7 @@ pub fn main() -> ExitCode {
 /// All commands know them by name.
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
-    match registered.and_then(|()| dispatch(parsed().command)) {
+    match registered.and_then(|()| dispatch(parsed()?.command)) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
@@ -108,19 +112,26 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     }
 }
 
-/// The process's arguments. If they are wrong, the process ends with an error. The parser repeats arguments verbatim and in colours, so if
-/// one has characters that a terminal would interpret, the error is printed as plain text.
-fn parsed() -> Cli {
+/// The process's arguments.
+///
+/// # Errors
+/// What is wrong with them. If the parser refuses them, or help was asked for, the process ends. The parser repeats arguments verbatim and
+/// in colours, so if one has characters that a terminal would interpret, its error is printed as plain text.
+fn parsed() -> anyhow::Result<Cli> {
     let is_command = |arg: OsString| {
         let arg = arg.to_string_lossy();
         text::shown(&arg) != arg
     };
-    Cli::try_parse().unwrap_or_else(|error| {
-        if error.use_stderr() && std::env::args_os().any(is_command) {
-            eprintln!("{}", error.to_string().trim_end());
-            std::process::exit(error.exit_code());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    arguments::parse(&arguments).map_err(|refusal| match refusal {
+        Refusal::Ours(error) => error.into(),
+        Refusal::Parser(error) => {
+            if error.use_stderr() && arguments.into_iter().any(is_command) {
+                eprintln!("{}", error.to_string().trim_end());
+                std::process::exit(error.exit_code());
+            }
+            error.exit()
         }
-        error.exit()
     })
 }
 
@@ -129,9 +140,10 @@ fn parsed() -> Cli {
 /// # Errors
 /// The parser's error message.
 pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
-    let name = OsString::from(NAME);
-    match Cli::try_parse_from([&name].into_iter().chain(arguments)) {
-        Err(error) if error.use_stderr() => Err(error.to_string()),
+    let all: Vec<OsString> = [OsString::from(NAME)].into_iter().chain(arguments.iter().cloned()).collect();
+    match arguments::parse::<Cli>(&all) {
+        Err(Refusal::Ours(error)) => Err(error.to_string()),
+        Err(Refusal::Parser(error)) if error.use_stderr() => Err(error.to_string()),
         _ => Ok(()),
     }
 }

@@ -7,10 +7,12 @@ use clap::{Args, ValueEnum};
 
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
+use crate::report::lm_eval::Exported;
+use crate::report::merge::Merged;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
-use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, table};
+use crate::report::{Report, Written, bench, csv, json, kvpress, latex, lm_eval, markdown, merge, table};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::folder::owned_files;
@@ -28,7 +30,8 @@ use spattn_eval::summary::warnings::in_short;
   spattn report results/shard-* --out results/qwen
   spattn report results/qwen --rows method --columns task --format latex
   spattn report results/bench                      a bench: bench.md and its plots
-  spattn report results/lsh --rows K --columns L --value score,delta,density")]
+  spattn report results/lsh --rows K --columns L --value score,delta,density
+  spattn report results/qwen-4k --format lm-eval   the files of lm-evaluation-harness, for its tools")]
 pub struct ReportArgs {
     /// Folders of runs, or folders that hold such folders
     ///
@@ -88,9 +91,9 @@ pub struct ReportArgs {
     #[arg(long)]
     anonymous: bool,
 
-    /// What to print
+    /// What to print; or the files of another program, which go to --out (DIR/lm-eval or DIR/kvpress if not given)
     ///
-    /// Example: --format latex > table.tex
+    /// Example: --format latex > table.tex, --format lm-eval --out results/lm-eval
     #[arg(long, value_name = "FORMAT", value_enum, conflicts_with = "json")]
     format: Option<Format>,
 
@@ -113,6 +116,10 @@ enum Format {
     Latex,
     /// JSON: the summary, or an object for each cell
     Json,
+    /// Files of lm-evaluation-harness, in a folder for each model and method: results_*.json, samples_*.jsonl
+    LmEval,
+    /// Files of kvpress' evaluation, in a folder for each data set and method: predictions.csv, metrics.json, config.yaml
+    Kvpress,
 }
 
 impl Format {
@@ -121,6 +128,7 @@ impl Format {
             Self::Table | Self::Markdown => print(text),
             Self::Csv | Self::Latex => print_data(text),
             Self::Json => print_json(text),
+            Self::LmEval | Self::Kvpress => print(text),
         }
     }
 }
@@ -185,6 +193,40 @@ impl ReportArgs {
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
 
+    /// Whether the files of another program are requested.
+    fn is_export(&self) -> bool {
+        matches!(self.format, Some(Format::LmEval | Format::Kvpress))
+    }
+
+    /// Writes records as another program stores its results, and lists the files.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if there is no folder for them, or flags of tables are given; other errors if a file cannot be written.
+    fn write_exported(&self, format: Format, merged: &Merged) -> Result<()> {
+        if self.is_pivot() || self.no_ci || self.all_plots {
+            return Err(UsageError::new("--format lm-eval and --format kvpress write records, not tables")
+                .hint("leave out --rows, --columns, --value, --no-ci and --all-plots")
+                .into());
+        }
+        let (name, Exported { files, notes }) = match format {
+            Format::Kvpress => ("kvpress", kvpress::export(merged)?),
+            _ => ("lm-eval", lm_eval::export(merged)?),
+        };
+        let out = match (&self.out, &self.dirs[..]) {
+            (Some(out), _) => out.clone(),
+            (None, [dir]) => dir.join(name),
+            (None, _) => {
+                return Err(UsageError::new("several folders were given, and none for the files")
+                    .hint("say where they go: --out DIR")
+                    .into());
+            }
+        };
+        merged.notes.iter().chain(&notes).for_each(|note| eprintln!("note: {note}"));
+        let written = owned_files::write_all(&out, &files)?;
+        print_line(&format!("{} files:", written.len()))?;
+        listed(&written).iter().try_for_each(|line| print_line(&format!("  {line}")))
+    }
+
     /// The folder to write to. By default a run's own folder, unless a format is to be printed.
     fn folder(&self) -> Option<PathBuf> {
         let own = || {
@@ -213,13 +255,16 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
             .hint("the run ended before it finished an example: resume it with --resume, or give another folder")
             .into());
     }
-    if let Some(out) = args.folder() {
+    if let Some(out) = args.folder().filter(|_| !args.is_export()) {
         owned_files::check(&out, &owned_files::REPORT)?;
     }
     let empty = merged.sources.iter().filter(|source| source.records == 0);
     empty.for_each(|source| eprintln!("note: there are no records in {}", source.dir.display()));
     if args.no_times {
         merged.leave_out_times();
+    }
+    if let Some(format @ (Format::LmEval | Format::Kvpress)) = args.format {
+        return args.write_exported(format, &merged);
     }
     let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
     let report = Report { most_pages, ..Report::of(&merged) };
@@ -279,6 +324,7 @@ fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
         Format::Csv => csv::render(&report.rows)?,
         Format::Latex => latex::summary(report, form.no_intervals),
         Format::Json => json::render(&report.rows)?,
+        Format::LmEval | Format::Kvpress => unreachable!("files are written by `write_exported`"),
     })
 }
 
@@ -289,5 +335,6 @@ fn printed_pivot(tables: &[pivot::PivotTable], format: Format, form: Form) -> Re
         Format::Csv => pivot::csv(tables)?,
         Format::Latex => latex::pivot(tables, form.no_intervals),
         Format::Json => pivot::json(tables),
+        Format::LmEval | Format::Kvpress => unreachable!("files are written by `write_exported`"),
     })
 }

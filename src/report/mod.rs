@@ -1,14 +1,16 @@
 //! Tables, plots and the page, all drawn from stored records and summary rows. [`mod@bench`] draws benchmarks, [`analyses`] the results of
 //! analyses, [`tuning`] and [`shapes`] the budgets that `spattn tune` found.
 //!
-//! Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
+//! [`lm_eval`] and [`mod@kvpress`] write results as these programs store them. Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
 //! Nothing here measures or scores.
 
 pub mod analyses;
 pub mod bench;
 pub mod csv;
 pub mod json;
+pub mod kvpress;
 pub mod latex;
+pub mod lm_eval;
 pub mod markdown;
 pub mod merge;
 pub mod others;
@@ -22,6 +24,7 @@ pub mod table;
 pub mod tuning;
 
 mod best;
+mod by_method;
 mod conclusion;
 mod contents;
 mod format;
