@@ -8,7 +8,7 @@ const Z_POWER: f64 = 0.841_621_233_572_914_3;
 const POWER: f64 = 0.8;
 
 /// Gains and losses as shares of the number of examples, and that number.
-struct Discordance {
+pub(super) struct Discordance {
     gained: f64,
     lost: f64,
     /// Effective number of examples.
@@ -18,6 +18,11 @@ struct Discordance {
 impl Discordance {
     /// `None` for fewer than two contexts, or if a difference is not finite.
     fn of(differences: &Sample, level: Level) -> Option<Self> {
+        Self::if_contexts(differences, level, differences.contexts() as f64)
+    }
+
+    /// The same for another number of contexts that are like those of the sample.
+    pub(super) fn if_contexts(differences: &Sample, level: Level, contexts: f64) -> Option<Self> {
         let mean = differences.mean();
         if differences.contexts() < 2 || !mean.is_finite() {
             return None;
@@ -25,11 +30,12 @@ impl Discordance {
         let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
         let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
         let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
-        Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole, level) })
+        let n = differences.effective_if(variance(gained, lost), is_whole, level, contexts);
+        Some(Self { gained, lost, n })
     }
 
     /// Tango's score for a true difference: how many standard errors, under that difference, the observed difference lies above it.
-    fn standard_errors_above(&self, difference: f64) -> f64 {
+    pub(super) fn standard_errors_above(&self, difference: f64) -> f64 {
         let Self { gained, lost, n } = self;
         let spread = difference * (1.0 - difference);
         // The maximum-likelihood share of losses under that difference.

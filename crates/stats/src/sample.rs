@@ -114,17 +114,22 @@ impl Sample {
     /// Student's t for their number. Few contexts may be alike by chance, so one more is assumed in which all examples are alike and all or
     /// nothing. There must be two contexts.
     pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
+        self.effective_if(whole, is_whole, level, self.ends.len() as f64)
+    }
+
+    /// [`effective`](Self::effective) if there were so many contexts, all like those of the sample.
+    pub(crate) fn effective_if(&self, whole: f64, is_whole: bool, level: Level, groups: f64) -> f64 {
         const NO_VARIANCE: f64 = 1e-12;
-        let (n, least) = (self.n(), self.least_effective());
+        let times = groups / self.ends.len() as f64;
+        let (n, least) = (self.n() * times, self.least_effective() * times);
         if is_whole && self.is_independent() {
             return n;
         }
         if whole < NO_VARIANCE {
             return least;
         }
-        let groups = self.ends.len() as f64;
         // Both in units of the variance of independent all-or-nothing examples.
-        let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
+        let (measured, most) = (self.variance_of_sum(self.mean()) / (self.n() * whole), n / least);
         let design = ((groups - 1.0) * measured + most) / groups;
         n / design * (level.z() / level.t(groups - 1.0)).powi(2)
     }
