@@ -10,8 +10,7 @@
 //!
 //! Nothing here knows methods or tasks. Bounds for repeated looks are in [`evidence`](crate::evidence).
 
-use super::difference::Discordance;
-use super::distributions::root;
+use super::difference::Discordances;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample, difference_at};
 
 /// What a method is held to, and how sure the answer is to be.
@@ -107,17 +106,27 @@ impl Limit {
     /// are. Towards safe it is never fewer than [`fewest_contexts`](Self::fewest_contexts).
     fn contexts_needed(&self, differences: &Sample) -> Option<usize> {
         let fewest = self.fewest_contexts();
-        let of = |contexts: f64| Discordance::if_contexts(differences, self.level, contexts);
-        let contexts = differences.contexts() as f64;
-        let Some(now) = of(contexts).filter(|_| contexts as usize >= LEAST_CONTEXTS) else { return fewest };
-        let is_within = now.standard_errors_above(-self.loss) > 0.0;
-        let lacking = |contexts: f64| {
-            of(contexts).map_or(f64::NAN, |of| of.standard_errors_above(-self.loss).abs() - self.level.z())
-        };
-        let most = (2 * MOST_CONTEXTS) as f64;
-        let needed = counted(root(contexts, most, lacking))?;
-        if is_within { Some(needed.max(fewest?)).filter(|n| *n <= MOST_CONTEXTS) } else { Some(needed) }
+        let is_enough = |_: &Discordances| differences.contexts() >= LEAST_CONTEXTS;
+        let Some(of) = Discordances::of(differences).filter(is_enough) else { return fewest };
+        let errors = |contexts: usize| of.at(self.level, contexts as f64).standard_errors_above(-self.loss);
+        let is_within = errors(differences.contexts()) > 0.0;
+        let needed = fewest_that(differences.contexts(), |contexts| errors(contexts).abs() >= self.level.z())?;
+        if is_within { fewest.map(|fewest| fewest.max(needed)) } else { Some(needed) }
     }
+}
+
+/// The fewest contexts, above `low`, for which this is so: it is not for `low`, and for all from some number on. `None` if that is beyond
+/// [`MOST_CONTEXTS`].
+fn fewest_that(mut low: usize, is_so: impl Fn(usize) -> bool) -> Option<usize> {
+    let mut high = MOST_CONTEXTS;
+    if low >= high || !is_so(high) {
+        return None;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if is_so(middle) { high = middle } else { low = middle }
+    }
+    Some(high)
 }
 
 /// A number of contexts, rounded up; `None` beyond [`MOST_CONTEXTS`].
@@ -220,7 +229,10 @@ mod tests {
             let fewest = limit.fewest_contexts().unwrap();
             assert!(fewest >= exact, "{points} {comparisons}: {fewest}");
             assert!(is_safe(&limit, &[of(0, 0, fewest)]), "{points} {comparisons}: {fewest}");
-            assert_eq!(limit.judge(&[of(0, 0, 20)]).unwrap().verdict, Verdict::TooFew { contexts_needed: Some(fewest) });
+            assert_eq!(
+                limit.judge(&[of(0, 0, 20)]).unwrap().verdict,
+                Verdict::TooFew { contexts_needed: Some(fewest) }
+            );
         }
         assert_eq!(limit(0.0, 1).fewest_contexts(), None);
     }
@@ -234,9 +246,8 @@ mod tests {
                 panic!("{points} {gained} {lost}")
             };
             let needed = contexts_needed.unwrap();
-            let is_told = |count: usize| {
-                !matches!(verdict(&limit, &[times(gained, lost, 20, count)]), Verdict::TooFew { .. })
-            };
+            let is_told =
+                |count: usize| !matches!(verdict(&limit, &[times(gained, lost, 20, count)]), Verdict::TooFew { .. });
             assert!(is_told(needed.div_ceil(20)), "{points} {gained} {lost}: {needed}");
             assert!(!is_told((needed - 1) / 20), "{points} {gained} {lost}: {needed}");
         }

@@ -11,8 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::coverage::Draw;
-use super::verdict::{Limit, Verdict};
-use super::{Level, Sample, score};
+use super::verdict::{Limit, Verdict, pooled};
+use super::{Level, Sample, difference, score};
 
 /// The true loss of a method, as a multiple of the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,15 +117,28 @@ impl Design {
             .iter()
             .map(|task| Sample::new(task.iter().map(|asked| (asked.context, asked.methods[method] - asked.reference))))
             .collect();
-        let paired = |comparisons| {
-            let limit = Limit { loss: self.limit, level: Level::of_each(comparisons) };
-            match limit.judge(&differences).expect("there are examples").verdict {
-                Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
-                Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
-                Verdict::TooFew { .. } => Said::TooFew,
-            }
+        let limit = Limit { loss: self.limit, level: Level::of_each(self.methods) };
+        let here = match limit.judge(&differences).expect("there are examples").verdict {
+            Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
+            Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
+            Verdict::TooFew { .. } => Said::TooFew,
         };
-        [paired(self.methods), paired(1), self.unpaired(tasks, method)]
+        [here, self.uncorrected(&differences), self.unpaired(tasks, method)]
+    }
+
+    /// The interval of the difference, as if no other method was judged.
+    fn uncorrected(&self, differences: &[Sample]) -> Said {
+        let (sample, scale) = pooled(differences).expect("there are examples");
+        let Some((low, high)) = difference(&sample).and_then(|of| of.ends) else { return Said::TooFew };
+        self.by_ends(-high * scale, -low * scale)
+    }
+
+    fn by_ends(&self, least: f64, most: f64) -> Said {
+        match (least > self.limit, most <= self.limit) {
+            (true, _) => Said::NotSafe(least),
+            (_, true) => Said::Safe(most),
+            _ => Said::TooFew,
+        }
     }
 
     /// The interval of the method's score against the mean of the reference, as if that had no error.
@@ -134,16 +147,13 @@ impl Design {
         let own = Sample::new(all().map(|(at, asked)| ((at, asked.context), asked.methods[method])));
         let reference = all().map(|(_, asked)| asked.reference).sum::<f64>() / own.n();
         let Some((low, high)) = score(&own).and_then(|of| of.ends) else { return Said::TooFew };
-        match (reference - high > self.limit, reference - low <= self.limit) {
-            (true, _) => Said::NotSafe(reference - high),
-            (_, true) => Said::Safe(reference - low),
-            _ => Said::TooFew,
-        }
+        self.by_ends(reference - high, reference - low)
     }
 
     fn name(&self) -> String {
         let scores = if self.is_graded { "graded" } else { "0 or 1" };
-        let contexts = if self.questions > 1 { format!("{} questions a context", self.questions) } else { String::new() };
+        let contexts =
+            if self.questions > 1 { format!("{} questions a context", self.questions) } else { String::new() };
         let tasks = if self.tasks > 1 { format!("{} tasks", self.tasks) } else { String::new() };
         let parts = [scores.to_owned(), tasks, contexts, format!("{} methods", self.methods)];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
