@@ -1,7 +1,9 @@
 //! How certain a difference must be before it counts as one.
 
-use super::CONFIDENCE;
 use super::distributions::{Z, normal_tail, root, t_quantile, t_tail};
+
+/// The share of samples, at least, whose interval contains the true value.
+pub const CONFIDENCE: f64 = 0.95;
 
 /// The largest probability with which noise alone may look like a gain, and equally like a loss.
 #[derive(Debug, Clone, Copy, PartialEq)]

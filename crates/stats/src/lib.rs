@@ -26,7 +26,7 @@ mod verdict_simulation;
 
 pub use correlation::correlation;
 pub use difference::{difference, difference_at, gain_p, is_gain, least_detectable, nearest_detectable};
-pub use level::Level;
+pub use level::{CONFIDENCE, Level};
 pub use median::{median, median_interval};
-pub use sample::{CONFIDENCE, Estimate, LEAST_CONTEXTS, Sample, mean, mean_interval, quantile};
+pub use sample::{Estimate, LEAST_CONTEXTS, Sample, mean, mean_interval, quantile};
 pub use score::score;

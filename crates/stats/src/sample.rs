@@ -3,9 +3,6 @@
 use super::distributions::t_quantile;
 use super::level::Level;
 
-/// The share of samples, at least, whose interval contains the true value.
-pub const CONFIDENCE: f64 = 0.95;
-
 /// Contexts needed before a difference counts as beyond noise: with fewer, no test keeps its error rate.
 pub const LEAST_CONTEXTS: usize = 5;
 
