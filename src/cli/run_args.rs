@@ -7,6 +7,7 @@ use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use super::matrix::{OnFailure, RunRequest};
 use super::run_flags::{RunFlags, flags, refused};
+use super::verdict_flags::SafetyDemand;
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_eval::config::flag::Flag;
@@ -77,9 +78,10 @@ impl RunArgs {
     ) -> Result<RunRequest, UsageError> {
         let shard = self.flags.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
-        let RunFlags { out: named, quiet, json, .. } = self.flags;
+        let RunFlags { out: named, quiet, json, safe_within, confidence, .. } = self.flags;
+        let safety = SafetyDemand::new(safe_within, confidence);
         let (is_unnamed, quiet, json) = (named.is_none(), quiet.is_some(), json.is_some());
-        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
+        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false, safety })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.

@@ -3,11 +3,13 @@
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
+use super::ranking;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::cells::{self, SummaryCell};
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::self_checks;
 use spattn_eval::summary::summarize;
+use spattn_eval::summary::verdicts::{self, VerdictRule, VerdictTable};
 use spattn_eval::summary::warnings::Warning;
 
 /// Everything that a report is drawn from.
@@ -25,6 +27,8 @@ pub struct Report<'a> {
     pub depths: Vec<depths::DepthScore>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
+    /// Which methods are safe.
+    pub verdicts: Vec<VerdictTable>,
     /// The runs that the records come from, if they are known.
     pub sources: &'a [Source],
     /// Notes on how the runs were merged.
@@ -41,9 +45,10 @@ impl<'a> Report<'a> {
         Self {
             means: means::over_tasks(&rows, &cells),
             records,
-            rows,
             depths: depths::cells(records, order),
             warnings: self_checks::check_cells(&cells),
+            verdicts: verdicts::judge(&rows, &cells, VerdictRule::default()),
+            rows,
             cells,
             sources: &[],
             notes: &[],
@@ -54,6 +59,16 @@ impl<'a> Report<'a> {
     /// The report of merged runs.
     pub fn of(merged: &'a Merged) -> Self {
         Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
+    }
+
+    /// The same report, with methods held to another rule.
+    pub fn judged_by(self, rule: VerdictRule) -> Self {
+        Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule), ..self }
+    }
+
+    /// The lines below a table of verdicts that compare methods with each other.
+    pub fn ranking(&self, verdict: usize) -> Vec<String> {
+        ranking::lines(&self.verdicts[verdict], &self.rows, &self.cells)
     }
 
     /// The means over tasks with a row's model and protocol, by length.

@@ -20,14 +20,15 @@ pub mod schedules;
 pub mod shapes;
 pub mod table;
 pub mod tuning;
+pub mod verdict;
 
 mod best;
-mod conclusion;
 mod contents;
 mod format;
 mod heading;
 mod means;
 mod overview;
+mod ranking;
 mod shards;
 mod stand_ins;
 mod tabular;

@@ -18,7 +18,7 @@ use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
 use crate::report::table::Form;
-use crate::report::{Report, Written, json, merge, table};
+use crate::report::{Report, Written, json, merge, table, verdict};
 use crate::version::PROGRAM;
 use spattn_attention::Configured;
 use spattn_base::error::UsageError;
@@ -51,7 +51,7 @@ impl RunRequest {
 
     /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, |_, _| Ok(()))
+        self.run(Self::stated, Self::run_all, |_, _| Ok(Done::Completed))
     }
 
     /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
@@ -61,7 +61,7 @@ impl RunRequest {
             if !quiet {
                 eprintln!("{took}");
             }
-            Ok(())
+            Ok(Done::Completed)
         };
         // The number of records is unknown until the source has asked for all of them.
         let unstated = |_: &Self, _: &PreparedRun| Ok(None);
@@ -94,7 +94,7 @@ impl RunRequest {
             &AtomicBool,
             &mut ProgressReporter,
         ) -> Result<(RunEnd, RunTiming)>,
-        finish: impl FnOnce(&Self, RunTiming) -> Result<()>,
+        finish: impl FnOnce(&Self, RunTiming) -> Result<Done>,
     ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let is_preempted = raise_on_preemption(&stop, &is_planning)?;
@@ -135,12 +135,12 @@ impl RunRequest {
             eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
             return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
         }
-        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
-        let ended = ended.and_then(|()| reporter.verdict("are done"));
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|done| Ok(place.check().map(|()| done)?));
+        let ended = ended.and_then(|done| reporter.verdict("are done").map(|()| done));
         let is_in_place = place.check().is_ok();
         match (ended, resume_hint(&self.out, "after correcting that, resume").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
-            (ended, _) => ended.map(|()| Done::Completed),
+            (ended, _) => ended,
         }
     }
 
@@ -245,14 +245,15 @@ impl RunRequest {
     }
 
     /// Draws all stored records, and prints the table or JSON.
-    fn finish(&self, took: RunTiming) -> Result<()> {
+    fn finish(&self, took: RunTiming) -> Result<Done> {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
-        let report = Report::of(&merged);
+        let report = Report::of(&merged).judged_by(self.safety.rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
-            return print_json(&json::render(&report.rows)?);
+            print_json(&json::render(&report.rows)?)?;
+            return Ok(self.safety.end(&report.verdicts));
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
@@ -268,7 +269,10 @@ impl RunRequest {
         }
         text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
-        print(&text)
+        // Last, because the end is what a terminal shows.
+        let _ = write!(text, "\n{}", verdict::terminal::render(&report.verdicts, width()));
+        print(&text)?;
+        Ok(self.safety.end(&report.verdicts))
     }
 }
 

@@ -313,6 +313,21 @@ macro_rules! with_run_flags {
             shard: String,
                 Flag::value("shard", "I/N").texts("1/4", &["0/4", "5/4", "zzz"]).after("overwrite");
 
+            /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a
+            /// method is shown to lose no more, and ends with status 3 otherwise
+            ///
+            /// Oracles and floors do not count. Without this flag the verdict takes 1 point, and the status says nothing of it.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 -n 400 --safe-within 1
+            safe_within: f64,
+                Flag::value("safe-within", "POINTS").decimal(0.01, 100.0).after("shard");
+
+            /// Probability that all verdicts of a table are right; 0.95 if not given
+            ///
+            /// Example: --safe-within 2 --confidence 0.9
+            confidence: f64,
+                Flag::value("confidence", "P").decimal(0.5, 0.9999).after("safe_within");
+
             /// Show no progress
             ///
             /// Example: --quiet
