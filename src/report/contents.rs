@@ -1,5 +1,7 @@
 //! The contents of a report: records, their summary, means, and the runs that they come from.
 
+use serde_json::Value;
+
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
@@ -9,8 +11,24 @@ use spattn_eval::summary::cells::{self, SummaryCell};
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::self_checks;
 use spattn_eval::summary::summarize;
-use spattn_eval::summary::verdicts::{self, VerdictRule, VerdictTable};
+use spattn_eval::summary::verdicts::{self, KvBits, VerdictRule, VerdictTable};
 use spattn_eval::summary::warnings::Warning;
+
+/// The bits of a token's key and value in a KV head, by model, as far as the manifests state the models' shapes.
+fn kv_bits(sources: &[Source]) -> KvBits {
+    let of_model = |model: &Value| {
+        let number = |key: &str| model[key].as_f64().filter(|number| *number > 0.0);
+        let heads = number("layers")? * number("kv_heads")?;
+        Some((model["id"].as_str()?.to_owned(), 8.0 * number("kv_bytes_per_token")? / heads))
+    };
+    let of_source = |source: &Source| -> Vec<(String, f64)> {
+        match &source.manifest["model"] {
+            Value::Array(models) => models.iter().filter_map(of_model).collect(),
+            one => of_model(one).into_iter().collect(),
+        }
+    };
+    sources.iter().flat_map(of_source).collect()
+}
 
 /// Everything that a report is drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +65,7 @@ impl<'a> Report<'a> {
             records,
             depths: depths::cells(records, order),
             warnings: self_checks::check_cells(&cells),
-            verdicts: verdicts::judge(&rows, &cells, VerdictRule::default()),
+            verdicts: verdicts::judge(&rows, &cells, VerdictRule::default(), &KvBits::new()),
             rows,
             cells,
             sources: &[],
@@ -58,12 +76,15 @@ impl<'a> Report<'a> {
 
     /// The report of merged runs.
     pub fn of(merged: &'a Merged) -> Self {
-        Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
+        let report =
+            Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) };
+        report.judged_by(VerdictRule::default())
     }
 
     /// The same report, with methods held to another rule.
     pub fn judged_by(self, rule: VerdictRule) -> Self {
-        Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule), ..self }
+        let kv_bits = kv_bits(self.sources);
+        Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule, &kv_bits), ..self }
     }
 
     /// The lines below a table of verdicts that compare methods with each other.

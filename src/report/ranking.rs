@@ -122,13 +122,13 @@ mod tests {
     use spattn_eval::records::testing::perplexity;
     use spattn_eval::summary::cells::group;
     use spattn_eval::summary::summarize;
-    use spattn_eval::summary::verdicts::{VerdictRule, judge};
+    use spattn_eval::summary::verdicts::{KvBits, VerdictRule, judge};
 
     fn said(runs: &[Vec<Record>]) -> Vec<String> {
         let records = runs.concat();
         let cells = group(&records, &[]);
         let rows = summarize::rows(&cells);
-        let tables = judge(&rows, &cells, VerdictRule::default());
+        let tables = judge(&rows, &cells, VerdictRule::default(), &KvBits::new());
         assert_eq!(tables.len(), 1);
         lines(&tables[0], &rows, &cells)
     }

@@ -74,7 +74,7 @@ mod tests {
             "\n## Verdict: vt at 4K tokens\n\n20 examples cannot prove any setting safe. Proven worse: `quest 5 %` (−75, ",
             "| method | 5 % | 20 % |\n|---|---|---|\n| quest | **not safe**: loses at least 4",
             "<br>Δ -75.0 [-",
-            "<br>reads 10 % | **too few examples**: about 500 would tell<br>Δ 0.0 [-",
+            "<br>memory +12 %, reads 10 % | **too few examples**: about 500 would tell<br>Δ 0.0 [-",
             "\nFull attention scores 100.0. Safe: loses at most 1 point",
             "\n- at 5 %: only `quest`\n",
         ] {

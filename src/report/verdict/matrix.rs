@@ -48,11 +48,12 @@ fn of_role(role: Role) -> usize {
     }
 }
 
-/// What a setting costs, in short: bytes read, and its latency alone.
+/// What a setting costs, in short: memory beside keys and values, bytes read, and its latency alone.
 pub fn costs(setting: &JudgedSetting) -> String {
+    let memory = setting.memory_percent.map(|percent| format!("memory +{}", whole(percent)));
     let reads = setting.bytes_percent.map(|percent| format!("reads {}", whole(percent)));
     let solo = setting.solo_ms.map(|ms| format!("{ms:.1} ms alone"));
-    reads.into_iter().chain(solo).collect::<Vec<_>>().join(", ")
+    memory.into_iter().chain(reads).chain(solo).collect::<Vec<_>>().join(", ")
 }
 
 /// What full attention does, and what shares of it are of.
@@ -98,7 +99,7 @@ mod tests {
                 ("topk", vec![1, 0, 0, 0]),
             ]
         );
-        assert_eq!(costs(matrix.rows[0].1[2][0]), "reads 10 %");
+        assert_eq!(costs(matrix.rows[0].1[2][0]), "memory +12 %, reads 10 %");
         assert_eq!(about_full(&table).as_deref(), Some("Full attention scores 100.0."));
     }
 }

@@ -47,9 +47,10 @@ pub(super) mod testing {
     use spattn_eval::records::testing::record;
     use spattn_eval::summary::cells::group;
     use spattn_eval::summary::summarize;
-    use spattn_eval::summary::verdicts::{VerdictRule, VerdictTable, judge};
+    use spattn_eval::summary::verdicts::{KvBits, VerdictRule, VerdictTable, judge};
 
-    /// Records of a method on `n` examples of a task, of which the first `lost` are wrong; it reads 1,000 bytes a token at density 1.
+    /// Records of a method on `n` examples of a task, of which the first `lost` are wrong; it reads 1,000 bytes a token at density 1, and has 32
+    /// bits of index for 256 of key and value.
     pub fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
         let density = if method == "full" { 1.0 } else { 0.1 };
         let of = |i: usize| Record {
@@ -66,7 +67,8 @@ pub(super) mod testing {
     pub fn tables(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
         let records = runs.concat();
         let cells = group(&records, &[]);
-        judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() })
+        let kv_bits = KvBits::from([("builtin".to_owned(), 256.0)]);
+        judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
     }
 
     /// The only one.

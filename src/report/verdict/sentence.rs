@@ -70,8 +70,9 @@ fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> 
     let Finding::Safe { loss_at_most } = first.finding else { return None };
     let unit = if table.is_perplexity { " %" } else { "" };
     let reads = first.bytes_percent.map_or(String::new(), |percent| format!(", reads {} of the bytes", whole(percent)));
+    let memory = first.memory_percent.map_or(String::new(), |percent| format!(", memory +{}", whole(percent)));
     let use_it = format!(
-        "Use `{}`: safe, loses at most {}{unit}{reads}.",
+        "Use `{}`: safe, loses at most {}{unit}{reads}{memory}.",
         words::name(table, first),
         words::at_most(loss_at_most)
     );
@@ -82,7 +83,7 @@ fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> 
 
 /// A percentage for readers: whole from 10 on.
 pub fn whole(percent: f64) -> String {
-    if percent >= 9.95 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
+    if percent == 0.0 || percent >= 9.95 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }
 
 fn listed(what: &str, settings: &[&JudgedSetting], one: impl Fn(&JudgedSetting) -> String) -> Option<String> {
@@ -179,7 +180,7 @@ mod tests {
             table(&[run("vt", "full", "", 0, n), of("h2o", 0.2, 0), of("loki", 0.1, 0), of("quest", 0.05, 200)], 1.0);
         assert_eq!(
             sentence(&table),
-            "Use `loki 10 %`: safe, loses at most 0.8, reads 10 % of the bytes. Also safe: `h2o 20 %`. Do not use: `quest 5 %` \
+            "Use `loki 10 %`: safe, loses at most 0.8, reads 10 % of the bytes, memory +12 %. Also safe: `h2o 20 %`. Do not use: `quest 5 %` \
              (−25, at least 21)."
         );
     }

@@ -34,10 +34,10 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     text
 }
 
-const COLUMNS: usize = 6;
-const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ full", "reads", "ms alone"];
+const COLUMNS: usize = 7;
+const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ full", "memory", "reads", "ms alone"];
 /// Columns in the order in which they are left out where room is short.
-const LEFT_OUT_FIRST: [usize; 3] = [3, 5, 4];
+const LEFT_OUT_FIRST: [usize; 4] = [3, 6, 4, 5];
 
 type Line = [String; COLUMNS];
 
@@ -61,6 +61,7 @@ fn line(table: &VerdictTable, budget: String, name: &str, setting: &JudgedSettin
         name.to_owned(),
         words::finding(table, setting),
         words::difference(table, setting),
+        setting.memory_percent.map_or(String::new(), |percent| format!("+{}", whole(percent))),
         setting.bytes_percent.map_or(String::new(), whole),
         setting.solo_ms.map_or(String::new(), |ms| format!("{ms:.1}")),
     ]
@@ -146,9 +147,9 @@ mod tests {
             lines[1].starts_with("20 examples cannot prove any setting safe. Proven worse: quest 5 % (−75"),
             "{text}"
         );
-        assert_eq!(
-            lines[3],
-            "asked for  method           verdict                                      Δ full                 reads"
+        assert!(
+            lines[3].starts_with("asked for  method           verdict ") && lines[3].ends_with("  memory  reads"),
+            "{text}"
         );
         assert!(lines[4].starts_with("5 %        double_sparsity  too few examples: about 570 would tell"), "{text}");
         assert!(lines[5].starts_with("           quest            not safe: loses at least 4"), "{text}");
@@ -161,6 +162,6 @@ mod tests {
         let text = render(&two(), Some(80));
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("left out for want of room: Δ full (summary.md has all)"), "{text}");
-        assert!(text.contains("reads\n") && text.contains("10 %\n"), "{text}");
+        assert!(text.contains("  memory  reads\n") && text.contains("  +12 %   10 %\n"), "{text}");
     }
 }

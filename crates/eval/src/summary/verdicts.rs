@@ -6,7 +6,7 @@
 //!
 //! Oracles and floors are not judged: nobody would deploy them. Their losses are in the table. How verdicts are worded is not here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -101,6 +101,8 @@ pub struct JudgedSetting {
     pub tasks: Vec<JudgedTask>,
     /// Share of the tokens in context that were attended.
     pub density: f64,
+    /// Memory of the index, in percent of the keys and values of the tokens that it covers; `None` if the model's shape is not known.
+    pub memory_percent: Option<f64>,
     /// Bytes read for each token, in percent of what dense attention reads.
     pub bytes_percent: Option<f64>,
     /// Milliseconds of a decode step alone; only with `--latency solo`.
@@ -221,8 +223,11 @@ struct Line<'r, 'a> {
     cell: &'r SummaryCell<'a>,
 }
 
+/// Bits of the key and the value of a token and KV head, by model.
+pub type KvBits = BTreeMap<String, f64>;
+
 /// The verdicts, in the order of the summary; none for scenes without a sparse method. `rows` and `cells` belong together.
-pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule) -> Vec<VerdictTable> {
+pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule, kv_bits: &KvBits) -> Vec<VerdictTable> {
     let lines: Vec<Line> = rows.iter().zip(cells).map(|(row, cell)| Line { row, cell }).collect();
     let mut scenes: Vec<(Scene, Vec<Line>)> = Vec::new();
     for line in lines {
@@ -232,7 +237,7 @@ pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule) -> V
             None => scenes.push((scene, vec![line])),
         }
     }
-    scenes.iter().filter_map(|(_, lines)| table(lines, rule)).collect()
+    scenes.iter().filter_map(|(_, lines)| table(lines, rule, kv_bits)).collect()
 }
 
 /// What settings of a table share. Perplexities of different texts are not averaged, so that each has a table of its own.
@@ -252,7 +257,7 @@ impl<'r> Scene<'r> {
 }
 
 /// `None` without a sparse method.
-fn table(lines: &[Line], rule: VerdictRule) -> Option<VerdictTable> {
+fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictTable> {
     let mut settings: Vec<Vec<Line>> = Vec::new();
     for line in lines.iter().filter(|line| line.row.method != REFERENCE) {
         let name = |line: &Line| (line.row.method.clone(), line.row.params.clone());
@@ -271,7 +276,8 @@ fn table(lines: &[Line], rule: VerdictRule) -> Option<VerdictTable> {
     let dense = (dense.len() == tasks.len()).then_some(dense);
     let comparisons = settings.iter().filter(|of| Role::of(&of[0].row.method) == Role::Method).count();
     let head = settings.first()?.first()?.row;
-    let judge = Judge { rule, comparisons, tasks: tasks.len(), dense: dense.as_deref() };
+    let kv_bits = kv_bits.get(&head.model).copied();
+    let judge = Judge { rule, comparisons, tasks: tasks.len(), kv_bits, dense: dense.as_deref() };
     let counted = settings.iter().flatten().chain(dense.iter().flatten());
     Some(VerdictTable {
         model: head.model.clone(),
@@ -330,6 +336,8 @@ struct Judge<'j, 'r, 'a> {
     rule: VerdictRule,
     comparisons: usize,
     tasks: usize,
+    /// Bits of the key and the value of a token and KV head, if they are known.
+    kv_bits: Option<f64>,
     /// Dense attention on the tasks of the table.
     dense: Option<&'j [Line<'r, 'a>]>,
 }
@@ -357,6 +365,9 @@ impl Judge<'_, '_, '_> {
             loss_high: loss.and_then(|loss| loss.high()),
             tasks,
             density: mean(&rows.iter().map(|row| row.density).collect::<Vec<_>>()),
+            memory_percent: self
+                .kv_bits
+                .map(|bits| 100.0 * mean(&rows.iter().map(|row| row.aux_bits).collect::<Vec<_>>()) / bits),
             bytes_percent: self.bytes_percent(&rows),
             solo_ms: solo_ms(&rows),
         })
@@ -448,7 +459,9 @@ mod tests {
     fn made(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
         let records = runs.concat();
         let cells = group(&records, &[]);
-        judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() })
+        // The records' indexes have 32 bits.
+        let kv_bits = KvBits::from([("builtin".to_owned(), 256.0)]);
+        judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
     }
 
     fn only(runs: &[Vec<Record>], limit: f64) -> VerdictTable {
@@ -497,6 +510,7 @@ mod tests {
             ]
         );
         assert_eq!((table.comparisons, table.examples, table.full.unwrap().score), (3, 600, 100.0));
+        assert_eq!(table.settings[0].memory_percent, Some(12.5));
         assert!(
             (table.settings[2].loss.unwrap() - 10.0).abs() < 1e-9 && table.settings[2].loss_low > Some(7.0),
             "{table:?}"
