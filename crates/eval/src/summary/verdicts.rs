@@ -556,7 +556,7 @@ mod tests {
     fn where_dense_attention_gets_nothing_right_there_is_nothing_to_lose() {
         let table = only(&[run("a", "full", "", 490, 500), run("a", "quest", "", 495, 500)], 1.0);
         assert_eq!(
-            (words(&table), table.nothing_to_lose_on),
+            (words(&table), table.nothing_to_lose_on.clone()),
             (vec![("quest", "nothing to lose")], vec!["a".to_owned()])
         );
         // What it does lose is told all the same.
