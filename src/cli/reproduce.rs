@@ -249,6 +249,7 @@ impl ReproduceArgs {
             on_failure: OnFailure::GoOn,
             is_elsewhere: false,
             safety: SafetyDemand::default(),
+            until_certain: None,
         })
     }
 

@@ -66,6 +66,7 @@ pub fn run_tune(args: TuneArgs) -> Result<Done> {
         on_failure: OnFailure::Stop,
         is_elsewhere: false,
         safety: SafetyDemand::default(),
+        until_certain: None,
     };
     let most_candidates = ladders.iter().map(|ladder| ladder.candidates.len()).max().unwrap_or(0);
     let mut asking = Asking { tuning: Tuning::new(goal, ladders), goal, lengths, most_candidates };

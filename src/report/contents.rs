@@ -6,6 +6,7 @@ use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
 use super::ranking;
+use spattn_eval::records::manifest_keys::UNTIL_CERTAIN;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::cells::{self, SummaryCell};
 use spattn_eval::summary::columns::SummaryRow;
@@ -81,8 +82,10 @@ impl<'a> Report<'a> {
         report.judged_by(VerdictRule::default())
     }
 
-    /// The same report, with methods held to another rule.
+    /// The same report, with methods held to another rule. Where a run added examples until verdicts were told, they hold at all looks.
     pub fn judged_by(self, rule: VerdictRule) -> Self {
+        let is_added_to = self.sources.iter().any(|source| source.manifest[UNTIL_CERTAIN] == true);
+        let rule = VerdictRule { is_any_time: rule.is_any_time || is_added_to, ..rule };
         let kv_bits = kv_bits(self.sources);
         Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule, &kv_bits), ..self }
     }

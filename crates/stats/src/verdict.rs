@@ -11,7 +11,8 @@
 //! Nothing here knows methods or tasks. Bounds for repeated looks are in [`evidence`](crate::evidence).
 
 use super::difference::Discordances;
-use super::{Estimate, LEAST_CONTEXTS, Level, Sample, difference_at};
+use super::evidence::Evidence;
+use super::{Estimate, LEAST_CONTEXTS, Level, Sample, difference_at, mean};
 
 /// What a method is held to, and how sure the answer is to be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,6 +69,18 @@ impl Limit {
         Some(self.judgement(loss, contexts, || within.contexts_needed(&sample)))
     }
 
+    /// As [`judge`](Self::judge), with an interval that holds at all looks together, so that examples may be added until it tells
+    /// ([`Evidence`]). It is wider. A context counts by the mean of its losses.
+    pub fn judge_at_any_time(&self, places: &[Sample]) -> Option<Judgement> {
+        let losses: Vec<Vec<f64>> = places.iter().map(losses_of_contexts).collect();
+        let evidence = Evidence::new(&losses)?;
+        let error = self.level.tail();
+        let loss = Estimate { mean: evidence.mean(), ends: Some(evidence.bounds(error)) };
+        let contexts = evidence.rounds() * places.len();
+        let needed = || evidence.rounds_needed(self.loss, error).and_then(|n| counted((n * places.len()) as f64));
+        Some(self.judgement(loss, contexts, needed))
+    }
+
     /// Judges a loss in any unit, such as percent of a perplexity, from its mean and an interval of this level over `contexts` contexts.
     /// What would tell is estimated from the width of the interval, which falls with the root of the number of contexts.
     pub fn judge_interval(&self, loss: Estimate, contexts: usize) -> Judgement {
@@ -113,6 +126,12 @@ impl Limit {
         let needed = fewest_that(differences.contexts(), |contexts| errors(contexts).abs() >= self.level.z())?;
         if is_within { fewest.map(|fewest| fewest.max(needed)) } else { Some(needed) }
     }
+}
+
+/// The mean loss in each context, from differences.
+fn losses_of_contexts(differences: &Sample) -> Vec<f64> {
+    let of_context = |places: &[usize]| -mean(&places.iter().map(|at| differences.values[*at]).collect::<Vec<_>>());
+    differences.by_context().map(of_context).collect()
 }
 
 /// The fewest contexts, above `low`, for which this is so: it is not for `low`, and for all from some number on. `None` if that is beyond
@@ -301,6 +320,24 @@ mod tests {
         assert_eq!(judged(0.5, 1.0, 20), Verdict::TooFew { contexts_needed: Some(80) }, "half the width");
         assert_eq!(judged(1.0, 1.0, 20), Verdict::TooFew { contexts_needed: None });
         assert!(matches!(judged(0.0, 0.5, 4), Verdict::TooFew { .. }));
+    }
+
+    #[test]
+    fn at_any_time_takes_more_examples_and_counts_contexts_once() {
+        let limit = limit(10.0, 1);
+        let at_any_time = |places: &[Sample]| limit.judge_at_any_time(places).unwrap();
+        assert!(is_safe(&limit, &[of(0, 0, 40)]));
+        let told = at_any_time(&[of(0, 0, 40)]);
+        let Verdict::TooFew { contexts_needed: Some(needed) } = told.verdict else { panic!("{told:?}") };
+        assert!((41..80).contains(&needed), "{needed}");
+        assert!(matches!(at_any_time(&[of(0, 0, needed)]).verdict, Verdict::Safe { .. }));
+        assert!(matches!(at_any_time(&[of(0, 30, 40)]).verdict, Verdict::NotSafe { .. }));
+        // Two groups of 20 are as one of 40, and five questions about a context are one value.
+        let seen = |places: &[Sample]| (at_any_time(places).loss, at_any_time(places).contexts);
+        assert_eq!(seen(&[of(0, 5, 20), of(0, 5, 20)]), seen(&[of(0, 10, 40)]));
+        let shared = Sample::new((0..200).map(|i| (i / 5, if i < 50 { -1.0 } else { 0.0 })));
+        assert_eq!(seen(&[shared]), seen(&[of(0, 10, 40)]));
+        assert_eq!(limit.judge_at_any_time(&[]), None);
     }
 
     #[test]

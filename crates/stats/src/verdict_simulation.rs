@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::coverage::Draw;
-use super::verdict::{Limit, Verdict, pooled};
+use super::verdict::{Judgement, Limit, Verdict, pooled};
 use super::{Level, Sample, difference, score};
 
 /// The true loss of a method, as a multiple of the limit.
@@ -253,6 +253,27 @@ fn verdicts_are_wrong_no_more_often_than_they_may_and_simpler_rules_are() {
     assert!(found.wrong_percent(0) <= most, "{found:?}");
     assert!(found.wrong_percent(1) > most, "not corrected for ten methods: {found:?}");
     assert!(found.wrong_percent(2) > most, "not paired: {found:?}");
+}
+
+#[test]
+fn to_look_until_it_is_told_needs_bounds_that_hold_at_any_time() {
+    const EXPERIMENTS: usize = 200;
+    const LOOKS: std::ops::RangeInclusive<usize> = 1..=24;
+    let design = Design { methods: 1, contexts: 10 * LOOKS.end(), ..NOISY };
+    let limit = Limit { loss: design.limit, level: Level::of_each(1) };
+    let mut draw = Draw(ChaCha8Rng::seed_from_u64(11));
+    // Ever called not safe, although the loss is the limit.
+    let (mut here, mut fixed) = (0, 0);
+    for _ in 0..EXPERIMENTS {
+        let task = design.task(Kind::AtLimit, &mut draw);
+        let differences: Vec<f64> = task.iter().map(|asked| asked.methods[0] - asked.reference).collect();
+        let looks = || LOOKS.map(|look| [Sample::independent(&differences[..10 * look])]);
+        let is_wrong = |judged: Option<Judgement>| judged.is_some_and(|j| matches!(j.verdict, Verdict::NotSafe { .. }));
+        here += usize::from(looks().any(|places| is_wrong(limit.judge_at_any_time(&places))));
+        fixed += usize::from(looks().any(|places| is_wrong(limit.judge(&places))));
+    }
+    let percent = |wrong| Counts::percent(wrong, EXPERIMENTS);
+    assert!(percent(here) <= ERROR && percent(fixed) > 2.0 * ERROR, "{here} and {fixed} of {EXPERIMENTS}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
 use super::run_timing::RunTiming;
+use super::until_certain::UntilCertain;
 use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
@@ -29,7 +30,7 @@ use spattn_eval::folder::attempts::Ending;
 use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::manifest::{ModelPart, manifest};
 use spattn_eval::plan::shard_statement::{self, Stated};
-use spattn_eval::records::manifest_keys::NOTES;
+use spattn_eval::records::manifest_keys::{NOTES, UNTIL_CERTAIN};
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
 use spattn_eval::run::run_plan::RunEnd;
@@ -46,7 +47,25 @@ use spattn_model::source::recorded;
 impl RunRequest {
     /// Runs what is not recorded yet, and prints the table.
     pub fn run_matrix(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, Self::finish)
+        let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
+        let config = &self.configs[0];
+        let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
+        let mut source = UntilCertain::new(self.safety.rule, bounds, labels, config.samples);
+        let mut work = |run: &Self,
+                        ready: &mut PreparedRun,
+                        store: &mut Store,
+                        stop: &AtomicBool,
+                        reporter: &mut ProgressReporter| {
+            let ran = run.run_batches(ready, store, stop, reporter, &mut source)?;
+            source.ending().iter().for_each(|line| reporter.meter.say(line));
+            Ok(ran)
+        };
+        // The number of records is unknown until no more examples are added.
+        self.run(
+            |_, _| Ok(None),
+            |run, ready, store, stop, reporter| work(run, ready, store, stop, reporter),
+            Self::finish,
+        )
     }
 
     /// Runs what is not recorded yet, without drawing results.
@@ -230,6 +249,11 @@ impl RunRequest {
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
+        let was_added_to =
+            self.mode == OpenMode::Resume && load_manifest(&self.out).is_ok_and(|stored| stored[UNTIL_CERTAIN] == true);
+        if self.until_certain.is_some() || was_added_to {
+            manifest[UNTIL_CERTAIN] = true.into();
+        }
         if !notes.is_empty() {
             // Readers of the records need these notes too.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::cli::verdict_flags::SafetyDemand;
+use crate::cli::verdict_flags::{LookBounds, SafetyDemand};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::config::run_config::RunConfig;
@@ -39,6 +39,8 @@ pub(in crate::cli) struct RunRequest {
     pub is_elsewhere: bool,
     /// What methods are held to.
     pub safety: SafetyDemand,
+    /// The bounds of `--until-certain`, if examples are added until verdicts are told.
+    pub until_certain: Option<LookBounds>,
 }
 
 impl RunRequest {

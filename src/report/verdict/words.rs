@@ -161,8 +161,9 @@ pub fn rule(table: &VerdictTable) -> String {
         0 | 1 => String::new(),
         n => format!(" for all {n} settings together"),
     };
+    let looks = if table.rule.is_any_time { ", however often one looked" } else { "" };
     format!(
-        "Safe: loses at most {} against full attention on the same examples; {} % sure{together}. {}.",
+        "Safe: loses at most {} against full attention on the same examples; {} % sure{together}{looks}. {}.",
         limit(table),
         100.0 * table.rule.confidence,
         examples(table)

@@ -328,6 +328,27 @@ macro_rules! with_run_flags {
             confidence: f64,
                 Flag::value("confidence", "P").decimal(0.5, 0.9999).after("safe_within");
 
+            /// Add examples until each verdict is told, or --max-samples or --max-time is reached; -n is the number at the first look
+            ///
+            /// The verdict then takes bounds that hold however often one looks, which need more examples than a run of a fixed number.
+            /// Records are those of a run with so many examples from the start. For `spattn eval`, and tasks with scores.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 --safe-within 2 --until-certain --max-time 30m
+            until_certain: bool,
+                Flag::switch("until-certain").after("confidence");
+
+            /// Most examples of each task and length with --until-certain
+            ///
+            /// Example: --until-certain --max-samples 400
+            max_samples: usize,
+                Flag::value("max-samples", "N").whole(1, MOST_SAMPLES).after("until_certain");
+
+            /// Time after which --until-certain adds no more examples: seconds, minutes or hours
+            ///
+            /// Example: --until-certain --max-time 30m
+            max_time: String,
+                Flag::value("max-time", "TIME").texts("30m", &["0", "30", "x", ""]).after("max_samples");
+
             /// Show no progress
             ///
             /// Example: --quiet

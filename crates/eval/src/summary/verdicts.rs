@@ -29,11 +29,13 @@ pub struct VerdictRule {
     pub limit: f64,
     /// The confidence with which all verdicts of a table hold together: a share.
     pub confidence: f64,
+    /// Whether they hold at all looks together, as they have to where examples were added until verdicts were told.
+    pub is_any_time: bool,
 }
 
 impl Default for VerdictRule {
     fn default() -> Self {
-        Self { limit: 1.0, confidence: CONFIDENCE }
+        Self { limit: 1.0, confidence: CONFIDENCE, is_any_time: false }
     }
 }
 
@@ -206,6 +208,15 @@ impl VerdictTable {
     /// Whether some examples share a context.
     pub fn has_shared_contexts(&self) -> bool {
         self.contexts < self.examples
+    }
+
+    /// For each setting with too few examples: how many contexts of each task would tell, if that is known.
+    pub fn open(&self) -> Vec<Option<usize>> {
+        let needed = |setting: &JudgedSetting| match setting.finding {
+            Finding::TooFew { contexts_needed } => Some(contexts_needed),
+            _ => None,
+        };
+        self.judged().filter_map(needed).collect()
     }
 
     /// The settings that are methods, and so judged.
@@ -398,8 +409,15 @@ impl Judge<'_, '_, '_> {
         match of.first()?.row.measure.is_score() {
             true => {
                 let limit = Limit { loss: self.rule.limit / 100.0, level };
-                Some(in_points(limit.judge(&paired::score_differences(&ours, &full)?)?))
+                let differences = paired::score_differences(&ours, &full)?;
+                let judged = match self.rule.is_any_time {
+                    true => limit.judge_at_any_time(&differences),
+                    false => limit.judge(&differences),
+                };
+                judged.map(in_points)
             }
+            // There are no such bounds for perplexities.
+            false if self.rule.is_any_time => None,
             false => {
                 let rise = paired::difference(&ours, &full, level)?.scaled(100.0 / dense.first()?.row.score);
                 Some(Limit { loss: self.rule.limit, level }.judge_interval(rise, of[0].row.contexts))
@@ -615,6 +633,25 @@ mod tests {
         // Slightly more than 0.004 nats a token are 0.4 %.
         let loss = table.settings[1].loss.unwrap();
         assert!(loss > 0.4 && loss < 0.5, "{loss}");
+    }
+
+    #[test]
+    fn where_examples_are_added_until_it_is_told_more_are_needed() {
+        let records =
+            [run("a", "full", "", 0, 400), run("a", "quest", "", 0, 400), run("a", "h2o", "", 300, 400)].concat();
+        let cells = group(&records, &[]);
+        let rows = summarize::rows(&cells);
+        let at = |is_any_time| {
+            let rule = VerdictRule { limit: 1.25, is_any_time, ..VerdictRule::default() };
+            judge(&rows, &cells, rule, &KvBits::new()).remove(0)
+        };
+        assert_eq!(words(&at(false)), [("h2o", "not safe"), ("quest", "safe")]);
+        assert_eq!(words(&at(true)), [("h2o", "not safe"), ("quest", "too few")]);
+        assert!(
+            matches!(at(true).open().as_slice(), [Some(needed)] if (401..600).contains(needed)),
+            "{:?}",
+            at(true).open()
+        );
     }
 
     #[test]
