@@ -46,7 +46,7 @@ fn matrix(table: &VerdictTable, title: &str) -> String {
     let rows: String = matrix.rows.iter().map(row).collect();
     format!(
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"verdict\">\n<thead><tr><th scope=\"col\">\
-         method</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n",
+         method / asked for</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n",
         safe(title)
     )
 }

@@ -35,7 +35,8 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
 fn matrix(table: &VerdictTable) -> String {
     let matrix = VerdictMatrix::of(table);
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-    let headings = std::iter::once("method".to_owned()).chain(matrix.budgets.iter().map(|b| words::budget(*b)));
+    let headings =
+        std::iter::once("method / asked for".to_owned()).chain(matrix.budgets.iter().map(|b| words::budget(*b)));
     let mut text = line(headings.collect());
     text.push_str(&format!("|{}\n", "---|".repeat(1 + matrix.budgets.len())));
     for (name, cells) in &matrix.rows {
@@ -72,7 +73,7 @@ mod tests {
         let text = render(&tables, |_| vec!["at 5 %: only `quest`".to_owned()]);
         for part in [
             "\n## Verdict: vt at 4K tokens\n\n20 examples cannot prove any setting safe. Proven worse: `quest 5 %` (−75, ",
-            "| method | 5 % | 20 % |\n|---|---|---|\n| quest | **not safe**: loses at least 4",
+            "| method / asked for | 5 % | 20 % |\n|---|---|---|\n| quest | **not safe**: loses at least 3",
             "<br>Δ -75.0 [-",
             "<br>memory +12 %, reads 10 % | **too few examples**: about 500 would tell<br>Δ 0.0 [-",
             "\nFull attention scores 100.0. Safe: loses at most 1 point",

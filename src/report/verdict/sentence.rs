@@ -44,7 +44,7 @@ fn none_safe(table: &VerdictTable, is_open: bool, is_in_the_mean: bool) -> Strin
         1 => "1 example".to_owned(),
         n => format!("{n} examples"),
     };
-    let of_each = if table.tasks.len() > 1 { " of each task" } else { "" };
+    let of_each = words::of_each_task(table);
     match (is_open, is_in_the_mean) {
         (true, _) => format!("{examples}{of_each} cannot prove any setting safe."),
         (false, true) => "No setting is safe on every task.".to_owned(),
@@ -123,7 +123,7 @@ fn undecided(table: &VerdictTable, setting: &JudgedSetting) -> String {
     };
     let needed = match setting.finding {
         Finding::TooFew { contexts_needed: Some(needed) } => {
-            format!("; about {} would tell", words::counted(table, needed))
+            format!("; about {}{} would tell", words::counted(table, needed), words::of_each_task(table))
         }
         _ => String::new(),
     };

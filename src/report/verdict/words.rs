@@ -7,6 +7,15 @@ use crate::report::format::{setting_name, signed, tokens};
 
 /// What a finding says, as the cell of a table: a word, then the number.
 pub fn finding(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    worded(table, setting, of_each_task(table))
+}
+
+/// The same where room is short: that examples are of each task stands elsewhere.
+pub fn brief(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    worded(table, setting, "")
+}
+
+fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> String {
     let percent = if table.is_perplexity { " %" } else { "" };
     match setting.finding {
         Finding::Safe { loss_at_most } => {
@@ -15,7 +24,7 @@ pub fn finding(table: &VerdictTable, setting: &JudgedSetting) -> String {
         }
         Finding::NotSafe { loss_at_least } => format!("not safe: loses at least {}{percent}", at_least(loss_at_least)),
         Finding::TooFew { contexts_needed: Some(needed) } => {
-            format!("too few examples: about {} would tell", counted(table, needed))
+            format!("too few examples: about {}{of_each} would tell", counted(table, needed))
         }
         Finding::TooFew { contexts_needed: None } => "too few examples: the loss is too near the limit".to_owned(),
         Finding::NothingToLose => "nothing to lose".to_owned(),
@@ -54,11 +63,15 @@ fn rounded(loss: f64, round: fn(f64) -> f64) -> String {
     }
 }
 
-/// A number of examples of each task, or of documents, rounded up to two digits: it is an estimate.
+/// ` of each task`, of a table with several.
+pub fn of_each_task(table: &VerdictTable) -> &'static str {
+    if table.tasks.len() > 1 { " of each task" } else { "" }
+}
+
+/// A number of examples, or of documents, rounded up to two digits: it is an estimate.
 pub fn counted(table: &VerdictTable, needed: usize) -> String {
-    let of_each = if table.tasks.len() > 1 { " of each task" } else { "" };
     let number = grouped(two_digits(needed));
-    if table.has_shared_contexts() { format!("{number} documents{of_each}") } else { format!("{number}{of_each}") }
+    if table.has_shared_contexts() { format!("{number} documents") } else { number }
 }
 
 fn two_digits(n: usize) -> usize {
@@ -172,7 +185,7 @@ pub fn rule(table: &VerdictTable) -> String {
 
 /// How many examples were asked.
 fn examples(table: &VerdictTable) -> String {
-    let of_each = if table.tasks.len() > 1 { " of each task" } else { "" };
+    let of_each = of_each_task(table);
     let examples = if table.examples == 1 { "1 example".to_owned() } else { format!("{} examples", table.examples) };
     let about = match (table.has_shared_contexts(), table.contexts) {
         (false, _) => String::new(),
