@@ -290,7 +290,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
         Some(told) => format!("no difference below {:.0} points", 100.0 * told),
     };
     let points = 100.0 * TOLD;
-    let message = match few.iter().find(|(contexts, examples)| *contexts == most && examples > contexts) {
+    let is_shared = few.iter().all(|(contexts, examples)| examples > contexts);
+    let message = match few.iter().max().filter(|_| is_shared) {
         Some((1, examples)) => format!(
             "All {examples} questions are about one document{which}, so there is one independent sample; take about {enough} documents \
              (they would detect a loss of {points:.0} points)"
