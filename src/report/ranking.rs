@@ -20,7 +20,7 @@ const NAMED: usize = 3;
 /// The lines of a table of verdicts, and one about how settings were compared; none if at no budget there are two methods. `rows` and
 /// `cells` belong together, and the table was made from them.
 pub fn lines(table: &VerdictTable, rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<String> {
-    let ranking = Ranking { table, rows, cells };
+    let ranking = Ranking { table, names: words::row_names(table), rows, cells };
     let budgets = VerdictMatrix::of(table).budgets;
     let groups: Vec<(AskedBudget, Vec<&JudgedSetting>)> = budgets
         .into_iter()
@@ -45,6 +45,8 @@ pub fn lines(table: &VerdictTable, rows: &[SummaryRow], cells: &[SummaryCell]) -
 
 struct Ranking<'t, 'r, 'a> {
     table: &'t VerdictTable,
+    /// The names of its settings.
+    names: Vec<String>,
     rows: &'r [SummaryRow],
     cells: &'r [SummaryCell<'a>],
 }
@@ -86,8 +88,10 @@ impl<'r, 'a> Ranking<'_, 'r, 'a> {
         format!("{at}: {}{rivals}{beside}", self.scored(methods[found.first]))
     }
 
+    /// Its name without the budget.
     fn name(&self, setting: &JudgedSetting) -> String {
-        format!("`{}`", words::row_name(self.table, setting))
+        let at = self.table.settings.iter().position(|other| std::ptr::eq(other, setting));
+        format!("`{}`", at.map_or(setting.method.as_str(), |at| &self.names[at]))
     }
 
     fn scored(&self, setting: &JudgedSetting) -> String {

@@ -4,6 +4,9 @@ use spattn_eval::summary::verdicts::{Finding, JudgedSetting, VerdictTable};
 
 use super::words;
 
+/// At most this many safe settings are named.
+const NAMED: usize = 6;
+
 /// The answer, with a line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SafetyAnswer {
@@ -30,7 +33,10 @@ pub fn answer(tables: &[VerdictTable]) -> SafetyAnswer {
     let limit = words::limit(first);
     if safe.iter().all(|names| !names.is_empty()) {
         let names: Vec<String> = safe.concat();
-        return SafetyAnswer { is_safe: true, line: format!("safe within {limit}: {}", names.join(", ")) };
+        let more = names.len().saturating_sub(NAMED);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let named = names[..names.len().min(NAMED)].join(", ");
+        return SafetyAnswer { is_safe: true, line: format!("safe within {limit}: {named}{more}") };
     }
     let settings = || tables.iter().flat_map(VerdictTable::judged);
     let count = |is: fn(&Finding) -> bool| settings().filter(|setting| is(&setting.finding)).count();

@@ -1,6 +1,7 @@
 //! The table of methods by the budgets that were asked for. What was met may differ; settings asked for alike stand in one column.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use spattn_attention::Role;
 use spattn_eval::summary::verdicts::{AskedBudget, JudgedSetting, VerdictTable};
@@ -20,15 +21,15 @@ pub struct VerdictMatrix<'t> {
 impl<'t> VerdictMatrix<'t> {
     /// Of a table: methods in their order, then oracles, then floors.
     pub fn of(table: &'t VerdictTable) -> Self {
-        let mut settings: Vec<&JudgedSetting> = table.settings.iter().collect();
-        settings.sort_by_key(|setting| of_role(setting.role));
-        let mut budgets: Vec<AskedBudget> = settings.iter().map(|setting| setting.budget).collect();
+        let mut settings: Vec<(&JudgedSetting, String)> = table.settings.iter().zip(words::row_names(table)).collect();
+        settings.sort_by_key(|(setting, _)| of_role(setting.role));
+        let mut budgets: Vec<AskedBudget> = settings.iter().map(|(setting, _)| setting.budget).collect();
         budgets.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
         budgets.dedup();
         let mut rows: Vec<(String, Vec<Vec<&JudgedSetting>>)> = Vec::new();
-        for setting in settings {
-            let name = words::row_name(table, setting);
-            let at = rows.iter().position(|(other, _)| *other == name).unwrap_or(rows.len());
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
+        for (setting, name) in settings {
+            let at = *places.entry(name.clone()).or_insert(rows.len());
             if at == rows.len() {
                 rows.push((name, vec![Vec::new(); budgets.len()]));
             }

@@ -1,5 +1,7 @@
 //! The words of verdicts: of a finding, a number, a limit, a setting, a title.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use spattn_attention::Role;
 use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, VerdictTable};
 
@@ -132,12 +134,17 @@ pub fn name(table: &VerdictTable, setting: &JudgedSetting) -> String {
     }
 }
 
-/// A setting without its budget: the method, with the other parameters where settings of the method differ in them.
-pub fn row_name(table: &VerdictTable, setting: &JudgedSetting) -> String {
-    let rest = without_budget(&setting.params);
-    let of_method = table.settings.iter().filter(|other| other.method == setting.method);
-    let differ = of_method.map(|other| without_budget(&other.params)).any(|other| other != rest);
-    if differ { setting_name(&setting.method, &rest) } else { setting.method.clone() }
+/// The settings of a table without their budgets: the method, with the other parameters where settings of the method differ in them.
+pub fn row_names(table: &VerdictTable) -> Vec<String> {
+    let mut rests: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for setting in &table.settings {
+        rests.entry(&setting.method).or_default().insert(without_budget(&setting.params));
+    }
+    let name = |setting: &JudgedSetting| match rests[setting.method.as_str()].len() {
+        1 => setting.method.clone(),
+        _ => setting_name(&setting.method, &without_budget(&setting.params)),
+    };
+    table.settings.iter().map(name).collect()
 }
 
 fn without_budget(params: &str) -> String {
@@ -237,7 +244,7 @@ mod tests {
             1.0,
         );
         let names: Vec<(String, String)> =
-            table.settings.iter().map(|setting| (name(&table, setting), row_name(&table, setting))).collect();
+            table.settings.iter().map(|setting| name(&table, setting)).zip(row_names(&table)).collect();
         let expected = [
             ("magicpig", "magicpig"),
             ("quest page=8,density=0.05", "quest page=8"),

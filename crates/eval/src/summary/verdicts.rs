@@ -240,19 +240,19 @@ pub type KvBits = BTreeMap<String, f64>;
 /// The verdicts, in the order of the summary; none for scenes without a sparse method. `rows` and `cells` belong together.
 pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule, kv_bits: &KvBits) -> Vec<VerdictTable> {
     let lines: Vec<Line> = rows.iter().zip(cells).map(|(row, cell)| Line { row, cell }).collect();
-    let mut scenes: Vec<(Scene, Vec<Line>)> = Vec::new();
+    let (mut scenes, mut places) = (Vec::<Vec<Line>>::new(), BTreeMap::new());
     for line in lines {
-        let scene = Scene::of(line.row);
-        match scenes.iter_mut().find(|(other, _)| *other == scene) {
-            Some((_, of)) => of.push(line),
-            None => scenes.push((scene, vec![line])),
+        let place = *places.entry(Scene::of(line.row)).or_insert(scenes.len());
+        match scenes.get_mut(place) {
+            Some(of) => of.push(line),
+            None => scenes.push(vec![line]),
         }
     }
-    scenes.iter().filter_map(|(_, lines)| table(lines, rule, kv_bits)).collect()
+    scenes.iter().filter_map(|lines| table(lines, rule, kv_bits)).collect()
 }
 
 /// What settings of a table share. Perplexities of different texts are not averaged, so that each has a table of its own.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Scene<'r> {
     model: &'r str,
     protocol: &'r str,
@@ -269,10 +269,10 @@ impl<'r> Scene<'r> {
 
 /// `None` without a sparse method.
 fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictTable> {
-    let mut settings: Vec<Vec<Line>> = Vec::new();
+    let (mut settings, mut places) = (Vec::<Vec<Line>>::new(), BTreeMap::new());
     for line in lines.iter().filter(|line| line.row.method != REFERENCE) {
-        let name = |line: &Line| (line.row.method.clone(), line.row.params.clone());
-        match settings.iter_mut().find(|of| name(&of[0]) == name(line)) {
+        let place = *places.entry((&line.row.method, &line.row.params)).or_insert(settings.len());
+        match settings.get_mut(place) {
             Some(of) => of.push(*line),
             None => settings.push(vec![*line]),
         }
