@@ -294,7 +294,9 @@ impl RunRequest {
         text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
         // Last, because the end is what a terminal shows.
-        let _ = write!(text, "\n{}", verdict::terminal::render(&report.verdicts, width()));
+        if !report.verdicts.is_empty() {
+            let _ = write!(text, "\n{}", verdict::terminal::render(&report.verdicts, width()));
+        }
         print(&text)?;
         Ok(self.safety.end(&report.verdicts))
     }
