@@ -91,7 +91,7 @@ impl<'r, 'a> Ranking<'_, 'r, 'a> {
     /// Its name without the budget.
     fn name(&self, setting: &JudgedSetting) -> String {
         let at = self.table.settings.iter().position(|other| std::ptr::eq(other, setting));
-        format!("`{}`", at.map_or(setting.method.as_str(), |at| &self.names[at]))
+        format!("`{}`", at.map_or(setting.method.as_str(), |at| self.names[at].as_str()))
     }
 
     fn scored(&self, setting: &JudgedSetting) -> String {
