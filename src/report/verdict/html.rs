@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use spattn_base::text::in_line;
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
-use super::matrix::{VerdictMatrix, about_full, costs};
+use super::matrix::{VerdictMatrix, about_full, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
@@ -19,6 +19,7 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         text.push_str(&matrix(table, &title));
         let below: Vec<String> = about_full(table).into_iter().chain([words::rule(table)]).collect();
         let _ = writeln!(text, "<p class=\"hint\">{}</p>", safe(&below.join(" ")));
+        text.push_str(&tasks(table, &title));
         let lines = more(at);
         if !lines.is_empty() {
             let lines: String = lines.iter().map(|line| format!("<li>{}</li>\n", named(line))).collect();
@@ -47,6 +48,26 @@ fn matrix(table: &VerdictTable, title: &str) -> String {
     format!(
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"verdict\">\n<thead><tr><th scope=\"col\">\
          method / asked for</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n",
+        safe(title)
+    )
+}
+
+/// The verdicts on each task, behind a line.
+fn tasks(table: &VerdictTable, title: &str) -> String {
+    let rows = by_task(table);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings: String = table.tasks.iter().map(|task| format!("<th scope=\"col\">{}</th>", safe(task))).collect();
+    let row = |(name, cells): &(String, Vec<String>)| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", safe(cell))).collect();
+        format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", safe(name))
+    };
+    let rows: String = rows.iter().map(row).collect();
+    format!(
+        "<details><summary>Verdict on each task</summary>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}, by \
+         task\"><table>\n<thead><tr><th scope=\"col\">method</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n\
+         </details>\n",
         safe(title)
     )
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
-use super::matrix::{VerdictMatrix, about_full, costs};
+use super::matrix::{VerdictMatrix, about_full, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
@@ -20,6 +20,7 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let below = [about_full(table), Some(words::rule(table))].into_iter().flatten();
         let below: Vec<String> = below.map(|line| in_markdown(&line).into_owned()).collect();
         let _ = writeln!(text, "\n{}", below.join(" "));
+        text.push_str(&tasks(table));
         let lines = more(at);
         if !lines.is_empty() {
             let _ = write!(text, "\nMethods compared at each budget:\n\n");
@@ -44,6 +45,23 @@ fn matrix(table: &VerdictTable) -> String {
             settings.iter().map(|setting| cell(table, setting)).collect::<Vec<_>>().join("<br>")
         };
         text.push_str(&line(std::iter::once(in_markdown(name).into_owned()).chain(cells.iter().map(cell)).collect()));
+    }
+    text
+}
+
+/// The verdicts on each task; empty of a table of one task.
+fn tasks(table: &VerdictTable) -> String {
+    let rows = by_task(table);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let headings = std::iter::once("method").chain(table.tasks.iter().map(String::as_str));
+    let mut text =
+        format!("\nOn each task:\n\n{}", line(headings.map(|name| in_markdown(name).into_owned()).collect()));
+    text.push_str(&format!("|{}\n", "---|".repeat(1 + table.tasks.len())));
+    for (name, cells) in rows {
+        text.push_str(&line(std::iter::once(in_markdown(&name).into_owned()).chain(cells).collect()));
     }
     text
 }

@@ -40,6 +40,15 @@ impl<'t> VerdictMatrix<'t> {
     }
 }
 
+/// The verdicts on each task, a row for each method at each budget, with its name; empty if the table is of one task.
+pub fn by_task(table: &VerdictTable) -> Vec<(String, Vec<String>)> {
+    let of_setting = |setting: &JudgedSetting| {
+        let cells = setting.tasks.iter().map(|task| words::on_task(table, task)).collect();
+        (words::name(table, setting), cells)
+    };
+    table.judged().filter(|setting| !setting.tasks.is_empty()).map(of_setting).collect()
+}
+
 fn of_role(role: Role) -> usize {
     match role {
         Role::Reference => 0,
@@ -69,6 +78,22 @@ pub fn about_full(table: &VerdictTable) -> Option<String> {
 mod tests {
     use super::*;
     use crate::report::verdict::testing::{run, table};
+
+    #[test]
+    fn each_task_has_its_own_verdict() {
+        let n = 400;
+        let runs = [
+            run("a", "full", "", 0, n),
+            run("b", "full", "", 0, n),
+            run("a", "quest", "density=0.1", 64, n),
+            run("b", "quest", "density=0.1", 0, n),
+            run("a", "topk", "", 0, n),
+            run("b", "topk", "", 0, n),
+        ];
+        let cells = ["not safe: at least 12 (Δ -16.0)", "safe: at most 1.3 (Δ 0.0)"].map(str::to_owned).to_vec();
+        assert_eq!(by_task(&table(&runs, 11.0)), [("quest 10 %".to_owned(), cells)]);
+        assert_eq!(by_task(&table(&[run("a", "full", "", 0, 9), run("a", "quest", "", 0, 9)], 1.0)), []);
+    }
 
     #[test]
     fn what_was_asked_alike_stands_in_one_column() {

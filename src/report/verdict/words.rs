@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use spattn_attention::Role;
-use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, VerdictTable};
+use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, JudgedTask, VerdictTable};
 
 use crate::report::format::{setting_name, signed, tokens};
 
@@ -34,6 +34,22 @@ fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> Strin
             Role::Method => "not judged".to_owned(),
             role => format!("{}, for comparison", role.name()),
         },
+    }
+}
+
+/// What is said of a setting on one task, with its difference to dense attention.
+pub fn on_task(table: &VerdictTable, task: &JudgedTask) -> String {
+    let said = match task.finding {
+        Finding::Safe { loss_at_most } => format!("safe: at most {}", at_most(loss_at_most)),
+        Finding::NotSafe { loss_at_least } => format!("not safe: at least {}", at_least(loss_at_least)),
+        Finding::TooFew { contexts_needed: Some(needed) } => format!("too few: about {}", counted(table, needed)),
+        Finding::TooFew { contexts_needed: None } => "too few".to_owned(),
+        Finding::NothingToLose => "nothing to lose".to_owned(),
+        Finding::NotJudged => String::new(),
+    };
+    match task.loss.filter(|_| !said.is_empty()) {
+        Some(loss) => format!("{said} (Δ {})", signed(-loss, 1)),
+        None => said,
     }
 }
 
