@@ -63,10 +63,9 @@ impl Limit {
     /// for each place. `None` without places, or if a place has no example.
     pub fn judge(&self, places: &[Sample]) -> Option<Judgement> {
         let (sample, scale) = pooled(places)?;
-        let loss = negated(difference_at(&sample, self.level)?.scaled(scale));
-        let contexts = sample.contexts();
+        let loss = loss_of(&sample, scale, self.level)?;
         let within = Self { loss: self.loss / scale, ..*self };
-        Some(self.judgement(loss, contexts, || within.contexts_needed(&sample)))
+        Some(self.judgement(loss, sample.contexts(), || within.contexts_needed(&sample)))
     }
 
     /// As [`judge`](Self::judge), with an interval that holds at all looks together, so that examples may be added until it tells
@@ -95,7 +94,13 @@ impl Limit {
         self.judgement(loss, contexts, needed)
     }
 
-    fn judgement(&self, loss: Estimate, contexts: usize, needed: impl FnOnce() -> Option<usize>) -> Judgement {
+    /// The verdict that follows from an interval. `needed` is asked only where examples are too few.
+    pub(crate) fn judgement(
+        &self,
+        loss: Estimate,
+        contexts: usize,
+        needed: impl FnOnce() -> Option<usize>,
+    ) -> Judgement {
         let verdict = match loss.ends.filter(|_| contexts >= LEAST_CONTEXTS) {
             Some((_, high)) if high <= self.loss => Verdict::Safe { loss_at_most: high },
             Some((low, _)) if low > self.loss => Verdict::NotSafe { loss_at_least: low },
@@ -126,6 +131,11 @@ impl Limit {
         let needed = fewest_that(differences.contexts(), |contexts| errors(contexts).abs() >= self.level.z())?;
         if is_within { fewest.map(|fewest| fewest.max(needed)) } else { Some(needed) }
     }
+}
+
+/// The mean loss over places, with its interval, from their differences as [`pooled`] puts them together.
+pub(crate) fn loss_of(differences: &Sample, scale: f64, level: Level) -> Option<Estimate> {
+    difference_at(differences, level).map(|gain| negated(gain.scaled(scale)))
 }
 
 /// The mean loss in each context, from differences.

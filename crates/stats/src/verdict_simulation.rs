@@ -11,8 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::coverage::Draw;
-use super::verdict::{Judgement, Limit, Verdict, pooled};
-use super::{Level, Sample, difference, score};
+use super::verdict::{Judgement, Limit, Verdict, loss_of, pooled};
+use super::{Level, Sample, score};
 
 /// The true loss of a method, as a multiple of the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,28 +117,18 @@ impl Design {
             .iter()
             .map(|task| Sample::new(task.iter().map(|asked| (asked.context, asked.methods[method] - asked.reference))))
             .collect();
-        let limit = Limit { loss: self.limit, level: Level::of_each(self.methods) };
-        let here = match limit.judge(&differences).expect("there are examples").verdict {
-            Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
-            Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
-            Verdict::TooFew { .. } => Said::TooFew,
+        let (sample, scale) = pooled(&differences).expect("there are examples");
+        let at = |comparisons| {
+            let limit = Limit { loss: self.limit, level: Level::of_each(comparisons) };
+            let loss = loss_of(&sample, scale, limit.level).expect("there are examples");
+            // What would tell is of no interest here, and takes most of the time.
+            match limit.judgement(loss, sample.contexts(), || None).verdict {
+                Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
+                Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
+                Verdict::TooFew { .. } => Said::TooFew,
+            }
         };
-        [here, self.uncorrected(&differences), self.unpaired(tasks, method)]
-    }
-
-    /// The interval of the difference, as if no other method was judged.
-    fn uncorrected(&self, differences: &[Sample]) -> Said {
-        let (sample, scale) = pooled(differences).expect("there are examples");
-        let Some((low, high)) = difference(&sample).and_then(|of| of.ends) else { return Said::TooFew };
-        self.by_ends(-high * scale, -low * scale)
-    }
-
-    fn by_ends(&self, least: f64, most: f64) -> Said {
-        match (least > self.limit, most <= self.limit) {
-            (true, _) => Said::NotSafe(least),
-            (_, true) => Said::Safe(most),
-            _ => Said::TooFew,
-        }
+        [at(self.methods), at(1), self.unpaired(tasks, method)]
     }
 
     /// The interval of the method's score against the mean of the reference, as if that had no error.
@@ -147,7 +137,11 @@ impl Design {
         let own = Sample::new(all().map(|(at, asked)| ((at, asked.context), asked.methods[method])));
         let reference = all().map(|(_, asked)| asked.reference).sum::<f64>() / own.n();
         let Some((low, high)) = score(&own).and_then(|of| of.ends) else { return Said::TooFew };
-        self.by_ends(reference - high, reference - low)
+        match (reference - high > self.limit, reference - low <= self.limit) {
+            (true, _) => Said::NotSafe(reference - high),
+            (_, true) => Said::Safe(reference - low),
+            _ => Said::TooFew,
+        }
     }
 
     fn name(&self) -> String {
@@ -273,7 +267,7 @@ fn to_look_until_it_is_told_needs_bounds_that_hold_at_any_time() {
         fixed += usize::from(looks().any(|places| is_wrong(limit.judge(&places))));
     }
     let percent = |wrong| Counts::percent(wrong, EXPERIMENTS);
-    assert!(percent(here) <= ERROR && percent(fixed) > 2.0 * ERROR, "{here} and {fixed} of {EXPERIMENTS}");
+    assert!(percent(here) <= ERROR && percent(fixed) > 1.5 * ERROR, "{here} and {fixed} of {EXPERIMENTS}");
 }
 
 #[test]
@@ -289,14 +283,12 @@ fn verdicts_tell_what_enough_examples_show() {
 /// The designs of the full simulation.
 fn designs() -> Vec<Design> {
     let mut designs = Vec::new();
-    for (limit, churn) in [(0.01, 0.0), (0.05, 0.1), (0.1, 0.5)] {
-        for (tasks, questions, is_graded) in
-            [(1, 1, false), (1, 1, true), (1, 5, false), (1, 5, true), (4, 1, false), (4, 5, true)]
-        {
-            for contexts in [10, 20, 50, 100, 200] {
+    for (limit, churn) in [(0.01, 0.05), (0.05, 0.1), (0.1, 0.5)] {
+        for (tasks, questions, is_graded) in [(1, 1, false), (1, 1, true), (1, 5, false), (4, 1, false)] {
+            for contexts in [10, 20, 50, 200] {
                 // The contexts are those of all tasks together.
-                let contexts = contexts / if tasks > 1 && contexts > 10 { tasks } else { 1 };
-                designs.push(Design { limit, methods: 6, tasks, contexts, questions, is_graded, churn });
+                let contexts = contexts / tasks;
+                designs.push(Design { limit, methods: 4, tasks, contexts, questions, is_graded, churn });
             }
         }
     }
