@@ -83,7 +83,7 @@ fn cell(table: &VerdictTable, settings: &[&JudgedSetting]) -> String {
         let notes: String = [difference, costs(setting)]
             .iter()
             .filter(|note| !note.is_empty())
-            .map(|note| format!("<span class=\"interval\">{}</span>", safe(note)))
+            .map(|note| format!("<span class=\"interval\">{}</span>", safe(note).replace(" %", "&nbsp;%")))
             .collect();
         format!("<strong>{}</strong>{}{notes}", safe(word), safe(&rest))
     };
