@@ -45,10 +45,11 @@ fn matrix(table: &VerdictTable, title: &str) -> String {
         format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", safe(name))
     };
     let rows: String = matrix.rows.iter().map(row).collect();
+    let title = safe(title);
     format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"verdict\">\n<thead><tr><th scope=\"col\">\
-         method / asked for</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n",
-        safe(title)
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{title}\"><table class=\"verdict\">\n<caption class=\"hidden\">\
+         {title}</caption>\n<thead><tr><th scope=\"col\">method / asked for</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         </table></div>\n"
     )
 }
 
@@ -64,11 +65,11 @@ fn tasks(table: &VerdictTable, title: &str) -> String {
         format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", safe(name))
     };
     let rows: String = rows.iter().map(row).collect();
+    let title = format!("{}, by task", safe(title));
     format!(
-        "<details><summary>Verdict on each task</summary>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}, by \
-         task\"><table>\n<thead><tr><th scope=\"col\">method</th>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n\
-         </details>\n",
-        safe(title)
+        "<details><summary>Verdict on each task</summary>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{title}\">\
+         <table>\n<caption class=\"hidden\">{title}</caption>\n<thead><tr><th scope=\"col\">method</th>{headings}</tr></thead>\n<tbody>\n\
+         {rows}</tbody>\n</table></div>\n</details>\n"
     )
 }
 
