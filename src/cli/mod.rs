@@ -35,6 +35,7 @@ pub mod tune_args;
 mod tune_reading;
 mod tune_schedules;
 mod tune_shapes;
+mod verdict_flags;
 pub mod verify;
 
 use std::ffi::OsString;
@@ -46,7 +47,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use self::arguments::Refusal;
 pub use self::exit::Done;
-use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
+use self::exit::{ErrorWithHint, INTERRUPTED, NOT_SAFE, PREEMPTED};
 pub use self::run_flags::flags;
 use crate::version::PROGRAM;
 use spattn_attention::methods::{MethodEntry, register};
@@ -91,7 +92,8 @@ enum Command {
     },
 }
 
-/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 75 if a
+/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 3 if
+/// no method was shown to be as safe as `--safe-within` asks for, 75 if a
 /// scheduler stopped it or its terminal was closed, 130 if the user stopped it.
 pub fn main() -> ExitCode {
     main_with(&[])
@@ -103,6 +105,7 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
     match registered.and_then(|()| dispatch(parsed()?.command)) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
+        Ok(Done::NotSafe) => ExitCode::from(NOT_SAFE),
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
         Err(error) => match error.downcast::<ErrorWithHint>() {
@@ -193,7 +196,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Calibrate(args) => return calibrate::run_calibrate(args),
         Command::Data(args) => data::run_data(args)?,
         Command::List(args) => list::list_catalog(args)?,
-        Command::Report(args) => report::write_report(args)?,
+        Command::Report(args) => return report::write_report(args),
         Command::Status(args) => status::show_status(&args)?,
         Command::Score(args) => score::score_predictions(args)?,
         Command::Doctor(args) => doctor::examine(&args)?,

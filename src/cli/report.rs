@@ -5,14 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
+use super::exit::Done;
+use super::numbers;
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
 use crate::report::lm_eval::Exported;
 use crate::report::merge::Merged;
+use super::verdict_flags::SafetyDemand;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
-use crate::report::{Report, Written, bench, csv, json, kvpress, latex, lm_eval, markdown, merge, table};
+use crate::report::{Report, Written, bench, csv, json, kvpress, latex, lm_eval, markdown, merge, table, verdict};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::folder::owned_files;
@@ -91,6 +94,21 @@ pub struct ReportArgs {
     #[arg(long)]
     anonymous: bool,
 
+    /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a method is
+    /// shown to lose no more, and ends with status 3 otherwise
+    ///
+    /// Without this flag the verdict takes 1 point, and the status says nothing of it.
+    ///
+    /// Example: spattn report results/qwen --safe-within 2
+    #[arg(long, value_name = "POINTS", value_parser = numbers::points)]
+    safe_within: Option<f64>,
+
+    /// Probability that all verdicts of a table are right; 0.95 if not given
+    ///
+    /// Example: spattn report results/qwen --confidence 0.9
+    #[arg(long, value_name = "P", value_parser = numbers::confidence)]
+    confidence: Option<f64>,
+
     /// What to print; or the files of another program, which go to --out (DIR/lm-eval or DIR/kvpress if not given)
     ///
     /// Example: --format latex > table.tex, --format lm-eval --out results/lm-eval
@@ -134,6 +152,11 @@ impl Format {
 }
 
 impl ReportArgs {
+    /// Whether the user says what methods are held to.
+    fn is_held(&self) -> bool {
+        self.safe_within.is_some() || self.confidence.is_some()
+    }
+
     /// Whether the user requests tables of their own.
     fn is_pivot(&self) -> bool {
         !(self.rows.is_empty() && self.columns.is_empty() && self.values.is_empty())
@@ -176,7 +199,14 @@ impl ReportArgs {
 
     /// Draws a stored benchmark again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
-        if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
+        if self.is_pivot()
+            || self.no_times
+            || self.no_ci
+            || self.all_plots
+            || self.format.is_some()
+            || self.json
+            || self.is_held()
+        {
             return Err(UsageError::new(format!("{} holds a bench, for which --out is the only flag", dir.display()))
                 .hint("leave out the other flags; bench.csv has all rows for tables of your own")
                 .into());
@@ -241,12 +271,12 @@ impl ReportArgs {
 ///
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
-pub fn write_report(args: ReportArgs) -> Result<()> {
+pub fn write_report(args: ReportArgs) -> Result<Done> {
     args.settle_privacy()?;
     if let [dir] = &args.dirs[..]
         && bench::is_bench(dir)
     {
-        return args.draw_bench(dir);
+        return args.draw_bench(dir).map(|()| Done::Completed);
     }
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {
@@ -264,10 +294,11 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         merged.leave_out_times();
     }
     if let Some(format @ (Format::LmEval | Format::Kvpress)) = args.format {
-        return args.write_exported(format, &merged);
+        return args.write_exported(format, &merged).map(|()| Done::Completed);
     }
     let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
-    let report = Report { most_pages, ..Report::of(&merged) };
+    let safety = SafetyDemand::new(args.safe_within, args.confidence);
+    let report = Report { most_pages, ..Report::of(&merged).judged_by(safety.rule) };
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
@@ -290,7 +321,12 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         }
         _ => {}
     }
-    let Some(out) = args.folder() else { return format.print(&text) };
+    let Some(out) = args.folder() else {
+        text += &printed_verdict(&report, format, layout.is_some());
+        format.print(&text)?;
+        return Ok(safety.end(&report.verdicts));
+    };
+    let is_pivot = layout.is_some();
     let layouts = match layout {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
@@ -302,7 +338,17 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
     }
-    format.print(&text)
+    text += &printed_verdict(&report, format, is_pivot);
+    format.print(&text)?;
+    Ok(safety.end(&report.verdicts))
+}
+
+/// The verdict below the tables of a terminal; nothing in formats for programs, and with tables of the user's own.
+fn printed_verdict(report: &Report, format: Format, is_pivot: bool) -> String {
+    match format == Format::Table && !is_pivot && !report.verdicts.is_empty() {
+        true => format!("\n{}", verdict::terminal::render(&report.verdicts, width())),
+        false => String::new(),
+    }
 }
 
 /// The default tables: methods by tasks, and methods by lengths if there are several.

@@ -16,6 +16,7 @@ use super::output::{print, print_line};
 use super::reproduce_facts::{facts_of_analyses, facts_of_learning, facts_of_records, facts_of_times};
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
+use super::verdict_flags::SafetyDemand;
 use crate::report::{merge, papers};
 use crate::version::PROGRAM;
 use spattn_base::error::{UsageError, in_one_line};
@@ -167,7 +168,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         }
         let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
             Ok(stopped @ (Done::Interrupted | Done::Preempted)) => return Ok(stopped),
-            Ok(Done::Completed) => None,
+            Ok(Done::Completed | Done::NotSafe) => None,
             Err(error) => Some(error.context(name.clone())),
         };
         args.finish(name, item, failure.as_ref())?;
@@ -247,6 +248,8 @@ impl ReproduceArgs {
             json: false,
             on_failure: OnFailure::GoOn,
             is_elsewhere: false,
+            safety: SafetyDemand::default(),
+            until_certain: None,
         })
     }
 

@@ -2,24 +2,23 @@
 
 use std::fmt::Write as _;
 
-use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
-use super::{MeanTable, Report};
+use super::{MeanTable, Report, verdict};
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
 use spattn_eval::summary::warnings::in_short;
 
-/// The page: what was run, the conclusions, the means over tasks, a table for each task and length, the warnings of the self-checks, and
+/// The page: what was run, the verdicts, the means over tasks, a table for each task and length, the warnings of the self-checks, and
 /// links to the other files (paths relative to the page).
 pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
     page.push_str(&notes(report));
-    page.push_str(&conclusions(report));
+    page.push_str(&verdict::markdown::render(&report.verdicts, |at| report.ranking(at)));
     page.push_str(&warnings(report));
     let other_scores = other_scores(&report.rows, report.records);
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
@@ -66,22 +65,6 @@ fn header(report: &Report) -> String {
 fn notes(report: &Report) -> String {
     let lines: String = report.notes.iter().map(|note| format!("- note: {note}\n")).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
-}
-
-/// The conclusions.
-fn conclusions(report: &Report) -> String {
-    let mut text = String::new();
-    let (shown, left_out) = conclusion::all(&report.rows, &report.cells);
-    for Conclusion { about, cheapest, budgets, rule } in shown {
-        let (about, cheapest) = (in_markdown(&about), in_markdown(&cheapest));
-        let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
-        budgets.iter().for_each(|line| text.push_str(&format!("- {}\n", in_markdown(line))));
-        text.push_str(&if rule.is_empty() { rule } else { format!("\n{}\n", in_markdown(&rule)) });
-    }
-    if !left_out.is_empty() {
-        let _ = write!(text, "\n{}\n", in_markdown(&left_out));
-    }
-    text
 }
 
 fn warnings(report: &Report) -> String {

@@ -22,15 +22,16 @@ pub mod schedules;
 pub mod shapes;
 pub mod table;
 pub mod tuning;
+pub mod verdict;
 
 mod best;
 mod by_method;
-mod conclusion;
 mod contents;
 mod format;
 mod heading;
 mod means;
 mod overview;
+mod ranking;
 mod shards;
 mod stand_ins;
 mod tabular;

@@ -20,7 +20,7 @@ use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::markdown::counted;
 use super::merge::Source;
 use super::plots::{Figure, Figures};
-use super::{Report, conclusion, heading, overview};
+use super::{Report, heading, overview, verdict};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_eval::records::fidelity::four_digits;
@@ -43,9 +43,11 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
     let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
     let title = if models.is_empty() { "no results".to_owned() } else { models.join(", ") };
     let (title, figures, facts) = (escaped(&title), drawings(figures), in_script(&facts(report)?));
+    let verdict = verdict::html::render(&report.verdicts, |at| report.ranking(at));
     let parts = [
         ("title", title.as_str()),
         ("style", CSS),
+        ("verdict", &verdict),
         ("figures", &figures),
         ("report", &facts),
         ("samples", samples),
@@ -84,12 +86,9 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
-    let (conclusions, left_out) = conclusion::all(&report.rows, &report.cells);
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
         "heading": heading::line(report),
-        "conclusions": conclusions,
-        "conclusions_left_out": left_out,
         "means": overview::means(&report.rows),
         "columns": columns(),
         "rows": rows,

@@ -21,4 +21,5 @@ mod streams;
 mod sweep;
 mod terminal;
 mod tune;
+mod verdicts;
 mod verify;

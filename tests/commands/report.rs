@@ -220,7 +220,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
     let first = made(&records);
     let figures = ["score_vs_bytes", "score_vs_cost", "score_vs_density", "score_vs_latency", "time"];
     let drawn = figures.iter().flat_map(|f| ["png", "svg"].map(|ending| format!("plots/{f}.{ending}")));
-    let tables = ["report.html", "summary.csv", "summary.md"].map(str::to_owned);
+    let tables = ["report.html", "summary.csv", "summary.md", "verdict.json"].map(str::to_owned);
     assert_eq!(first.keys().cloned().collect::<Vec<_>>(), drawn.chain(tables).collect::<Vec<_>>());
     assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
 }

@@ -39,7 +39,7 @@ addEventListener("load", async () => {
   });
   const step = {
     opened,
-    heading: () => [at("what").textContent, texts("#conclusions p"), texts("#conclusions li")],
+    heading: () => [at("what").textContent, texts("#verdict .lead"), texts("#verdict li"), texts("#verdict td")],
     rows: () => column("method").length,
     up: () => sort("score"),
     down: () => sort("score"),

@@ -12,6 +12,7 @@ mod reporter;
 mod request;
 mod run_timing;
 mod shards;
+mod until_certain;
 
 pub(super) use self::adaptive::AdaptiveSource;
 pub(super) use self::request::{OnFailure, RunRequest};

@@ -14,11 +14,12 @@ use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
 use super::run_timing::RunTiming;
+use super::until_certain::UntilCertain;
 use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
 use crate::report::table::Form;
-use crate::report::{Report, Written, json, merge, table};
+use crate::report::{Report, Written, json, merge, table, verdict};
 use crate::version::PROGRAM;
 use spattn_attention::Configured;
 use spattn_base::error::UsageError;
@@ -29,7 +30,7 @@ use spattn_eval::folder::attempts::Ending;
 use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::manifest::{ModelPart, manifest};
 use spattn_eval::plan::shard_statement::{self, Stated};
-use spattn_eval::records::manifest_keys::NOTES;
+use spattn_eval::records::manifest_keys::{NOTES, UNTIL_CERTAIN};
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
 use spattn_eval::run::run_plan::RunEnd;
@@ -46,12 +47,30 @@ use spattn_model::source::recorded;
 impl RunRequest {
     /// Runs what is not recorded yet, and prints the table.
     pub fn run_matrix(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, Self::finish)
+        let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
+        let config = &self.configs[0];
+        let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
+        let mut source = UntilCertain::new(self.safety.rule, bounds, labels, config.samples);
+        let mut work = |run: &Self,
+                        ready: &mut PreparedRun,
+                        store: &mut Store,
+                        stop: &AtomicBool,
+                        reporter: &mut ProgressReporter| {
+            let ran = run.run_batches(ready, store, stop, reporter, &mut source)?;
+            source.ending().iter().for_each(|line| reporter.meter.say(line));
+            Ok(ran)
+        };
+        // The number of records is unknown until no more examples are added.
+        self.run(
+            |_, _| Ok(None),
+            |run, ready, store, stop, reporter| work(run, ready, store, stop, reporter),
+            Self::finish,
+        )
     }
 
     /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, |_, _| Ok(()))
+        self.run(Self::stated, Self::run_all, |_, _| Ok(Done::Completed))
     }
 
     /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
@@ -61,7 +80,7 @@ impl RunRequest {
             if !quiet {
                 eprintln!("{took}");
             }
-            Ok(())
+            Ok(Done::Completed)
         };
         // The number of records is unknown until the source has asked for all of them.
         let unstated = |_: &Self, _: &PreparedRun| Ok(None);
@@ -94,7 +113,7 @@ impl RunRequest {
             &AtomicBool,
             &mut ProgressReporter,
         ) -> Result<(RunEnd, RunTiming)>,
-        finish: impl FnOnce(&Self, RunTiming) -> Result<()>,
+        finish: impl FnOnce(&Self, RunTiming) -> Result<Done>,
     ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let is_preempted = raise_on_preemption(&stop, &is_planning)?;
@@ -135,12 +154,12 @@ impl RunRequest {
             eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
             return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
         }
-        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
-        let ended = ended.and_then(|()| reporter.verdict("are done"));
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|done| Ok(place.check().map(|()| done)?));
+        let ended = ended.and_then(|done| reporter.verdict("are done").map(|()| done));
         let is_in_place = place.check().is_ok();
         match (ended, resume_hint(&self.out, "after correcting that, resume").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
-            (ended, _) => ended.map(|()| Done::Completed),
+            (ended, _) => ended,
         }
     }
 
@@ -230,6 +249,11 @@ impl RunRequest {
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
+        let was_added_to =
+            self.mode == OpenMode::Resume && load_manifest(&self.out).is_ok_and(|stored| stored[UNTIL_CERTAIN] == true);
+        if self.until_certain.is_some() || was_added_to {
+            manifest[UNTIL_CERTAIN] = true.into();
+        }
         if !notes.is_empty() {
             // Readers of the records need these notes too.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
@@ -245,14 +269,15 @@ impl RunRequest {
     }
 
     /// Draws all stored records, and prints the table or JSON.
-    fn finish(&self, took: RunTiming) -> Result<()> {
+    fn finish(&self, took: RunTiming) -> Result<Done> {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
-        let report = Report::of(&merged);
+        let report = Report::of(&merged).judged_by(self.safety.rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
-            return print_json(&json::render(&report.rows)?);
+            print_json(&json::render(&report.rows)?)?;
+            return Ok(self.safety.end(&report.verdicts));
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
@@ -268,7 +293,12 @@ impl RunRequest {
         }
         text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
-        print(&text)
+        // Last, because the end is what a terminal shows.
+        if !report.verdicts.is_empty() {
+            let _ = write!(text, "\n{}", verdict::terminal::render(&report.verdicts, width()));
+        }
+        print(&text)?;
+        Ok(self.safety.end(&report.verdicts))
     }
 }
 

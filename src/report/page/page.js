@@ -97,14 +97,8 @@
   // Text in which what stands between backticks is a name.
   const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : visible(part)));
 
-  function showConclusions() {
+  function showHeading() {
     at("what").replaceChildren(...named(data.heading));
-    at("conclusions").replaceChildren(...data.conclusions.flatMap((c) => [
-      make("h3", c.about),
-      make("p", named(c.cheapest), { class: "lead" }),
-      make("ul", c.budgets.map((line) => make("li", named(line))), { class: "budgets", "aria-label": "Best of each budget" }),
-      ...(c.rule ? [make("p", c.rule)] : []),
-    ]), ...(data.conclusions_left_out ? [make("p", data.conclusions_left_out)] : []));
   }
 
   function showFacts() {
@@ -805,7 +799,7 @@
     showTheme = show;
   }
 
-  showConclusions();
+  showHeading();
   showFacts();
   showWarnings();
   if (data.rows.length) {

@@ -313,6 +313,42 @@ macro_rules! with_run_flags {
             shard: String,
                 Flag::value("shard", "I/N").texts("1/4", &["0/4", "5/4", "zzz"]).after("overwrite");
 
+            /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a
+            /// method is shown to lose no more, and ends with status 3 otherwise
+            ///
+            /// Oracles and floors do not count. Without this flag the verdict takes 1 point, and the status says nothing of it.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 -n 400 --safe-within 1
+            safe_within: f64,
+                Flag::value("safe-within", "POINTS").decimal(0.01, 100.0).after("shard");
+
+            /// Probability that all verdicts of a table are right; 0.95 if not given
+            ///
+            /// Example: --safe-within 2 --confidence 0.9
+            confidence: f64,
+                Flag::value("confidence", "P").decimal(0.5, 0.9999).after("safe_within");
+
+            /// Add examples until each verdict is told, or --max-samples or --max-time is reached; -n is the number at the first look
+            ///
+            /// The verdict then takes bounds that hold however often one looks, which need more examples than a run of a fixed number.
+            /// Records are those of a run with so many examples from the start. For `spattn eval`, and tasks with scores.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 --safe-within 2 --until-certain --max-time 30m
+            until_certain: bool,
+                Flag::switch("until-certain").after("confidence");
+
+            /// Most examples of each task and length with --until-certain
+            ///
+            /// Example: --until-certain --max-samples 400
+            max_samples: usize,
+                Flag::value("max-samples", "N").whole(1, MOST_SAMPLES).after("until_certain");
+
+            /// Time after which --until-certain adds no more examples: seconds, minutes or hours
+            ///
+            /// Example: --until-certain --max-time 30m
+            max_time: String,
+                Flag::value("max-time", "TIME").texts("30m", &["0", "30", "x", ""]).after("max_samples");
+
             /// Show no progress
             ///
             /// Example: --quiet
