@@ -270,8 +270,8 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
 /// The size of a panel for one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// The labels of the points of methods with several settings, by the method's index. A label names its parameters where the one before it
-/// does not have the same.
+/// The labels of the points of methods with several settings, by the method's index. A label names its parameters if it has
+/// several, or if the one before it does not have the same.
 fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, Vec<String>)> {
     let of_method = |(i, method): (usize, &&str)| {
         let rows: Vec<&SummaryRow> = of_task.iter().copied().filter(|r| r.method == **method).collect();
@@ -279,7 +279,8 @@ fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, 
         let own =
             |row: &SummaryRow| keys.iter().copied().filter(|key| row.settings.contains_key(*key)).collect::<Vec<_>>();
         let label = |at: usize| {
-            let is_new = at == 0 || own(rows[at]) != own(rows[at - 1]);
+            // Of several values each needs its name, of one only the first in a row.
+            let is_new = own(rows[at]).len() > 1 || at == 0 || own(rows[at]) != own(rows[at - 1]);
             joined(rows[at], &keys, |key, value| if is_new { format!("{key}={value}") } else { value.to_owned() })
         };
         (!keys.is_empty()).then(|| (i, (0..rows.len()).map(label).collect()))
@@ -490,7 +491,7 @@ mod tests {
             [("density=0.1", 0.1), ("density=0.2", 0.2), ("K=8,L=75", 0.3), ("K=8,L=150", 0.4), ("K=9,L=75", 0.5)];
         let figures = drawn(&rows.map(|(params, density)| set(params, density)));
         let [by_density, by_cost] = [&figures[0].svg, &figures[1].svg];
-        assert!(by_density.contains("\nK=8, L=75\n") && by_density.contains("\n8, 150\n"), "{by_density}");
+        assert!(by_density.contains("\nK=8, L=75\n") && by_density.contains("\nK=8, L=150\n"), "{by_density}");
         assert!(!by_density.contains("density=0.1"), "which the axis tells");
         let rows = summarize(&rows.map(|(params, density)| set(params, density)), &[]);
         let rows: Vec<&SummaryRow> = rows.iter().collect();
