@@ -96,11 +96,12 @@ macro_rules! with_settings {
             local_layers: LocalLayers => LocalLayers = LocalLayers::Dense,
                 Flag::value("local-layers", "WHAT").texts("sparse", &["zzz"]).identity("local_layers");
 
-            /// Attention to tokens after the prefix: exact, window:N or indexed; a sweep takes several
+            /// How question and generated tokens are attended: exact (all, beside the budget), window:N (the last N) or indexed (within the
+            /// budget); a sweep takes several
             ///
-            /// exact: every method attends all of them, and they do not count towards the budget. window:N: only the last N are attended;
-            /// older ones are candidates like the tokens of the prefix. indexed: window:N with N from --local. Methods with a rule
-            /// of their own for generated tokens keep it (`spattn list methods`).
+            /// exact: all of them are attended, and do not count towards the budget. window:N: the last N are attended; older ones are selected
+            /// or not, as the tokens of the context. indexed: window:N with N from --local. Some methods have a rule of their own for generated
+            /// tokens and keep it (`spattn list methods`).
             ///
             /// Example: --tail indexed
             tail: OneOrMany<Given<Tail>>,
@@ -112,11 +113,11 @@ macro_rules! with_settings {
             fidelity: bool => bool = false,
                 Flag::switch("fidelity").identity("fidelity");
 
-            /// Meaning of ms/token: shared (a method's share of steps that run all methods together) or solo (steps that run one method alone,
-            /// on all threads)
+            /// How to time steps: shared (fast, but not a latency) or solo (each method alone: a real latency, slower)
             ///
-            /// solo: after each example, up to 16 decode steps of each method are run again, one method at a time, in five turns. That is
-            /// the latency of a deployment. Predictions, scores and costs are the same either way.
+            /// shared: all methods take a step together, and each gets its share of the time. solo: after each example, up to 16 decode steps of
+            /// each method are run again, one method at a time on all threads, in five turns. Tables and figures show latencies of solo only.
+            /// Predictions, scores and costs are the same either way.
             ///
             /// Example: --latency solo
             latency: Latency => Latency = Latency::Shared,

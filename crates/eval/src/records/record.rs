@@ -150,6 +150,9 @@ pub struct Record {
     pub cost2: f64,
     /// Auxiliary memory: bits for each indexed token and KV head, mean over the layers that are not dense by policy.
     pub aux_bits: f64,
+    /// Bits of a token's key and value in a KV head, as the cache stores them: what `aux_bits` come on top of. `None` in old records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bits: Option<u32>,
     /// Bytes of K, V and auxiliary data read in each step, over all layers; what a GQA group reads together counts once. `None` without
     /// steps.
     pub kv_bytes_per_token: Option<f64>,

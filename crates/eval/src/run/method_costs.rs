@@ -46,6 +46,8 @@ pub struct MethodCosts {
     pub cost2: f64,
     /// Bits per prefix token per KV head.
     pub aux_bits: f64,
+    /// Bits of a token's key and value in a KV head, as the cache stores them.
+    pub kv_bits: u32,
     /// Bytes per step, all layers; `None` if there was no step.
     pub bytes: Option<StepBytes>,
     /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
@@ -109,6 +111,7 @@ impl MethodCosts {
             cost1: all.cost1(),
             cost2: all.cost2(),
             aux_bits: sequence.aux_bits(),
+            kv_bits: sequence.kv_bits(),
             bytes: (steps > 0).then(|| StepBytes::of(&all, steps)),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
             kv_bytes_held: sequence.kv_bytes_held(),
