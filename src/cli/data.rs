@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::data_sets::{self, CheckArgs, DataListArgs, FetchArgs};
+use super::exit::Done;
 use super::export_eval::{self, ExportEvalArgs};
 
 /// Fetch and check published data sets; make and convert data files.
@@ -25,11 +26,12 @@ enum What {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); files that cannot be read or written.
-pub fn run_data(args: DataArgs) -> Result<()> {
+pub fn run_data(args: DataArgs) -> Result<Done> {
     match args.what {
-        What::Fetch(args) => data_sets::fetch(&args),
-        What::List(args) => data_sets::list(&args),
-        What::Check(args) => data_sets::check(&args),
-        What::ExportEval(args) => export_eval::export_eval(&args),
+        What::Fetch(args) => data_sets::fetch(&args)?,
+        What::List(args) => data_sets::list(&args)?,
+        What::Check(args) => data_sets::check(&args)?,
+        What::ExportEval(args) => return export_eval::export_eval(&args),
     }
+    Ok(Done::Completed)
 }

@@ -7,6 +7,8 @@ use clap::{Args, ValueEnum};
 
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
+use crate::launch::SHARDS;
+use crate::launch::plan::SweepPlan;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
@@ -14,6 +16,7 @@ use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, t
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::folder::owned_files;
+use spattn_eval::records::loaded::SAMPLES;
 use spattn_eval::records::store::load_manifest;
 use spattn_eval::summary::warnings::in_short;
 
@@ -195,6 +198,12 @@ impl ReportArgs {
     }
 }
 
+/// Whether a shard of a sweep has records.
+fn has_begun(dir: &Path) -> bool {
+    let shards = std::fs::read_dir(dir.join(SHARDS)).into_iter().flatten().flatten();
+    shards.map(|shard| shard.path()).any(|shard| shard.join(SAMPLES).is_file()) || dir.join(SAMPLES).is_file()
+}
+
 /// Reads the records, writes the files and prints a table.
 ///
 /// # Errors
@@ -205,6 +214,11 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         && bench::is_bench(dir)
     {
         return args.draw_bench(dir);
+    }
+    if let Some(dir) = args.dirs.iter().find(|dir| SweepPlan::is_in(dir) && !has_begun(dir)) {
+        return Err(UsageError::new(format!("nothing of the sweep in {} has run yet", dir.display()))
+            .hint(format!("spattn status {} says how far it is", dir.display()))
+            .into());
     }
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {

@@ -65,7 +65,7 @@ impl RunArgs {
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings.clone()?;
         settings.check_values().map_err(with_flag_name)?;
-        Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+        Ok(settings.over_described(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
@@ -79,7 +79,18 @@ impl RunArgs {
         let (out, mode) = self.output(command)?;
         let RunFlags { out: named, quiet, json, .. } = self.flags;
         let (is_unnamed, quiet, json) = (named.is_none(), quiet.is_some(), json.is_some());
-        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
+        Ok(RunRequest {
+            configs,
+            shard,
+            out,
+            is_unnamed,
+            mode,
+            quiet,
+            json,
+            on_failure,
+            is_elsewhere: false,
+            resumes_by_itself: false,
+        })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.

@@ -64,6 +64,7 @@ pub fn run_tune(args: TuneArgs) -> Result<Done> {
         json: args.json,
         on_failure: OnFailure::Stop,
         is_elsewhere: false,
+        resumes_by_itself: false,
     };
     let most_candidates = ladders.iter().map(|ladder| ladder.candidates.len()).max().unwrap_or(0);
     let mut asking = Asking { tuning: Tuning::new(goal, ladders), goal, lengths, most_candidates };

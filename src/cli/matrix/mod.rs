@@ -14,5 +14,6 @@ mod run_timing;
 mod shards;
 
 pub(super) use self::adaptive::AdaptiveSource;
+pub(super) use self::plan_text::this_machine;
 pub(super) use self::request::{OnFailure, RunRequest};
 pub(super) use self::shards::ShardPlan;

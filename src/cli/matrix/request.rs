@@ -36,6 +36,8 @@ pub(in crate::cli) struct RunRequest {
     pub on_failure: OnFailure,
     /// Whether the run is only planned here, for other machines.
     pub is_elsewhere: bool,
+    /// Whether the same command resumes the run, without another flag.
+    pub resumes_by_itself: bool,
 }
 
 impl RunRequest {
