@@ -10,6 +10,7 @@ mod damaged_files;
 mod files;
 mod generation;
 mod identity;
+mod interrupts;
 mod launch;
 mod limits;
 mod longbench;
