@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::data_sets::{self, CheckArgs, DataListArgs, FetchArgs};
+use super::exit::Done;
 use super::export_eval::{self, ExportEvalArgs};
 use super::show_prompts::{self, ShowArgs};
 
@@ -27,12 +28,13 @@ enum What {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); files that cannot be read or written.
-pub fn run_data(args: DataArgs) -> Result<()> {
+pub fn run_data(args: DataArgs) -> Result<Done> {
     match args.what {
-        What::Fetch(args) => data_sets::fetch(&args),
-        What::List(args) => data_sets::list(&args),
-        What::Check(args) => data_sets::check(&args),
-        What::Show(args) => show_prompts::show_prompts(&args),
-        What::ExportEval(args) => export_eval::export_eval(&args),
+        What::Fetch(args) => data_sets::fetch(&args)?,
+        What::List(args) => data_sets::list(&args)?,
+        What::Check(args) => data_sets::check(&args)?,
+        What::Show(args) => show_prompts::show_prompts(&args)?,
+        What::ExportEval(args) => return export_eval::export_eval(&args),
     }
+    Ok(Done::Completed)
 }

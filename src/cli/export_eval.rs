@@ -2,18 +2,23 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
+use super::exit::Done;
+use super::interrupt;
 use super::numbers;
 use super::output::Export;
 use super::prompt_args::{PromptArgs, PromptModel};
 use spattn_base::error::UsageError;
+use spattn_base::meter::Meter;
 use spattn_base::text::shown_json;
 use spattn_eval::examples::token_counter::Counter;
-use spattn_tasks::{Example, PromptCounter};
+use spattn_tasks::{Example, PromptCounter, Task};
 
 /// Write the examples that `spattn eval` would run, as rows in RULER's fields.
 ///
@@ -79,7 +84,7 @@ impl<'a> Row<'a> {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
-pub fn export_eval(args: &ExportEvalArgs) -> Result<()> {
+pub fn export_eval(args: &ExportEvalArgs) -> Result<Done> {
     let tasks = args.prompts.tasks()?;
     if let Some(file) = tasks.iter().find(|t| !t.is_sized()) {
         let what = format!("`{}` is a file of rows already: there is nothing to generate", file.name());
@@ -89,14 +94,30 @@ pub fn export_eval(args: &ExportEvalArgs) -> Result<()> {
     }
     let PromptModel { tokenizer, .. } = args.prompts.model()?;
     let counter = Counter(&tokenizer);
+    let stop = Arc::new(AtomicBool::new(false));
+    let kept = if args.out.is_some() { "no file was written" } else { "the rows so far are written" };
+    interrupt::stop_within_grace(&stop, move || kept.to_owned())?;
     let mut out = Export::to(args.out.as_deref())?;
+    // Rows on standard output show how far it is.
+    let mut meter = Meter::new(args.out.is_none(), "making the first example");
+    let count = |task: &dyn Task| task.available().unwrap_or(usize::MAX).min(args.samples).saturating_mul(task.cells());
+    let tokens: usize = args.lengths.iter().copied().fold(0, usize::saturating_add);
+    let examples: usize = tasks.iter().map(|task| count(task.as_ref())).fold(0, usize::saturating_add);
+    let (mut done, all) = (0, tokens.saturating_mul(examples));
     for task in &tasks {
         for &length in &args.lengths {
-            for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) * task.cells() {
+            for index in 0..count(task.as_ref()) {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(interrupt::answer());
+                }
                 let example = task.example(length, index, args.prompts.seed, &counter)?;
                 writeln!(out, "{}", shown_json(&serde_json::to_string(&Row::new(&example, &counter)?)?))?;
+                done += length;
+                meter.at(done as u64, all as u64, 0, || format!("{} {length}, example {}", task.name(), index + 1));
             }
         }
     }
-    Ok(out.finish()?)
+    meter.end();
+    out.finish()?;
+    Ok(Done::Completed)
 }

@@ -12,12 +12,12 @@ pub mod doctor;
 pub mod eval;
 mod exit;
 mod export_eval;
+mod interrupt;
 mod launch;
 pub mod list;
 mod matrix;
 mod numbers;
 mod output;
-mod progress;
 mod prompt_args;
 pub mod report;
 pub mod reproduce;
@@ -183,8 +183,12 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     check_isa()?;
     numbers::check_threads_variable()?;
     setup::write_errors_instead_of_signals()?;
+    interrupt::watch()?;
     if !matches!(command, Command::List(_) | Command::Completions { .. }) {
         setup::start_threads(command.threads())?;
+    }
+    if !matches!(command, Command::Report(_) | Command::Status(_) | Command::Score(_) | Command::Doctor(_)) {
+        interrupt::end_with(|| "nothing was run yet; what was downloaded is kept".to_owned());
     }
     match command {
         Command::Eval(args) => return eval::run_eval(*args),
@@ -194,7 +198,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Tune(args) => return tune::run_tune(*args),
         Command::Bench(args) => return bench::run_bench(&args),
         Command::Calibrate(args) => return calibrate::run_calibrate(args),
-        Command::Data(args) => data::run_data(args)?,
+        Command::Data(args) => return data::run_data(args),
         Command::List(args) => list::list_catalog(args)?,
         Command::Report(args) => return report::write_report(args),
         Command::Status(args) => status::show_status(&args)?,

@@ -9,9 +9,11 @@ use super::exit::Done;
 use super::numbers;
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
+use super::verdict_flags::SafetyDemand;
+use crate::launch::SHARDS;
+use crate::launch::plan::SweepPlan;
 use crate::report::lm_eval::Exported;
 use crate::report::merge::Merged;
-use super::verdict_flags::SafetyDemand;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
@@ -19,6 +21,7 @@ use crate::report::{Report, Written, bench, csv, json, kvpress, latex, lm_eval, 
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::folder::owned_files;
+use spattn_eval::records::loaded::SAMPLES;
 use spattn_eval::records::store::load_manifest;
 use spattn_eval::summary::warnings::in_short;
 
@@ -267,6 +270,12 @@ impl ReportArgs {
     }
 }
 
+/// Whether a shard of a sweep has records.
+fn has_begun(dir: &Path) -> bool {
+    let shards = std::fs::read_dir(dir.join(SHARDS)).into_iter().flatten().flatten();
+    shards.map(|shard| shard.path()).any(|shard| shard.join(SAMPLES).is_file()) || dir.join(SAMPLES).is_file()
+}
+
 /// Reads the records, writes the files and prints a table.
 ///
 /// # Errors
@@ -277,6 +286,11 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
         && bench::is_bench(dir)
     {
         return args.draw_bench(dir).map(|()| Done::Completed);
+    }
+    if let Some(dir) = args.dirs.iter().find(|dir| SweepPlan::is_in(dir) && !has_begun(dir)) {
+        return Err(UsageError::new(format!("nothing of the sweep in {} has run yet", dir.display()))
+            .hint(format!("spattn status {} says how far it is", dir.display()))
+            .into());
     }
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {

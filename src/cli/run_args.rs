@@ -66,7 +66,7 @@ impl RunArgs {
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings.clone()?;
         settings.check_values().map_err(with_flag_name)?;
-        Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+        Ok(settings.over_described(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
@@ -92,6 +92,7 @@ impl RunArgs {
             json,
             on_failure,
             is_elsewhere: false,
+            resumes_by_itself: false,
             safety,
             until_certain,
         })

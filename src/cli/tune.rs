@@ -67,6 +67,7 @@ pub fn run_tune(args: TuneArgs) -> Result<Done> {
         is_elsewhere: false,
         safety: SafetyDemand::default(),
         until_certain: None,
+        resumes_by_itself: false,
     };
     let most_candidates = ladders.iter().map(|ladder| ladder.candidates.len()).max().unwrap_or(0);
     let mut asking = Asking { tuning: Tuning::new(goal, ladders), goal, lengths, most_candidates };

@@ -11,6 +11,7 @@ mod files;
 mod generation;
 mod identity;
 mod interop;
+mod interrupts;
 mod launch;
 mod limits;
 mod longbench;

@@ -10,14 +10,15 @@ use anyhow::{Result, anyhow};
 use serde_json::Value;
 
 use super::adaptive::{AdaptiveSource, ForwardingObserver};
-use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
+use super::prepare::{ModelJob, PreparedRun, Purpose, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
 use super::run_timing::RunTiming;
 use super::until_certain::UntilCertain;
 use crate::cli::exit::{Done, ErrorWithHint};
+use crate::cli::interrupt;
 use crate::cli::output::{listed, print, print_json, width};
-use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
+use crate::cli::setup::raise_on_preemption;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table, verdict};
 use crate::version::PROGRAM;
@@ -122,7 +123,7 @@ impl RunRequest {
         }
         self.settle_privacy()?;
         let mut reporter = ProgressReporter::new(self.on_failure);
-        let mut ready = self.ready(&mut reporter)?;
+        let mut ready = self.ready(Purpose::Run, &mut reporter)?;
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
@@ -133,7 +134,9 @@ impl RunRequest {
         if self.on_failure == OnFailure::GoOn {
             reporter.keep_log(&self.out, store.records().len())?;
         }
-        raise_on_interrupt(&stop)?;
+        let kept = Kept { out: self.out.clone(), resumes_by_itself: self.resumes_by_itself };
+        let answer = kept.clone();
+        interrupt::stop_within_grace(&stop, move || answer.line("go on").unwrap_or_else(|| NOTHING.to_owned()))?;
         reporter.begin(self.quiet, store.records());
         let ran = work(&self, &mut ready, &mut store, &stop, &mut reporter);
         reporter.meter.end();
@@ -149,15 +152,16 @@ impl RunRequest {
         // Records that were moved away during the run cannot be drawn.
         let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
         if ending == Ending::Stopped {
-            let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded".to_owned());
-            let is_preempted = is_preempted.load(Ordering::Relaxed);
-            eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
-            return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
+            if !is_preempted.load(Ordering::Relaxed) {
+                return Ok(interrupt::answer());
+            }
+            eprintln!("told to stop: {}", kept.line("go on").unwrap_or_else(|| NOTHING.to_owned()));
+            return Ok(Done::Preempted);
         }
         let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|done| Ok(place.check().map(|()| done)?));
         let ended = ended.and_then(|done| reporter.verdict("are done").map(|()| done));
         let is_in_place = place.check().is_ok();
-        match (ended, resume_hint(&self.out, "after correcting that, resume").filter(|_| is_in_place)) {
+        match (ended, kept.line("after correcting that, resume").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
             (ended, _) => ended,
         }
@@ -174,7 +178,8 @@ impl RunRequest {
         let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
-            reporter.begin_model(&part.id, models - ready.jobs.len(), models);
+            let number = models - ready.jobs.len();
+            reporter.load_model(&part.id, number, models);
             let model = match model.load(placement(&config)) {
                 Ok(model) => model,
                 Err(error) => {
@@ -182,6 +187,7 @@ impl RunRequest {
                     continue;
                 }
             };
+            reporter.begin_model(&part.id, number, models);
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
             let ran = runner.run(plan, store, stop, reporter);
             gpu += gpu_use(&model, &config);
@@ -329,11 +335,28 @@ fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
     Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
 }
 
-/// A line with the number of stored records and how to resume; `None` without records.
-fn resume_hint(out: &Path, go_on: &str) -> Option<String> {
-    let count = load_records(out).map_or(0, |l| l.records.len());
-    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
-    (count > 0).then(|| format!("{records} kept; {go_on} with the same command and --out {} --resume", out.display()))
+/// What is said if no record was made.
+const NOTHING: &str = "nothing was recorded";
+
+/// What is kept of a run that ended early.
+#[derive(Debug, Clone)]
+struct Kept {
+    out: PathBuf,
+    /// As in [`RunRequest`].
+    resumes_by_itself: bool,
+}
+
+impl Kept {
+    /// A line with the number of stored records and how to resume; `None` without records.
+    fn line(&self, go_on: &str) -> Option<String> {
+        let count = load_records(&self.out).map_or(0, |l| l.records.len());
+        let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
+        let how = match self.resumes_by_itself {
+            true => String::new(),
+            false => format!(" and --out {} --resume", self.out.display()),
+        };
+        (count > 0).then(|| format!("{records} kept; {go_on} with the same command{how}"))
+    }
 }
 
 #[cfg(test)]
@@ -351,6 +374,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_a_folder_without_records() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(resume_hint(dir.path(), "go on"), None);
+        let kept = Kept { out: dir.path().to_owned(), resumes_by_itself: false };
+        assert_eq!(kept.line("go on"), None);
     }
 }

@@ -41,6 +41,8 @@ pub(in crate::cli) struct RunRequest {
     pub safety: SafetyDemand,
     /// The bounds of `--until-certain`, if examples are added until verdicts are told.
     pub until_certain: Option<LookBounds>,
+    /// Whether the same command resumes the run, without another flag.
+    pub resumes_by_itself: bool,
 }
 
 impl RunRequest {
