@@ -177,7 +177,7 @@ fn unknown_command(command: &Command, typed: &str) -> UsageError {
 /// Whether a number of examples is written as a share: `0.1` or `10%`.
 fn is_share(value: &str) -> bool {
     let number = value.strip_suffix('%').unwrap_or(value).parse::<f64>();
-    number.is_ok_and(|number| value.ends_with('%') || number.fract() != 0.0)
+    number.is_ok_and(|number| value.ends_with('%') || (number > 0.0 && number < 1.0))
 }
 
 fn share_of_examples(value: &str) -> UsageError {

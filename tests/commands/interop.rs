@@ -206,7 +206,7 @@ fn results_are_stored_as_lm_eval_and_kvpress_store_them() {
 #[test]
 fn exports_refuse_what_is_of_tables() {
     let dir = TempDir::new().unwrap();
-    ok(dir.path(), "eval -q -t ruler/vt -l 512 -n 1 -m streaming_llm --out run");
+    ok(dir.path(), "eval -q -t ruler/vt -l 1K -n 1 -m streaming_llm --out run");
     for (line, what) in [
         ("report run --format lm-eval --rows method", "write records, not tables"),
         ("report run run --format kvpress", "several folders were given, and none for the files"),
