@@ -2,6 +2,9 @@
 //!
 //! The rows are in `crates/eval/src/config/flags.rs`.
 
+#[path = "flags/foreign.rs"]
+mod foreign;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -31,7 +31,7 @@ use spattn::kernels::cuda::{
     CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
     HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
     LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
-    QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, Rows, Run, SamplingSpec,
+    QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, RowPart, Rows, Run, SamplingSpec,
     ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
     WeightMatrix, Weights,
 };
@@ -361,7 +361,8 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
             part.iter_mut().zip(&part_weight).for_each(|(x, w)| *x = *x / rms * f64::from(*w));
         }
         let part_weight = gpu.upload(&part_weight).unwrap();
-        gpu.norm_part(storage, &mut in_place, rows, hidden, (first, width), &part_weight, 1e-5).unwrap();
+        let part_norm = RmsNorm { weight: Some(&part_weight), eps: 1e-5, hidden: width };
+        gpu.norm_part(storage, &mut in_place, RowPart { rows, stride: hidden, first }, part_norm).unwrap();
         assert_near(&fetch(&gpu, &in_place, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a part");
 
         // Branches, normed and not.

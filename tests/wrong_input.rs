@@ -461,6 +461,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "data list",
         "data check",
         "data export-eval",
+        "data show",
         "list",
         "report",
         "status",

@@ -1,7 +1,6 @@
 //! `spattn analyze`: measures on a model what the papers observed about attention.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -9,16 +8,18 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::exit::Done;
+use super::interrupt;
 use super::numbers;
 use super::output::listed;
 use super::output::{print, print_json};
 use super::run_flags::{QuietFlag, ThreadsFlag};
-use super::setup::{find_data, stop_on_interrupt, system_prompt};
+use super::setup::{find_data, system_prompt};
 use crate::report::analyses as drawing;
 use crate::version::PROGRAM;
 use spattn_attention::Policy;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
+use spattn_base::meter::Meter;
 use spattn_base::privacy;
 use spattn_eval::config::value::parse_dtype;
 use spattn_eval::folder::owned_files::{self, OwnFolder};
@@ -189,9 +190,12 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     let reader = DocumentReader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
-    let stop = stop_on_interrupt()?;
-    let (documents, start) = (reader.documents(), Instant::now());
+    interrupt::end_with(|| "nothing was written, except by --dump".to_owned());
+    let documents = reader.documents();
+    let mut meter = Meter::new(args.quiet.0.is_some(), "loading the weights");
     let loaded = reader.load()?;
+    let start = Instant::now();
+    meter.begin("", "reading the first prompt");
     loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let setup = Setup { loaded: &loaded, sink: args.sink, methods: &methods, draws: args.draws, seed: args.seed };
     let mut running = Running::start(&analyses, &setup)?;
@@ -201,20 +205,19 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     }
     let mut dumped = Vec::new();
     for (at, (task, number)) in loaded.documents().enumerate() {
-        if stop.load(Ordering::Relaxed) {
-            eprintln!("interrupted: nothing was written, except by --dump");
-            return Ok(Done::Interrupted);
-        }
         let document = loaded.read(task, number, &needs)?;
         running.observe(&document)?;
         if let Some(folder) = folder {
             dumped.push(dump::write(&document, at, &methods, folder)?);
         }
+        meter.at(at as u64 + 1, documents as u64, 0, || format!("{}/{documents} prompts", at + 1));
         if args.quiet.0.is_none() {
             let (name, tokens, took) = (&document.task, document.ids.len(), start.elapsed().as_secs_f64());
-            eprintln!("{} of {documents}: {name} {number}, {tokens} tokens ({took:.1} s)", at + 1);
+            let left = if at + 1 < documents { meter.left() } else { String::new() };
+            meter.tell(&format!("{} of {documents}: {name} {number}, {tokens} tokens ({took:.1} s{left})", at + 1));
         }
     }
+    meter.end();
     let found = running.finish();
     let manifest = args.manifest(&loaded, system, &analyses, &methods);
     let facts = drawing::facts(&loaded.model.id, &loaded.tasks(), args.length, documents, args.queries);

@@ -1,21 +1,22 @@
 //! `spattn bench`: how fast methods are, compared with exact attention, other programs and the machine's limits.
 
-use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::bench_args::{BenchArgs, What};
 use super::exit::Done;
+use super::interrupt;
 use super::output::listed;
 use super::output::{print, print_json};
-use super::progress::Meter;
-use super::setup::stop_on_interrupt;
 use crate::report::bench as drawing;
 use crate::version::PROGRAM;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
+use spattn_base::meter::Meter;
 use spattn_base::privacy;
 use spattn_eval::config::value::{parse_dtype, parse_matmul_precision};
 use spattn_eval::folder::owned_files;
@@ -52,14 +53,12 @@ pub fn run_bench(args: &BenchArgs) -> Result<Done> {
     set_matmul_precision(args.matmul_precision()?);
     args.check_free()?;
     let plan = args.plan()?;
-    let stop = stop_on_interrupt()?;
-    let mut meter = Meter::new(args.quiet.0.is_some(), "{bar:30} {pos}/{len} rounds, {msg}");
-    let timed = plan.run(&stop, &mut |what, done, all| meter.at(done as u64, all as u64, 0, || what.to_owned()));
+    let stop = Arc::new(AtomicBool::new(false));
+    interrupt::stop_within_grace(&stop, || "nothing was written".to_owned())?;
+    let mut meter = Meter::new(args.quiet.0.is_some(), "drawing keys and values");
+    let timed = plan.run(&stop, &mut |what, done, all| meter.at(done, all, 0, || what.to_owned()));
     meter.end();
-    let Some(bench) = timed? else {
-        eprintln!("interrupted: nothing was written");
-        return Ok(Done::Interrupted);
-    };
+    let Some(bench) = timed? else { return Ok(interrupt::answer()) };
     match args.json {
         true => print_json(&drawing::json(&bench)?)?,
         false => print(&drawing::table(&bench))?,

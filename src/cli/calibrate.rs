@@ -3,24 +3,24 @@
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 
 use super::exit::Done;
+use super::interrupt;
 use super::numbers;
 use super::output::print_line;
-use super::progress::Meter;
 use super::run_flags::{QuietFlag, ThreadsFlag};
-use super::setup::stop_on_interrupt;
 use spattn_attention::artefact;
 use spattn_base::disk::write_whole;
 use spattn_base::error::UsageError;
 use spattn_base::given;
-use spattn_eval::calibration::calibrate::{
-    CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Made, Text, import,
-};
+use spattn_base::meter::Meter;
+use spattn_eval::calibration::calibrate::{CalibrationOrder, CalibrationOutcome, CalibrationPlan, Made, Text, import};
+use spattn_eval::calibration::checkpoints::Checkpoints;
 use spattn_model::calibration::file_name;
 use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
@@ -106,7 +106,7 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "tasks", "tokens", "length", "seed", "resume"])]
     import: Option<PathBuf>,
 
-    /// Resume a training that was stopped, from the checkpoint in the output folder
+    /// Resume a calibration that was stopped, from the checkpoints in the output folder
     ///
     /// Example: spattn calibrate hash_attention --out nets --resume
     #[arg(long)]
@@ -153,32 +153,91 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
     plans.iter().try_for_each(|plan| plan.check(&model))?;
     plans.iter().flat_map(CalibrationPlan::notes).for_each(|n| eprintln!("note: {n}"));
     make_folder(&out)?;
-    let stop = stop_on_interrupt()?;
-    let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
-    for plan in plans {
-        let resumable = CalibrationOrder::reading(plan.orders).resumable;
-        let mut meter = Meter::new(args.quiet.0.is_some(), "{bar:30} {pos}/{len} blocks, {eta} left");
-        let mut found = None;
-        let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
-            // Blocks that a checkpoint covers are done before the first one here.
-            let found = *found.get_or_insert(done.saturating_sub(1));
-            meter.at(done as u64, total as u64, found as u64, || format!("{done}/{total} blocks"));
-            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
+    Learning { model: &model, out: &out, plans: &plans, quiet: args.quiet.0.is_some() }.run(args.resume)
+}
+
+/// Calibrations that are to be learned, those that read the same text together.
+struct Learning<'a> {
+    model: &'a Model,
+    out: &'a Path,
+    plans: &'a [CalibrationPlan<'a>],
+    quiet: bool,
+}
+
+impl Learning<'_> {
+    /// Learns one plan after the other. Checkpoints remain until all are done, so that the same command can go on anywhere.
+    fn run(&self, resume: bool) -> Result<Done> {
+        let stop = Arc::new(AtomicBool::new(false));
+        interrupt::stop_within_grace(&stop, || "nothing is kept".to_owned())?;
+        let first = Checkpoints::new(self.out);
+        let is_any_kept = self.plans.iter().any(|plan| plan.has_checkpoint(&first));
+        let mut meter = Meter::new(self.quiet, "reading the first block");
+        let all: u64 = self.plans.iter().map(|plan| plan.work(None, self.model)).fold(0, u64::saturating_add);
+        let (mut before, mut found) = (0, 0);
+        for (number, plan) in self.plans.iter().enumerate() {
+            let checkpoints = Checkpoints {
+                // What was interrupted before this one's first checkpoint starts from the beginning.
+                resume: resume && (plan.has_checkpoint(&first) || !is_any_kept),
+                at_end: number + 1 < self.plans.len(),
+                kept: Arc::default(),
+                ..first.clone()
+            };
+            let kept =
+                Kept { plan: names(plan), kept: checkpoints.kept.clone(), blocks: plan.count(), is_first: number == 0 };
+            interrupt::say_instead(move || kept.line());
+            let mut is_begun = false;
+            let outcome = plan.run(self.model, Some(&checkpoints), |done, total| {
+                if !std::mem::replace(&mut is_begun, true) {
+                    // Blocks that a checkpoint covers were read before.
+                    found += plan.work(Some(done.saturating_sub(1)), self.model);
+                }
+                let worked = before + plan.work(Some(done), self.model);
+                meter.at(worked, all, found, || format!("{}: {done}/{total} blocks", names(plan)));
+                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            let Some(outcome) = outcome else {
+                meter.end();
+                return Ok(interrupt::answer());
+            };
+            before += plan.work(None, self.model);
+            meter.aside(|| report(&outcome, self.model, self.out))?;
+        }
         meter.end();
-        let Some(outcome) = outcome? else {
-            if resumable {
-                eprintln!("stopped; resume with the same command and --resume");
-            }
-            return Ok(Done::Interrupted);
-        };
-        report(&outcome, &model, &out)?;
-        for made in &outcome.made {
+        for order in self.plans.iter().flat_map(|plan| plan.orders) {
             // The checkpoint may never have been written.
-            let _ = std::fs::remove_file(checkpoints.file(made.kind));
+            let _ = std::fs::remove_file(first.file(order.calibration.kind));
+        }
+        Ok(Done::Completed)
+    }
+}
+
+/// The calibrations of a plan.
+fn names(plan: &CalibrationPlan<'_>) -> String {
+    plan.orders.iter().map(|order| order.calibration.kind).collect::<Vec<_>>().join(", ")
+}
+
+/// What is kept of a calibration that is interrupted.
+struct Kept {
+    plan: String,
+    /// Blocks in the last checkpoint.
+    kept: Arc<AtomicUsize>,
+    blocks: usize,
+    /// Whether no other plan was done before.
+    is_first: bool,
+}
+
+impl Kept {
+    fn line(&self) -> String {
+        let kept = self.kept.load(Ordering::Relaxed);
+        let Self { plan, blocks, is_first, .. } = self;
+        match (kept, is_first) {
+            (0, true) => format!("nothing is kept, because no block of {plan} was read to its end"),
+            (0, false) => {
+                format!("what was calibrated before {plan} is kept; go on with the same command and --resume")
+            }
+            _ => format!("{kept} of {blocks} blocks of {plan} are kept; go on with the same command and --resume"),
         }
     }
-    Ok(Done::Completed)
 }
 
 /// Writes the files and says what they hold.

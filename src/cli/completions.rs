@@ -30,7 +30,7 @@ struct Named {
 static NAMED: [Named; 13] = [
     Named {
         argument: "tasks",
-        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval"],
+        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval", "show"],
         names: tasks,
         or_path: false,
     },
@@ -42,7 +42,7 @@ static NAMED: [Named; 13] = [
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
     Named {
         argument: "model",
-        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval", "verify"],
+        commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval", "show", "verify"],
         names: models,
         or_path: true,
     },

@@ -1,16 +1,18 @@
 //! `spattn data fetch|list|check`: published data sets in a folder.
 
+use std::ops::Add;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use super::interrupt;
 use super::output::print_line;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_model::download::{DownloadError, Job};
 use spattn_model::http::{HttpError, Refusal};
 use spattn_model::hub::{offline_by, public_downloader};
-use spattn_tasks::published::{DataFile, DataSet, Finding, State};
+use spattn_tasks::published::{DataFile, DataSet, DataSize, Finding, State};
 
 /// The default folder of data sets: `SPATTN_DATA`, or `spattn/data` in the user's cache.
 pub(super) fn default_folder() -> Result<PathBuf, UsageError> {
@@ -60,8 +62,17 @@ impl Selection {
   spattn data fetch longbench squad --data ~/data
   spattn data fetch longbench --from file:///mnt/mirror       (a copy of a data folder; also http:// and https://)")]
 pub struct FetchArgs {
-    #[command(flatten)]
-    selection: Selection,
+    /// Data sets to download (`spattn data list` shows them, with sizes)
+    ///
+    /// Example: longbench squad
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Folder of the data sets; SPATTN_DATA or spattn/data in the user's cache if not given
+    ///
+    /// Example: --data ~/data
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
 
     /// Take the files from a copy of a data folder instead of where they are published
     ///
@@ -93,22 +104,45 @@ pub struct CheckArgs {
 /// # Errors
 /// Unknown names, as [`UsageError`]; for the first file that cannot be downloaded, with advice.
 pub fn fetch(args: &FetchArgs) -> Result<()> {
-    if args.selection.names.is_empty() {
-        let known: Vec<&str> = DataSet::all().iter().map(|set| set.name.as_str()).collect();
-        return Err(UsageError::new("no data set was named").hint(format!("known: {}", known.join(", "))).into());
+    let folder = args.data.clone().map_or_else(default_folder, Ok)?;
+    if args.names.is_empty() {
+        return Err(nothing_named().into());
     }
-    let folder = args.selection.folder()?;
     if folder.exists() && !folder.is_dir() {
         let what = format!("--data: {} is a file, not a folder", folder.display());
         return Err(UsageError::new(what).hint("name a folder; it is created if it does not exist").into());
     }
-    for set in args.selection.sets()? {
+    let sets: Vec<&DataSet> = args.names.iter().map(|name| DataSet::find(name)).collect::<Result<_, _>>()?;
+    interrupt::end_with(|| "what was downloaded is kept; go on with the same command".to_owned());
+    // What cannot be downloaded is said below, by an error.
+    let can_be = |file: &&DataFile| args.from.is_some() || file.url.is_some() && offline_by().is_none();
+    let files = sets.iter().flat_map(|set| &set.files).filter(can_be);
+    let missing: Vec<&DataFile> = files.filter(|file| !folder.join(&file.path).exists()).collect();
+    if !missing.is_empty() {
+        let files = if missing.len() == 1 { "1 file".to_owned() } else { format!("{} files", missing.len()) };
+        eprintln!("to get: {files}, {}, into {}", total(missing.iter().map(|file| file.size())), folder.display());
+    }
+    for set in sets {
         for file in &set.files {
             let done = fetch_file(set, file, &folder, args.from.as_deref())?;
             print_line(&format!("{done:<8} {}", folder.join(&file.path).display()))?;
         }
     }
     print_line(&format!("\nUse with: spattn eval --data {} --task ...", folder.display()))
+}
+
+fn total(sizes: impl Iterator<Item = DataSize>) -> DataSize {
+    sizes.fold(DataSize::default(), Add::add)
+}
+
+/// Says how to see what could be downloaded, and how large all of it is.
+fn nothing_named() -> UsageError {
+    let can_be = || DataSet::all().iter().filter(|set| set.is_downloadable());
+    let names: Vec<&str> = can_be().map(|set| set.name.as_str()).collect();
+    let (all, names) = (total(can_be().map(DataSet::size)), names.join(" "));
+    UsageError::new("no data set was named").hint(format!(
+        "spattn data list shows what there is, with sizes; all that can be downloaded is {all}: spattn data fetch {names}"
+    ))
 }
 
 /// Downloads a file if it is not there yet, and returns which of the two happened.
@@ -188,9 +222,19 @@ pub fn list(args: &DataListArgs) -> Result<()> {
             (_, 0) => format!("{right} of {} files", findings.len()),
             _ => format!("{wrong} not as published"),
         };
-        print_line(&format!("{:<13} {state:<24} {} [{}]", set.name, set.about, set.licence))?;
+        let how = if set.is_downloadable() { "" } else { ", by hand" };
+        print_line(&format!(
+            "{:<13} {state:<18} {:<23} {} [{}]",
+            set.name,
+            format!("{}{how}", set.size()),
+            set.about,
+            set.licence
+        ))?;
     }
-    print_line("\nTo download one: spattn data fetch NAME. To see what is wrong with it: spattn data check NAME")
+    print_line(
+        "\nTo download one: spattn data fetch NAME. To see what is wrong with it: spattn data check NAME. \
+         For those by hand, `spattn doctor` says how.",
+    )
 }
 
 /// Prints a line for each file and each part of a set.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::data_sets::default_folder;
 use super::output::{print_json, print_line};
 use crate::version::PROGRAM;
+use spattn_base::text::size;
 use spattn_eval::plan::manifest::{RESULTS_VERSION, cpu_name};
 use spattn_kernels::{isa_name, tiles};
 use spattn_model::device::{self, GpuDevice, GpuDevices, GpuLink};
@@ -46,6 +47,15 @@ struct Findings {
     data: Data,
     /// Commands that fetch what is missing, one each.
     advice: Vec<String>,
+    /// How to get what no command can fetch.
+    by_hand: Vec<ByHand>,
+}
+
+/// A data set that has to be put into its folder by hand.
+#[derive(Debug, Serialize)]
+struct ByHand {
+    name: &'static str,
+    how: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,8 +114,8 @@ impl Gpu {
             let GpuDevice { device, name, capability, memory_bytes, free_bytes, driver, copy_bytes_per_s } = gpu;
             format!(
                 "--device {device}: {name}, compute capability {capability}, {} ({} free), driver for CUDA {driver}, copy bandwidth {:.2} TB/s",
-                gigabytes(*memory_bytes as u64),
-                gigabytes(*free_bytes as u64),
+                size(*memory_bytes as u64),
+                size(*free_bytes as u64),
                 copy_bytes_per_s / 1e12
             )
         };
@@ -153,6 +163,19 @@ struct Set {
     name: &'static str,
     state: &'static str,
     about: &'static str,
+    /// Its size if it is known, as data and in words.
+    bytes: Option<u64>,
+    size: String,
+    /// Whether `spattn data fetch` gets all of it.
+    downloadable: bool,
+    #[serde(skip)]
+    how: &'static str,
+}
+
+impl Set {
+    fn is_missing(&self) -> bool {
+        self.state == "absent" || self.state == "incomplete"
+    }
 }
 
 /// Prints the findings. Something missing is not an error.
@@ -191,6 +214,7 @@ impl Findings {
             },
             gpu: Gpu::new(),
             models,
+            by_hand: data.sets.iter().filter(|s| s.is_missing() && !s.downloadable).map(by_hand).collect(),
             data,
             advice,
         }
@@ -198,7 +222,7 @@ impl Findings {
 
     fn text(&self) -> String {
         let Self { program: p, machine: m, models, data, .. } = self;
-        let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), gigabytes);
+        let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), size);
         let place = |path: &Option<PathBuf>| path.as_ref().map_or("no folder".to_owned(), |p| p.display().to_string());
         let lowered = if m.simd_lowered { ", set by SPATTN_ISA" } else { "" };
         let offline = models.offline.then(|| format!(", offline ({})", offline_by().unwrap_or("HF_HUB_OFFLINE")));
@@ -212,7 +236,7 @@ impl Findings {
         lines.extend(self.gpu.lines().into_iter().map(|line| ("gpu", line)));
         lines.extend([
             ("models", models.builtin.clone().unwrap_or_else(|| "the built-in model cannot be read".to_owned())),
-            ("", format!("{}, {}{offline}", place(&models.cache), gigabytes(models.cache_bytes))),
+            ("", format!("{}, {}{offline}", place(&models.cache), size(models.cache_bytes))),
         ]);
         let model = |m: &CachedModel| {
             let state = match (&m.refused, m.complete) {
@@ -220,16 +244,21 @@ impl Findings {
                 (None, false) => ", incomplete".to_owned(),
                 (None, true) => String::new(),
             };
-            ("", format!("  {} {}{state}", m.id, gigabytes(m.bytes)))
+            ("", format!("  {} {}{state}", m.id, size(m.bytes)))
         };
         lines.extend(models.cached.iter().map(model));
-        lines.push(("data", format!("{}, {}", place(&data.folder), gigabytes(data.bytes))));
+        lines.push(("data", format!("{}, {}", place(&data.folder), size(data.bytes))));
         let width = data.sets.iter().map(|s| s.name.len()).max().unwrap_or(0);
-        lines.extend(data.sets.iter().map(|s| ("", format!("  {:<width$} {:<18} {}", s.name, s.state, s.about))));
+        let set = |s: &Set| format!("  {:<width$} {:<18} {:<14} {}", s.name, s.state, s.size, s.about);
+        lines.extend(data.sets.iter().map(|s| ("", set(s))));
         let mut text: String = lines.iter().map(|(name, value)| format!("{name:<8} {value}\n")).collect();
         if !self.advice.is_empty() {
             text += "\nTo get what is missing:\n";
             self.advice.iter().for_each(|command| text += &format!("  {command}\n"));
+        }
+        if !self.by_hand.is_empty() {
+            text += "\nTo be put there by hand, since no command can fetch it (docs/downloads.md):\n";
+            self.by_hand.iter().for_each(|ByHand { name, how }| text += &format!("  {name}: {how}\n"));
         }
         text
     }
@@ -258,7 +287,18 @@ impl Data {
     fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.or_else(|| default_folder().ok());
         let state = |set: &DataSet| folder.as_ref().map_or("absent", |folder| state_of(&set.check(folder)));
-        let one = |set: &'static DataSet| Set { name: &set.name, state: state(set), about: &set.about };
+        let one = |set: &'static DataSet| {
+            let published = set.size();
+            Set {
+                name: &set.name,
+                state: state(set),
+                about: &set.about,
+                bytes: (published.unknown == 0).then_some(published.known),
+                size: published.to_string(),
+                downloadable: set.is_downloadable(),
+                how: &set.how,
+            }
+        };
         let sets = DataSet::all().iter().map(one).collect();
         Self { bytes: folder.as_deref().map_or(0, bytes_under), folder, sets }
     }
@@ -274,9 +314,13 @@ fn state_of(findings: &[Finding]) -> &'static str {
     }
 }
 
+fn by_hand(set: &Set) -> ByHand {
+    ByHand { name: set.name, how: set.how }
+}
+
 /// Commands that fetch what is missing. `folder` is the folder of data sets if the commands have to name it.
 fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
-    let missing = data.sets.iter().filter(|s| s.state == "absent" || s.state == "incomplete").map(|s| s.name);
+    let missing = data.sets.iter().filter(|s| s.is_missing() && s.downloadable);
     let folder = folder.map_or(String::new(), |f| format!(" --data {}", f.display()));
     let mut advice = Vec::new();
     if !models.cached.iter().any(|m| m.complete) {
@@ -286,7 +330,7 @@ fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
     }
     let incomplete = models.cached.iter().filter(|m| !m.complete);
     advice.extend(incomplete.map(|m| format!("hf download {}", m.id)));
-    advice.extend(missing.map(|name| format!("spattn data fetch {name}{folder}")));
+    advice.extend(missing.map(|s| format!("spattn data fetch {}{folder}    ({})", s.name, s.size)));
     advice.extend(
         data.sets
             .iter()
@@ -333,14 +377,6 @@ fn bytes_under(path: &Path) -> u64 {
         .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
         .map(|(path, data)| if data.is_dir() { bytes_under(&path) } else { data.len() })
         .sum()
-}
-
-fn gigabytes(bytes: u64) -> String {
-    match bytes {
-        0 => "0 MB".to_owned(),
-        b if b < 1_000_000_000 => format!("{:.1} MB", b as f64 / 1e6),
-        b => format!("{:.1} GB", b as f64 / 1e9),
-    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,14 @@ pub struct EvalArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
 
+    /// Print what would run, with estimated time and memory, and run nothing
+    ///
+    /// No weights are read or downloaded. It fails where the run would.
+    ///
+    /// Example: spattn eval --model ./checkpoint --task ruler/vt --length 16K --dry-run
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     pub(super) run: RunArgs,
 }
@@ -35,5 +43,6 @@ pub struct EvalArgs {
 /// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); whatever keeps the run from going on otherwise.
 pub fn run_eval(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
-    args.run.into_request("eval", vec![config], OnFailure::Stop)?.run_matrix()
+    let run = args.run.into_request("eval", vec![config], OnFailure::Stop)?;
+    if args.dry_run { run.describe() } else { run.run_matrix() }
 }

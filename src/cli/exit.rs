@@ -3,6 +3,9 @@
 /// Exit status of a run that was told to stop and should be started again: a temporary failure, as in `sysexits.h`.
 pub(super) const PREEMPTED: u8 = 75;
 
+/// Exit status of a run without failures in which no method was shown to be safe (`--safe-within`).
+pub(super) const NOT_SAFE: u8 = 3;
+
 /// Exit status of a run that was interrupted from the keyboard, as in shells.
 pub(super) const INTERRUPTED: u8 = 130;
 
@@ -11,6 +14,8 @@ pub(super) const INTERRUPTED: u8 = 130;
 pub enum Done {
     /// All was done.
     Completed,
+    /// All was done, and no method was shown to be as safe as `--safe-within` asks for.
+    NotSafe,
     /// The user stopped it; what was done is stored.
     Interrupted,
     /// A scheduler stopped it with SIGTERM, SIGUSR1 or SIGUSR2, or its terminal was closed (SIGHUP); what was done is stored.

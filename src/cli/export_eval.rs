@@ -2,20 +2,23 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
+use super::exit::Done;
+use super::interrupt;
 use super::numbers;
 use super::output::Export;
-use super::setup::{find_data, system_prompt};
+use super::prompt_args::{PromptArgs, PromptModel};
 use spattn_base::error::UsageError;
+use spattn_base::meter::Meter;
 use spattn_base::text::shown_json;
 use spattn_eval::examples::token_counter::Counter;
-use spattn_model::source::ModelSource;
-use spattn_model::tokenizer::{Tokenizer, TokenizerOptions};
-use spattn_tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
+use spattn_tasks::{Example, PromptCounter, Task};
 
 /// Write the examples that `spattn eval` would run, as rows in RULER's fields.
 ///
@@ -28,11 +31,8 @@ of the prompt and of the longest answer) and source. The model reads input and a
 
 Example: spattn data export-eval --task ruler/vt --length 4096 --samples 50 --out vt.jsonl")]
 pub struct ExportEvalArgs {
-    /// Task or group; may be repeated
-    ///
-    /// Example: --task ruler/vt --task ruler_reworded
-    #[arg(short = 't', long = "task", value_name = "TASK", required = true)]
-    tasks: Vec<String>,
+    #[command(flatten)]
+    prompts: PromptArgs,
 
     /// Length in tokens, prompt and answer together; may be repeated
     ///
@@ -45,44 +45,6 @@ pub struct ExportEvalArgs {
     /// Example: --samples 100
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = numbers::samples, allow_negative_numbers = true)]
     samples: usize,
-
-    /// Seed of the examples
-    ///
-    /// Example: --seed 7
-    #[arg(long, value_name = "S", default_value_t = 42, value_parser = numbers::seed, allow_negative_numbers = true)]
-    seed: u64,
-
-    /// Model whose tokenizer counts: builtin, a folder, a GGUF file, or a hub id
-    ///
-    /// Example: --model ./checkpoint
-    #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
-    model: String,
-
-    /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA
-    ///
-    /// Example: --data data, --data hub:org/ruler-assets@main
-    #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
-    data: Option<PathBuf>,
-
-    /// Placement of needles and answers in generated examples: varied, or published (RULER's fixed shuffles)
-    ///
-    /// Example: --positions published
-    #[arg(long, value_name = "HOW", default_value = "varied")]
-    positions: Positions,
-
-    /// Count plain text even if the model has a chat template
-    ///
-    /// Example: --model meta-llama/Llama-3.2-1B --no-chat
-    #[arg(long)]
-    no_chat: bool,
-
-    /// System prompt for the model's chat template: a text, or @FILE to read it from a file
-    ///
-    /// It counts as part of the length; rows hold the user's turn alone.
-    ///
-    /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
-    #[arg(long, value_name = "TEXT|@FILE", conflicts_with = "no_chat")]
-    system_prompt: Option<String>,
 
     /// Where to write; standard output if not given
     ///
@@ -122,30 +84,40 @@ impl<'a> Row<'a> {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
-pub fn export_eval(args: &ExportEvalArgs) -> Result<()> {
-    let data = args.data.as_deref().map(find_data).transpose()?;
-    let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions, ..TaskOptions::default() };
-    let tasks = resolve(&args.tasks, &options)?;
+pub fn export_eval(args: &ExportEvalArgs) -> Result<Done> {
+    let tasks = args.prompts.tasks()?;
     if let Some(file) = tasks.iter().find(|t| !t.is_sized()) {
         let what = format!("`{}` is a file of rows already: there is nothing to generate", file.name());
-        return Err(UsageError::new(what).hint("give tasks that are generated, such as ruler/vt").into());
+        return Err(UsageError::new(what)
+            .hint("`spattn data show --task jsonl:FILE` prints its prompts; here give tasks that are generated, such as ruler/vt")
+            .into());
     }
-    let system = system_prompt(args.system_prompt.as_deref())?;
-    let texts = ModelSource::parse(&args.model)?.resolve_texts()?;
-    let tokenizer_options = TokenizerOptions { chat: !args.no_chat, system, ..TokenizerOptions::default() };
-    let config = texts.config()?;
-    let tokenizer = Tokenizer::load(&texts, &config, tokenizer_options)?;
-    let notes = [&texts.notes[..], &config.notes, tokenizer.notes()].into_iter().flatten();
-    notes.for_each(|note| eprintln!("note: {note}"));
+    let PromptModel { tokenizer, .. } = args.prompts.model()?;
     let counter = Counter(&tokenizer);
+    let stop = Arc::new(AtomicBool::new(false));
+    let kept = if args.out.is_some() { "no file was written" } else { "the rows so far are written" };
+    interrupt::stop_within_grace(&stop, move || kept.to_owned())?;
     let mut out = Export::to(args.out.as_deref())?;
+    // Rows on standard output show how far it is.
+    let mut meter = Meter::new(args.out.is_none(), "making the first example");
+    let count = |task: &dyn Task| task.available().unwrap_or(usize::MAX).min(args.samples).saturating_mul(task.cells());
+    let tokens: usize = args.lengths.iter().copied().fold(0, usize::saturating_add);
+    let examples: usize = tasks.iter().map(|task| count(task.as_ref())).fold(0, usize::saturating_add);
+    let (mut done, all) = (0, tokens.saturating_mul(examples));
     for task in &tasks {
         for &length in &args.lengths {
-            for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) * task.cells() {
-                let example = task.example(length, index, args.seed, &counter)?;
+            for index in 0..count(task.as_ref()) {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(interrupt::answer());
+                }
+                let example = task.example(length, index, args.prompts.seed, &counter)?;
                 writeln!(out, "{}", shown_json(&serde_json::to_string(&Row::new(&example, &counter)?)?))?;
+                done += length;
+                meter.at(done as u64, all as u64, 0, || format!("{} {length}, example {}", task.name(), index + 1));
             }
         }
     }
-    Ok(out.finish()?)
+    meter.end();
+    out.finish()?;
+    Ok(Done::Completed)
 }

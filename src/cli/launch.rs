@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::exit::Done;
-use super::matrix::{OnFailure, ShardPlan};
-use super::numbers;
+use super::matrix::{OnFailure, ShardPlan, this_machine};
+use super::numbers::{self, duration};
 use super::output::{print, print_json};
 use super::run_args::RunArgs;
 use super::run_flags::RunFlags;
@@ -20,9 +20,11 @@ use crate::launch::script::{SITE, Script, Template};
 use crate::launch::status::{State, Watched};
 use crate::launch::{LOGS, MATRIX, SCRIPT, SHARDS, slurm};
 use spattn_base::error::UsageError;
+use spattn_base::text::size;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::folder::attempts::now;
 use spattn_eval::folder::owned_files;
+use spattn_eval::run::estimate::RunEstimate;
 
 /// The default number of shards.
 const JOBS: usize = 8;
@@ -119,7 +121,10 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     let known = known_plan(&dir, is_resumed)?;
     owned_files::check(&dir, &owned_files::SWEEP)?;
     let jobs = args.jobs.or(known.as_ref().map(|plan| plan.shards.len())).unwrap_or(JOBS);
-    let shares = run.into_request("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
+    let configs = RunConfig::resolve(settings)?;
+    let machine = this_machine(&configs[0]);
+    let shares = run.into_request("sweep", configs, OnFailure::GoOn)?.shares(jobs, is_dry)?;
+    let takes = shares.longest.map(|longest| takes(&longest, &machine));
     let sweep = Sweep::planned(dir, known, shares)?;
     let arguments: Vec<String> = threads.iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]).collect();
     let script = sweep.script(&arguments, &template)?;
@@ -132,9 +137,17 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     let job = sweep.submit(&missing, &options, is_dry)?;
     match json.is_some() {
         true => print_json(&sweep.as_json(&missing, job.as_deref()))?,
-        false => print(&sweep.as_text(&missing, job.as_deref(), is_dry)?)?,
+        false => print(&sweep.as_text(&missing, job.as_deref(), takes.as_deref())?)?,
     }
     Ok(Done::Completed)
+}
+
+/// What a shard takes, where the limits of jobs have to be chosen.
+fn takes(longest: &RunEstimate, machine: &str) -> String {
+    let (time, memory) = (duration(longest.seconds()), size(longest.bytes as u64));
+    format!(
+        "a shard takes up to about {time} and {memory} of memory: leave room above that in --sbatch 'time=...,mem=...'\n{machine}"
+    )
 }
 
 /// The plan of a sweep that is resumed; `None` if the folder has no plan, or only an unused one.
@@ -164,7 +177,7 @@ fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
 
 impl Sweep {
     fn planned(dir: PathBuf, known: Option<SweepPlan>, shares: ShardPlan) -> Result<Self, UsageError> {
-        let ShardPlan { cells, shards, failed } = shares;
+        let ShardPlan { cells, shards, failed, .. } = shares;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let plan = SweepPlan { version, created: now(), cells, failed, shards, submissions: Vec::new() };
         match known {
@@ -239,11 +252,11 @@ impl Sweep {
         .to_string()
     }
 
-    fn as_text(&self, missing: &BTreeSet<usize>, job: Option<&str>, is_dry: bool) -> Result<String> {
+    fn as_text(&self, missing: &BTreeSet<usize>, job: Option<&str>, takes: Option<&str>) -> Result<String> {
         let Self { dir, plan, .. } = self;
         let script = dir.join(SCRIPT);
         let mut text = String::new();
-        if is_dry {
+        if takes.is_some() {
             text += &fs::read_to_string(&script).with_context(|| format!("cannot read {}", script.display()))?;
             text += "\n";
         }
@@ -255,6 +268,7 @@ impl Sweep {
             plan.shards.len(),
             plan.imbalance()
         );
+        text.extend(takes.map(|takes| format!("{takes}\n")));
         for name in [PLAN, MATRIX, SCRIPT] {
             let _ = writeln!(text, "  {}", dir.join(name).display());
         }

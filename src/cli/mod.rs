@@ -1,6 +1,7 @@
 //! The command line. Each subcommand has a file; arguments go in, an exit status comes out.
 
 pub mod analyze;
+mod arguments;
 pub mod bench;
 pub mod bench_args;
 pub mod calibrate;
@@ -11,12 +12,13 @@ pub mod doctor;
 pub mod eval;
 mod exit;
 mod export_eval;
+mod interrupt;
 mod launch;
 pub mod list;
 mod matrix;
 mod numbers;
 mod output;
-mod progress;
+mod prompt_args;
 pub mod report;
 pub mod reproduce;
 mod reproduce_facts;
@@ -25,6 +27,7 @@ mod run_flags;
 pub mod score;
 mod score_rows;
 mod setup;
+mod show_prompts;
 pub mod status;
 pub mod sweep;
 pub mod tune;
@@ -32,6 +35,7 @@ pub mod tune_args;
 mod tune_reading;
 mod tune_schedules;
 mod tune_shapes;
+mod verdict_flags;
 pub mod verify;
 
 use std::ffi::OsString;
@@ -41,8 +45,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use self::arguments::Refusal;
 pub use self::exit::Done;
-use self::exit::{ErrorWithHint, INTERRUPTED, PREEMPTED};
+use self::exit::{ErrorWithHint, INTERRUPTED, NOT_SAFE, PREEMPTED};
 pub use self::run_flags::flags;
 use crate::version::PROGRAM;
 use spattn_attention::methods::{MethodEntry, register};
@@ -87,7 +92,8 @@ enum Command {
     },
 }
 
-/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 75 if a
+/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 3 if
+/// no method was shown to be as safe as `--safe-within` asks for, 75 if a
 /// scheduler stopped it or its terminal was closed, 130 if the user stopped it.
 pub fn main() -> ExitCode {
     main_with(&[])
@@ -97,8 +103,9 @@ pub fn main() -> ExitCode {
 /// All commands know them by name.
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
-    match registered.and_then(|()| dispatch(parsed().command)) {
+    match registered.and_then(|()| dispatch(parsed()?.command)) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
+        Ok(Done::NotSafe) => ExitCode::from(NOT_SAFE),
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
         Err(error) => match error.downcast::<ErrorWithHint>() {
@@ -108,19 +115,26 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     }
 }
 
-/// The process's arguments. If they are wrong, the process ends with an error. The parser repeats arguments verbatim and in colours, so if
-/// one has characters that a terminal would interpret, the error is printed as plain text.
-fn parsed() -> Cli {
+/// The process's arguments.
+///
+/// # Errors
+/// What is wrong with them. If the parser refuses them, or help was asked for, the process ends. The parser repeats arguments verbatim and
+/// in colours, so if one has characters that a terminal would interpret, its error is printed as plain text.
+fn parsed() -> anyhow::Result<Cli> {
     let is_command = |arg: OsString| {
         let arg = arg.to_string_lossy();
         text::shown(&arg) != arg
     };
-    Cli::try_parse().unwrap_or_else(|error| {
-        if error.use_stderr() && std::env::args_os().any(is_command) {
-            eprintln!("{}", error.to_string().trim_end());
-            std::process::exit(error.exit_code());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    arguments::parse(&arguments).map_err(|refusal| match refusal {
+        Refusal::Ours(error) => error.into(),
+        Refusal::Parser(error) => {
+            if error.use_stderr() && arguments.into_iter().any(is_command) {
+                eprintln!("{}", error.to_string().trim_end());
+                std::process::exit(error.exit_code());
+            }
+            error.exit()
         }
-        error.exit()
     })
 }
 
@@ -129,9 +143,10 @@ fn parsed() -> Cli {
 /// # Errors
 /// The parser's error message.
 pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
-    let name = OsString::from(NAME);
-    match Cli::try_parse_from([&name].into_iter().chain(arguments)) {
-        Err(error) if error.use_stderr() => Err(error.to_string()),
+    let all: Vec<OsString> = [OsString::from(NAME)].into_iter().chain(arguments.iter().cloned()).collect();
+    match arguments::parse::<Cli>(&all) {
+        Err(Refusal::Ours(error)) => Err(error.to_string()),
+        Err(Refusal::Parser(error)) if error.use_stderr() => Err(error.to_string()),
         _ => Ok(()),
     }
 }
@@ -168,8 +183,12 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     check_isa()?;
     numbers::check_threads_variable()?;
     setup::write_errors_instead_of_signals()?;
+    interrupt::watch()?;
     if !matches!(command, Command::List(_) | Command::Completions { .. }) {
         setup::start_threads(command.threads())?;
+    }
+    if !matches!(command, Command::Report(_) | Command::Status(_) | Command::Score(_) | Command::Doctor(_)) {
+        interrupt::end_with(|| "nothing was run yet; what was downloaded is kept".to_owned());
     }
     match command {
         Command::Eval(args) => return eval::run_eval(*args),
@@ -179,9 +198,9 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Tune(args) => return tune::run_tune(*args),
         Command::Bench(args) => return bench::run_bench(&args),
         Command::Calibrate(args) => return calibrate::run_calibrate(args),
-        Command::Data(args) => data::run_data(args)?,
+        Command::Data(args) => return data::run_data(args),
         Command::List(args) => list::list_catalog(args)?,
-        Command::Report(args) => report::write_report(args)?,
+        Command::Report(args) => return report::write_report(args),
         Command::Status(args) => status::show_status(&args)?,
         Command::Score(args) => score::score_predictions(args)?,
         Command::Doctor(args) => doctor::examine(&args)?,

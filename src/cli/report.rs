@@ -5,15 +5,23 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
+use super::exit::Done;
+use super::numbers;
 use super::output::listed;
 use super::output::{print, print_data, print_json, print_line, width};
+use super::verdict_flags::SafetyDemand;
+use crate::launch::SHARDS;
+use crate::launch::plan::SweepPlan;
+use crate::report::lm_eval::Exported;
+use crate::report::merge::Merged;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
-use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, table};
+use crate::report::{Report, Written, bench, csv, json, kvpress, latex, lm_eval, markdown, merge, table, verdict};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::folder::owned_files;
+use spattn_eval::records::loaded::SAMPLES;
 use spattn_eval::records::store::load_manifest;
 use spattn_eval::summary::warnings::in_short;
 
@@ -28,7 +36,8 @@ use spattn_eval::summary::warnings::in_short;
   spattn report results/shard-* --out results/qwen
   spattn report results/qwen --rows method --columns task --format latex
   spattn report results/bench                      a bench: bench.md and its plots
-  spattn report results/lsh --rows K --columns L --value score,delta,density")]
+  spattn report results/lsh --rows K --columns L --value score,delta,density
+  spattn report results/qwen-4k --format lm-eval   the files of lm-evaluation-harness, for its tools")]
 pub struct ReportArgs {
     /// Folders of runs, or folders that hold such folders
     ///
@@ -88,9 +97,24 @@ pub struct ReportArgs {
     #[arg(long)]
     anonymous: bool,
 
-    /// What to print
+    /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a method is
+    /// shown to lose no more, and ends with status 3 otherwise
     ///
-    /// Example: --format latex > table.tex
+    /// Without this flag the verdict takes 1 point, and the status says nothing of it.
+    ///
+    /// Example: spattn report results/qwen --safe-within 2
+    #[arg(long, value_name = "POINTS", value_parser = numbers::points)]
+    safe_within: Option<f64>,
+
+    /// Probability that all verdicts of a table are right; 0.95 if not given
+    ///
+    /// Example: spattn report results/qwen --confidence 0.9
+    #[arg(long, value_name = "P", value_parser = numbers::confidence)]
+    confidence: Option<f64>,
+
+    /// What to print; or the files of another program, which go to --out (DIR/lm-eval or DIR/kvpress if not given)
+    ///
+    /// Example: --format latex > table.tex, --format lm-eval --out results/lm-eval
     #[arg(long, value_name = "FORMAT", value_enum, conflicts_with = "json")]
     format: Option<Format>,
 
@@ -113,6 +137,10 @@ enum Format {
     Latex,
     /// JSON: the summary, or an object for each cell
     Json,
+    /// Files of lm-evaluation-harness, in a folder for each model and method: results_*.json, samples_*.jsonl
+    LmEval,
+    /// Files of kvpress' evaluation, in a folder for each data set and method: predictions.csv, metrics.json, config.yaml
+    Kvpress,
 }
 
 impl Format {
@@ -121,11 +149,17 @@ impl Format {
             Self::Table | Self::Markdown => print(text),
             Self::Csv | Self::Latex => print_data(text),
             Self::Json => print_json(text),
+            Self::LmEval | Self::Kvpress => print(text),
         }
     }
 }
 
 impl ReportArgs {
+    /// Whether the user says what methods are held to.
+    fn is_held(&self) -> bool {
+        self.safe_within.is_some() || self.confidence.is_some()
+    }
+
     /// Whether the user requests tables of their own.
     fn is_pivot(&self) -> bool {
         !(self.rows.is_empty() && self.columns.is_empty() && self.values.is_empty())
@@ -168,7 +202,14 @@ impl ReportArgs {
 
     /// Draws a stored benchmark again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
-        if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
+        if self.is_pivot()
+            || self.no_times
+            || self.no_ci
+            || self.all_plots
+            || self.format.is_some()
+            || self.json
+            || self.is_held()
+        {
             return Err(UsageError::new(format!("{} holds a bench, for which --out is the only flag", dir.display()))
                 .hint("leave out the other flags; bench.csv has all rows for tables of your own")
                 .into());
@@ -185,6 +226,40 @@ impl ReportArgs {
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
 
+    /// Whether the files of another program are requested.
+    fn is_export(&self) -> bool {
+        matches!(self.format, Some(Format::LmEval | Format::Kvpress))
+    }
+
+    /// Writes records as another program stores its results, and lists the files.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if there is no folder for them, or flags of tables are given; other errors if a file cannot be written.
+    fn write_exported(&self, format: Format, merged: &Merged) -> Result<()> {
+        if self.is_pivot() || self.no_ci || self.all_plots {
+            return Err(UsageError::new("--format lm-eval and --format kvpress write records, not tables")
+                .hint("leave out --rows, --columns, --value, --no-ci and --all-plots")
+                .into());
+        }
+        let (name, Exported { files, notes }) = match format {
+            Format::Kvpress => ("kvpress", kvpress::export(merged)?),
+            _ => ("lm-eval", lm_eval::export(merged)?),
+        };
+        let out = match (&self.out, &self.dirs[..]) {
+            (Some(out), _) => out.clone(),
+            (None, [dir]) => dir.join(name),
+            (None, _) => {
+                return Err(UsageError::new("several folders were given, and none for the files")
+                    .hint("say where they go: --out DIR")
+                    .into());
+            }
+        };
+        merged.notes.iter().chain(&notes).for_each(|note| eprintln!("note: {note}"));
+        let written = owned_files::write_all(&out, &files)?;
+        print_line(&format!("{} files:", written.len()))?;
+        listed(&written).iter().try_for_each(|line| print_line(&format!("  {line}")))
+    }
+
     /// The folder to write to. By default a run's own folder, unless a format is to be printed.
     fn folder(&self) -> Option<PathBuf> {
         let own = || {
@@ -195,16 +270,27 @@ impl ReportArgs {
     }
 }
 
+/// Whether a shard of a sweep has records.
+fn has_begun(dir: &Path) -> bool {
+    let shards = std::fs::read_dir(dir.join(SHARDS)).into_iter().flatten().flatten();
+    shards.map(|shard| shard.path()).any(|shard| shard.join(SAMPLES).is_file()) || dir.join(SAMPLES).is_file()
+}
+
 /// Reads the records, writes the files and prints a table.
 ///
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
-pub fn write_report(args: ReportArgs) -> Result<()> {
+pub fn write_report(args: ReportArgs) -> Result<Done> {
     args.settle_privacy()?;
     if let [dir] = &args.dirs[..]
         && bench::is_bench(dir)
     {
-        return args.draw_bench(dir);
+        return args.draw_bench(dir).map(|()| Done::Completed);
+    }
+    if let Some(dir) = args.dirs.iter().find(|dir| SweepPlan::is_in(dir) && !has_begun(dir)) {
+        return Err(UsageError::new(format!("nothing of the sweep in {} has run yet", dir.display()))
+            .hint(format!("spattn status {} says how far it is", dir.display()))
+            .into());
     }
     let mut merged = merge::read(&args.dirs)?;
     if merged.records.is_empty() {
@@ -213,7 +299,7 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
             .hint("the run ended before it finished an example: resume it with --resume, or give another folder")
             .into());
     }
-    if let Some(out) = args.folder() {
+    if let Some(out) = args.folder().filter(|_| !args.is_export()) {
         owned_files::check(&out, &owned_files::REPORT)?;
     }
     let empty = merged.sources.iter().filter(|source| source.records == 0);
@@ -221,8 +307,12 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
     if args.no_times {
         merged.leave_out_times();
     }
+    if let Some(format @ (Format::LmEval | Format::Kvpress)) = args.format {
+        return args.write_exported(format, &merged).map(|()| Done::Completed);
+    }
     let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
-    let report = Report { most_pages, ..Report::of(&merged) };
+    let safety = SafetyDemand::new(args.safe_within, args.confidence);
+    let report = Report { most_pages, ..Report::of(&merged).judged_by(safety.rule) };
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
@@ -245,7 +335,12 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         }
         _ => {}
     }
-    let Some(out) = args.folder() else { return format.print(&text) };
+    let Some(out) = args.folder() else {
+        text += &printed_verdict(&report, format, layout.is_some());
+        format.print(&text)?;
+        return Ok(safety.end(&report.verdicts));
+    };
+    let is_pivot = layout.is_some();
     let layouts = match layout {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
@@ -257,7 +352,17 @@ pub fn write_report(args: ReportArgs) -> Result<()> {
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
     }
-    format.print(&text)
+    text += &printed_verdict(&report, format, is_pivot);
+    format.print(&text)?;
+    Ok(safety.end(&report.verdicts))
+}
+
+/// The verdict below the tables of a terminal; nothing in formats for programs, and with tables of the user's own.
+fn printed_verdict(report: &Report, format: Format, is_pivot: bool) -> String {
+    match format == Format::Table && !is_pivot && !report.verdicts.is_empty() {
+        true => format!("\n{}", verdict::terminal::render(&report.verdicts, width())),
+        false => String::new(),
+    }
 }
 
 /// The default tables: methods by tasks, and methods by lengths if there are several.
@@ -279,6 +384,7 @@ fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
         Format::Csv => csv::render(&report.rows)?,
         Format::Latex => latex::summary(report, form.no_intervals),
         Format::Json => json::render(&report.rows)?,
+        Format::LmEval | Format::Kvpress => unreachable!("files are written by `write_exported`"),
     })
 }
 
@@ -289,5 +395,6 @@ fn printed_pivot(tables: &[pivot::PivotTable], format: Format, form: Form) -> Re
         Format::Csv => pivot::csv(tables)?,
         Format::Latex => latex::pivot(tables, form.no_intervals),
         Format::Json => pivot::json(tables),
+        Format::LmEval | Format::Kvpress => unreachable!("files are written by `write_exported`"),
     })
 }

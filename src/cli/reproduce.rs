@@ -9,17 +9,20 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::exit::Done;
+use super::interrupt;
 use super::matrix::{OnFailure, RunRequest};
 use super::numbers;
 use super::numbers::{duration, megabytes};
 use super::output::{print, print_line};
 use super::reproduce_facts::{facts_of_analyses, facts_of_learning, facts_of_records, facts_of_times};
-use super::run_flags::{QuietFlag, ThreadsFlag};
-use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
+use super::run_flags::{CalibrationFlag, QuietFlag, ThreadsFlag};
+use super::setup::{find_data, raise_on_preemption};
+use super::verdict_flags::SafetyDemand;
 use crate::report::{merge, papers};
 use crate::version::PROGRAM;
 use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::given;
+use spattn_base::meter::Meter;
 use spattn_base::privacy;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::settings::Settings;
@@ -33,6 +36,7 @@ use spattn_lab::papers::item::{Item, Variant};
 use spattn_lab::papers::learning::Learning;
 use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::{ItemOutcome, judge};
+use spattn_lab::papers::progress::DoneUnit;
 use spattn_lab::papers::seen::{AnalysisTables, Observing};
 use spattn_lab::papers::select;
 use spattn_model::device::Device;
@@ -41,6 +45,8 @@ use spattn_model::device::Device;
 const OUT: &str = "results/papers";
 /// The subfolder of the runs, within that of the results.
 const RUNS: &str = "runs";
+/// What is said if it is interrupted.
+const KEPT: &str = "what was measured is kept; go on with the same command";
 /// The subfolder of the analyses' units, within an item's run.
 const FOUND: &str = "found";
 /// The subfolder of the calibrations' units, within an item's run.
@@ -100,6 +106,9 @@ pub struct ReproduceArgs {
     /// Example: --data hub:zai-org/LongBench
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) calibration: CalibrationFlag,
 
     /// Examples for each task and length, instead of the items' own numbers
     ///
@@ -167,7 +176,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         }
         let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
             Ok(stopped @ (Done::Interrupted | Done::Preempted)) => return Ok(stopped),
-            Ok(Done::Completed) => None,
+            Ok(Done::Completed | Done::NotSafe) => None,
             Err(error) => Some(error.context(name.clone())),
         };
         args.finish(name, item, failure.as_ref())?;
@@ -216,6 +225,7 @@ impl ReproduceArgs {
             model: self.model.clone().map(OneOrMany::from),
             device: self.device.clone().map(Given::new),
             data: self.data.clone(),
+            calibration: self.calibration.0.clone(),
             samples: self.samples,
             anonymous: self.anonymous.then_some(true),
             ..Settings::default()
@@ -247,6 +257,9 @@ impl ReproduceArgs {
             json: false,
             on_failure: OnFailure::GoOn,
             is_elsewhere: false,
+            safety: SafetyDemand::default(),
+            until_certain: None,
+            resumes_by_itself: true,
         })
     }
 
@@ -315,7 +328,8 @@ impl ReproduceArgs {
             ))?;
         }
         if let Some(settings) = settings {
-            self.prepare(name, settings)?.outline()?;
+            // It may be for another machine: what the model needs is said, and not refused.
+            RunRequest { is_elsewhere: true, ..self.prepare(name, settings)? }.describe()?;
         }
         Ok(())
     }
@@ -334,26 +348,22 @@ impl ReproduceArgs {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let is_preempted = raise_on_preemption(&stop, &Arc::new(AtomicBool::new(false)))?;
-        raise_on_interrupt(&stop)?;
+        // Each unit is stored when it is done.
+        interrupt::stop_within_grace(&stop, || KEPT.to_owned())?;
         let looked = observing.map_or(Ok(true), |observing| self.look(name, &observing, &stop))?;
         let whole = looked && learning.map_or(Ok(true), |learning| self.learn(name, &learning, &stop))?;
         Ok(match (whole, is_preempted.load(Ordering::Relaxed)) {
             (true, _) => Done::Completed,
             (false, true) => Done::Preempted,
-            (false, false) => Done::Interrupted,
+            (false, false) => interrupt::answer(),
         })
-    }
-
-    fn tell(&self, text: &str) {
-        if self.quiet.0.is_none() {
-            eprintln!("{text}");
-        }
     }
 
     /// Learns what was not learned yet; whether all is learned.
     fn learn(&self, name: &str, learning: &Learning, stop: &AtomicBool) -> Result<bool> {
         let folder = self.run_folder(name).join(LEARNED);
-        Ok(self.lesson(learning, &folder)?.learn(stop, |text| self.tell(text))?.is_some())
+        let mut units = Units::begin(self.quiet.0.is_some(), "training the first calibration");
+        Ok(self.lesson(learning, &folder)?.learn(stop, |unit| units.told(unit))?.is_some())
     }
 
     /// Analyses what was not analysed yet; whether all is analysed.
@@ -367,7 +377,8 @@ impl ReproduceArgs {
             overwrite: self.overwrite,
             program: PROGRAM,
         };
-        Ok(matches!(order.see(stop, |text| self.tell(text))?, Ended::Whole(_)))
+        let mut units = Units::begin(self.quiet.0.is_some(), "reading the first prompt");
+        Ok(matches!(order.see(stop, |unit| units.told(unit))?, Ended::Whole(_)))
     }
 
     /// The stored units of an item's analyses and calibrations.
@@ -434,6 +445,26 @@ impl ReproduceArgs {
         let all = papers::read_all(&self.out)?;
         owned_files::write_all(&self.out, &[("RESULTS.md", papers::page(&all))])?;
         print(&papers::item(&outcome))
+    }
+}
+
+/// The progress of analyses or calibrations, a line for each.
+struct Units {
+    meter: Meter,
+    quiet: bool,
+}
+
+impl Units {
+    fn begin(quiet: bool, doing: &str) -> Self {
+        Self { meter: Meter::new(quiet, doing), quiet }
+    }
+
+    fn told(&mut self, DoneUnit { number, of, found, what }: DoneUnit<'_>) {
+        self.meter.at(number as u64, of as u64, found as u64, || format!("{number}/{of} parts"));
+        if !self.quiet {
+            let left = if number < of { self.meter.left() } else { String::new() };
+            self.meter.tell(&format!("{number} of {of}: {what}{left}"));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use super::matrix::{OnFailure, RunRequest};
 use super::run_flags::{RunFlags, flags, refused};
+use super::verdict_flags::{LookBounds, SafetyDemand};
 use spattn_base::clock;
 use spattn_base::error::UsageError;
 use spattn_eval::config::flag::Flag;
@@ -65,7 +66,7 @@ impl RunArgs {
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings.clone()?;
         settings.check_values().map_err(with_flag_name)?;
-        Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+        Ok(settings.over_described(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
@@ -77,9 +78,46 @@ impl RunArgs {
     ) -> Result<RunRequest, UsageError> {
         let shard = self.flags.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
-        let RunFlags { out: named, quiet, json, .. } = self.flags;
+        let until_certain = self.until_certain(&configs, shard)?;
+        let RunFlags { out: named, quiet, json, safe_within, confidence, .. } = self.flags;
+        let safety = SafetyDemand::new(safe_within, confidence);
         let (is_unnamed, quiet, json) = (named.is_none(), quiet.is_some(), json.is_some());
-        Ok(RunRequest { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
+        Ok(RunRequest {
+            configs,
+            shard,
+            out,
+            is_unnamed,
+            mode,
+            quiet,
+            json,
+            on_failure,
+            is_elsewhere: false,
+            resumes_by_itself: false,
+            safety,
+            until_certain,
+        })
+    }
+
+    /// The bounds of `--until-certain`.
+    fn until_certain(&self, configs: &[RunConfig], shard: Shard) -> Result<Option<LookBounds>, UsageError> {
+        let RunFlags { until_certain, max_samples, max_time, .. } = &self.flags;
+        let bound = max_samples.map(|_| "--max-samples").or(max_time.as_ref().map(|_| "--max-time"));
+        match (until_certain, bound) {
+            (None, Some(bound)) => Err(UsageError::new(format!("{bound} is a bound of --until-certain"))
+                .hint("add --until-certain; -n gives the examples of a run of a fixed number")),
+            (None, None) => Ok(None),
+            (Some(_), _) if shard.count > 1 => {
+                Err(UsageError::new("--until-certain looks at all examples, and a shard has a part of them")
+                    .hint("leave out --shard or --until-certain"))
+            }
+            (Some(_), _) => match configs {
+                [config] if config.variants().len() == 1 => {
+                    LookBounds::new(*max_samples, max_time.as_deref(), config.samples).map(Some)
+                }
+                _ => Err(UsageError::new("--until-certain runs one model under one protocol and seed")
+                    .hint("use `spattn eval` for each of them")),
+            },
+        }
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.

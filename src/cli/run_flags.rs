@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use spattn_base::error::UsageError;
+use spattn_eval::config::bounds::MOST_SAMPLES;
 use spattn_eval::config::flag::{Flag, in_order_of_help};
 use spattn_eval::config::settings::SETTINGS;
 use spattn_eval::config::value::Value;

@@ -1,15 +1,14 @@
-//! What commands set up first: threads, data, and signals that stop them.
+//! What commands set up first: threads, data, and the signals of schedulers. Ctrl-C is [`interrupt`](super::interrupt)'s.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-use super::exit::{INTERRUPTED, PREEMPTED};
+use super::exit::PREEMPTED;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::{interrupt, memory};
 use spattn_eval::config::value::system_text;
@@ -38,11 +37,6 @@ pub(super) fn no_threads(error: impl std::fmt::Display) -> RunFailure {
     }
 }
 
-/// Whether the system starts one more thread. Some libraries panic if it does not.
-pub(super) fn can_start_thread() -> bool {
-    thread::Builder::new().spawn(|| {}).is_ok_and(|thread| thread.join().is_ok())
-}
-
 /// Makes a write beyond the limit on file sizes (`ulimit -f`) fail with an error, as on a full disk. Without this, the system ends the
 /// program with a signal and no message.
 pub(super) fn write_errors_instead_of_signals() -> Result<()> {
@@ -62,22 +56,6 @@ pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
 pub(super) fn system_prompt(given: Option<&str>) -> Result<Option<String>, UsageError> {
     let of_flag = |e: UsageError| UsageError { what: format!("--system-prompt: {}", e.what), ..e };
     given.map(system_text).transpose().map_err(of_flag)
-}
-
-/// A flag that Ctrl-C raises. A second Ctrl-C ends the program at once, which is safe because records are whole lines.
-pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    raise_on_interrupt(&stop)?;
-    Ok(stop)
-}
-
-/// Makes Ctrl-C raise a flag, and a second Ctrl-C end the program.
-pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
-    let failed = "cannot watch for Ctrl-C";
-    flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), stop.clone()).context(failed)?;
-    flag::register(SIGINT, stop.clone()).context(failed)?;
-    flag::register(SIGINT, interrupt::flag()).context(failed)?;
-    Ok(())
 }
 
 /// Makes the signals that schedulers send before they take a machine away raise `stop`, and a second flag that distinguishes them from

@@ -9,6 +9,7 @@ use super::output::listed;
 use super::output::{print, print_json};
 use super::run_args::with_flag_name;
 use super::tune_args::TuneArgs;
+use super::verdict_flags::SafetyDemand;
 use super::{tune_schedules, tune_shapes};
 use crate::report::tuning as drawing;
 use crate::version::PROGRAM;
@@ -64,6 +65,9 @@ pub fn run_tune(args: TuneArgs) -> Result<Done> {
         json: args.json,
         on_failure: OnFailure::Stop,
         is_elsewhere: false,
+        safety: SafetyDemand::default(),
+        until_certain: None,
+        resumes_by_itself: false,
     };
     let most_candidates = ladders.iter().map(|ladder| ladder.candidates.len()).max().unwrap_or(0);
     let mut asking = Asking { tuning: Tuning::new(goal, ladders), goal, lengths, most_candidates };

@@ -1,17 +1,18 @@
 //! The prompts that `spattn tune` measures. Each is read at most once for all measurements, and not at all if a journal has them.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::analyze::TASKS;
-use super::setup::{find_data, stop_on_interrupt, system_prompt};
+use super::interrupt;
+use super::setup::{find_data, system_prompt};
 use super::tune_args::TuneArgs;
 use spattn_attention::PromptNeed;
 use spattn_base::error::UsageError;
+use spattn_base::meter::Meter;
 use spattn_base::privacy;
 use spattn_eval::config::value::parse_dtype;
 use spattn_eval::plan::manifest::RESULTS_VERSION;
@@ -40,13 +41,8 @@ pub(super) struct Reading {
     prompts: usize,
     quiet: bool,
     system: Option<String>,
-    stop: Arc<AtomicBool>,
+    meter: RefCell<Meter>,
 }
-
-/// The error that the user stopped the program.
-#[derive(Debug, thiserror::Error)]
-#[error("stopped")]
-pub(super) struct Stopped;
 
 impl Reading {
     /// Opens and loads the model and prompts that the arguments name.
@@ -89,8 +85,9 @@ impl Reading {
         };
         let loaded = DocumentReader::open(&request)?.load()?;
         loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
-        let stop = stop_on_interrupt()?;
-        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet.0.is_some(), system, stop })
+        interrupt::end_with(|| "what was measured is kept; go on with the same command and --resume".to_owned());
+        let meter = RefCell::new(Meter::new(args.quiet.0.is_some(), "reading the first prompt"));
+        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet.0.is_some(), system, meter })
     }
 
     /// The journal of `--out`, for measurements of `method`.
@@ -123,6 +120,11 @@ impl Reading {
         Journal::open(&args.out, args.mode(), &identity)
     }
 
+    /// Ends the display of progress.
+    pub fn end(&self) {
+        self.meter.borrow_mut().end();
+    }
+
     /// The conditions of a run, for its files.
     pub fn facts(&self, args: &TuneArgs, program: Value) -> Value {
         json!({
@@ -142,7 +144,7 @@ impl Reading {
     /// are then written to the journal at once. `needs` is what methods need to know about prompts.
     ///
     /// # Errors
-    /// [`Stopped`] if the user stops the program; if a prompt cannot be read or measured, or the journal cannot be written.
+    /// If a prompt cannot be read or measured, or the journal cannot be written.
     pub fn numbers(
         &self,
         journal: &mut Journal,
@@ -154,22 +156,29 @@ impl Reading {
         let mut all = vec![Vec::new(); parts.len()];
         let tasks = self.loaded.tasks();
         let is_of = |number: usize| (number < self.prompts) == (half == Half::First);
-        for (task, number) in self.loaded.documents().filter(|(_, number)| is_of(*number)) {
+        let documents: Vec<(usize, usize)> = self.loaded.documents().filter(|(_, number)| is_of(*number)).collect();
+        let what = if half == Half::First { "predicted from" } else { "checked on" };
+        let (count, mut found) = (documents.len(), 0);
+        self.meter.borrow_mut().begin("", "reading the first prompt");
+        for (at, (task, number)) in documents.into_iter().enumerate() {
             let name = |part: &String| format!("{part} | {} {number}", tasks[task]);
             let is_known = |journal: &Journal| parts.iter().all(|part| journal.known(&name(part)).is_some());
             if !is_known(journal) {
-                self.check_stop()?;
                 let document = self.loaded.read(task, number, needs)?;
                 for (at, part) in parts.iter().enumerate() {
                     if journal.known(&name(part)).is_none() {
-                        self.check_stop()?;
                         journal.add(&name(part), look(&document, at)?)?;
                     }
                 }
+                let mut meter = self.meter.borrow_mut();
+                meter.at(at as u64 + 1, count as u64, found, || format!("{}/{count} prompts", at + 1));
                 if !self.quiet {
-                    let what = if half == Half::First { "predicted from" } else { "checked on" };
-                    eprintln!("{what}: {} {number}, {} tokens", document.task, document.ids.len());
+                    let left = if at + 1 < count { meter.left() } else { String::new() };
+                    let (task, tokens) = (&document.task, document.ids.len());
+                    meter.tell(&format!("{what}: {task} {number}, {tokens} tokens{left}"));
                 }
+            } else {
+                found += 1;
             }
             for (numbers, part) in all.iter_mut().zip(parts) {
                 numbers.push(journal.known(&name(part)).unwrap_or_default().to_vec());
@@ -177,17 +186,4 @@ impl Reading {
         }
         Ok(all)
     }
-
-    fn check_stop(&self) -> Result<(), Stopped> {
-        if self.stop.load(Ordering::Relaxed) { Err(Stopped) } else { Ok(()) }
-    }
-}
-
-/// Whether an error is [`Stopped`]; if so, tells the user how to resume.
-pub(super) fn is_stop(error: &anyhow::Error) -> bool {
-    let is_stop = error.is::<Stopped>();
-    if is_stop {
-        eprintln!("interrupted: resume with the same command and --resume");
-    }
-    is_stop
 }

@@ -6,7 +6,7 @@ use super::exit::Done;
 use super::output::listed;
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
-use super::tune_reading::{Half, Reading, is_stop};
+use super::tune_reading::{Half, Reading};
 use crate::report::schedules as drawing;
 use crate::version::PROGRAM;
 use spattn_attention::expand_grid;
@@ -27,10 +27,8 @@ pub(super) fn find_schedule(args: &TuneArgs) -> Result<Done> {
     };
     let reading = Reading::open(args, "--schedules")?;
     let method = Budgeted::new(spec, &args.policy()?, &reading.loaded.model)?;
-    let outcome = match found(args, &reading, &method) {
-        Err(error) if is_stop(&error) => return Ok(Done::Interrupted),
-        found => found?,
-    };
+    let outcome = found(args, &reading, &method)?;
+    reading.end();
     let facts = reading.facts(args, PROGRAM.as_json());
     let files = drawing::write(&outcome, &facts, &args.out)?;
     match args.json {

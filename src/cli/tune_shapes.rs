@@ -8,7 +8,7 @@ use super::exit::Done;
 use super::output::listed;
 use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
-use super::tune_reading::{Half, Reading, is_stop};
+use super::tune_reading::{Half, Reading};
 use crate::report::shapes as drawing;
 use crate::version::PROGRAM;
 use spattn_attention::expand_grid;
@@ -22,11 +22,9 @@ use spattn_lab::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target,
 pub(super) fn find_shapes(args: &TuneArgs, target: Target) -> Result<Done> {
     let sampler = sampler(args)?;
     let reading = Reading::open(args, "--target")?;
-    match found(args, &reading, &sampler, target) {
-        Err(error) if is_stop(&error) => Ok(Done::Interrupted),
-        Err(error) => Err(error),
-        Ok(outcome) => finish(args, &outcome, &reading),
-    }
+    let outcome = found(args, &reading, &sampler, target)?;
+    reading.end();
+    finish(args, &outcome, &reading)
 }
 
 fn found(args: &TuneArgs, reading: &Reading, sampler: &Sampler, target: Target) -> Result<ShapeOutcome> {

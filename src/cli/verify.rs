@@ -6,10 +6,12 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::interrupt;
 use super::numbers;
 use super::output::{print, print_json};
 use super::run_flags::ThreadsFlag;
 use spattn_base::error::{RunFailure, UsageError};
+use spattn_base::meter::Meter;
 use spattn_eval::config::value::parse_dtype;
 use spattn_lab::verify::{Check, CheckResult, HfReference, Referee, Verification, Verified, write_reference};
 use spattn_model::device::Device;
@@ -107,6 +109,7 @@ struct Printed<'a> {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a [`RunFailure`] if a check failed.
 pub fn run_verify(args: &VerifyArgs) -> Result<()> {
+    interrupt::end_with(|| "there is no result; the same command starts from the beginning".to_owned());
     let source = ModelSource::parse(&args.model)?;
     let device = args.device.parse::<Device>()?.of_one_copy()?;
     let dtype = args.dtype.as_deref().map(parse_dtype).transpose()?;
@@ -115,7 +118,11 @@ pub fn run_verify(args: &VerifyArgs) -> Result<()> {
         Some(reference) => Some(Referee::Hf(reference)),
         None => args.candle()?,
     };
-    let verified = Verification { source: &source, device, dtype, referee }.run()?;
+    let mut meter = Meter::new(args.json, "opening the model");
+    let verified = Verification { source: &source, device, dtype, referee }.run(&mut |what, done, all| {
+        meter.at(done as u64, all as u64, 0, || format!("check {} of {all}: {what}", done + 1));
+    })?;
+    meter.end();
     verified.notes.iter().for_each(|note| eprintln!("note: {note}"));
     if args.json {
         print_json(&serde_json::to_string_pretty(&printed(args, &verified))?)?;
@@ -139,6 +146,7 @@ impl VerifyArgs {
             return Ok(None);
         }
         let folder = tempfile::tempdir()?;
+        interrupt::remove_at_end(folder.path());
         let out = folder.path().join("reference.safetensors");
         let dtype = parse_dtype(self.dtype.as_deref().unwrap_or("f32"))?;
         write_reference(&self.python, source, dtype, self.tokens, &out)?;

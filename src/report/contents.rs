@@ -1,14 +1,35 @@
 //! The contents of a report: records, their summary, means, and the runs that they come from.
 
+use serde_json::Value;
+
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
+use super::ranking;
+use spattn_eval::records::manifest_keys::UNTIL_CERTAIN;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::cells::{self, SummaryCell};
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::self_checks;
 use spattn_eval::summary::summarize;
+use spattn_eval::summary::verdicts::{self, KvBits, VerdictRule, VerdictTable};
 use spattn_eval::summary::warnings::Warning;
+
+/// The bits of a token's key and value in a KV head, by model, as far as the manifests state the models' shapes.
+fn kv_bits(sources: &[Source]) -> KvBits {
+    let of_model = |model: &Value| {
+        let number = |key: &str| model[key].as_f64().filter(|number| *number > 0.0);
+        let heads = number("layers")? * number("kv_heads")?;
+        Some((model["id"].as_str()?.to_owned(), 8.0 * number("kv_bytes_per_token")? / heads))
+    };
+    let of_source = |source: &Source| -> Vec<(String, f64)> {
+        match &source.manifest["model"] {
+            Value::Array(models) => models.iter().filter_map(of_model).collect(),
+            one => of_model(one).into_iter().collect(),
+        }
+    };
+    sources.iter().flat_map(of_source).collect()
+}
 
 /// Everything that a report is drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +46,8 @@ pub struct Report<'a> {
     pub depths: Vec<depths::DepthScore>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
+    /// Which methods are safe.
+    pub verdicts: Vec<VerdictTable>,
     /// The runs that the records come from, if they are known.
     pub sources: &'a [Source],
     /// Notes on how the runs were merged.
@@ -41,9 +64,10 @@ impl<'a> Report<'a> {
         Self {
             means: means::over_tasks(&rows, &cells),
             records,
-            rows,
             depths: depths::cells(records, order),
             warnings: self_checks::check_cells(&cells),
+            verdicts: verdicts::judge(&rows, &cells, VerdictRule::default(), &KvBits::new()),
+            rows,
             cells,
             sources: &[],
             notes: &[],
@@ -53,7 +77,22 @@ impl<'a> Report<'a> {
 
     /// The report of merged runs.
     pub fn of(merged: &'a Merged) -> Self {
-        Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
+        let report =
+            Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) };
+        report.judged_by(VerdictRule::default())
+    }
+
+    /// The same report, with methods held to another rule. Where a run added examples until verdicts were told, they hold at all looks.
+    pub fn judged_by(self, rule: VerdictRule) -> Self {
+        let is_added_to = self.sources.iter().any(|source| source.manifest[UNTIL_CERTAIN] == true);
+        let rule = VerdictRule { is_any_time: rule.is_any_time || is_added_to, ..rule };
+        let kv_bits = kv_bits(self.sources);
+        Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule, &kv_bits), ..self }
+    }
+
+    /// The lines below a table of verdicts that compare methods with each other.
+    pub fn ranking(&self, verdict: usize) -> Vec<String> {
+        ranking::lines(&self.verdicts[verdict], &self.rows, &self.cells)
     }
 
     /// The means over tasks with a row's model and protocol, by length.

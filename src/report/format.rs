@@ -44,7 +44,7 @@ impl TableColumn {
     fn of(column: &'static SummaryColumn, rows: &[SummaryRow]) -> Self {
         let heading = match column.name {
             "score" => score_heading(rows),
-            "decode_ms_per_token" => step_heading(rows),
+            "decode_ms_per_token" => LATENCY,
             _ => column.heading.unwrap_or(column.name),
         };
         Self { heading, of: column }
@@ -71,8 +71,7 @@ impl TableColumn {
             "score" => score(row, ends),
             "delta_full" => delta(row, ends),
             "density" => density(row),
-            "decode_ms_per_token" if self.heading == ANY_MS => named_ms(row, ends),
-            "decode_ms_per_token" => step_ms(row, ends),
+            "decode_ms_per_token" => latency_ms(row, ends),
             _ => (self.of.value)(row).number().map_or(String::new(), |x| in_unit(x, self.of.unit)),
         }
     }
@@ -83,6 +82,7 @@ fn in_unit(x: f64, unit: ColumnUnit) -> String {
     match unit {
         ColumnUnit::Bytes => number(x / 1000.0),
         ColumnUnit::Percent => format!("{x:.1}"),
+        ColumnUnit::Share => number(100.0 * x),
         ColumnUnit::FineBits => format!("{x:.4}"),
         _ => number(x),
     }
@@ -98,18 +98,6 @@ fn score_heading(rows: &[SummaryRow]) -> &'static str {
     }
 }
 
-/// The heading of times of steps of several kinds: their cells say which.
-const ANY_MS: &str = "ms/token";
-
-/// The heading of the time of a step, which says what kind of time it is where it is one kind.
-fn step_heading(rows: &[SummaryRow]) -> &'static str {
-    match latency_of(rows) {
-        Some(Latency::Shared) => "share ms/token",
-        Some(Latency::Solo) => "solo ms/token",
-        None => ANY_MS,
-    }
-}
-
 /// The kind of step times, if all rows have the same.
 pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<Latency> {
     let mut kinds = rows.into_iter().map(|r| r.latency);
@@ -117,21 +105,18 @@ pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<
     kinds.all(|kind| kind == Some(first)).then_some(first)
 }
 
-/// A note about the times in a table of these rows; `None` if no row has a known kind.
-pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
-    let timed = rows.iter().filter(|r| r.decode_ms_per_token.is_some());
-    match latency_of(timed)? {
-        Latency::Shared => Some(
-            "share ms/token: a method's share of steps that run all methods together, not a latency (--latency solo times each method alone)",
-        ),
-        Latency::Solo => Some("solo ms/token: median time of a step that runs one method alone, on all threads"),
-    }
+/// The heading of times of steps that ran a method alone: in tables no other time of a step is shown.
+const LATENCY: &str = "latency ms";
+
+/// A line below a table with latencies that says how they were measured; `None` without any.
+pub fn about_latency(rows: &[SummaryRow]) -> Option<&'static str> {
+    let is_timed = rows.iter().any(SummaryRow::is_timed_alone);
+    is_timed.then_some("latency ms: median step of one token that runs the method alone, on all threads")
 }
 
-/// The columns of a table of these rows: those of [`IN_TABLES`] that are always shown, and those that any row has.
+/// The columns of a table of these rows: those of [`IN_TABLES`] that its rows call for.
 pub fn columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
-    let has = |name: &str| find(name).is_some_and(|c| rows.iter().any(|r| (c.value)(r).number().is_some()));
-    let shown = IN_TABLES.iter().filter(|shown| shown.shown_with.is_none_or(has));
+    let shown = IN_TABLES.iter().filter(|column| column.shown.holds(rows));
     shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
@@ -162,7 +147,7 @@ pub fn without_interval(cell: &str) -> String {
 
 /// The columns of a table of means over tasks.
 pub fn mean_columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
-    let shown = IN_TABLES.iter().filter(|shown| shown.of_means);
+    let shown = IN_TABLES.iter().filter(|column| column.of_means && column.shown.holds(rows));
     shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
@@ -174,44 +159,10 @@ pub fn direction(row: &SummaryRow) -> &'static str {
     }
 }
 
-/// The meaning of the headings of optional columns; empty if there are none.
-pub fn extra_legend(rows: &[SummaryRow]) -> String {
-    let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
-        its interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
-        counted by words. bits/byte: negative log-likelihood in bits over bytes of text. KL, KL p99: divergence \
-        KL(full ‖ method) of the next token's distribution, in nats, its mean and 99th percentile over scored tokens. \
-        same top: scored tokens at which the most probable token is that of full attention.";
-    let choice = " acc, acc_norm: questions whose right option is the most likely one, by log-likelihood and by \
-        log-likelihood over characters.";
-    let held = " tokens held: tokens whose K and V an evicting method still stores at the end, mean over layers and KV heads; a KV head stores \
-        what any of its query heads keeps; empty if nothing was evicted.";
-    let mut text = String::new();
-    if rows.iter().any(|r| r.kv_tokens_held.is_some()) {
-        text.push_str(held);
-    }
-    if rows.iter().any(|r| r.bits_per_byte.is_some()) {
-        text.push_str(perplexity);
-    }
-    if rows.iter().any(|r| r.acc.is_some()) {
-        text.push_str(choice);
-    }
-    text
+/// What the columns of a table mean: each heading with its explanation.
+pub fn legend(columns: &[TableColumn]) -> Vec<(&'static str, &'static str)> {
+    columns.iter().map(|column| (column.heading, column.of.about())).collect()
 }
-
-/// The meaning of the headings, in one paragraph.
-pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
-    that they share. score: mean with its 95 % interval. Δ full: mean difference to dense attention on the same \
-    examples, in points, with its paired 95 % interval; each interval is for one comparison, so about one in twenty misses the \
-    true difference. density: share of tokens attended; in brackets the density asked for, if the sparse layers missed it by \
-    more than 5 %. cost1, cost2: FLOPs of scoring and of attention, relative to those of full attention. aux bits: memory of \
-    the index per token and KV head. KB/token: K, V and index read per token after the prefix, over all layers. ms/token: time \
-    of a decode step, with its 95 % interval over examples. share: a method's share of steps that run all methods together, \
-    divided by processor time for selection and attention and by tokens for the weights; the shares of an example add up to the \
-    elapsed time, and are not latencies. solo: median time of a step of one token that runs the method alone, on all threads \
-    (--latency solo), which is the latency of a deployment. *: timed under other conditions (fidelity, streams together, \
-    threads, machine) than most rows around it, so not comparable with them. output error: norm of the difference to exact \
-    attention's output, relative to the norm of that output. recall: share of the k tokens with the largest logits that were \
-    attended, where k is the number attended. dropped mass: exact attention weight of the tokens that were not attended.";
 
 /// The number of examples, with that of their contexts in brackets if it differs.
 fn examples(r: &SummaryRow) -> String {
@@ -245,18 +196,12 @@ fn density(r: &SummaryRow) -> String {
     }
 }
 
-/// As [`step_ms`], with what kind of time it is.
-fn named_ms(r: &SummaryRow, ends: Ends) -> String {
-    let text = step_ms(r, ends);
-    match r.latency {
-        Some(Latency::Shared) if !text.is_empty() => text + " share",
-        Some(Latency::Solo) if !text.is_empty() => text + " solo",
-        _ => text,
+/// Milliseconds of a step that ran the method alone, starred if most rows around were timed under other conditions; nothing
+/// for shares of common steps, which are no latencies.
+fn latency_ms(r: &SummaryRow, ends: Ends) -> String {
+    if !r.is_timed_alone() {
+        return String::new();
     }
-}
-
-/// Milliseconds a step, starred if most rows around were timed under other conditions.
-fn step_ms(r: &SummaryRow, ends: Ends) -> String {
     let ends = r.decode_ms_low.zip(r.decode_ms_high).filter(|_| ends == Ends::Full);
     let star = if r.is_timed_apart { "*" } else { "" };
     r.decode_ms_per_token.map_or(String::new(), |ms| with_ends(number(ms), ends, number) + star)
@@ -293,9 +238,7 @@ pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Optio
     let range = |low: String, high: String| if low == high { low } else { format!("{low} to {high}") };
     let n = range(few.to_string(), many.to_string());
     let points = range(format!("{least:.0}"), format!("{most:.0}"));
-    Some(format!(
-        "at n = {n}, a true difference to full below {points} points would be missed in more than one of five runs"
-    ))
+    Some(format!("with {n} independent examples, losses smaller than {points} points can go unnoticed (power 80 %)"))
 }
 
 /// Points with a sign, but no sign before a zero.
@@ -399,9 +342,43 @@ mod tests {
         let at_most = |n: usize| fitting(columns(&rows), |c: &[TableColumn]| c.len() <= n);
         let all = columns(&rows).len();
         assert_eq!(at_most(all).1.len(), 0);
-        assert_eq!(at_most(all - 2).1, ["aux bits", "cost2"]);
+        assert_eq!(at_most(all - 2).1, ["FLOPs %", "index %"]);
         let (kept, _) = at_most(0);
         assert_eq!(kept.iter().map(|c| c.heading).collect::<Vec<_>>(), ["score %", "Δ full", "density"]);
+    }
+
+    #[test]
+    fn shares_are_in_percent_and_only_latencies_are_called_so() {
+        use spattn_eval::records::timing::Latency;
+        let mut row = SummaryRow { cost_total: Some(0.549), bytes_share: Some(0.056), ..SummaryRow::default() };
+        row.decode_ms_per_token = Some(1.25);
+        let cells = |row: &SummaryRow| -> Vec<(&'static str, String)> {
+            columns(std::slice::from_ref(row)).iter().map(|c| (c.heading, c.cell(row))).collect()
+        };
+        let has = |row: &SummaryRow, heading, cell: &str| cells(row).contains(&(heading, cell.to_owned()));
+        assert!(has(&row, "FLOPs %", "54.9") && has(&row, "read %", "5.60"), "{:?}", cells(&row));
+        for shared in [None, Some(Latency::Shared)] {
+            row.latency = shared;
+            assert!(cells(&row).iter().all(|(heading, _)| !heading.contains("ms")), "{:?}", cells(&row));
+        }
+        let alone = SummaryRow { latency: Some(Latency::Solo), ..row.clone() };
+        assert!(has(&alone, "latency ms", "1.25"));
+        let both = [row.clone(), alone];
+        let latency = *columns(&both).iter().find(|c| c.heading == LATENCY).unwrap();
+        assert_eq!(
+            both.each_ref().map(|row| latency.cell(row)),
+            ["", "1.25"],
+            "a share is no latency beside one either"
+        );
+    }
+
+    #[test]
+    fn every_column_of_a_table_is_explained() {
+        let row =
+            SummaryRow { kv_tokens_held: Some(1.0), bits_per_byte: Some(1.0), acc: Some(1.0), ..SummaryRow::default() };
+        for (heading, about) in legend(&columns(&[row])) {
+            assert!(about.len() > 15 && about.ends_with('.'), "{heading}: {about}");
+        }
     }
 
     #[test]

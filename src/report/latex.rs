@@ -1,10 +1,10 @@
 //! LaTeX tables for a paper, with the rules of `booktabs` and numbers aligned by `siunitx`, at most as wide as an article's text.
 
-use super::Report;
-use super::best;
 use super::format::{TableColumn, capital, columns, fitting, setting, tokens};
+use super::parameters::ShownParams;
 use super::pivot::{PivotTable, ShownNotes};
 use super::tabular::{Numbers, TEXT_WIDTH, Tabular, marked, width};
+use super::{Report, best, excess};
 use spattn_eval::summary::cells::SummaryCell;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::warnings::Warning;
@@ -17,12 +17,12 @@ const NEEDS: &str =
 const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and all that are not significantly worse. Each is compared with the best on the same examples, at a level of 2.5 % divided by the number of comparisons.";
 
 /// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
-/// concern.
+/// concern, as sentences.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
     // General warnings stand below the first table.
     let mut general: Vec<String> =
-        report.warnings.iter().filter(|w| w.is_general()).map(|warning| warning.to_string()).collect();
+        report.warnings.iter().filter(|w| w.is_general()).map(|warning| sentence(&warning.message)).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     let mut cells = report.cells.as_slice();
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
@@ -58,30 +58,34 @@ fn of_place(
 ) -> String {
     let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
     let shared_n = rows.iter().all(|r| (r.n, r.contexts) == (rows[0].n, rows[0].contexts));
-    let names: Vec<Vec<String>> = rows.iter().map(|r| vec![name(&r.method, &r.params)]).collect();
-    let shown = |columns: &[TableColumn]| columns.iter().map(|c| numbers(c, rows, no_intervals)).collect::<Vec<_>>();
+    let params = ShownParams::of_rows(rows);
+    let names: Vec<Vec<String>> =
+        rows.iter().map(|r| vec![name(&r.method, params.in_row(&r.method, &r.params))]).collect();
+    let best = best::of_rows(rows, cells);
+    let shown = |columns: &[TableColumn]| {
+        let mut shown: Vec<Numbers> = columns.iter().map(|c| numbers(c, rows, no_intervals)).collect();
+        if let Some(score) = shown.iter_mut().find(|c| c.heading != "n") {
+            score.bold.clone_from(&best);
+        }
+        shown
+    };
     let all: Vec<TableColumn> = columns(rows).into_iter().filter(|c| !(shared_n && c.heading == "n")).collect();
     let (columns, left_out) = fitting(all, |columns| width(&["setting"], &names, &shown(columns)) <= TEXT_WIDTH);
-    let mut columns = shown(&columns);
-    let best = best::of_rows(rows, cells);
-    if let Some(score) = columns.iter_mut().find(|c| c.heading != "n") {
-        score.bold.clone_from(&best);
-    }
-    let about = |row: &SummaryRow| report.warnings.iter().filter(|w| w.method.is_some() && w.is_about(row)).collect();
-    let about: Vec<Vec<&Warning>> = rows.iter().map(about).collect();
-    let notes: Vec<String> = about.iter().flatten().map(|warning| format!("`{}` {warning}", warning.code)).collect();
-    let shown = ShownNotes::of(&notes);
+    let columns = shown(&columns);
+    let about: Vec<Vec<String>> = rows.iter().map(|row| notes_of(row, &report.warnings)).collect();
+    let shown = ShownNotes::of(&about.concat());
     let mut before = 0;
-    let marks = about.iter().map(|warnings| {
-        let numbers: Vec<usize> = (before + 1..=before + warnings.len()).collect();
-        before += warnings.len();
+    let marks = about.iter().map(|notes| {
+        let numbers: Vec<usize> = (before + 1..=before + notes.len()).collect();
+        before += notes.len();
         marked(&shown.numbers(&numbers))
     });
     let marks = marks.collect();
-    let mut general: Vec<String> = if best.is_empty() { Vec::new() } else { vec![BOLD.to_owned()] };
+    let mut general: Vec<String> = params.line().map(|line| sentence(&line)).into_iter().collect();
+    general.extend((!best.is_empty()).then(|| BOLD.to_owned()));
     general.extend((!left_out.is_empty()).then(|| format!("Not shown: {}.", left_out.join(", "))));
-    general
-        .extend(report.warnings.iter().filter(|w| w.method.is_none() && w.is_about(&rows[0])).map(ToString::to_string));
+    let of_task = report.warnings.iter().filter(|w| !w.is_general() && w.method.is_none() && w.is_about(&rows[0]));
+    general.extend(of_task.map(|warning| sentence(&warning.message)));
     general.extend(of_all);
     let n = if shared_n { format!(", n\u{a0}=\u{a0}{}", rows[0].n) } else { String::new() };
     Tabular {
@@ -91,10 +95,38 @@ fn of_place(
         texts: names,
         marks,
         columns,
-        notes: shown.texts,
+        notes: shown.texts.iter().map(|note| sentence(&without_code(note))).collect(),
         general,
     }
     .text()
+}
+
+/// The notes about a row, each with its kind between backticks before it: what it costs more than dense attention, and
+/// warnings, whose task and setting the table says already.
+fn notes_of(row: &SummaryRow, warnings: &[Warning]) -> Vec<String> {
+    let costs = excess::sentences(row).into_iter().map(|(mark, text)| format!("`{mark}` {text}"));
+    let own = warnings.iter().filter(|w| w.method.is_some() && w.is_about(row));
+    costs.chain(own.map(|warning| format!("`{}` {}", warning.code, warning.message))).collect()
+}
+
+/// A note without its kind, which [`ShownNotes`] groups by.
+fn without_code(note: &str) -> String {
+    let Some((code, text)) = note.strip_prefix('`').and_then(|note| note.split_once("` ")) else {
+        return note.to_owned();
+    };
+    text.replace(".; and ", "; and ").replace(&format!(" that are `{code}`"), " of this kind")
+}
+
+/// With a space behind each comma, at which a line may break.
+fn spaced(text: &str) -> String {
+    text.split(',').map(str::trim_start).collect::<Vec<_>>().join(", ")
+}
+
+/// Text as a sentence. A letter that stands alone, as `n`, is a symbol and stays as it is.
+fn sentence(text: &str) -> String {
+    let is_symbol = text.chars().nth(1).is_none_or(|second| !second.is_alphanumeric());
+    let text = if is_symbol { spaced(text) } else { capital(&spaced(text)) };
+    if text.ends_with(['.', '?', '!']) { text } else { text + "." }
 }
 
 /// A method and its parameters, with spaces at which a line may break.
@@ -126,8 +158,8 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
     };
     let all: Vec<Numbers> = (0..table.columns.len()).map(column).collect();
     let headings: Vec<&str> = table.row_names.iter().map(String::as_str).collect();
-    let spaced = |row: &Vec<String>| row.iter().map(|name| name.replace(',', ", ")).collect::<Vec<_>>();
-    let rows: Vec<Vec<String>> = table.rows.iter().map(spaced).collect();
+    let breakable = |row: &Vec<String>| row.iter().map(|name| spaced(name)).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = table.rows.iter().map(breakable).collect();
     let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
         let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
@@ -142,7 +174,7 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
             texts: rows.clone(),
             marks: vec![String::new(); table.rows.len()],
             columns: all[first..end].to_vec(),
-            notes: shown.texts.clone(),
+            notes: shown.texts.iter().map(|note| spaced(&without_code(note))).collect(),
             general: if bold { vec![BOLD.to_owned()] } else { Vec::new() },
         }
         .text();

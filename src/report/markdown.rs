@@ -2,36 +2,39 @@
 
 use std::fmt::Write as _;
 
-use super::conclusion::{self, Conclusion};
-use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
+use super::format::{capital, columns, detectable, direction, distinct, legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
+use super::parameters::ShownParams;
 use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
-use super::{MeanTable, Report};
+use super::{MeanTable, Report, excess, verdict};
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
 use spattn_eval::summary::warnings::in_short;
 
-/// The page: what was run, the conclusions, the means over tasks, a table for each task and length, the warnings of the self-checks, and
+/// The page: what was run, the verdicts, the means over tasks, a table for each task and length, the warnings of the self-checks, and
 /// links to the other files (paths relative to the page).
 pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
     page.push_str(&notes(report));
-    page.push_str(&conclusions(report));
+    page.push_str(&verdict::markdown::render(&report.verdicts, |at| report.ranking(at)));
     page.push_str(&warnings(report));
     let other_scores = other_scores(&report.rows, report.records);
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
+        let names = ShownParams::of_rows(rows);
         let _ = write!(page, "\n## {}\n", in_markdown(&setting(&rows[0])));
-        page.extend(report.means_of(&rows[0]).map(means));
+        let said = names.line().into_iter().chain(excess::lines(rows, &names));
+        page.extend(said.map(|line| format!("\n{}.\n", in_markdown(&capital(&line)))));
+        page.extend(report.means_of(&rows[0]).map(|table| means(table, &names)));
         page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
-            page.push_str(&task(rows, report));
-            page.push_str(&others(rows, &other_scores));
+            page.push_str(&task(rows, report, &names));
+            page.push_str(&others(rows, &other_scores, &names));
         }
     }
-    let _ = write!(page, "\n{LEGEND}{}\n", extra_legend(&report.rows));
+    page.push_str(&about_columns(&report.rows));
     page.push_str(&file_list(files, figures));
     page.push_str(&all_warnings(report));
     page
@@ -68,22 +71,6 @@ fn notes(report: &Report) -> String {
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
-/// The conclusions.
-fn conclusions(report: &Report) -> String {
-    let mut text = String::new();
-    let (shown, left_out) = conclusion::all(&report.rows, &report.cells);
-    for Conclusion { about, cheapest, budgets, rule } in shown {
-        let (about, cheapest) = (in_markdown(&about), in_markdown(&cheapest));
-        let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
-        budgets.iter().for_each(|line| text.push_str(&format!("- {}\n", in_markdown(line))));
-        text.push_str(&if rule.is_empty() { rule } else { format!("\n{}\n", in_markdown(&rule)) });
-    }
-    if !left_out.is_empty() {
-        let _ = write!(text, "\n{}\n", in_markdown(&left_out));
-    }
-    text
-}
-
 fn warnings(report: &Report) -> String {
     if report.warnings.is_empty() {
         return "\nThe self-checks found nothing to warn about.\n".to_owned();
@@ -107,7 +94,15 @@ fn all_warnings(report: &Report) -> String {
     text
 }
 
-fn means(table: &MeanTable) -> String {
+/// What the columns of the tables mean: a line each.
+fn about_columns(rows: &[SummaryRow]) -> String {
+    // What is explained has backticks around names, as Markdown has them.
+    let line = |(heading, about): (&str, &str)| format!("- **{}**: {about}\n", in_markdown(heading));
+    let lines: String = legend(&columns(rows)).into_iter().map(line).collect();
+    if rows.is_empty() { String::new() } else { format!("\n## What the columns mean\n\n{lines}") }
+}
+
+fn means(table: &MeanTable, names: &ShownParams) -> String {
     let title = table.title();
     let title = in_markdown(&title);
     let mut text = format!("\n### {}{}{}\n\n", title[..1].to_uppercase(), &title[1..], at(table.rows[0].length));
@@ -116,10 +111,16 @@ fn means(table: &MeanTable) -> String {
     text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
     text.push_str(&rule(2, columns.len()));
     for row in &table.rows {
-        let name = [row.method.clone(), row.params.clone()];
+        let name = name(row, names);
         text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| c.cell(row)))));
     }
     text + &below(table.detectable(), "Of these means")
+}
+
+/// The cells of a row with its method, marked where it costs more than dense attention, and what is to be shown of its
+/// parameters.
+fn name(row: &SummaryRow, names: &ShownParams) -> [String; 2] {
+    [row.method.clone() + &excess::marks(row), names.in_row(&row.method, &row.params).to_owned()]
 }
 
 /// A paragraph about the detectable difference.
@@ -127,7 +128,7 @@ fn below(line: Option<String>, about: &str) -> String {
     line.map_or(String::new(), |line| format!("\n{about}: {line}.\n"))
 }
 
-fn task(rows: &[SummaryRow], report: &Report) -> String {
+fn task(rows: &[SummaryRow], report: &Report, names: &ShownParams) -> String {
     let mut text = format!("\n### {}{}{}\n\n", in_markdown(&rows[0].task), at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
     // Warnings about single settings are shown in their rows; those about the task stand above the table.
@@ -141,7 +142,7 @@ fn task(rows: &[SummaryRow], report: &Report) -> String {
     let rule = rule(2, columns.len());
     text.push_str(&if has_checks { rule.replace('\n', "---|\n") } else { rule });
     for row in rows {
-        let name = [row.method.clone(), row.params.clone()];
+        let name = name(row, names);
         let cells = name.into_iter().chain(columns.iter().map(|c| c.cell(row)));
         text.push_str(&line(cells.chain(has_checks.then(|| checks(row)))));
     }
@@ -177,7 +178,7 @@ fn marks(numbers: &[usize]) -> String {
 }
 
 /// The scores of a task by further metrics; empty if there are none.
-fn others(rows: &[SummaryRow], all: &[OtherScore]) -> String {
+fn others(rows: &[SummaryRow], all: &[OtherScore], names: &ShownParams) -> String {
     let is_here = |score: &&OtherScore| rows.iter().any(|row| std::ptr::eq(score.row, row));
     let scores: Vec<&OtherScore> = all.iter().filter(is_here).collect();
     let metrics: Vec<&str> = distinct(scores.iter().map(|s| s.metric.as_str()));
@@ -192,7 +193,7 @@ fn others(rows: &[SummaryRow], all: &[OtherScore]) -> String {
     for row in rows {
         let of = |metric: &&str| scores.iter().find(|s| std::ptr::eq(s.row, row) && s.metric == *metric);
         let cells = metrics.iter().map(|m| of(m).map_or(String::new(), |s| format!("{:.1}", s.score)));
-        text.push_str(&line([row.method.clone(), row.params.clone()].into_iter().chain(cells)));
+        text.push_str(&line(name(row, names).into_iter().chain(cells)));
     }
     text
 }
@@ -268,7 +269,9 @@ mod tests {
             "| topk |  | 0.0 | -25.0 |",
             "### ruler/vt, 4K tokens",
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
-            "aux bits | KB/token | ms/token | look at |\n|---|---|---:",
+            "density | FLOPs % | read % | index % | look at |\n|---|---|---:",
+            "\n## What the columns mean\n\n- **n**: Number of examples",
+            "\n- **FLOPs %**: FLOPs of finding and attending tokens (`cost1` + `cost2`), relative to",
             "![Score against density](plots/score_vs_density.svg)\n\n1 more plot:\n\n- [Time](plots/time.svg)\n",
             "\nPlots with one value only are left out: score_vs_cost.svg (100).\n",
         ] {
@@ -293,8 +296,28 @@ mod tests {
             Record { kv_tokens: Some(held), ..record("ruler/vt", "snapkv", 0, 1.0) },
         ];
         let page = render(&Report::new(&records, &[]), &[], &Figures::default());
-        assert!(page.contains("| ms/token | tokens held |"), "{page}");
-        assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head stores what any"), "{page}");
+        assert!(page.contains("| index % | tokens held |"), "{page}");
+        assert!(page.contains(" 1.56 | 790 |") && page.contains("a KV head stores what any"), "{page}");
+    }
+
+    #[test]
+    fn what_settings_share_is_said_once_and_what_costs_too_much_is_marked() {
+        let of = |params: &str, bits: f64| Record {
+            params: params.into(),
+            key: params.into(),
+            aux_bits: Some(bits),
+            ..record("ruler/vt", "magicpig", 0, 1.0)
+        };
+        let records = [record("ruler/vt", "full", 0, 1.0), of("K=10,L=75", 1500.0), of("K=10,L=150", 3072.0)];
+        let page = render(&Report::new(&records, &[]), &[], &Figures::default());
+        for part in [
+            "\nAll rows but full: K=10.\n",
+            "| magicpig | L=75 | 1 |",
+            "| magicpig† | L=150 | 1 |",
+            "\n† the index is larger than the keys and values: magicpig L=150 (1.50 ×).\n",
+        ] {
+            assert!(page.contains(part), "{part} is missing in\n{page}");
+        }
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Tables, plots and the page, all drawn from stored records and summary rows. [`mod@bench`] draws benchmarks, [`analyses`] the results of
 //! analyses, [`tuning`] and [`shapes`] the budgets that `spattn tune` found.
 //!
-//! Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
+//! [`lm_eval`] and [`mod@kvpress`] write results as these programs store them. Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
 //! Nothing here measures or scores.
 
 pub mod analyses;
 pub mod bench;
 pub mod csv;
 pub mod json;
+pub mod kvpress;
 pub mod latex;
+pub mod lm_eval;
 pub mod markdown;
 pub mod merge;
 pub mod others;
@@ -20,14 +22,18 @@ pub mod schedules;
 pub mod shapes;
 pub mod table;
 pub mod tuning;
+pub mod verdict;
 
 mod best;
-mod conclusion;
+mod by_method;
 mod contents;
+mod excess;
 mod format;
 mod heading;
 mod means;
 mod overview;
+mod parameters;
+mod ranking;
 mod shards;
 mod stand_ins;
 mod tabular;

@@ -16,11 +16,12 @@ use rayon::prelude::*;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Value, json};
 
-use super::format::{LEGEND, detectable, distinct, extra_legend};
+use super::format::{detectable, distinct};
 use super::markdown::counted;
 use super::merge::Source;
+use super::parameters::ShownParams;
 use super::plots::{Figure, Figures};
-use super::{Report, conclusion, heading, overview};
+use super::{Report, excess, heading, overview, verdict};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_eval::records::fidelity::four_digits;
@@ -43,9 +44,11 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
     let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
     let title = if models.is_empty() { "no results".to_owned() } else { models.join(", ") };
     let (title, figures, facts) = (escaped(&title), drawings(figures), in_script(&facts(report)?));
+    let verdict = verdict::html::render(&report.verdicts, |at| report.ranking(at));
     let parts = [
         ("title", title.as_str()),
         ("style", CSS),
+        ("verdict", &verdict),
         ("figures", &figures),
         ("report", &facts),
         ("samples", samples),
@@ -75,21 +78,21 @@ fn facts(report: &Report) -> Result<Value> {
         })
         .collect();
     let tasks = distinct(report.rows.iter().map(|r| r.task.as_str()));
+    let names = ShownParams::of_rows(&report.rows);
     let rows: Vec<Value> = report
         .rows
         .iter()
         .map(|r| {
             let mut row = json!(r);
             row["timed_apart"] = json!(r.is_timed_apart);
+            row["shown_params"] = json!(names.in_row(&r.method, &r.params));
+            row["excess"] = json!(excess::sentences(r));
             row
         })
         .collect();
-    let (conclusions, left_out) = conclusion::all(&report.rows, &report.cells);
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
         "heading": heading::line(report),
-        "conclusions": conclusions,
-        "conclusions_left_out": left_out,
         "means": overview::means(&report.rows),
         "columns": columns(),
         "rows": rows,
@@ -99,15 +102,17 @@ fn facts(report: &Report) -> Result<Value> {
         "sources": sources.collect::<Vec<_>>(),
         "records": report.records.len(),
         "detectable": detectable(report.rows.iter().map(|r| (r.contexts, r.detectable))),
-        "legend": format!("{LEGEND}{}", extra_legend(&report.rows)),
+        "said_once": names.line(),
+        "excess": excess::lines(&report.rows, &names),
     }))
 }
 
-/// The columns that the table offers: key in a row, heading, how numbers look, which are better, whether it is shown at first.
+/// The columns that the table offers: key in a row, heading, what it is, how numbers look, which are better, whether it is shown at first.
 fn columns() -> Vec<Value> {
     let form = |column: &SummaryColumn| match column.unit {
         ColumnUnit::Text => "text",
         ColumnUnit::Bytes => "kilobytes",
+        ColumnUnit::Share => "percent",
         _ => "number",
     };
     let better = |column: &SummaryColumn| match column.better {
@@ -116,8 +121,8 @@ fn columns() -> Vec<Value> {
         None => 0,
     };
     let column = |(column, choice): (&SummaryColumn, OnPage)| {
-        json!({"key": column.name, "label": column.heading, "form": form(column), "better": better(column),
-            "shown": choice == OnPage::Shown})
+        json!({"key": column.name, "label": column.heading, "about": column.about(), "form": form(column),
+            "better": better(column), "shown": choice == OnPage::Shown})
     };
     on_page().into_iter().map(column).collect()
 }

@@ -5,11 +5,12 @@ use std::ops::Range;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
 use super::format::{
-    TableColumn, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
+    TableColumn, about_latency, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
     without_interval,
 };
+use super::parameters::ShownParams;
 use super::pivot::ShownNotes;
-use super::{MeanTable, Report, pivot};
+use super::{MeanTable, Report, excess, pivot};
 use spattn_eval::summary::columns::SummaryRow;
 
 /// A rule under the headings and nothing else.
@@ -71,8 +72,8 @@ impl Form {
 
 /// The rows as aligned tables, one for each model, protocol and measure. Each task and length has a line above its methods.
 ///
-/// If lines are too long, columns are left out, which a note lists, and then parameters are cut. Rows are in the given order, which is the
-/// summary's. Intervals are rounded to whole points; the files have all digits. Without rows, the text says so.
+/// Parameters that settings share are said above the rows. If lines are too long, columns are left out, which a note lists, and then long
+/// parameters are said above, too; none is ever cut, so that no two settings look alike. Rows are in the given order, which is the summary's. Intervals are rounded to whole points; the files have all digits. Without rows, the text says so.
 pub fn render(report: &Report, form: Form) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
@@ -81,12 +82,14 @@ pub fn render(report: &Report, form: Form) -> String {
     let mut left_out = Vec::new();
     for of_setting in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         for rows in of_setting.chunk_by(|a, b| a.measure == b.measure) {
-            let (table, without) = one_table(rows, form);
-            text.push_str(&format!("{}\n\n{table}", setting(&rows[0])));
-            let is_timed = without.iter().all(|heading| !heading.ends_with("ms/token"));
-            text.push_str(&below(form, about_times(rows).filter(|_| is_timed).map(str::to_owned)));
-            text.push_str(&below(form, detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
-            left_out.extend(without);
+            let table = one_table(rows, form);
+            let shared = said(form, table.names.line());
+            text.push_str(&format!("{}\n{shared}\n{}", setting(&rows[0]), table.text));
+            excess::lines(rows, &table.names).iter().for_each(|line| text.push_str(&form.wrapped(line)));
+            let has_latency = !table.left_out.iter().any(|heading| heading.starts_with("latency"));
+            text.push_str(&said(form, about_latency(rows).filter(|_| has_latency).map(str::to_owned)));
+            text.push_str(&said(form, detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
+            left_out.extend(table.left_out);
         }
         text.extend(report.means_of(&of_setting[0]).map(|table| {
             let (table, without) = means(table, form);
@@ -102,8 +105,8 @@ pub fn render(report: &Report, form: Form) -> String {
     text
 }
 
-/// A line below a table.
-fn below(form: Form, line: Option<String>) -> String {
+/// A line above or below a table.
+fn said(form: Form, line: Option<String>) -> String {
     line.map_or(String::new(), |line| form.wrapped(&line))
 }
 
@@ -145,38 +148,54 @@ fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>>
     parts
 }
 
-/// A table, and what was left out of it.
-fn one_table(rows: &[SummaryRow], form: Form) -> (String, Vec<&'static str>) {
-    let (lines, left_out) = fitted(rows, columns(rows), form, broken);
-    let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
-    (grouped(&lines, &groups.map(|rows| (place(&rows[0]), rows.len())).collect::<Vec<_>>()), left_out)
+/// A table that fits its width.
+struct FittedTable {
+    /// Its lines.
+    text: String,
+    /// What its rows show of their parameters.
+    names: ShownParams,
+    /// The headings of columns that it has no room for.
+    left_out: Vec<&'static str>,
 }
 
-/// The lines of the heading and of all rows with as many columns as fit, and what was left out.
-fn fitted(
-    rows: &[SummaryRow],
-    columns: Vec<TableColumn>,
-    form: Form,
-    heading: fn(&str) -> String,
-) -> (Vec<String>, Vec<&'static str>) {
-    let longest = rows.iter().map(|r| r.params.chars().count()).max().unwrap_or(0);
-    let with = |columns: &[TableColumn], params: usize| {
+fn one_table(rows: &[SummaryRow], form: Form) -> FittedTable {
+    let fitted = fitted(rows, columns(rows), form, broken);
+    let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
+    let groups: Vec<(String, usize)> = groups.map(|rows| (place(&rows[0]), rows.len())).collect();
+    FittedTable { text: grouped(&fitted.lines, &groups), names: fitted.names, left_out: fitted.left_out }
+}
+
+/// The lines of a table, and what that cost.
+struct FittedLines {
+    /// Those of the heading and of all rows.
+    lines: Vec<String>,
+    names: ShownParams,
+    left_out: Vec<&'static str>,
+}
+
+/// The lines with as many columns as fit.
+fn fitted(rows: &[SummaryRow], columns: Vec<TableColumn>, form: Form, heading: fn(&str) -> String) -> FittedLines {
+    let with = |columns: &[TableColumn], names: &ShownParams| {
         let headings =
             ["method", "params"].into_iter().map(str::to_owned).chain(columns.iter().map(|c| heading(c.heading)));
-        lines(headings.collect(), rows.iter().map(|row| cells(row, columns, form, params)).collect(), TEXT_COLUMNS)
+        lines(headings.collect(), rows.iter().map(|row| cells(row, columns, form, names)).collect(), TEXT_COLUMNS)
     };
-    let (columns, mut left_out) = fitting(columns, |columns| form.holds(&with(columns, longest)));
-    // Parameters are cut last, and no more than needed.
-    let over = form.over(&with(&columns, longest));
-    let params = longest.saturating_sub(over).max(SHORTEST.min(longest));
-    if params < longest {
-        left_out.push("ends of params");
-    }
-    (with(&columns, params), left_out)
+    let whole = ShownParams::of_rows(rows);
+    let (columns, left_out) = fitting(columns, |columns| form.holds(&with(columns, &whole)));
+    // Parameters leave their rows last, and no more of them than needed.
+    let names = match form.over(&with(&columns, &whole)) {
+        0 => whole,
+        over => ShownParams::of(settings(rows), whole.longest().saturating_sub(over).max(HEADING)),
+    };
+    FittedLines { lines: with(&columns, &names), names, left_out }
 }
 
-/// The least characters that parameters are cut to.
-const SHORTEST: usize = 12;
+/// The characters of the heading of parameters, which their column has in any case.
+const HEADING: usize = "params".len();
+
+fn settings(rows: &[SummaryRow]) -> impl Iterator<Item = (&str, &str)> {
+    rows.iter().map(|row| (row.method.as_str(), row.params.as_str()))
+}
 
 /// The lines of a table whose rows are in groups, each given by the line above it and its number of rows.
 pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
@@ -202,10 +221,11 @@ fn place(row: &SummaryRow) -> String {
 
 /// The means over tasks, below the tasks, and what was left out of them.
 fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
-    let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
+    let FittedLines { lines, names, left_out } = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
     let notes: String = table.notes.iter().map(|note| form.wrapped(&format!("note: {note}"))).collect();
     let title = form.wrapped(&format!("{}{}", table.title(), at(&table.rows[0])));
-    (format!("\n{title}{notes}{}{}", lines.concat(), below(form, table.detectable())), left_out)
+    let (shared, told) = (said(form, names.line()), said(form, table.detectable()));
+    (format!("\n{title}{shared}{notes}{}{told}", lines.concat()), left_out)
 }
 
 /// The length of rows as text, to append.
@@ -216,7 +236,7 @@ fn at(row: &SummaryRow) -> String {
 /// A heading with line breaks, if it is longer than its numbers.
 fn broken(heading: &str) -> String {
     match heading {
-        "score %" | "Δ full" | "KL p99" => heading.to_owned(),
+        "score %" | "Δ full" | "FLOPs %" | "read %" | "index %" | "KL p99" => heading.to_owned(),
         _ => heading.replace(' ', "\n").replace('/', "/\n"),
     }
 }
@@ -236,18 +256,19 @@ pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns:
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// The cells of a row, its parameters cut to so many characters.
-fn cells(row: &SummaryRow, columns: &[TableColumn], form: Form, params: usize) -> Vec<String> {
-    let own = match row.params.chars().count() > params {
-        true => row.params.chars().take(params.saturating_sub(1)).chain(['…']).collect(),
-        false => row.params.clone(),
-    };
-    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| form.cell(c.brief(row)))).collect()
+/// The cells of a row.
+fn cells(row: &SummaryRow, columns: &[TableColumn], form: Form, names: &ShownParams) -> Vec<String> {
+    let method = row.method.clone() + &excess::marks(row);
+    let params = names.in_row(&row.method, &row.params).to_owned();
+    [method, params].into_iter().chain(columns.iter().map(|c| form.cell(c.brief(row)))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use proptest::prelude::*;
     use spattn_eval::records::costs::KvTokens;
     use spattn_eval::records::record::Record;
     use spattn_eval::records::testing::record;
@@ -259,19 +280,16 @@ mod tests {
         let text = render(&Report::new(&records, &[]), Form::default());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "builtin, sparse from question");
-        assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
-        assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
-        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0     0.0    0.100"), "{text}");
+        assert!(lines[2].starts_with("method") && lines[3].starts_with("───"), "{text}");
+        assert_eq!((lines[4], lines[7], lines[8]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
+        assert!(lines[5].starts_with("full ") && lines[6].contains("100.0     0.0    0.100"), "{text}");
     }
 
     #[test]
     fn no_line_of_words_is_longer_than_it_may_be() {
         let form = Form { width: Some(20), no_intervals: false };
-        let line = "at n = 20, a true difference to full below 10 points would be missed";
-        assert_eq!(
-            form.wrapped(line),
-            "at n = 20, a true\n  difference to full\n  below 10 points\n  would be missed\n"
-        );
+        let line = "with 20 examples, losses smaller than 10 points can go unnoticed";
+        assert_eq!(form.wrapped(line), "with 20 examples,\n  losses smaller\n  than 10 points can\n  go unnoticed\n");
         assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
         assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
         let records: Vec<_> = ["ruler/vt", "ruler/cwe"]
@@ -282,7 +300,7 @@ mod tests {
         for width in [60, 80, 100] {
             let text = render(&report, Form { width: Some(width), no_intervals: false });
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
-            assert!(text.replace("\n  ", " ").contains("would be missed in more than one of five runs"), "{text}");
+            assert!(text.replace("\n  ", " ").contains("points can go unnoticed (power 80 %)"), "{text}");
         }
     }
 
@@ -299,11 +317,11 @@ mod tests {
         assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
         let told = |n, points| {
             format!(
-                "\nat n = {n}, a true difference to full below {points} points would be missed in more than one of five runs\n"
+                "\nwith {n} independent examples, losses smaller than {points} points can go unnoticed (power 80 %)\n"
             )
         };
         assert!(text.contains(&told(20, 26)) && text.ends_with(&told(40, 18)), "{text}");
-        assert!(!table(9).contains("at n = 9"), "that is for the self-check to say");
+        assert!(!table(9).contains("with 9 independent"), "that is for the self-check to say");
     }
 
     #[test]
@@ -339,7 +357,7 @@ mod tests {
         let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]), Form::default());
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[2].ends_with("tokens") && lines[3].ends_with("held"), "{text}");
-        assert!(lines[6].ends_with("8.33") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
+        assert!(lines[6].ends_with("1.56") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
         assert!(!render(&Report::new(&[with("full", 4060.0)], &[]), Form::default()).contains("held"));
     }
 
@@ -357,6 +375,7 @@ mod tests {
                     ["full", "topk", "double_sparsity"].map(|method| Record {
                         params: match method {
                             "full" => "",
+                            "topk" => "density=0.0625,bits=4,channels=0.5,per=kv_head",
                             _ => "density=0.0625,bits=4,channels=0.25,per=kv_head",
                         }
                         .into(),
@@ -373,22 +392,60 @@ mod tests {
         let report = Report::new(&records, &[]);
         let whole = render(&report, Form::default());
         // Sentences are not lines of a table.
-        let is_sentence = |line: &&str| ["at n =", "left out in", "ms/token:"].iter().any(|begin| line.contains(begin));
+        let is_sentence = |line: &&str| ["independent examples", "left out in"].iter().any(|part| line.contains(part));
         let longest =
             |text: &str| text.lines().filter(|line| !is_sentence(line)).map(|line| line.chars().count()).max().unwrap();
-        assert!(longest(&whole) > 120 && !whole.contains("left out"), "{whole}");
+        assert!(longest(&whole) > 90 && !whole.contains("left out"), "{whole}");
+        assert!(whole.contains("\nall rows but full: density=0.0625, bits=4, per=kv_head\n"), "{whole}");
         for (width, said) in [
-            (140, "\nleft out in 140 columns: aux bits, cost2 (summary.md has all)\n"),
-            (80, "cost1, KB/token, ms/token, n, ends of params (summary.md has all)\n"),
+            (100, "\nleft out in 100 columns: read % (summary.md has all)\n"),
+            (70, "left out in 70 columns: read %, FLOPs %, index %, n (summary.md has all)\n"),
         ] {
             let text = render(&report, Form { width: Some(width), ..Form::default() });
-            assert!(longest(&text) <= width && text.replace("\n  ", " ").contains(said), "{text}");
-            for part in ["score %", "Δ full", "density", "double_sparsity", "mean over 2 tasks"] {
+            assert!(longest(&text) <= width && text.replace("\n  ", " ").contains(said), "{width}\n{text}");
+            for part in ["score %", "Δ full", "density", "double_sparsity", "mean over 2 tasks", "channels=0.25"] {
                 assert!(text.contains(part), "{part} is missing in\n{text}");
             }
         }
         // A narrower width shows less, but never nothing.
         assert!(render(&report, Form { width: Some(20), ..Form::default() }).contains("65.0 ["));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_row_of_a_table_looks_like_another(
+            params in prop::collection::btree_set(
+                prop::collection::btree_map("[a-c]{1,8}", "[0-2]|[a-z_]{1,12}", 0..5), 1..6),
+            width in 60usize..160,
+        ) {
+            let joined = |map: &BTreeMap<String, String>| {
+                map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+            };
+            let of = |method: &'static str, params: &str, sample: usize| {
+                let key = format!("{method}{params}{sample}");
+                Record { params: params.into(), key, ..record("ruler/vt", method, sample, 1.0) }
+            };
+            let settings: Vec<String> = params.iter().map(joined).collect();
+            let both = |sample| settings.iter().flat_map(move |p| ["quest", "magicpig"].map(|method| of(method, p, sample)));
+            let records: Vec<Record> = (0..20).flat_map(both).collect();
+            let text = render(&Report::new(&records, &[]), Form { width: Some(width), ..Form::default() });
+            // Of scores and costs all rows have the same.
+            let rows: Vec<&str> = text.lines().filter(|line| line.contains("100.0 [83 100]")).collect();
+            prop_assert_eq!(rows.len(), 2 * settings.len(), "{}", text);
+            prop_assert_eq!(distinct(rows.iter()).len(), rows.len(), "{}", text);
+            prop_assert!(text.lines().all(|line| line.chars().count() <= width), "{}", text);
+        }
+    }
+
+    #[test]
+    fn rows_that_cost_more_than_dense_attention_are_marked() {
+        let large =
+            Record { aux_bits: Some(3293.0), params: "K=10,L=161".into(), ..record("ruler/vt", "magicpig", 0, 1.0) };
+        let text = render(&Report::new(&[record("ruler/vt", "full", 0, 1.0), large], &[]), Form::default());
+        assert!(text.contains("\nmagicpig†  K=10,L=161 "), "{text}");
+        let said = "\n† the index is larger than the keys and values: magicpig K=10,L=161 (1.61 ×)\n";
+        assert!(text.contains(said) && text.contains(" 161\n"), "{text}");
     }
 
     #[test]

@@ -20,23 +20,55 @@ pub(super) fn marked(notes: &[usize]) -> String {
 
 /// Points of the text of an article in letters of ten points.
 pub(super) const TEXT_WIDTH: f64 = 345.0;
-/// Points of a character of `\footnotesize`, as an upper bound on the mean of a line of digits or of words.
-const CHARACTER: f64 = 4.3;
+/// Points of the mark of a note.
+const MARK: f64 = 4.3;
 /// Points between two columns.
 const BETWEEN: f64 = 6.0;
 /// Points of a column of text, which breaks its lines, at least and at most.
 pub(super) const NARROW: f64 = 84.0;
 const WIDE: f64 = 150.0;
 
+/// Widths of characters in Computer Modern at eight points (`\footnotesize` of an article), in hundredths of a point. A
+/// minus is that of formulas. What is not here is as wide as the widest.
+const WIDTHS: &[(&str, u32)] = &[
+    ("il.,:;'!|[]", 236),
+    ("fj", 260),
+    ("\u{a0}  ", 283),
+    ("_", 310),
+    ("t()", 331),
+    ("rs", 336),
+    ("I", 307),
+    ("cez", 378),
+    ("0123456789ago*/", 426),
+    ("kqvxyJ", 449),
+    ("bdhnpuS", 473),
+    ("Z", 520),
+    ("L", 532),
+    ("F", 555),
+    ("EP", 579),
+    ("B", 603),
+    ("CTwR", 626),
+    ("ADHNUVXYDGKOQ+-=<>~^×Δ‖†‡", 668),
+    ("m%#&", 709),
+    ("M", 780),
+];
+const WIDEST: u32 = 874;
+
 fn points(text: &str) -> f64 {
-    text.chars().count() as f64 * CHARACTER
+    let of = |c: char| WIDTHS.iter().find(|(these, _)| these.contains(c)).map_or(WIDEST, |(_, width)| *width);
+    text.chars().map(|c| f64::from(of(c))).sum::<f64>() / 100.0
+}
+
+/// Points of the widest part of a text that is never broken: [`escaped`] text breaks at spaces and behind `_` and `/`.
+fn unbroken(text: &str) -> f64 {
+    text.split(' ').flat_map(|word| word.split_inclusive(['_', '/'])).map(points).fold(0.0, f64::max)
 }
 
 /// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
 pub(super) fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
     let longest = |(at, heading): (usize, &&str)| {
-        // A heading is one word, which cannot be broken.
-        let least = points(heading);
+        let cells = || texts.iter().map(|line| &line[at]);
+        let least = cells().map(|cell| unbroken(cell)).fold(unbroken(heading), f64::max);
         texts.iter().map(|line| points(&line[at])).fold(least, f64::max).min(most.max(least))
     };
     headings.iter().enumerate().map(longest).collect()
@@ -88,13 +120,15 @@ impl Numbers {
     }
 
     fn width(&self) -> f64 {
+        const BOLD: f64 = 1.12;
         let widest = |texts: &[String]| texts.iter().map(|text| points(text)).fold(0.0, f64::max);
+        let bold = self.bold.iter().map(|line| BOLD * points(&self.values[*line])).fold(0.0, f64::max);
         // Headings break between words.
         let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
         let marked =
-            self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * CHARACTER).fold(0.0, f64::max);
+            self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * MARK).fold(0.0, f64::max);
         // A heading spans numbers and intervals.
-        (widest(&self.values) + marked + widest(&self.ends)).max(heading)
+        (widest(&self.values).max(bold) + marked + widest(&self.ends)).max(heading)
     }
 
     /// Whether all that it has are numbers.
@@ -312,10 +346,14 @@ pub(super) fn escaped(text: &str) -> String {
             '|' => "\\textbar{}".to_owned(),
             '\u{a0}' => "~".to_owned(),
             'Δ' => "$\\Delta$".to_owned(),
+            '†' => "\\dag{}".to_owned(),
+            '‡' => "\\ddag{}".to_owned(),
             '‖' => "$\\|$".to_owned(),
             '×' => "$\\times$".to_owned(),
             '`' => "'".to_owned(),
             c => c.to_string(),
         })
-        .collect()
+        .collect::<String>()
+        // Two hyphens would become a dash.
+        .replace("--", "-{}-")
 }

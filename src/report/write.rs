@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::contents::Report;
 use super::plots::{Figure, depths, png};
-use super::{csv, json, latex, markdown, others, page, pivot, plots};
+use super::{csv, json, latex, markdown, others, page, pivot, plots, verdict};
 use spattn_eval::folder::owned_files::{self, OwnFolder};
 
 /// What a report wrote.
@@ -20,7 +20,7 @@ pub struct Written {
 }
 
 impl Report<'_> {
-    /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder, which is created if
+    /// Writes `summary.csv`, `summary.md`, `verdict.json`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder, which is created if
     /// needed; also `depths.csv` if tasks have depths, and `metrics.csv` if they have several metrics.
     ///
     /// # Errors
@@ -37,6 +37,7 @@ impl Report<'_> {
         if !others.is_empty() {
             files.push(("metrics.csv".to_owned(), others::csv(&others)?));
         }
+        files.push(("verdict.json".to_owned(), verdict::json(&self.verdicts)));
         files.push(("report.html".to_owned(), page::render(self, &figures, &samples?)?));
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);

@@ -9,6 +9,7 @@ use spattn::attention::{Policy, Role, expand_grid};
 use spattn::eval::config::shipped::SHIPPED;
 use spattn::model::families::FAMILIES;
 use spattn::model::source::shape_names;
+use spattn::tasks::published::DataSet;
 use spattn::tasks::{TaskInfo, catalog};
 use spattn_lab::papers::PAPERS;
 
@@ -80,6 +81,29 @@ fn paragraph<'a>(page: &'a Page, begin: &str) -> &'a str {
     let mut parts = page.text.split("\n\n").flat_map(|part| part.trim_start_matches("- ").split("\n- "));
     let found = parts.find(|part| part.starts_with(begin));
     found.unwrap_or_else(|| panic!("{}: no paragraph begins with `{begin}`", page.name))
+}
+
+/// The page of downloads has a row for each data set: its size and hosts are those of the registry.
+#[test]
+fn the_page_of_downloads_says_where_each_data_set_comes_from() {
+    let text = page("docs/downloads.md").text;
+    let host = |url: &str| url.split('/').nth(2).unwrap().to_owned();
+    let mut rows = Vec::new();
+    for set in DataSet::all() {
+        let hosts: BTreeSet<String> = set.files.iter().filter_map(|file| file.url.as_deref()).map(host).collect();
+        let from = match set.is_downloadable() {
+            true => hosts.into_iter().collect::<Vec<_>>().join(", "),
+            false => "by hand".to_owned(),
+        };
+        rows.push(format!("| `{}` | {} | {from} | {} |", set.name, set.size(), set.files.len()));
+    }
+    let expected = rows.join("\n");
+    assert!(text.contains(&format!("|---|---|---|---|\n{expected}\n\n")), "the table should be\n{expected}");
+    for variable in
+        ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "SPATTN_DATA", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"]
+    {
+        assert!(text.contains(&format!("`{variable}")), "{variable} is not named");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
@@ -13,7 +14,8 @@ use spattn::attention::{
     expand_grid,
 };
 use spattn::cost::Cost;
-use spattn::eval::calibration::calibrate::{CalibrationOrder, CalibrationOutcome, CalibrationPlan, Checkpoints, Text};
+use spattn::eval::calibration::calibrate::{CalibrationOrder, CalibrationOutcome, CalibrationPlan, Text};
+use spattn::eval::calibration::checkpoints::Checkpoints;
 use spattn::eval::calibration::supply::supply;
 use spattn::eval::examples::token_counter::Counter;
 use spattn::kernels::cpu::Rows;
@@ -313,7 +315,7 @@ fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Res
 #[test]
 fn a_training_that_was_stopped_goes_on_to_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
-    let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
+    let start = Checkpoints { gap: Duration::MAX, ..Checkpoints::new(folder.path()) };
     let resume = Checkpoints { resume: true, ..start.clone() };
     let error = |result: anyhow::Result<Option<CalibrationOutcome>>| result.err().unwrap().to_string();
     assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to resume from: no "));

@@ -39,7 +39,7 @@ addEventListener("load", async () => {
   });
   const step = {
     opened,
-    heading: () => [at("what").textContent, texts("#conclusions p"), texts("#conclusions li")],
+    heading: () => [at("what").textContent, texts("#verdict .lead"), texts("#verdict li"), texts("#verdict td")],
     rows: () => column("method").length,
     up: () => sort("score"),
     down: () => sort("score"),
@@ -65,7 +65,7 @@ addEventListener("load", async () => {
       if (sets.length > 1) { enter("matrix-over", select.options[1].value); all.push(methods(), at("matrix-caption").textContent); }
       return [shown, sets, all];
     },
-    plots: () => { enter("plots-find", "latency"); const n = [...document.querySelectorAll("#figures figure")].filter((f) => f.checkVisibility()).length; enter("plots-find", ""); return [n, document.querySelectorAll("#figures svg[role=img][aria-label]").length]; },
+    plots: () => { enter("plots-find", "density"); const n = [...document.querySelectorAll("#figures figure")].filter((f) => f.checkVisibility()).length; enter("plots-find", ""); return [n, document.querySelectorAll("#figures svg[role=img][aria-label]").length]; },
     samples: () => [at("samples-count").textContent, texts("#samples-table tbody tr").length],
     next: () => { at("samples-on").click(); const all = at("samples-count").textContent; at("samples-back").click(); return all; },
     lost: () => { enter("samples-show", "lost"); return at("samples-count").textContent; },

@@ -384,6 +384,39 @@ impl Params {
         self.budget_of_at_least(0, default)
     }
 
+    /// As [`budget_from_zero`](Self::budget_from_zero), for methods that evict once, when the prefix ends: they also accept the share of the
+    /// prefix that is [kept](KEEP).
+    pub fn budget_of_evicting(&mut self, default: Budget) -> Result<Budget, UsageError> {
+        match self.keep_instead_of(&BUDGET_KEYS)? {
+            None => self.budget_from_zero(default),
+            Some(share) => {
+                self.has_layer_budgets = true;
+                Ok(Budget::Kept(share))
+            }
+        }
+    }
+
+    /// The share of the prefix that is [kept](KEEP), if it is given; it takes the place of `others`, of which the spec must give none.
+    pub fn keep_instead_of(&mut self, others: &[&str]) -> Result<Option<f64>, UsageError> {
+        let other = self.given.iter().find(|(key, _)| others.contains(&key.as_str())).map(|(key, _)| key.clone());
+        match (self.given.iter().any(|(key, _)| key == KEEP.key), other) {
+            (true, Some(other)) => {
+                return Err(UsageError::new(format!(
+                    "method `{}`: give {other} or {}, not both",
+                    self.method, KEEP.key
+                ))
+                .hint("one of them sets the budget"));
+            }
+            (true, None) => self.preset.retain(|(key, _)| !others.contains(&key.as_str())),
+            (false, Some(_)) => self.preset.retain(|(key, _)| key != KEEP.key),
+            (false, None) => {}
+        }
+        let Some(text) = self.take(KEEP.key) else { return Ok(None) };
+        let share = self.parse_share(KEEP.key, &text)?;
+        self.note(KEEP.key, &share);
+        Ok(Some(share))
+    }
+
     /// Whether the budget is one of tokens, which a [`Schedule`](crate::Schedule) can distribute over layers.
     pub(super) fn has_layer_budgets(&self) -> bool {
         self.has_layer_budgets
@@ -406,6 +439,7 @@ impl Params {
             Budget::Tokens(k) => self.note("k", &k),
             Budget::Ratio(ratio) => self.note("ratio", &ratio),
             Budget::Density(density) => self.note(DENSITY, &density),
+            Budget::Kept(share) => self.note(KEEP.key, &share),
         }
         Ok(budget)
     }
@@ -462,6 +496,11 @@ impl Params {
     pub fn finish(self) -> Result<Vec<Setting>, UsageError> {
         let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.settings) };
         let hint = match nearest(key, &self.known) {
+            _ if key == "compression_ratio" && self.known.contains(&DENSITY) => {
+                format!(
+                    "{DENSITY}=0.5 is the share of the context that is attended; nothing is evicted once and for all"
+                )
+            }
             Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
             None if self.known.is_empty() => "it has no parameters here".to_owned(),
             None => format!("its parameters: {}", self.known.join(", ")),
@@ -473,12 +512,20 @@ impl Params {
 /// The key that sets the budget of any method.
 pub(super) const DENSITY: &str = "density";
 
+/// The parameter of methods that evict once: how much of the prefix is kept. It is 1 less kvpress' `compression_ratio`.
+pub(super) const KEEP: ParamInfo = ParamInfo {
+    key: "keep",
+    default: "-",
+    about: "instead of the method's own budget: share of the prefix kept, sinks and windows included, above 0 to 1; what follows the \
+            prefix is kept as well",
+};
+
 /// The keys that set how many tokens are selected; at most one of them is given.
 const BUDGET_KEYS: [&str; 3] = ["k", "ratio", DENSITY];
 
 /// All settings except the one that sets how many tokens are selected.
 pub(super) fn beside_budget(settings: &[Setting]) -> impl Iterator<Item = &Setting> {
-    settings.iter().filter(|setting| !BUDGET_KEYS.contains(&setting.key))
+    settings.iter().filter(|setting| setting.key != KEEP.key && !BUDGET_KEYS.contains(&setting.key))
 }
 
 #[cfg(test)]
@@ -608,6 +655,24 @@ mod tests {
         assert!(read("m:density=0.5,k=3").unwrap_err().what.contains("k or density, not both"));
         for text in ["m:density=0", "m:density=1.1", "m:density=x", "m:density=NaN"] {
             assert!(read(text).unwrap_err().hint.unwrap().contains("above 0 and at most 1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_takes_the_place_of_another_budget() {
+        let read = |text: &str, preset: &[(&str, &str)]| {
+            let mut params = Params::new(&expand_grid(text).unwrap()[0]);
+            params.fill(preset);
+            let budget = params.budget_of_evicting(Budget::Tokens(1))?;
+            params.finish().map(|settings| (budget, settings.len()))
+        };
+        assert_eq!(read("m:keep=0.25", &[("k", "9")]).unwrap(), (Budget::Kept(0.25), 1));
+        assert_eq!(read("m", &[("keep", "0.5")]).unwrap(), (Budget::Kept(0.5), 1));
+        assert_eq!(read("m:ratio=0.1", &[("keep", "0.5")]).unwrap(), (Budget::Ratio(0.1), 1));
+        assert_eq!(read("m", &[]).unwrap(), (Budget::Tokens(1), 1));
+        assert!(read("m:keep=0.5,density=0.5", &[]).unwrap_err().what.contains("density or keep, not both"));
+        for text in ["m:keep=0", "m:keep=1.5", "m:keep=x"] {
+            assert!(read(text, &[]).unwrap_err().hint.unwrap().contains("above 0 and at most 1"), "{text}");
         }
     }
 

@@ -183,10 +183,24 @@ pub fn date(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }
 
+/// Seconds from the beginning of 1970 to a time that [`date`] wrote; `None` for any other text.
+pub fn seconds_of_date(date: &str) -> Option<u64> {
+    let time = humantime::parse_rfc3339(date).ok()?;
+    time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Instant;
+
+    #[test]
+    fn a_date_is_read_back_as_the_time_that_it_was_written_for() {
+        let time = UNIX_EPOCH + Duration::from_secs(1_763_720_137);
+        assert_eq!(date(time), "2025-11-21T10:15:37Z");
+        assert_eq!(seconds_of_date(&date(time)), Some(1_763_720_137));
+        assert_eq!((seconds_of_date("yesterday"), seconds_of_date("")), (None, None));
+    }
 
     #[test]
     fn a_wrong_clock_gives_the_nearest_date_that_can_be_written() {

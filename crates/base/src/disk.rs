@@ -12,6 +12,7 @@ use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::NamedTempFile;
 
@@ -151,10 +152,43 @@ pub struct WholeFile {
 /// Where the bytes are written meanwhile.
 #[derive(Debug)]
 enum Place {
-    /// A temporary file, and its final path.
-    Aside(NamedTempFile, PathBuf),
+    /// A temporary file, its final path, and its entry among the unfinished files.
+    Aside { file: NamedTempFile, path: PathBuf, _entry: Unfinished },
     /// A device or a pipe, which cannot be replaced.
     Itself(File),
+}
+
+/// The temporary files of this process that have not got their names yet.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    // A panic leaves the list whole.
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An entry of [`UNFINISHED`], for as long as it lives.
+#[derive(Debug)]
+struct Unfinished(PathBuf);
+
+impl Unfinished {
+    fn new(path: &Path) -> Self {
+        unfinished().push(path.to_owned());
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        unfinished().retain(|path| *path != self.0);
+    }
+}
+
+/// Removes the temporary files of this process, for a thread that ends it at once. From then on no file is begun or finished: who tries
+/// waits for the end of the process.
+pub fn remove_unfinished() {
+    let files = unfinished();
+    files.iter().for_each(|path| drop(fs::remove_file(path)));
+    std::mem::forget(files);
 }
 
 impl WholeFile {
@@ -211,13 +245,14 @@ impl Place {
         if let Ok(before) = fs::metadata(&path) {
             aside.as_file().set_permissions(before.permissions())?;
         }
-        Ok(Self::Aside(aside, path))
+        let entry = Unfinished::new(aside.path());
+        Ok(Self::Aside { file: aside, path, _entry: entry })
     }
 
     fn keep(self) -> io::Result<()> {
         match self {
             Self::Itself(_) => Ok(()),
-            Self::Aside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
+            Self::Aside { file, path, .. } => file.persist(path).map(drop).map_err(|e| e.error),
         }
     }
 }
@@ -225,14 +260,14 @@ impl Place {
 impl Write for Place {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Aside(file, _) => file.as_file_mut().write(bytes),
+            Self::Aside { file, .. } => file.as_file_mut().write(bytes),
             Self::Itself(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Aside(file, _) => file.as_file_mut().flush(),
+            Self::Aside { file, .. } => file.as_file_mut().flush(),
             Self::Itself(file) => file.flush(),
         }
     }

@@ -1,4 +1,4 @@
-//! Foundations of all crates: errors that a user can act on, files, limits, and safe output of text.
+//! Foundations of all crates: errors that a user can act on, files, limits, progress, and safe output of text.
 //!
 //! Nothing here knows attention, models or benchmarks.
 
@@ -20,5 +20,7 @@ pub mod foreign;
 pub mod given;
 pub mod interrupt;
 pub mod memory;
+pub mod meter;
+pub mod pace;
 pub mod privacy;
 pub mod text;

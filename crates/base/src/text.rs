@@ -169,6 +169,16 @@ fn is_formula(text: &str) -> bool {
     }
 }
 
+/// A number of bytes in few digits: `55 KB`, `4.4 MB`, `1.2 GB`.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0 => "0 MB".to_owned(),
+        b if b < 999_500 => format!("{:.0} KB", (b as f64 / 1e3).max(1.0)),
+        b if b < 999_950_000 => format!("{:.1} MB", b as f64 / 1e6),
+        b => format!("{:.1} GB", b as f64 / 1e9),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,5 +275,20 @@ mod tests {
     fn a_cell_has_no_command_of_a_terminal() {
         assert_eq!(in_cell("a\u{1b}]0;t\u{7}"), "a\\u{1b}]0;t\\u{7}");
         assert_eq!(in_cell("=a\u{1b}"), "'=a\\u{1b}");
+    }
+
+    #[test]
+    fn sizes_have_few_digits() {
+        for (bytes, text) in [
+            (0, "0 MB"),
+            (20, "1 KB"),
+            (54_752, "55 KB"),
+            (999_600, "1.0 MB"),
+            (4_370_528, "4.4 MB"),
+            (113_932_529, "113.9 MB"),
+            (999_999_999, "1.0 GB"),
+        ] {
+            assert_eq!(size(bytes), text, "{bytes}");
+        }
     }
 }

@@ -39,6 +39,19 @@ impl ExpertMatrices {
     }
 }
 
+/// Rows of activations in device memory, `[rows][width]`.
+#[derive(Debug, Clone, Copy)]
+pub struct RowMatrix<'a> {
+    /// The numbers.
+    pub numbers: &'a Buffer,
+    /// Their type.
+    pub storage: Storage,
+    /// Rows.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub width: usize,
+}
+
 impl Gpu {
     /// Notes where the matrices of experts are, and their biases, `[outputs]` f32 each: one for each matrix, or none at all. They must not
     /// be dropped before what is returned is used for the last time.
@@ -155,31 +168,29 @@ impl Gpu {
         unsafe { launch.launch(by_output(outputs, rows)) }.map(drop).map_err(failed("adding experts"))
     }
 
-    /// Copies rows `[width]` of `x` to `out`: those whose numbers, below `x_rows`, the `count` u32 of `rows` from number `first` on are.
+    /// Copies rows of `from` to the rows of `out`: those whose numbers the `count` u32 of `list` from number `first` on are. They are below
+    /// `from.rows`, as the caller has checked.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
     /// If a buffer is too small for the arguments.
-    #[allow(clippy::too_many_arguments)]
     pub fn gather_rows(
         &self,
-        storage: Storage,
-        x: &Buffer,
-        x_rows: usize,
-        rows: &Buffer,
+        from: RowMatrix<'_>,
+        list: &Buffer,
         (first, count): (usize, usize),
-        width: usize,
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
+        let RowMatrix { numbers: x, storage, rows: x_rows, width } = from;
         let function = self.function("experts", &format!("gather_rows_{}", storage.name()))?;
         let x = x.address(0, x_rows * width * storage.bytes());
-        let (rows, out) = (rows.address(4 * first, 4 * count), out.address(0, count * width * storage.bytes()));
+        let (rows, out) = (list.address(4 * first, 4 * count), out.address(0, count * width * storage.bytes()));
         let width = width as i32;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&x).arg(&rows).arg(&out).arg(&width);
-        // SAFETY: x and out are as long as checked above; the caller has made numbers of rows below `x_rows`.
+        // SAFETY: x and out are as long as checked above; numbers of rows are below `x_rows`, as the caller has checked.
         unsafe { launch.launch(by_row(count)) }.map(drop).map_err(failed("gathering rows"))
     }
 

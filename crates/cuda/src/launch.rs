@@ -81,6 +81,30 @@ pub struct RmsNorm<'a> {
     pub hidden: usize,
 }
 
+/// An embedding table `[vocab][hidden]` in device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddingTable<'a> {
+    /// The numbers.
+    pub numbers: &'a Buffer,
+    /// Their type.
+    pub storage: Storage,
+    /// Numbers of a row.
+    pub hidden: usize,
+    /// What rows are multiplied by.
+    pub scale: f32,
+}
+
+/// The same part of each row of a matrix.
+#[derive(Debug, Clone, Copy)]
+pub struct RowPart {
+    /// Rows.
+    pub rows: usize,
+    /// Numbers from one row to the next.
+    pub stride: usize,
+    /// The first number of the part within a row.
+    pub first: usize,
+}
+
 /// Where a norm notes the first row that has a number that is not finite.
 pub struct FiniteCheck<'a> {
     /// A u64 that becomes the least of itself and `mark << 32 | first_row + row`, where `row` counts the normed rows.
@@ -264,26 +288,24 @@ fn norm_threads(hidden: usize) -> u32 {
 }
 
 impl Gpu {
-    /// Copies rows `[hidden]` of `table` `[vocab][hidden]` to `x` as f32, times `scale`, one for each token id. The caller has checked that
-    /// ids are below `vocab`.
+    /// Copies a row of `table` to `x` as f32, times its scale, for each of the first `rows` token ids. The caller has checked that ids are below
+    /// the rows of the table.
     ///
     /// # Errors
     /// [`GpuError`], as for all launchers.
     ///
     /// # Panics
     /// As all launchers: if a buffer is too small for the arguments.
-    #[allow(clippy::too_many_arguments)]
     pub fn embed(
         &self,
-        storage: Storage,
-        table: &Buffer,
+        table: EmbeddingTable<'_>,
         tokens: &Buffer,
         rows: usize,
         x: &mut Buffer,
-        (hidden, scale): (usize, f32),
     ) -> Result<(), GpuError> {
+        let EmbeddingTable { numbers, storage, hidden, scale } = table;
         let function = self.function("rows", &format!("embed_{}", storage.name()))?;
-        let (table, tokens, x) = (table.address(0, 0), tokens.address(0, 4 * rows), x.address(0, 4 * rows * hidden));
+        let (table, tokens, x) = (numbers.address(0, 0), tokens.address(0, 4 * rows), x.address(0, 4 * rows * hidden));
         let hidden = hidden as i32;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden).arg(&scale);
@@ -317,21 +339,22 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map(drop).map_err(failed("norming"))
     }
 
-    /// RMS norm of a part of each of `rows` rows in place: of `width` numbers from number `first` on, of rows `stride` numbers long.
+    /// RMS norm of a part of each row of `x` in place. The part is as wide as `norm`.
     ///
     /// # Errors
     /// [`GpuError`].
-    #[allow(clippy::too_many_arguments)]
+    ///
+    /// # Panics
+    /// If the part is not within a row, or a buffer is too small.
     pub fn norm_part(
         &self,
         storage: Storage,
         x: &mut Buffer,
-        rows: usize,
-        stride: usize,
-        (first, width): (usize, usize),
-        weight: &Buffer,
-        eps: f32,
+        part: RowPart,
+        norm: RmsNorm<'_>,
     ) -> Result<(), GpuError> {
+        let (RowPart { rows, stride, first }, RmsNorm { weight, eps, hidden: width }) = (part, norm);
+        let weight = weight.expect("a part is normed with weights");
         assert!(first + width <= stride, "numbers {first} to {} of rows of {stride}", first + width);
         let function = self.function("rows", &format!("norm_part_{}", storage.name()))?;
         let x = x.address(0, rows * stride * storage.bytes()) + (first * storage.bytes()) as u64;

@@ -62,13 +62,14 @@ pub use channels::{ChosenChannels, KeysByChannel};
 pub use codes::CodedKeys;
 pub use collisions::{CollisionWorkspace, HashTables, SamplingSpec, TableShape};
 pub use draws::{DRAW_KEY, DrawWorkspace};
-pub use experts::{ExpertMatrices, MOST_EXPERTS, MOST_USED_EXPERTS, Routes};
+pub use experts::{ExpertMatrices, MOST_EXPERTS, MOST_USED_EXPERTS, Routes, RowMatrix};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{
-    Cache, Columns, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation, WeightMatrix,
+    Cache, Columns, EmbeddingTable, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation,
+    RowPart, WeightMatrix,
 };
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use peers::Link;

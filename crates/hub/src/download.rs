@@ -4,19 +4,19 @@
 //! Bytes that have arrived are kept in a file beside it. A later attempt, also of another process, continues with them if the expected
 //! hash is known, since only that tells whether the parts belong together.
 
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
 use crate::checksum::Expected;
 use crate::http::{Answer, Client, HttpError, Refusal, parse_url};
 use crate::lock::Lock;
 use spattn_base::error::UsageError;
-use spattn_base::text;
+use spattn_base::meter::Meter;
+use spattn_base::text::size;
 
 const LOCAL: &str = "file://";
 /// Failures in a row, without a further byte, after which a download is given up.
@@ -156,7 +156,7 @@ pub struct Downloader {
     pub client: Client,
     /// The pause before the second try; those that follow double.
     pub backoff: Duration,
-    /// Whether to draw progress bars on standard error.
+    /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
@@ -167,7 +167,7 @@ impl Downloader {
     /// # Errors
     /// [`DownloadError`]. Arrived bytes are kept if they can be continued.
     pub fn get(&self, job: &Job<'_>) -> Result<(), DownloadError> {
-        let meter = Meter::new(job, self.progress);
+        let meter = Progress::new(job, self.progress);
         let waits = || meter.say(&format!("{}: another process downloads it; waiting", job.name));
         let no_locks = |e: &io::Error| {
             meter.say(&format!(
@@ -193,7 +193,7 @@ impl Downloader {
     }
 
     /// Tries until the file is complete and right.
-    fn receive(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
+    fn receive(&self, job: &Job<'_>, meter: &Progress<'_>) -> Result<(), DownloadError> {
         let mut failures = Failures::new(self.backoff);
         let mut wrong = 0;
         loop {
@@ -221,7 +221,7 @@ impl Downloader {
     }
 
     /// Sends one request for the bytes that are missing.
-    fn attempt(&self, job: &Job<'_>, meter: &Meter) -> Result<(), DownloadError> {
+    fn attempt(&self, job: &Job<'_>, meter: &Progress<'_>) -> Result<(), DownloadError> {
         let mut part = Part::open(job)?;
         if let Some(path) = job.url.strip_prefix(LOCAL) {
             return part.copy(Path::new(path), meter);
@@ -361,7 +361,7 @@ impl<'a> Part<'a> {
     }
 
     /// Reads an answer to its end.
-    fn take_from(&mut self, mut answer: Answer, meter: &Meter) -> Result<(), DownloadError> {
+    fn take_from(&mut self, mut answer: Answer, meter: &Progress<'_>) -> Result<(), DownloadError> {
         let expected = self.place(&answer)?;
         if expected.is_none() && !answer.has_end() && self.job.expected.digest.is_none() {
             return Err(DownloadError::Unverifiable);
@@ -414,7 +414,7 @@ impl<'a> Part<'a> {
     }
 
     /// Copies a file from a folder that stands in for the network.
-    fn copy(&mut self, from: &Path, meter: &Meter) -> Result<(), DownloadError> {
+    fn copy(&mut self, from: &Path, meter: &Progress<'_>) -> Result<(), DownloadError> {
         let unreadable = |source| DownloadError::Unreadable { path: from.to_owned(), source };
         self.start_over()?;
         let mut source = File::open(from).map_err(unreadable)?;
@@ -435,34 +435,35 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A progress bar, and lines beside it.
-struct Meter(ProgressBar);
+/// The progress of a download in bytes, and notes beside it.
+struct Progress<'a> {
+    meter: RefCell<Meter>,
+    name: &'a str,
+    /// Bytes that were there when the download began, which say nothing of its pace.
+    found: Cell<Option<u64>>,
+}
 
-impl Meter {
-    fn new(job: &Job<'_>, visible: bool) -> Self {
-        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(job.expected.bytes, target);
-        let template = "{bytes:>10} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}  {msg}";
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(text::in_line(job.name).into_owned());
-        Self(bar)
+impl<'a> Progress<'a> {
+    fn new(job: &Job<'a>, is_visible: bool) -> Self {
+        let meter = Meter::new(!is_visible, &format!("asking for {}", job.name));
+        Self { meter: RefCell::new(meter), name: job.name, found: Cell::new(None) }
     }
 
     fn show(&self, bytes: u64, total: Option<u64>) {
-        if let Some(total) = total {
-            self.0.set_length(total);
+        let found = self.found.get().unwrap_or(bytes).min(bytes);
+        self.found.set(Some(found));
+        let said = || match total {
+            Some(total) => format!("{} of {}  {}", size(bytes), size(total), self.name),
+            None => format!("{}  {}", size(bytes), self.name),
+        };
+        match total {
+            Some(total) => self.meter.borrow_mut().at(bytes, total, found, said),
+            None => self.meter.borrow_mut().doing(&said()),
         }
-        self.0.set_position(bytes);
     }
 
     fn say(&self, line: &str) {
-        self.0.suspend(|| eprintln!("note: {line}"));
-    }
-}
-
-impl Drop for Meter {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.meter.borrow().tell(&format!("note: {line}"));
     }
 }
 

@@ -1,6 +1,5 @@
 //! How to reach the hub and where its cache is.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ pub struct HubOptions {
     pub timeouts: Timeouts,
     /// The pause before the second try of a request; those that follow double.
     pub backoff: Duration,
-    /// Whether to draw progress bars on standard error.
+    /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
@@ -54,7 +53,7 @@ impl HubOptions {
             offline: false,
             timeouts: Timeouts::default(),
             backoff: BACKOFF,
-            progress: std::io::stderr().is_terminal(),
+            progress: true,
         }
     }
 }
@@ -73,5 +72,5 @@ pub fn offline_by() -> Option<&'static str> {
 /// As [`Timeouts::from_env`].
 pub fn public_downloader() -> Result<Downloader, UsageError> {
     let client = Client::new(Timeouts::from_env()?);
-    Ok(Downloader { client, backoff: BACKOFF, progress: std::io::stderr().is_terminal() })
+    Ok(Downloader { client, backoff: BACKOFF, progress: true })
 }

@@ -102,7 +102,7 @@ pub struct OpenModel {
     pub id: String,
     /// Commit of the hub's repository, if it came from there.
     pub revision: Option<String>,
-    /// Identity of the weights.
+    /// Identity of the weights; empty if it was opened [for a plan](Self::open_to_plan).
     pub weights_sha256: String,
     /// How its files store the weights, where records name it.
     pub format: Option<StoredFormat>,
@@ -157,7 +157,22 @@ impl OpenModel {
     /// # Errors
     /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
     pub fn open(source: &ModelSource, storage: impl Into<StorageOptions>, options: TokenizerOptions) -> Result<Self> {
-        Self::of_files(source, source.resolve()?, None, storage.into(), options)
+        let opened = Self::of_files(source, source.resolve()?, None, storage.into(), options)?;
+        Ok(Self { weights_sha256: opened.weights.sha256().map_err(explained)?, ..opened })
+    }
+
+    /// As [`open`](Self::open) for a plan: no weight is read, and none is downloaded from the hub, so
+    /// [`weights_sha256`](Self::weights_sha256) is empty. Tensors are known by the headers of files that are here; a note says if there are
+    /// none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), except for weights that are not here.
+    pub fn open_to_plan(
+        source: &ModelSource,
+        storage: impl Into<StorageOptions>,
+        options: TokenizerOptions,
+    ) -> Result<Self> {
+        Self::of_files(source, source.resolve_to_plan()?, None, storage.into(), options)
     }
 
     /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
@@ -178,8 +193,11 @@ impl OpenModel {
             _ => (source.resolve_texts()?, None),
         };
         let files = ModelFiles { texts, weights: Weights::random(0), calibration: CalibrationPlace::None };
-        Self::of_files(source, files, sized_by.as_ref(), storage.into(), options)
+        let opened = Self::of_files(source, files, sized_by.as_ref(), storage.into(), options)?;
+        Ok(Self { weights_sha256: opened.weights.sha256().map_err(explained)?, ..opened })
     }
+
+    /// A model of these files; the identity of its weights is left empty.
 
     fn of_files(
         source: &ModelSource,
@@ -214,7 +232,7 @@ impl OpenModel {
             writable_calibration,
             dimensions,
             format: files.weights.format(),
-            weights_sha256: files.weights.sha256().map_err(explained)?,
+            weights_sha256: String::new(),
             id: files.texts.id,
             revision: files.texts.revision,
             notes: [

@@ -195,6 +195,25 @@ impl ModelSource {
         }
     }
 
+    /// The files of a model for a plan: weights are not downloaded from a folder of the hub, and need not be there.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve), but for weights that are not there.
+    pub fn resolve_to_plan(&self) -> Result<ModelFiles> {
+        match self {
+            Self::Folder(path) => ModelFiles::from_folder_to_plan(path, self.to_string()),
+            Self::Hub { repo, revision } => {
+                let options = HubOptions::from_env()?;
+                let snapshot = hub::snapshot(repo, revision.as_deref(), &ModelRepository::Texts, &options)?;
+                let mut files = ModelFiles::from_folder_to_plan(&snapshot.folder, self.to_string())?;
+                files.revision = Some(snapshot.commit);
+                files.notes.extend(snapshot.notes);
+                Ok(files)
+            }
+            _ => self.resolve(),
+        }
+    }
+
     /// The texts of a model alone: weights are neither looked for nor downloaded, unless one GGUF file holds both.
     ///
     /// # Errors
@@ -338,6 +357,18 @@ impl ModelFiles {
     fn from_gguf(path: &Path, id: String) -> Result<Self> {
         let (texts, weights) = gguf::open(path, id)?;
         Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(gguf::calibration(path)) })
+    }
+
+    /// As [`from_folder`](Self::from_folder), of a folder that may have no weights.
+    fn from_folder_to_plan(folder: &Path, id: String) -> Result<Self> {
+        const WEIGHTS: [&str; 8] = ["safetensors", "index.json", "bin", "pt", "pth", "gguf", "npz", "h5"];
+        let is_weights = |name: &String| WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
+        if names_in(folder).iter().any(is_weights) {
+            return Self::from_folder(folder, id);
+        }
+        let mut texts = ModelTexts::from_folder(folder, id)?;
+        texts.notes.push(format!("the weights of {} are not here yet: the plan goes by its config.json", texts.id));
+        Ok(Self { texts, weights: Weights::random(0), calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)) })
     }
 
     /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].

@@ -12,18 +12,18 @@ const SAMPLES: usize = 2_000;
 const RESAMPLES: usize = 500;
 
 /// A random generator with some distributions.
-struct Draw(ChaCha8Rng);
+pub(super) struct Draw(pub(super) ChaCha8Rng);
 
 impl Draw {
-    fn uniform(&mut self) -> f64 {
+    pub(super) fn uniform(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         (self.uniform() * n as f64) as usize
     }
 
-    fn is(&mut self, probability: f64) -> f64 {
+    pub(super) fn is(&mut self, probability: f64) -> f64 {
         f64::from(u8::from(self.uniform() < probability))
     }
 

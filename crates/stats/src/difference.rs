@@ -1,6 +1,7 @@
 //! The interval of a mean paired difference, the test whether it is a gain, and the smallest detectable difference.
 
 use super::distributions::{Z, beta_quantile, normal_tail, root};
+use super::sample::SampleSize;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
 /// The 80 % quantile of the standard normal distribution; 80 % is the power at which a difference counts as detectable.
@@ -8,7 +9,7 @@ const Z_POWER: f64 = 0.841_621_233_572_914_3;
 const POWER: f64 = 0.8;
 
 /// Gains and losses as shares of the number of examples, and that number.
-struct Discordance {
+pub(super) struct Discordance {
     gained: f64,
     lost: f64,
     /// Effective number of examples.
@@ -18,18 +19,11 @@ struct Discordance {
 impl Discordance {
     /// `None` for fewer than two contexts, or if a difference is not finite.
     fn of(differences: &Sample, level: Level) -> Option<Self> {
-        let mean = differences.mean();
-        if differences.contexts() < 2 || !mean.is_finite() {
-            return None;
-        }
-        let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
-        let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
-        let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
-        Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole, level) })
+        Some(Discordances::of(differences)?.at(level, differences.contexts() as f64))
     }
 
     /// Tango's score for a true difference: how many standard errors, under that difference, the observed difference lies above it.
-    fn standard_errors_above(&self, difference: f64) -> f64 {
+    pub(super) fn standard_errors_above(&self, difference: f64) -> f64 {
         let Self { gained, lost, n } = self;
         let spread = difference * (1.0 - difference);
         // The maximum-likelihood share of losses under that difference.
@@ -37,6 +31,32 @@ impl Discordance {
         let losses = (((b * b - 4.0 * a * c).max(0.0)).sqrt() - b) / (2.0 * a);
         let variance = (2.0 * losses + spread).max(0.0) / n;
         (gained - lost - difference) / variance.sqrt().max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Gains and losses of a sample, for any level and any number of such contexts.
+pub(super) struct Discordances {
+    gained: f64,
+    lost: f64,
+    size: SampleSize,
+}
+
+impl Discordances {
+    /// `None` for fewer than two contexts, or if a difference is not finite.
+    pub(super) fn of(differences: &Sample) -> Option<Self> {
+        let mean = differences.mean();
+        if differences.contexts() < 2 || !mean.is_finite() {
+            return None;
+        }
+        let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
+        let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
+        let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
+        Some(Self { gained, lost, size: differences.size(variance(gained, lost), is_whole) })
+    }
+
+    /// At a level, for `contexts` contexts.
+    pub(super) fn at(&self, level: Level, contexts: f64) -> Discordance {
+        Discordance { gained: self.gained, lost: self.lost, n: self.size.effective(level, contexts) }
     }
 }
 

@@ -2,6 +2,9 @@
 
 use super::distributions::{Z, normal_tail, root, t_quantile, t_tail};
 
+/// The share of samples, at least, whose interval contains the true value.
+pub const CONFIDENCE: f64 = 0.95;
+
 /// The largest probability with which noise alone may look like a gain, and equally like a loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Level {
@@ -19,13 +22,31 @@ impl Level {
     /// This also holds if the best of several methods is compared with each of the others, although the same examples chose it: the truly
     /// best method is taken for a worse one only if another gains on it by noise, and there are as many others as comparisons.
     pub fn of_each(comparisons: usize) -> Self {
+        match comparisons {
+            0 | 1 => Self::SINGLE,
+            several => Self::of_tail(Self::SINGLE.tail / several as f64),
+        }
+    }
+
+    /// For each of several comparisons, so that all of their intervals together contain the truth with this confidence, a share between
+    /// 0.5 and 1. At 0.95 it is [`of_each`](Self::of_each).
+    pub fn with(confidence: f64, comparisons: usize) -> Self {
+        match confidence == CONFIDENCE {
+            true => Self::of_each(comparisons),
+            false => Self::of_tail((1.0 - confidence) / 2.0 / comparisons.max(1) as f64),
+        }
+    }
+
+    fn of_tail(tail: f64) -> Self {
         /// In doubles, the probability of a greater normal variable is 0.
         const GREATEST: f64 = 38.0;
-        if comparisons <= 1 {
-            return Self::SINGLE;
-        }
-        let tail = Self::SINGLE.tail / comparisons as f64;
-        Self { tail, z: root(Z, GREATEST, |z| tail - normal_tail(z)) }
+        let least = if tail > Self::SINGLE.tail { 0.0 } else { Z };
+        Self { tail, z: root(least, GREATEST, |z| tail - normal_tail(z)) }
+    }
+
+    /// The probability that noise alone looks like a gain, and equally like a loss.
+    pub(super) fn tail(self) -> f64 {
+        self.tail
     }
 
     /// The standard normal quantile with this tail probability above it.
@@ -37,10 +58,11 @@ impl Level {
     pub(super) fn t(self, freedom: f64) -> f64 {
         /// The quantile for one degree of freedom and 10⁹ comparisons.
         const GREATEST: f64 = 1e11;
-        match self == Self::SINGLE {
-            true => t_quantile(freedom),
-            false => root(1.0, GREATEST, |t| self.tail - t_tail(t, freedom)),
+        if self == Self::SINGLE {
+            return t_quantile(freedom);
         }
+        let least = if self.tail > Self::SINGLE.tail { 0.0 } else { 1.0 };
+        root(least, GREATEST, |t| self.tail - t_tail(t, freedom))
     }
 }
 
@@ -64,5 +86,16 @@ mod tests {
             assert!((level.t(4.0) - t).abs() < 1e-9 * t, "{comparisons}: {}", level.t(4.0));
         }
         assert_eq!(Level::of_each(0), Level::SINGLE, "nothing is compared");
+    }
+
+    #[test]
+    fn another_confidence_is_another_quantile() {
+        // Standard normal quantiles of 95 % and 99.5 % (scipy 1.17.1, `stats.norm.ppf`), and Student's t of 95 % for four degrees of freedom.
+        let (less, more) = (Level::with(0.9, 1), Level::with(0.99, 1));
+        assert!((less.z() - 1.644_853_626_951_472_2).abs() < 1e-9, "{less:?}");
+        assert!((more.z() - 2.575_829_303_548_900_4).abs() < 1e-9, "{more:?}");
+        assert!((less.t(4.0) - 2.131_846_786_326_649).abs() < 1e-9, "{}", less.t(4.0));
+        assert_eq!(Level::with(0.95, 4), Level::of_each(4));
+        assert!((Level::with(0.9, 2).tail() - 0.025).abs() < 1e-15);
     }
 }

@@ -3,9 +3,6 @@
 use super::distributions::t_quantile;
 use super::level::Level;
 
-/// The share of samples, at least, whose interval contains the true value.
-pub const CONFIDENCE: f64 = 0.95;
-
 /// Contexts needed before a difference counts as beyond noise: with fewer, no test keeps its error rate.
 pub const LEAST_CONTEXTS: usize = 5;
 
@@ -108,25 +105,64 @@ impl Sample {
     }
 
     /// The number of independent all-or-nothing examples, with variance `whole` each, whose mean would be as certain as this sample's at a
-    /// level. `is_whole` says whether the values are all or nothing.
+    /// level. `is_whole` says whether the values are all or nothing. There must be two contexts.
+    pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
+        self.size(whole, is_whole).effective(level, self.ends.len() as f64)
+    }
+
+    /// What the effective number of examples follows from, at any level and for any number of such contexts.
     ///
     /// This is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between contexts, with
     /// Student's t for their number. Few contexts may be alike by chance, so one more is assumed in which all examples are alike and all or
     /// nothing. There must be two contexts.
-    pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
+    pub(crate) fn size(&self, whole: f64, is_whole: bool) -> SampleSize {
         const NO_VARIANCE: f64 = 1e-12;
         let (n, least) = (self.n(), self.least_effective());
-        if is_whole && self.is_independent() {
-            return n;
+        let spread = if is_whole && self.is_independent() {
+            Spread::Independent
+        } else if whole < NO_VARIANCE {
+            Spread::None
+        } else {
+            // Both in units of the variance of independent all-or-nothing examples.
+            Spread::Measured { measured: self.variance_of_sum(self.mean()) / (n * whole), most: n / least }
+        };
+        SampleSize { n, least, contexts: self.ends.len() as f64, spread }
+    }
+}
+
+/// The size of a sample, with what its effective size depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SampleSize {
+    n: f64,
+    /// The effective number of examples if all examples of a context were alike.
+    least: f64,
+    contexts: f64,
+    spread: Spread,
+}
+
+/// How the values of a sample vary, compared with independent all-or-nothing examples.
+#[derive(Debug, Clone, Copy)]
+enum Spread {
+    /// They are such examples.
+    Independent,
+    /// They do not vary.
+    None,
+    /// By these factors: as measured between contexts, and if all examples of a context were alike and all or nothing.
+    Measured { measured: f64, most: f64 },
+}
+
+impl SampleSize {
+    /// The effective number of examples at a level, for `contexts` contexts like those of the sample.
+    pub(crate) fn effective(&self, level: Level, contexts: f64) -> f64 {
+        let times = contexts / self.contexts;
+        match self.spread {
+            Spread::Independent => self.n * times,
+            Spread::None => self.least * times,
+            Spread::Measured { measured, most } => {
+                let design = ((contexts - 1.0) * measured + most) / contexts;
+                self.n * times / design * (level.z() / level.t(contexts - 1.0)).powi(2)
+            }
         }
-        if whole < NO_VARIANCE {
-            return least;
-        }
-        let groups = self.ends.len() as f64;
-        // Both in units of the variance of independent all-or-nothing examples.
-        let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
-        let design = ((groups - 1.0) * measured + most) / groups;
-        n / design * (level.z() / level.t(groups - 1.0)).powi(2)
     }
 }
 

@@ -1,16 +1,20 @@
 //! Rows as kvpress has them (github.com/NVIDIA/kvpress, its data sets `simonjegou/ruler` and others): `context`, `question`,
-//! `answer_prefix`, `answer`, `task`, `max_new_tokens`.
+//! `answer_prefix`, `answer` (`answers` for LongBench), `task`, `max_new_tokens`.
 //!
-//! kvpress splits a prompt of RULER into context, question and answer prefix. Joined without separators, they are the prompt again.
-//! (For a model without a chat template, kvpress puts a line break before the answer prefix. RULER does not, and neither does
-//! this.) If `task` is a task of RULER, it also tells how the row is scored.
+//! Context and question are the user's turn, with nothing between them; the answer begins with the answer prefix. For a model without a
+//! chat template, kvpress' pipeline puts a line break before the answer prefix. RULER does not, so rows of RULER's tasks have none unless
+//! `layout=kvpress` asks for it; other rows have it.
+//!
+//! `task` tells how a row is scored, as kvpress' evaluation has it (`evaluate_registry.py`): a task of RULER, a set of LongBench, or a
+//! task of InfiniteBench or LooGLE. The rows of LongBench v2 name no task and have the fields of its four options. What kvpress scores in
+//! a way that no metric here has, or not at all (ZeroSCROLLS, whose answers are secret), needs a metric from the user.
 
 use serde_json::Value;
 
 use super::metrics::Metric;
 use super::metrics::datasets::Dataset;
 use super::rows::Row;
-use super::ruler;
+use super::{long_sets, longbench, ruler};
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 
@@ -54,39 +58,91 @@ pub fn question(row: &Row) -> Result<Question, UsageError> {
     })
 }
 
-/// The full name of the task of RULER that a row belongs to; `None` if it names another or none.
+/// Tasks of InfiniteBench that kvpress scores as it is done here.
+const INFINITEBENCH: [&str; 6] =
+    ["passkey", "number_string", "kv_retrieval", "longbook_qa_eng", "longbook_qa_chn", "longbook_choice_eng"];
+/// A task of InfiniteBench in whose answers kvpress looks for a part of a word as well.
+const DIALOGUE: &str = "longdialogue_qa_eng";
+/// Tasks of LooGLE that kvpress scores by ROUGE and BLEU.
+const LOOGLE: [&str; 3] = ["shortdep_qa", "longdep_qa", "longdep_summarization"];
+/// Fields by which rows of LongBench v2 are recognised, which name no task.
+const LONGBENCH_V2: [&str; 5] = ["difficulty", "choice_A", "choice_B", "choice_C", "choice_D"];
+
+/// How kvpress scores the rows of a task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// The metric of a row.
+    pub metric: Metric,
+    /// Metrics that are recorded beside it.
+    pub also: Vec<Metric>,
+    /// Whether only the first line of a prediction is scored.
+    pub first_line: bool,
+    /// Whether it is a task of RULER, whose parts joined are RULER's prompt.
+    pub is_rulers: bool,
+    /// Tokens to generate, for a row that does not say it.
+    max_new_tokens: Option<usize>,
+}
+
+impl Known {
+    fn new((metric, also): (Metric, Vec<Metric>)) -> Self {
+        Self { metric, also, first_line: false, is_rulers: false, max_new_tokens: None }
+    }
+
+    /// The rule of a task's name.
+    fn of(task: &str) -> Option<Self> {
+        let of_set = |name: String| long_sets::scoring(&name).map(Self::new);
+        let name = format!("ruler/{task}");
+        if let Ok(dataset) = Dataset::parse(&name) {
+            let max_new_tokens = ruler::max_new_tokens(&name);
+            return Some(Self { is_rulers: true, max_new_tokens, ..Self::new((dataset.metric, Vec::new())) });
+        }
+        // LongBench-E is scored in the same way; kvpress writes its sets with a dash.
+        if let Some(set) = longbench::Set::find(task.strip_suffix("-e").unwrap_or(task)) {
+            let scoring = set.scoring();
+            return Some(Self { first_line: scoring.first_line, ..Self::new((scoring.metric, scoring.also.to_vec())) });
+        }
+        match task {
+            DIALOGUE => Some(Self::new((Metric::ContainsInCapitals, Vec::new()))),
+            _ if INFINITEBENCH.contains(&task) => of_set(format!("infinitebench/{task}")),
+            _ if LOOGLE.contains(&task) => of_set(format!("loogle/{task}")),
+            _ => None,
+        }
+    }
+}
+
+/// How the rows of the task that a row names are scored; `None` if it names none that is known.
 ///
 /// # Errors
 /// If the field is no text.
-fn task(row: &Row) -> Result<Option<String>, UsageError> {
-    let name = row.text(TASK)?.map(|name| format!("ruler/{name}"));
-    Ok(name.filter(|name| Dataset::parse(name).is_ok()))
+pub fn known(row: &Row) -> Result<Option<Known>, UsageError> {
+    match row.text(TASK)? {
+        Some(task) => Ok(Known::of(task)),
+        None if LONGBENCH_V2.iter().all(|name| row.fields.contains_key(*name)) => {
+            Ok(long_sets::scoring("longbench_v2").map(Known::new))
+        }
+        None => Ok(None),
+    }
 }
 
-/// The metric of the task that a row names.
+/// The error for a row whose metric is not known.
 ///
 /// # Errors
-/// If it names no task of RULER's.
-pub fn metric(row: &Row) -> Result<Metric, UsageError> {
-    match task(row)?.map(|name| Dataset::parse(&name)) {
-        Some(Ok(dataset)) => Ok(dataset.metric),
-        _ => {
-            let named = row
-                .text(TASK)?
-                .map_or("is missing".to_owned(), |name| format!("is `{name}`, which is not a task of RULER"));
-            Err(row.wrong(format!("the field `{TASK}` {named}: the metric of the row is unknown")))
-        }
-    }
+/// If the name of its task is no text.
+pub fn unscored(row: &Row) -> Result<UsageError, UsageError> {
+    let named = row.text(TASK)?.map_or("is missing".to_owned(), |name| {
+        format!("is `{name}`, which kvpress scores in a way that is not known here")
+    });
+    Ok(row.wrong(format!("the field `{TASK}` {named}: the metric of the row is unknown")))
 }
 
 /// Tokens to generate: what the row says, or else its task.
 ///
 /// # Errors
 /// If neither does, or the row does not say a number of tokens.
-pub fn max_new_tokens(row: &Row) -> Result<usize, UsageError> {
+pub fn max_new_tokens(row: &Row, known: Option<&Known>) -> Result<usize, UsageError> {
     match row.fields.get(TOKENS) {
-        None | Some(Value::Null) => task(row)?
-            .and_then(|name| ruler::max_new_tokens(&name))
+        None | Some(Value::Null) => known
+            .and_then(|known| known.max_new_tokens)
             .ok_or_else(|| row.wrong(format!("the field `{TOKENS}` is missing"))),
         Some(value) => tokens(value)
             .ok_or_else(|| row.wrong(format!("the field `{TOKENS}` is not a whole number from 1 to {MOST_TOKENS}"))),
@@ -123,8 +179,46 @@ mod tests {
         ] {
             let of = row(json!({"context": "c", "question": "q", "answer": ["a"], "task": kind}));
             assert!(is_row(&of));
-            assert_eq!((metric(&of).unwrap().name(), max_new_tokens(&of).unwrap()), (metric_name, count), "{kind}");
+            let known = known(&of).unwrap().unwrap();
+            assert_eq!(
+                (known.metric.name(), max_new_tokens(&of, Some(&known)).unwrap()),
+                (metric_name, count),
+                "{kind}"
+            );
+            assert!(known.is_rulers);
         }
+    }
+
+    /// The scorers of kvpress' `evaluation/benchmarks/*/calculate_metrics.py`, by the names that its rows have.
+    #[test]
+    fn tasks_beyond_ruler_are_scored_as_kvpress_does() {
+        for (task, metric, first_line, also) in [
+            ("qasper", "qa_f1", false, 0),
+            ("hotpotqa-e", "qa_f1", false, 0),
+            ("trec", "classification", true, 0),
+            ("triviaqa", "qa_f1", true, 0),
+            ("gov_report", "rouge_l", false, 0),
+            ("passage_count", "count", false, 0),
+            ("lcc", "code_sim", false, 1),
+            ("kv_retrieval", "word", false, 0),
+            ("passkey", "first_digits", false, 0),
+            ("longbook_choice_eng", "choice", false, 0),
+            ("longdialogue_qa_eng", "contains_in_capitals", false, 0),
+            ("shortdep_qa", "rouge_l_recall", false, 4),
+        ] {
+            let known = Known::of(task).unwrap_or_else(|| panic!("{task}"));
+            let found = (known.metric.name(), known.first_line, known.also.len(), known.is_rulers);
+            assert_eq!(found, (metric, first_line, also, false), "{task}");
+        }
+        // Scored by kvpress against labels of another type, by evaluated Python, or not at all.
+        for task in
+            ["code_run", "math_find", "code_debug", "longbook_sum_eng", "shortdep_cloze", "space_digest", "squality"]
+        {
+            assert_eq!(Known::of(task), None, "{task}");
+        }
+        let v2 = json!({"context": "c", "question": "q", "answer_prefix": "", "answer": "B", "max_new_tokens": 16, "difficulty": "hard",
+            "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d"});
+        assert_eq!(known(&row(v2)).unwrap().unwrap().metric.name(), "correct_letter");
     }
 
     /// kvpress reads the answer prefix of every row, and every element of its list of answers.
@@ -160,22 +254,27 @@ mod tests {
             row(fields)
         };
         assert!(!is_row(&row(base.clone())) && is_row(&with(TASK, json!(null))));
-        let unknown = metric(&with(TASK, json!("passkey"))).unwrap_err().what;
+        let unknown = |row: &Row| unscored(row).unwrap_or_else(|e| e).what;
         assert_eq!(
-            unknown,
-            "f.jsonl:3: the field `task` is `passkey`, which is not a task of RULER: the metric of the row is unknown"
+            unknown(&with(TASK, json!("mine"))),
+            "f.jsonl:3: the field `task` is `mine`, which kvpress scores in a way that is not known here: the metric of the row is unknown"
         );
-        assert!(metric(&with(TOKENS, json!(3))).unwrap_err().what.contains("the field `task` is missing"));
-        assert!(metric(&with(TASK, json!(3))).unwrap_err().what.contains("the field `task` is not text"));
+        assert!(unknown(&with(TOKENS, json!(3))).contains("the field `task` is missing"));
+        assert!(known(&with(TASK, json!(3))).unwrap_err().what.contains("the field `task` is not text"));
         assert!(
-            max_new_tokens(&with(TASK, json!("passkey"))).unwrap_err().what.contains("`max_new_tokens` is missing")
+            max_new_tokens(&with(TASK, json!("passkey")), None)
+                .unwrap_err()
+                .what
+                .contains("`max_new_tokens` is missing")
         );
         for (value, tokens) in [(json!(3), Some(3)), (json!(128.0), Some(128)), (json!(MOST_TOKENS), Some(MOST_TOKENS))]
         {
-            assert_eq!(max_new_tokens(&with(TOKENS, value)).ok(), tokens);
+            assert_eq!(max_new_tokens(&with(TOKENS, value), None).ok(), tokens);
         }
         for value in [json!(0), json!(-1), json!(2.5), json!("64"), json!(1e300), json!(MOST_TOKENS + 1), json!([3])] {
-            assert!(max_new_tokens(&with(TOKENS, value)).unwrap_err().what.contains("is not a whole number from 1"));
+            assert!(
+                max_new_tokens(&with(TOKENS, value), None).unwrap_err().what.contains("is not a whole number from 1")
+            );
         }
     }
 }

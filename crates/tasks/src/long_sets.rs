@@ -129,6 +129,12 @@ pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
     definitions().flat_map(|(_, task)| &task.files).flat_map(with_archive)
 }
 
+/// How the answers of a task are scored: its metric, and those recorded beside it. `None` if there is no task of that name.
+pub(super) fn scoring(name: &str) -> Option<(Metric, Vec<Metric>)> {
+    let (_, definition) = definitions().find(|(_, definition)| definition.name == name)?;
+    Some((definition.metric, definition.also.clone()))
+}
+
 /// The parts of a task's name.
 struct Name {
     benchmark: &'static Benchmark,

@@ -121,8 +121,7 @@ impl Set {
             cut: Cut::Middle,
             ends_at_line: self.ends_at_line,
             first_line: self.scoring().first_line,
-            until: &[],
-            may_be_templated: false,
+            ..PromptRules::default()
         }
     }
 

@@ -3,6 +3,8 @@
 //! `tasks/datasets.toml` lists them. The bytes of a file are compared by SHA-256, if a fixed version is published. Its content is
 //! read by the readers of the tasks, and the number of rows is compared with the number that the publication states.
 
+use std::fmt;
+use std::ops::Add;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -13,6 +15,7 @@ use super::metrics::datasets::{LENGTH_RANGES, LengthRange};
 use super::rows::Rows;
 use super::{TaskOptions, assets, longbench, resolve};
 use spattn_base::error::UsageError;
+use spattn_base::text::size;
 use spattn_model::checksum::{Digest, Expected};
 
 static SETS: LazyLock<Vec<DataSet>> = LazyLock::new(|| {
@@ -63,6 +66,38 @@ impl DataFile {
     /// Number and SHA-256 of its bytes, as far as they are known.
     pub fn expected(&self) -> Expected<'_> {
         Expected { bytes: self.bytes, digest: self.sha256.as_deref().map(Digest::Sha256) }
+    }
+
+    /// Its size, if that is stated.
+    pub fn size(&self) -> DataSize {
+        DataSize { known: self.bytes.unwrap_or(0), unknown: usize::from(self.bytes.is_none()) }
+    }
+}
+
+/// How large a data set is, as far as it is published: the sum of the bytes that `tasks/datasets.toml` states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DataSize {
+    /// Bytes of the files whose size is stated.
+    pub known: u64,
+    /// Files whose size is not.
+    pub unknown: usize,
+}
+
+impl Add for DataSize {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { known: self.known.saturating_add(other.known), unknown: self.unknown + other.unknown }
+    }
+}
+
+impl fmt::Display for DataSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.known, self.unknown) {
+            (known, 0) => f.pad(&size(known)),
+            (0, _) => f.pad("size unknown"),
+            (known, _) => f.pad(&format!("over {}", size(known))),
+        }
     }
 }
 
@@ -121,6 +156,16 @@ impl DataSet {
     pub fn find(name: &str) -> Result<&'static Self, UsageError> {
         let known = || SETS.iter().map(|set| set.name.as_str());
         SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))
+    }
+
+    /// The size of its files.
+    pub fn size(&self) -> DataSize {
+        self.files.iter().map(DataFile::size).fold(DataSize::default(), Add::add)
+    }
+
+    /// Whether all of its files can be downloaded. Otherwise some have to be put there by hand.
+    pub fn is_downloadable(&self) -> bool {
+        self.files.iter().all(|file| file.url.is_some())
     }
 
     /// Compares the files in a data folder with the published ones.
@@ -225,6 +270,16 @@ mod tests {
     use super::*;
     use crate::data_files;
     use crate::ruler::testing::shared_data;
+
+    #[test]
+    fn a_size_says_what_is_unknown_of_it() {
+        let of = |known, unknown| DataSize { known, unknown }.to_string();
+        assert_eq!([of(113_932_529, 0), of(0, 2), of(330_598, 1)], ["113.9 MB", "size unknown", "over 331 KB"]);
+        let named = |name: &str| DataSet::find(name).unwrap();
+        let found = ["longbench", "essays", "arc_easy"].map(|name| named(name).size().to_string());
+        assert_eq!(found, ["113.9 MB", "size unknown", "over 331 KB"]);
+        assert_eq!(["longbench", "wordlists"].map(|name| named(name).is_downloadable()), [true, false]);
+    }
 
     #[test]
     fn every_set_can_be_had_or_says_how() {

@@ -1,6 +1,7 @@
 //! What a task is: it makes examples, each a prompt with its answers. Also what a family of tasks is, and the options of the
 //! user that apply to all tasks.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -73,6 +74,8 @@ pub struct PromptRules {
     /// Whether the prompt may already be in a chat template. If its text looks so, it is not put into another one unless the user
     /// asks for that.
     pub may_be_templated: bool,
+    /// Where the prompt is in no chat template, a line break stands between the user's turn and the start of the answer.
+    pub breaks_before_answer: bool,
 }
 
 /// What a benchmark leaves out of a prompt that is too long.
@@ -104,6 +107,14 @@ impl Example {
     /// The user's turn.
     pub fn user_turn(&self) -> String {
         format!("{}{}", self.context, self.question)
+    }
+
+    /// What follows the user's turn: the start of the answer, in a chat template or not.
+    pub fn answer_start(&self, is_templated: bool) -> Cow<'_, str> {
+        match self.rules.breaks_before_answer && !is_templated {
+            true => Cow::Owned(format!("\n{}", self.answer_prefix)),
+            false => Cow::Borrowed(&self.answer_prefix),
+        }
     }
 
     /// The score of a prediction in 0..=1 by the example's metric. The prediction is first cleaned as the benchmark does it.

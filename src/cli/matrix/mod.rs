@@ -12,7 +12,9 @@ mod reporter;
 mod request;
 mod run_timing;
 mod shards;
+mod until_certain;
 
 pub(super) use self::adaptive::AdaptiveSource;
+pub(super) use self::plan_text::this_machine;
 pub(super) use self::request::{OnFailure, RunRequest};
 pub(super) use self::shards::ShardPlan;

@@ -10,15 +10,17 @@ use anyhow::{Result, anyhow};
 use serde_json::Value;
 
 use super::adaptive::{AdaptiveSource, ForwardingObserver};
-use super::prepare::{ModelJob, PreparedRun, expected_gpu_bytes};
+use super::prepare::{ModelJob, PreparedRun, Purpose, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
 use super::run_timing::RunTiming;
+use super::until_certain::UntilCertain;
 use crate::cli::exit::{Done, ErrorWithHint};
+use crate::cli::interrupt;
 use crate::cli::output::{listed, print, print_json, width};
-use crate::cli::setup::{raise_on_interrupt, raise_on_preemption};
+use crate::cli::setup::raise_on_preemption;
 use crate::report::table::Form;
-use crate::report::{Report, Written, json, merge, table};
+use crate::report::{Report, Written, json, merge, table, verdict};
 use crate::version::PROGRAM;
 use spattn_attention::Configured;
 use spattn_base::error::UsageError;
@@ -29,7 +31,7 @@ use spattn_eval::folder::attempts::Ending;
 use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::manifest::{ModelPart, manifest};
 use spattn_eval::plan::shard_statement::{self, Stated};
-use spattn_eval::records::manifest_keys::NOTES;
+use spattn_eval::records::manifest_keys::{NOTES, UNTIL_CERTAIN};
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
 use spattn_eval::run::run_plan::RunEnd;
@@ -46,12 +48,30 @@ use spattn_model::source::recorded;
 impl RunRequest {
     /// Runs what is not recorded yet, and prints the table.
     pub fn run_matrix(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, Self::finish)
+        let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
+        let config = &self.configs[0];
+        let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
+        let mut source = UntilCertain::new(self.safety.rule, bounds, labels, config.samples);
+        let mut work = |run: &Self,
+                        ready: &mut PreparedRun,
+                        store: &mut Store,
+                        stop: &AtomicBool,
+                        reporter: &mut ProgressReporter| {
+            let ran = run.run_batches(ready, store, stop, reporter, &mut source)?;
+            source.ending().iter().for_each(|line| reporter.meter.say(line));
+            Ok(ran)
+        };
+        // The number of records is unknown until no more examples are added.
+        self.run(
+            |_, _| Ok(None),
+            |run, ready, store, stop, reporter| work(run, ready, store, stop, reporter),
+            Self::finish,
+        )
     }
 
     /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, |_, _| Ok(()))
+        self.run(Self::stated, Self::run_all, |_, _| Ok(Done::Completed))
     }
 
     /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
@@ -61,7 +81,7 @@ impl RunRequest {
             if !quiet {
                 eprintln!("{took}");
             }
-            Ok(())
+            Ok(Done::Completed)
         };
         // The number of records is unknown until the source has asked for all of them.
         let unstated = |_: &Self, _: &PreparedRun| Ok(None);
@@ -94,7 +114,7 @@ impl RunRequest {
             &AtomicBool,
             &mut ProgressReporter,
         ) -> Result<(RunEnd, RunTiming)>,
-        finish: impl FnOnce(&Self, RunTiming) -> Result<()>,
+        finish: impl FnOnce(&Self, RunTiming) -> Result<Done>,
     ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let is_preempted = raise_on_preemption(&stop, &is_planning)?;
@@ -103,7 +123,7 @@ impl RunRequest {
         }
         self.settle_privacy()?;
         let mut reporter = ProgressReporter::new(self.on_failure);
-        let mut ready = self.ready(&mut reporter)?;
+        let mut ready = self.ready(Purpose::Run, &mut reporter)?;
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
@@ -114,7 +134,9 @@ impl RunRequest {
         if self.on_failure == OnFailure::GoOn {
             reporter.keep_log(&self.out, store.records().len())?;
         }
-        raise_on_interrupt(&stop)?;
+        let kept = Kept { out: self.out.clone(), resumes_by_itself: self.resumes_by_itself };
+        let answer = kept.clone();
+        interrupt::stop_within_grace(&stop, move || answer.line("go on").unwrap_or_else(|| NOTHING.to_owned()))?;
         reporter.begin(self.quiet, store.records());
         let ran = work(&self, &mut ready, &mut store, &stop, &mut reporter);
         reporter.meter.end();
@@ -130,17 +152,18 @@ impl RunRequest {
         // Records that were moved away during the run cannot be drawn.
         let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
         if ending == Ending::Stopped {
-            let kept = resume_hint(&self.out, "go on").unwrap_or_else(|| "nothing was recorded".to_owned());
-            let is_preempted = is_preempted.load(Ordering::Relaxed);
-            eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
-            return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
+            if !is_preempted.load(Ordering::Relaxed) {
+                return Ok(interrupt::answer());
+            }
+            eprintln!("told to stop: {}", kept.line("go on").unwrap_or_else(|| NOTHING.to_owned()));
+            return Ok(Done::Preempted);
         }
-        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
-        let ended = ended.and_then(|()| reporter.verdict("are done"));
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|done| Ok(place.check().map(|()| done)?));
+        let ended = ended.and_then(|done| reporter.verdict("are done").map(|()| done));
         let is_in_place = place.check().is_ok();
-        match (ended, resume_hint(&self.out, "after correcting that, resume").filter(|_| is_in_place)) {
+        match (ended, kept.line("after correcting that, resume").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(ErrorWithHint { error, advice }.into()),
-            (ended, _) => ended.map(|()| Done::Completed),
+            (ended, _) => ended,
         }
     }
 
@@ -155,7 +178,8 @@ impl RunRequest {
         let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
-            reporter.begin_model(&part.id, models - ready.jobs.len(), models);
+            let number = models - ready.jobs.len();
+            reporter.load_model(&part.id, number, models);
             let model = match model.load(placement(&config)) {
                 Ok(model) => model,
                 Err(error) => {
@@ -163,6 +187,7 @@ impl RunRequest {
                     continue;
                 }
             };
+            reporter.begin_model(&part.id, number, models);
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
             let ran = runner.run(plan, store, stop, reporter);
             gpu += gpu_use(&model, &config);
@@ -230,6 +255,11 @@ impl RunRequest {
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         let of_plans = ready.jobs.iter().flat_map(|job| job.plan.notes.clone());
         let notes: Vec<String> = ready.tasks.iter().flat_map(|task| task.notes()).chain(of_plans).collect();
+        let was_added_to =
+            self.mode == OpenMode::Resume && load_manifest(&self.out).is_ok_and(|stored| stored[UNTIL_CERTAIN] == true);
+        if self.until_certain.is_some() || was_added_to {
+            manifest[UNTIL_CERTAIN] = true.into();
+        }
         if !notes.is_empty() {
             // Readers of the records need these notes too.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
@@ -245,14 +275,15 @@ impl RunRequest {
     }
 
     /// Draws all stored records, and prints the table or JSON.
-    fn finish(&self, took: RunTiming) -> Result<()> {
+    fn finish(&self, took: RunTiming) -> Result<Done> {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
-        let report = Report::of(&merged);
+        let report = Report::of(&merged).judged_by(self.safety.rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
-            return print_json(&json::render(&report.rows)?);
+            print_json(&json::render(&report.rows)?)?;
+            return Ok(self.safety.end(&report.verdicts));
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
@@ -268,7 +299,12 @@ impl RunRequest {
         }
         text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
-        print(&text)
+        // Last, because the end is what a terminal shows.
+        if !report.verdicts.is_empty() {
+            let _ = write!(text, "\n{}", verdict::terminal::render(&report.verdicts, width()));
+        }
+        print(&text)?;
+        Ok(self.safety.end(&report.verdicts))
     }
 }
 
@@ -299,11 +335,28 @@ fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
     Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
 }
 
-/// A line with the number of stored records and how to resume; `None` without records.
-fn resume_hint(out: &Path, go_on: &str) -> Option<String> {
-    let count = load_records(out).map_or(0, |l| l.records.len());
-    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
-    (count > 0).then(|| format!("{records} kept; {go_on} with the same command and --out {} --resume", out.display()))
+/// What is said if no record was made.
+const NOTHING: &str = "nothing was recorded";
+
+/// What is kept of a run that ended early.
+#[derive(Debug, Clone)]
+struct Kept {
+    out: PathBuf,
+    /// As in [`RunRequest`].
+    resumes_by_itself: bool,
+}
+
+impl Kept {
+    /// A line with the number of stored records and how to resume; `None` without records.
+    fn line(&self, go_on: &str) -> Option<String> {
+        let count = load_records(&self.out).map_or(0, |l| l.records.len());
+        let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
+        let how = match self.resumes_by_itself {
+            true => String::new(),
+            false => format!(" and --out {} --resume", self.out.display()),
+        };
+        (count > 0).then(|| format!("{records} kept; {go_on} with the same command{how}"))
+    }
 }
 
 #[cfg(test)]
@@ -321,6 +374,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_a_folder_without_records() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(resume_hint(dir.path(), "go on"), None);
+        let kept = Kept { out: dir.path().to_owned(), resumes_by_itself: false };
+        assert_eq!(kept.line("go on"), None);
     }
 }

@@ -6,10 +6,14 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::cli::numbers::{duration, megabytes};
+use spattn_attention::Configured;
+use spattn_eval::calibration::supply::supply;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::plan::manifest::cpu_name;
 use spattn_eval::plan::planner::{PlanCell, Planner};
-use spattn_eval::run::estimate::{RunEstimate, estimate_by_products};
+use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
 use spattn_eval::run::run_plan::RemainingWork;
-use spattn_eval::run::runner::Runner;
+use spattn_model::device::Device;
 
 /// The remaining work on a model.
 pub(super) struct PlanSummary {
@@ -25,36 +29,39 @@ pub(super) struct PlanSummary {
 }
 
 impl PlanSummary {
-    pub(super) fn outlined(planner: &Planner<'_>) -> Result<Self> {
-        let (plan, config) = (planner.outline()?, planner.config);
+    pub(super) fn new(planner: &Planner<'_>, left: &RemainingWork, probe: &Probe) -> Result<Self> {
+        let config = planner.config;
         let cell = |c: &PlanCell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
-        let examples: usize = plan.cells.iter().map(PlanCell::examples).sum();
         Ok(Self {
             model: planner.model.id.clone(),
             methods: config.methods.iter().map(|m| m.label()).collect(),
             protocols: config.protocols.iter().map(ToString::to_string).collect(),
             seeds: config.seeds.clone(),
             system_prompt: config.system_prompt.clone(),
-            cells: plan.cells.iter().map(cell).collect(),
-            records: examples * config.methods.len() * config.variants().len(),
-            estimate: estimate_by_products(planner, &plan)?,
-        })
-    }
-
-    pub(super) fn new(runner: &Runner<'_>, left: &RemainingWork) -> Result<Self> {
-        let config = runner.config;
-        let cell = |c: &PlanCell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
-        Ok(Self {
-            model: runner.model.id.clone(),
-            methods: config.methods.iter().map(|m| m.label()).collect(),
-            protocols: config.protocols.iter().map(ToString::to_string).collect(),
-            seeds: config.seeds.clone(),
-            system_prompt: config.system_prompt.clone(),
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
-            estimate: runner.estimate(&left.plan)?,
+            estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
         })
     }
+}
+
+/// The methods as the probe's model runs them, with its own calibrations. Those that cannot be calibrated for it are left out.
+pub(super) fn for_probe(methods: &[Configured], probe: &Probe) -> Vec<Configured> {
+    let calibrated = |method: &Configured| {
+        let mut alone = [method.clone()];
+        supply(&mut alone, probe.model(), None).ok()?;
+        let [method] = alone;
+        Some(method)
+    };
+    methods.iter().filter_map(calibrated).collect()
+}
+
+/// What the estimates rest on.
+pub(in crate::cli) fn this_machine(config: &RunConfig) -> String {
+    let cpu = cpu_name().unwrap_or_else(|| "its CPU".to_owned());
+    let threads = rayon::current_num_threads();
+    let faster = if config.device == Device::Cpu { "" } else { "; a GPU takes less" };
+    format!("The times are estimates for this machine: {cpu}, {threads} threads{faster}.")
 }
 
 pub(super) fn as_json(models: &[PlanSummary]) -> Value {
@@ -74,6 +81,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
+            "estimated_for": { "cpu": cpu_name(), "threads": rayon::current_num_threads() },
         })
     };
     models.iter().map(one).collect()

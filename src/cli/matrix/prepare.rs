@@ -7,17 +7,16 @@ use anyhow::Result;
 
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
-use crate::cli::numbers::megabytes;
 use crate::cli::setup::find_data;
 use spattn_base::error::UsageError;
-use spattn_base::privacy;
+use spattn_base::{privacy, text};
 use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::gpu_memory::{GpuNeed, gpu_needs, placement};
 use spattn_eval::plan::manifest::ModelPart;
-use spattn_eval::plan::memory::example_bytes;
+use spattn_eval::plan::memory::bytes_of_example;
 use spattn_eval::plan::planner::{Planner, RunPlan};
 use spattn_eval::plan::renamed::Recorded;
 use spattn_eval::records::manifest_keys::MANIFEST;
@@ -86,17 +85,32 @@ impl PreparedRun {
     }
 }
 
-pub(super) fn open_model(config: &RunConfig) -> Result<OpenModel> {
+/// Opens a model: with the identity of its weights, or for a plan that has no records yet.
+fn open_model(config: &RunConfig, purpose: Purpose) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
     set_matmul_precision(config.matmul_precision);
-    OpenModel::open(&source, storage_options(config), tokenizer_options(config))
+    match purpose {
+        Purpose::Plan => OpenModel::open_to_plan(&source, storage_options(config), tokenizer_options(config)),
+        Purpose::Run | Purpose::Resume => OpenModel::open(&source, storage_options(config), tokenizer_options(config)),
+    }
 }
 
-pub(super) fn storage_options(config: &RunConfig) -> StorageOptions {
+/// What a run is prepared for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To run it here: a single model is loaded.
+    Run,
+    /// To say what is left of it, beside records that know the weights.
+    Resume,
+    /// To say what it would be: no weights are read.
+    Plan,
+}
+
+fn storage_options(config: &RunConfig) -> StorageOptions {
     StorageOptions { dtype: config.dtype, dequantise: config.dequantise }
 }
 
-pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
+fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
     TokenizerOptions {
         chat: config.chat,
         thinking: config.thinking == Thinking::On,
@@ -104,19 +118,19 @@ pub(super) fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
     }
 }
 
-pub(super) fn size(model: &OpenModel, config: &RunConfig) -> String {
-    let longest = config.lengths.iter().copied().max().unwrap_or(0);
-    let weights = megabytes(model.dimensions.weight_bytes());
+/// What a model needs of memory, with the longest prompt of its plan.
+fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
+    let (id, weights, longest) = (&model.id, model.dimensions.weight_bytes(), plan.longest());
+    let text = |bytes: usize| text::size(bytes as u64);
+    let of = format!("weights {}, longest prompt {longest} tokens", text(weights));
     match expected_gpu_bytes(model, config) {
-        Some(bytes) => format!(
-            "{}: {weights} of weights, up to {} of {} with an example of {longest} tokens",
-            model.id,
-            megabytes(bytes),
-            if config.device.ordinals().len() == 1 { "the GPU's memory" } else { "the GPUs' memory together" }
-        ),
+        Some(bytes) if config.device.ordinals().len() == 1 => {
+            format!("{id} needs about {} of the GPU's memory ({of})", text(bytes))
+        }
+        Some(bytes) => format!("{id} needs about {} of the GPUs' memory together ({of})", text(bytes)),
         None => {
-            let example = megabytes(example_bytes(config, model));
-            format!("{}: {weights} of weights, up to {example} more for an example of {longest} tokens", model.id)
+            let bytes = weights.saturating_add(bytes_of_example(config, model, longest));
+            format!("{id} needs about {} of memory ({of}), and what methods store", text(bytes))
         }
     }
 }
@@ -130,14 +144,14 @@ pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Optio
 
 impl RunRequest {
     /// Loads and checks everything before any work.
-    pub(super) fn ready(&self, reporter: &mut ProgressReporter) -> Result<PreparedRun> {
+    pub(super) fn ready(&self, purpose: Purpose, reporter: &mut ProgressReporter) -> Result<PreparedRun> {
         let (tasks, data) = self.tasks(reporter)?;
         let is_resumed = self.mode == OpenMode::Resume && self.out.join(MANIFEST).is_file();
         let recorded = Recorded(if is_resumed { load_manifest(&self.out).ok() } else { None });
         let data = recorded.name_of_data(&tasks, data);
         let mut ready = PreparedRun { tasks, data, recorded, jobs: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
-            match self.job(config.clone(), &ready, reporter)? {
+            match self.job(config.clone(), purpose, &ready, reporter)? {
                 Some(job) => ready.jobs.push_back(job),
                 None => ready.missing_models.push(config.model.clone()),
             }
@@ -179,10 +193,11 @@ impl RunRequest {
     pub(super) fn job(
         &self,
         mut config: RunConfig,
+        purpose: Purpose,
         ready: &PreparedRun,
         reporter: &mut ProgressReporter,
     ) -> Result<Option<ModelJob>> {
-        let mut model = match open_model(&config) {
+        let mut model = match open_model(&config, purpose) {
             Ok(model) => model,
             Err(error) => {
                 reporter.failed(SkippedWork { what: config.model, error })?;
@@ -198,9 +213,6 @@ impl RunRequest {
             return Err(UsageError::new(what).hint("rename one of their folders").into());
         }
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
-        if !self.quiet && std::io::stderr().is_terminal() {
-            eprintln!("{}", size(&model, &config));
-        }
         let mut methods = Vec::new();
         for mut method in std::mem::take(&mut config.methods) {
             match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
@@ -213,9 +225,13 @@ impl RunRequest {
         config.methods = methods;
         let plan = ready.planner(&config, &model, self).plan(reporter)?;
         plan.notes.iter().for_each(|n| eprintln!("note: {n}"));
+        if purpose == Purpose::Run && !self.quiet && std::io::stderr().is_terminal() {
+            eprintln!("{}", needs(&model, &config, &plan));
+        }
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
         // Weights are loaded only now that everything is known to fit into memory.
-        let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
+        let is_loaded =
+            purpose == Purpose::Run && self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
         let handle = match is_loaded {
             true => model.load(placement(&config)).map(|model| ModelHandle::Loaded(Box::new(model))),
             false => Ok(ModelHandle::Open(Box::new(model))),

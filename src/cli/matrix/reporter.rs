@@ -5,8 +5,9 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 
 use super::request::OnFailure;
-use crate::cli::progress::Meter;
 use spattn_base::error::in_one_line;
+use spattn_base::meter::Meter;
+use spattn_base::pace::{Count, Position};
 use spattn_eval::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use spattn_eval::folder::attempts::Log;
 use spattn_eval::records::record::Record;
@@ -44,19 +45,24 @@ impl ProgressReporter {
     /// Starts the display; `records` are stored already.
     pub(super) fn begin(&mut self, quiet: bool, records: &[Record]) {
         self.is_planning = false;
-        self.meter = Meter::new(quiet, "{prefix}{bar:30} {percent}%, {eta} left  {msg}");
+        self.meter = Meter::new(quiet, FIRST);
         records.iter().for_each(|record| self.scores.add(&record.into()));
         self.scores.take_current();
     }
 
-    /// Starts the bar of one model.
-    pub(super) fn begin_model(&mut self, id: &str, number: usize, of: usize) {
-        self.meter.begin(if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() });
+    /// Says that the weights of a model are loaded.
+    pub(super) fn load_model(&mut self, id: &str, number: usize, of: usize) {
+        self.meter.begin(&number_of(id, number, of), "loading the weights");
     }
 
-    /// Starts the bar of one batch.
+    /// Starts the count of one model, whose weights are loaded.
+    pub(super) fn begin_model(&mut self, id: &str, number: usize, of: usize) {
+        self.meter.begin(&number_of(id, number, of), FIRST);
+    }
+
+    /// Starts the count of one batch.
     pub(super) fn begin_batch(&mut self, samples: usize, methods: usize) {
-        self.meter.begin(format!("{samples} samples, {methods} methods  "));
+        self.meter.begin(&format!("{samples} samples, {methods} methods  "), FIRST);
     }
 
     pub(super) fn list(&self) {
@@ -80,11 +86,37 @@ impl ProgressReporter {
     }
 }
 
+/// What a run does before its first example is done.
+const FIRST: &str = "reading the first prompt";
+
+/// A model with its number, where there are several.
+fn number_of(id: &str, number: usize, of: usize) -> String {
+    if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() }
+}
+
+/// The share of an example's time that its prompt took, which grows with the prompt's length. The rest goes with the steps of questions and
+/// answers, which are about as many in every example.
+fn share_of_reading(records: &[Record]) -> f64 {
+    let Some(first) = records.first() else { return 1.0 };
+    let own = |whole: f64, reused: f64| (whole - reused).max(0.0);
+    let reading = own(first.prefill_s, first.prefill_reused_s);
+    let index: f64 = records.iter().map(|r| own(r.index_s, r.index_reused_s)).sum();
+    let steps: f64 = records.iter().map(|r| r.decode_s).sum();
+    let all = reading + index + steps;
+    if all > 0.0 { reading / all } else { 1.0 }
+}
+
+/// How far a run is. Work that is left grows with the lengths of prompts, or with the number of examples.
+fn position(p: &RunProgress<'_>) -> Position {
+    let count = |work: u64, examples: usize| Count { amount: work as f64, items: examples as f64 };
+    Position { done: count(p.work_done, p.done), found: count(p.work_found, p.found), all: count(p.work, p.total) }
+}
+
 impl RunObserver for ProgressReporter {
     fn progress(&mut self, p: RunProgress<'_>) {
         p.records.iter().for_each(|record| self.scores.add(&record.into()));
         let scores = &self.scores;
-        self.meter.at(p.work_done, p.work, p.work_found, || {
+        self.meter.at_position(position(&p), share_of_reading(p.records), || {
             let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
             let scores = p
                 .records

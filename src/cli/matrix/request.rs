@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::cli::verdict_flags::{LookBounds, SafetyDemand};
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 use spattn_eval::config::run_config::RunConfig;
@@ -36,6 +37,12 @@ pub(in crate::cli) struct RunRequest {
     pub on_failure: OnFailure,
     /// Whether the run is only planned here, for other machines.
     pub is_elsewhere: bool,
+    /// What methods are held to.
+    pub safety: SafetyDemand,
+    /// The bounds of `--until-certain`, if examples are added until verdicts are told.
+    pub until_certain: Option<LookBounds>,
+    /// Whether the same command resumes the run, without another flag.
+    pub resumes_by_itself: bool,
 }
 
 impl RunRequest {

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 
-use super::prepare::{ModelJob, PreparedRun};
+use super::plan_text::for_probe;
+use super::prepare::{ModelJob, PreparedRun, Purpose};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::launch::plan::{PlannedCell, PlannedShard};
@@ -12,6 +13,7 @@ use spattn_eval::examples::observer::SkippedWork;
 use spattn_eval::folder::attempts::{self};
 use spattn_eval::plan::contexts::Shard;
 use spattn_eval::plan::planner::ShardedCell;
+use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
 
 /// A matrix divided into shards.
 pub(in crate::cli) struct ShardPlan {
@@ -20,16 +22,21 @@ pub(in crate::cli) struct ShardPlan {
     pub shards: Vec<PlannedShard>,
     /// What cannot be run, as far as the planner knows.
     pub failed: Vec<attempts::Failed>,
+    /// What the longest shard takes, if it was asked for.
+    pub longest: Option<RunEstimate>,
 }
 
 impl RunRequest {
-    /// The work of each of `jobs` shards, and what cannot be run, without the weights of a model.
-    pub fn shares(mut self, jobs: usize) -> Result<ShardPlan> {
+    /// The work of each of `jobs` shards, and what cannot be run, without the weights of a model; if it `is_estimated`, also the time and
+    /// memory of the longest shard.
+    pub fn shares(mut self, jobs: usize, is_estimated: bool) -> Result<ShardPlan> {
         self.is_elsewhere = true;
         self.shard = Shard { index: 0, count: jobs };
         self.settle_privacy()?;
         let mut reporter = ProgressReporter::new(self.on_failure);
-        let ready = self.ready(&mut reporter)?;
+        // Names that leave out the user tell models apart by their weights.
+        let purpose = if privacy::is_left_out() { Purpose::Run } else { Purpose::Plan };
+        let ready = self.ready(purpose, &mut reporter)?;
         let contexts: usize = ready.jobs.iter().map(|job| self.contexts(&ready, job)).sum::<Result<usize>>()?;
         // No shard may be empty.
         self.shard.count = jobs.min(contexts).max(1);
@@ -37,6 +44,7 @@ impl RunRequest {
             cells: Vec::new(),
             shards: vec![PlannedShard::default(); self.shard.count],
             failed: Vec::new(),
+            longest: None,
         };
         for job in &ready.jobs {
             let model = job.opened();
@@ -73,7 +81,30 @@ impl RunRequest {
             why: privacy::text(&in_one_line(&f.error)),
         };
         shares.failed = reporter.failures.iter().map(failed).collect();
+        if is_estimated {
+            shares.longest = Some(self.estimate_longest(&ready, &shares.shards)?);
+        }
         Ok(shares)
+    }
+
+    /// What the shard with the most work takes: as the first one, which is planned, and as much longer as it has more work.
+    fn estimate_longest(&self, ready: &PreparedRun, shards: &[PlannedShard]) -> Result<RunEstimate> {
+        let probe = Probe::of_this_machine()?;
+        let mut sum = RunEstimate::default();
+        for job in &ready.jobs {
+            let planner = ready.planner(&job.config, job.opened(), self);
+            let methods = for_probe(&job.config.methods, &probe);
+            let RunEstimate { prefill, index, steps, bytes } = estimate(&planner, &job.plan, &probe, &methods)?;
+            sum = RunEstimate {
+                prefill: sum.prefill + prefill,
+                index: sum.index + index,
+                steps: sum.steps + steps,
+                bytes: sum.bytes.max(bytes),
+            };
+        }
+        let most = shards.iter().map(|shard| shard.work).max().unwrap_or(0) as f64;
+        let first = shards.first().map_or(0, |shard| shard.work).max(1) as f64;
+        Ok(sum.times(most / first))
     }
 
     /// The number of contexts in a model's cells, over all shards.

@@ -103,6 +103,7 @@ fn context_chart(scene: &Scene) -> Chart {
         least_panel: LARGE,
         has_roles: true,
         has_level: series.iter().any(|(of, ..)| of.is_reference()),
+        notes: Vec::new(),
         panels: shares.iter().map(panel).collect(),
         series: named(&series),
     }
@@ -159,6 +160,7 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
         least_panel: LARGE,
         has_roles: true,
         has_level: scene.rows.iter().any(|row| Series::of(row).is_reference()),
+        notes: Vec::new(),
         panels: contexts.iter().map(panel).collect(),
         series: named(&series),
     }

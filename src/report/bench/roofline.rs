@@ -62,6 +62,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
         least_panel: LARGE,
         has_roles: true,
         has_level: false,
+        notes: Vec::new(),
         panels: panels.collect(),
         series: std::iter::once((roof_name, SeriesLook::Roof)).chain(named(&series)).collect(),
     }

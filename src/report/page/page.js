@@ -63,7 +63,9 @@
     w.model === r.model && w.protocol === r.protocol && w.task === r.task && w.length === r.length &&
     (w.method === null || w.method === r.method) && (w.params === null || w.params === r.params);
   data.warnings.forEach((w, i) => { w.id = "warning-" + (i + 1); });
-  const FILE_COLUMNS = Object.keys(data.rows[0] ?? {}).filter((key) => key !== "timed_apart");
+  // What rows have beside the columns of summary.csv.
+  const OF_PAGE = ["timed_apart", "shown_params", "excess"];
+  const FILE_COLUMNS = Object.keys(data.rows[0] ?? {}).filter((key) => !OF_PAGE.includes(key));
   data.rows.forEach((r, i) => {
     r.place = i;
     r.warnings = data.warnings.filter((w) => isAbout(w, r));
@@ -71,6 +73,16 @@
 
   const marks = (warnings) =>
     warnings.map((w) => make("a", "⚠ " + w.code, { href: "#" + w.id, class: "warned", title: w.text, "aria-label": "warning: " + w.text }));
+
+  // Marks of what costs more than dense attention, which the list below the table explains.
+  const excessMarks = (r) =>
+    r.excess.map(([mark, text]) => make("span", mark, { class: "excess-mark", title: text, role: "img", "aria-label": text }));
+
+  // What rows do not show because all have it, and whose costs are more than those of dense attention.
+  function showBesideRows() {
+    for (const p of document.querySelectorAll(".said-once")) p.replaceChildren(...(data.said_once ? [visible(data.said_once)] : []));
+    for (const list of document.querySelectorAll("ul.excess")) list.replaceChildren(...data.excess.map((line) => make("li", line)));
+  }
 
   // Warnings of one kind in larger numbers are folded, so that the results are not far below them.
   const MOST_UNFOLDED = 3;
@@ -97,14 +109,8 @@
   // Text in which what stands between backticks is a name.
   const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : visible(part)));
 
-  function showConclusions() {
+  function showHeading() {
     at("what").replaceChildren(...named(data.heading));
-    at("conclusions").replaceChildren(...data.conclusions.flatMap((c) => [
-      make("h3", c.about),
-      make("p", named(c.cheapest), { class: "lead" }),
-      make("ul", c.budgets.map((line) => make("li", named(line))), { class: "budgets", "aria-label": "Best of each budget" }),
-      ...(c.rule ? [make("p", c.rule)] : []),
-    ]), ...(data.conclusions_left_out ? [make("p", data.conclusions_left_out)] : []));
   }
 
   function showFacts() {
@@ -157,6 +163,8 @@
         table.querySelector(`button[data-key="${column.key}"]`).focus();
       });
       const sort = column.key !== state.key ? "none" : state.sign > 0 ? "ascending" : "descending";
+      // Its title is the accessible description of the button as well.
+      if (column.about) button.title = column.about.replaceAll("`", "");
       return make("th", button, { scope: "col", "aria-sort": sort, class: column.text ? "" : "number" });
     };
     const line = (row) => make("tr", columns.map((c, i) => make(i === 0 ? "th" : "td", c.cell(row), {
@@ -175,8 +183,11 @@
   const withInterval = (text, low, high, form) =>
     missing(low) ? text : [text, make("span", ` [${form(low)} ${form(high)}]`, { class: "interval" })];
   const kilobytes = (x) => (missing(x) ? "" : number(x / 1000));
+  const percent = (x) => (missing(x) ? "" : number(100 * x));
   // The cells of columns that are more than a number.
   const CELLS = {
+    method: (r) => [r.method, ...excessMarks(r)],
+    params: (r) => make("span", r.shown_params, { title: r.params }),
     length: (r) => tokens(r.length),
     n: (r) => (r.contexts < r.n ? `${r.n} (${r.contexts})` : String(r.n)),
     score: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
@@ -187,19 +198,23 @@
       { shared: " share", solo: " solo" }[r.latency] ?? "",
     ].flat(), { title: r.timed ?? "" })),
   };
-  const FORMS = { text: (x) => x, number, kilobytes };
+  const FORMS = { text: (x) => x, number, kilobytes, percent };
   const COLUMNS = [
-    ...data.columns.map(({ key, label, form, better, shown }) => ({
-      key, label, better, shown, text: form === "text",
+    ...data.columns.map(({ key, label, about, form, better, shown }) => ({
+      key, label, about, better, shown, text: form === "text",
       value: key === "delta_full" ? (r) => (r.method === REFERENCE ? null : r.delta_full) : (r) => r[key],
       cell: CELLS[key] ?? ((r) => FORMS[form](r[key])),
     })),
-    { key: "warnings", label: "look at", text: true, shown: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
+    { key: "warnings", label: "look at", about: "Warnings about this row.", text: true, shown: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
   ];
   const differs = (key) => distinct(data.rows.map((r) => r[key])).length > 1;
   const hasValue = (c) => c.text || data.rows.some((r) => !missing(c.value(r)));
   const columns = COLUMNS.filter(hasValue).filter((c) => c.key !== "warnings" || data.warnings.length > 0);
-  for (const c of columns) c.shown = c.shown || (["model", "protocol"].includes(c.key) && differs(c.key));
+  // Only times of a method alone are latencies; shares of common steps are shown to those who ask for them.
+  const isTimedAlone = data.rows.some((r) => r.latency === "solo");
+  for (const c of columns) {
+    c.shown = c.shown || (["model", "protocol"].includes(c.key) && differs(c.key)) || (c.key === "decode_ms_per_token" && isTimedAlone);
+  }
 
   // Which way a value is better: 1 where more is, -1 where less is, 0 where neither is.
   const OF_PERPLEXITY = ["score", "delta_full"];
@@ -245,7 +260,7 @@
       box.addEventListener("change", () => { c.shown = box.checked; showRows(); });
       return make("label", [box, " " + c.label]);
     }));
-    at("legend").textContent = data.legend;
+    at("legend").replaceChildren(...columns.filter((c) => c.about).flatMap((c) => [make("dt", c.label), make("dd", named(c.about))]));
     showRows();
   }
 
@@ -350,10 +365,15 @@
       return m === null ? null : `background-color: rgba(var(--good), ${(DEEPEST * Math.min(1, Math.max(0, m))).toFixed(3)})`;
     };
     const form = (x, row) => (value.key === "score" ? fixed(digits(row))(x) : isDelta ? signed(digits(row))(x) : value.cell({ ...row, [value.key]: x }));
-    const name = (l) => [
-      setting(l.head.method, l.head.params), differs("model") ? l.head.model : "", differs("protocol") ? "from " + l.head.protocol : "",
+    const nameOf = (l, params) => [
+      setting(l.head.method, params), differs("model") ? l.head.model : "", differs("protocol") ? "from " + l.head.protocol : "",
       isPerplexity(l.head) && by !== "task" ? l.head.task : "", isPerplexity(l.head) && by !== "length" ? tokens(l.head.length) : "",
     ].filter(Boolean).join(", ");
+    const name = (l) => nameOf(l, l.head.params);
+    const rowsOf = (l) => headings.flatMap((h) => averaged(l, h) ?? []);
+    // Each mark once, with what the first row says that has it.
+    const marksOf = (l) => excessMarks({ excess: [...new Map(rowsOf(l).flatMap((r) => r.excess).reverse()).entries()].sort() });
+    const nameCell = (l) => [make("span", nameOf(l, l.head.shown_params), { title: name(l) }), ...marksOf(l)];
     const cell = (l, rs) => {
       if (!rs) return "";
       const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
@@ -368,7 +388,7 @@
     const isMeanShown = ["task", "length"].includes(by) && headings.length > 1 && all.some(overAll);
     const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
     sortable(at("matrix-table"), [
-      { key: "setting", label: "method", text: true, value: name, cell: name },
+      { key: "setting", label: "method", text: true, value: name, cell: nameCell },
       ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, averaged(l, h)), style: (l) => shade(mean(averaged(l, h)), l.head, h) })),
       ...(isMeanShown ? [{ key: "mean", label: "mean", value: (l) => mean(overAll(l)), cell: (l) => cell(l, overAll(l)), style: (l) => shade(mean(overAll(l)), l.head) }] : []),
     ], all.filter((l) => headings.some((h) => averaged(l, h))), "Methods by " + by, matrixState, showMatrix);
@@ -377,7 +397,16 @@
     const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
     at("matrix-caption").textContent = visible(most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
       + (all.some((l) => better(value.key, l.head)) ? " (the deeper the colour, the better)" : "");
+    showScale(value.key, all.some((l) => better(value.key, l.head)), all.some((l) => isPerplexity(l.head)));
     keepView();
+  }
+
+  // The scale of the colours, with its ends.
+  function showScale(key, isShaded, isRelative) {
+    at("matrix-scale").hidden = !isShaded;
+    const ends = isRelative ? null : { score: ["0 %", "100 %"], delta_full: ["−" + LOST_MOST + " points or worse", "0 or better"] }[key];
+    const [worst, best] = ends ?? ["worst here", "best here"];
+    at("matrix-scale").querySelectorAll("span").forEach((span, i) => { span.textContent = [worst, best][i]; });
   }
 
   function setUpMatrix() {
@@ -624,9 +653,8 @@
       { key: "score", label: "score", value: (o) => s.merit(o.i), cell: (o) => scoreText(s, o.i) },
       { key: "prediction", label: "prediction", text: true, value: (o) => text(r.prediction[o.i]), cell: (o) => prediction(o.i) },
       column("density", "density"),
-      { key: "cost", label: "cost1 + cost2", value: (o) => total(o.i), cell: (o) => number(total(o.i)) },
+      { key: "cost", label: "FLOPs %", value: (o) => total(o.i), cell: (o) => percent(total(o.i)) },
       { key: "bytes", label: "KB/token", value: (o) => r.kv_bytes_per_token[o.i], cell: (o) => (missing(r.kv_bytes_per_token[o.i]) ? "" : number(r.kv_bytes_per_token[o.i] / 1000)) },
-      { key: "ms", label: "share ms/token", value: (o) => (1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i]), cell: (o) => number((1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i])) },
       column("index_s", "index s"),
       column("new_tokens", "new tokens", String),
       column("output_error", "output error"),
@@ -806,8 +834,18 @@
     showTheme = show;
   }
 
-  showConclusions();
+  // On paper all that is folded is open, but for the manifests.
+  function setUpPrint() {
+    const folded = () => [...document.querySelectorAll("main details:not([open])")].filter((d) => !d.closest("#runs, .picker"));
+    let opened = [];
+    addEventListener("beforeprint", () => { opened = folded(); for (const details of opened) details.open = true; });
+    addEventListener("afterprint", () => { for (const details of opened) details.open = false; });
+  }
+
+  showHeading();
   showFacts();
+  showBesideRows();
+  setUpPrint();
   showWarnings();
   if (data.rows.length) {
     setUpMatrix();

@@ -87,10 +87,8 @@ fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<
     let without = left_out.iter().filter(has_kin).count();
     let names: Vec<&str> = layout.dimensions().filter(|d| d.is_param()).map(Dimension::name).collect();
     (without > 0).then(|| {
-        format!(
-            "{without} rows are left out, because they have no value of {}: the method lacks the parameter, or the record is older than the recording of default values",
-            names.join(" or ")
-        )
+        let rows = if without == 1 { "1 row is".to_owned() } else { format!("{without} rows are") };
+        format!("{rows} not shown: without {}", names.join(" or "))
     })
 }
 

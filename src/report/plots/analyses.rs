@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
 use super::chart::{self, Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
-use super::grid::{self, Grid, Scale};
+use super::grid::{self, Deeper, Grid, Scale};
 use super::{Figure, as_file_name, looks, paged};
 use crate::report::format::distinct;
 use spattn_lab::analyze::findings::{Cells, Drawing, Lines, Map};
@@ -60,6 +60,7 @@ fn of_lines(lines: &Lines) -> Result<Vec<String>> {
         least_panel: if names.len() > 3 { LARGE } else { SMALL },
         has_roles: true,
         has_level: false,
+        notes: Vec::new(),
         panels: lines.panels.iter().map(panel).collect(),
         series: texts.iter().map(|name| (*name).to_owned()).zip(looks).collect(),
     };
@@ -97,7 +98,8 @@ fn of_map(map: &Map) -> Result<Vec<String>> {
         columns: names(&heads),
         lines: names(&layers),
         panels: map.panels.iter().map(panel).collect(),
-        scale: Scale::up_to(&map.label, cells().map(|cell| cell.2), false),
+        scale: Scale::up_to(&map.label, cells().map(|cell| cell.2), Deeper::More),
+        notes: Vec::new(),
     };
     Ok(grid.pages(usize::MAX)?.drawn)
 }

@@ -14,28 +14,38 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// For shares and costs: logarithmic if they span more than a decade.
+    /// For shares and costs: logarithmic if they span more than a decade, and from 0 if they are so near each other that a
+    /// difference would look like a gulf.
     pub fn of_costs(values: &[f64]) -> Self {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(0.0, f64::max);
         if !least.is_finite() || most <= 0.0 {
             return Self::linear(0.0, 100.0);
         }
-        match least > 0.0 && most / least > 10.0 {
-            true => Self::logarithmic(least, most),
-            false => {
+        const NEAR: f64 = 2.0;
+        match least > 0.0 {
+            true if most / least > 10.0 => Self::logarithmic(least, most),
+            true if most / least < NEAR => Self::linear(0.0, 1.1 * most),
+            _ => {
                 let margin = 0.1 * (most - least).max(0.1 * most);
                 Self::linear(least - margin, most + margin)
             }
         }
     }
 
-    /// For scores in percent: from and to multiples of ten, at most 100.
+    /// For scores in percent: from 0 to 100, unless all are far from one of these ends: at least 50, or at most 40. Then it
+    /// ends at a multiple of ten, and has a span of 20 points at least.
     pub fn of_scores(values: impl Iterator<Item = f64> + Clone) -> Self {
+        const FAR_ABOVE: f64 = 50.0;
+        const FAR_BELOW: f64 = 40.0;
+        const LEAST_SPAN: f64 = 20.0;
         let low = values.clone().fold(100.0, f64::min);
         let high = values.fold(0.0, f64::max);
-        let low = ((low / 10.0).floor() * 10.0).clamp(0.0, 90.0);
-        Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
+        match (low >= FAR_ABOVE, high <= FAR_BELOW) {
+            (true, _) => Self::linear(((low / 10.0).floor() * 10.0).min(100.0 - LEAST_SPAN), 100.0),
+            (_, true) => Self::linear(0.0, ((high / 10.0).ceil() * 10.0).max(LEAST_SPAN)),
+            _ => Self::linear(0.0, 100.0),
+        }
     }
 
     /// For perplexities: logarithmic if they span more than a decade. Infinite ones are ignored.
@@ -151,6 +161,23 @@ mod tests {
         let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
         assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
         assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
+    }
+
+    #[test]
+    fn noise_does_not_look_like_a_gulf() {
+        let scores = |values: &[f64]| {
+            let axis = Axis::of_scores(values.iter().copied());
+            (axis.low, axis.high)
+        };
+        assert_eq!(scores(&[10.0, 65.0]), (0.0, 100.0));
+        assert_eq!(scores(&[10.0, 20.0]), (0.0, 20.0));
+        assert_eq!((scores(&[1.0]), scores(&[31.0, 33.0])), ((0.0, 20.0), (0.0, 40.0)));
+        assert_eq!((scores(&[99.0, 100.0]), scores(&[49.0, 52.0])), ((80.0, 100.0), (0.0, 100.0)));
+        assert_eq!(scores(&[]), (80.0, 100.0));
+        // One budget: its density is not at both ends of an axis.
+        let one = Axis::of_costs(&[5.0]);
+        assert!(one.low == 0.0 && one.high > 5.0 && one.ticks.len() > 3, "{one:?}");
+        assert!(Axis::of_costs(&[5.0, 5.05]).low == 0.0 && Axis::of_costs(&[5.0, 20.0]).low > 0.0);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use super::pen::{
 };
 use super::{Figures, Pages, end_of, suffix};
 use crate::report::MeanTable;
-use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
+use crate::report::format::{distinct, latency_of, number, tokens};
+use crate::report::parameters::ShownParams;
 use spattn_eval::config::protocol::Protocol;
 use spattn_eval::records::timing::Latency;
 use spattn_eval::summary::columns::SummaryRow;
@@ -49,7 +50,8 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
     for (model, protocol) in &scenes {
         let is_here = |r: &SummaryRow| (&r.model, &r.protocol) == (model, protocol);
         let shown: Vec<&SummaryRow> = rows.iter().filter(|r| is_here(r)).collect();
-        let blocks = blocks(&shown, means);
+        let names = ShownParams::of_rows(shown.iter().copied());
+        let blocks = blocks(&shown, means, &names);
         let left_out = shown.iter().filter(|r| r.is_timed_apart).count();
         let without = match left_out {
             0 => String::new(),
@@ -61,8 +63,9 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
         ]);
         let kind = latency_of(shown.into_iter().filter(|r| !r.is_timed_apart));
         let title = format!("Time: {}, sparse from {protocol}{without}", end_of(model));
+        let notes = names.note().map_or_else(Vec::new, |note| pen::in_lines(&note, LEAST_WIDTH - 2 * NOTES_LEFT));
         let drawing =
-            Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks };
+            Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks, notes };
         figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.pages_left)?);
     }
     Ok(figures)
@@ -87,7 +90,7 @@ fn step_name(kind: Option<Latency>) -> &'static str {
 
 /// A block for each length of a model's and protocol's rows: the means over all tasks that any setting has, or the rows themselves if there
 /// is only one task. Texts whose perplexity is measured have their own blocks.
-fn blocks(rows: &[&SummaryRow], means: &[MeanTable]) -> Vec<Block> {
+fn blocks(rows: &[&SummaryRow], means: &[MeanTable], names: &ShownParams) -> Vec<Block> {
     let mut blocks: Vec<(usize, Block)> = Vec::new();
     let is_of = |table: &&MeanTable, row: &SummaryRow| {
         let head = &table.rows[0];
@@ -106,16 +109,16 @@ fn blocks(rows: &[&SummaryRow], means: &[MeanTable]) -> Vec<Block> {
             Some(table) => table.rows.iter().collect(),
             None => rows.iter().copied().filter(|r| (&r.task, r.length) == (&row.task, row.length)).collect(),
         };
-        let bars = of.into_iter().filter(|r| !r.is_timed_apart).map(bar).collect();
+        let bars = of.into_iter().filter(|r| !r.is_timed_apart).map(|row| bar(row, names)).collect();
         blocks.push((row.length, Block { title, bars }));
     }
     blocks.sort_by_key(|(length, _)| *length);
     blocks.into_iter().map(|(_, block)| block).filter(|block| !block.bars.is_empty()).collect()
 }
 
-fn bar(row: &SummaryRow) -> Bar {
+fn bar(row: &SummaryRow, names: &ShownParams) -> Bar {
     Bar {
-        name: setting_name(&row.method, &row.params),
+        name: names.name(&row.method, &row.params),
         once: [row.prefill_s, row.index_s],
         step: row.decode_ms_per_token.map(|ms| (ms, row.decode_ms_low.zip(row.decode_ms_high))),
     }
@@ -130,6 +133,8 @@ const FIELD: i32 = 300;
 const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
 const LEGEND: i32 = 3 * LEGEND_LINE;
+/// Where lines below the legend start.
+const NOTES_LEFT: i32 = 20;
 
 /// The contents of all pages.
 struct Drawing<'a> {
@@ -138,12 +143,18 @@ struct Drawing<'a> {
     prefill: &'a str,
     step: &'a str,
     blocks: &'a [Block],
+    /// Lines below the legend.
+    notes: Vec<String>,
 }
 
 /// Some bars of a block.
 type Piece<'a> = (&'a Block, Range<usize>);
 
 impl Drawing<'_> {
+    fn legend_height(&self) -> i32 {
+        LEGEND + self.notes.len() as i32 * LEGEND_LINE
+    }
+
     fn pages(&self, most: usize) -> Result<Pages> {
         let pages = self.dealt();
         Pages::of(&pages, most, |i, pieces| self.page(pieces, &page_title(self.title, i, pages.len())))
@@ -153,7 +164,7 @@ impl Drawing<'_> {
     fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
         // A block does not start on a page where fewer than this many of its bars would fit.
         const LEAST: i32 = 3;
-        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
+        let available = MOST_HEIGHT - TITLE_HEIGHT - self.legend_height() - 10;
         let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), available);
         for block in self.blocks {
             let mut first = 0;
@@ -181,7 +192,7 @@ impl Drawing<'_> {
         let left = 20 + CHARACTER * names.max().unwrap_or(0);
         let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
         let of = |(_, bars): &Piece| HEAD + bars.len() as i32 * LINE + FOOT;
-        let height = TITLE_HEIGHT + pieces.iter().map(of).sum::<i32>() + LEGEND + 10;
+        let height = TITLE_HEIGHT + pieces.iter().map(of).sum::<i32>() + self.legend_height() + 10;
         let legend = [
             (self.prefill, PREFILL),
             ("building the index, with no sharing between methods", INDEX),
@@ -198,6 +209,9 @@ impl Drawing<'_> {
                 pen.fill((left, y - 7), (left + 30, y + 7), colour)?;
                 pen.edge((left, y - 7), (left + 30, y + 7), INK)?;
                 pen.text(name, (left + 40, y), SIZE, HPos::Left)
+            })?;
+            (0..).zip(&self.notes).try_for_each(|(line, note)| {
+                pen.text(note, (NOTES_LEFT, top + LEGEND + line * LEGEND_LINE + 10), SIZE - 2, HPos::Left)
             })
         })
     }
@@ -307,7 +321,8 @@ mod tests {
         let block =
             |title: &str, bars: std::ops::Range<usize>| Block { title: title.into(), bars: bars.map(bar).collect() };
         let blocks = [block("one", 0..38), block("two", 38..175), block("three", 175..177)];
-        let pages = Drawing { title: "Time", prefill: "", step: "", blocks: &blocks }.pages(99).unwrap().drawn;
+        let pages = Drawing { title: "Time", prefill: "", step: "", blocks: &blocks, notes: vec!["note".into()] };
+        let pages = pages.pages(99).unwrap().drawn;
         assert!(pages.len() > 3);
         for page in &pages {
             let height: i32 = page.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
@@ -324,7 +339,8 @@ mod tests {
     fn drawn(records: &[Record]) -> (Vec<Block>, Figure) {
         let report = Report::new(records, &[]);
         let rows: Vec<&SummaryRow> = report.rows.iter().collect();
-        (blocks(&rows, &report.means), figures(&report.rows, &report.means, 99).unwrap().first.remove(0))
+        let names = ShownParams::of_rows(rows.iter().copied());
+        (blocks(&rows, &report.means, &names), figures(&report.rows, &report.means, 99).unwrap().first.remove(0))
     }
 
     #[test]

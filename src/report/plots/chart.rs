@@ -52,6 +52,8 @@ pub struct Chart {
     pub panels: Vec<ChartPanel>,
     /// Name and look of each series.
     pub series: Vec<(String, SeriesLook)>,
+    /// What is to be known of all of it: sentences below the legend.
+    pub notes: Vec<String>,
 }
 
 /// One frame of a chart.
@@ -150,7 +152,7 @@ impl Chart {
 
     fn legend_height(&self, width: i32) -> i32 {
         let lines = self.legend(width).last().map_or(0, |(_, (_, line))| line + 1);
-        (lines + self.notes().len() as i32) * LEGEND_LINE
+        (lines + self.notes(width).len() as i32) * LEGEND_LINE
     }
 
     fn page(&self, shown: &[ChartPanel], title: &str) -> Result<String> {
@@ -169,19 +171,26 @@ impl Chart {
                 entry(pen, name, *look, !self.has_level || *look != SeriesLook::Dense, (*x, y(*line)))
             })?;
             let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
-            let left = entries.first().map_or(INSET, |(_, (x, _))| *x);
             (below..)
-                .zip(self.notes())
-                .try_for_each(|(line, note)| pen.text(note, (left, y(line)), SIZE - 2, HPos::Left))
+                .zip(self.notes(width))
+                .try_for_each(|(line, note)| pen.text(&note, (self.notes_left(width), y(line)), SIZE - 2, HPos::Left))
         })
     }
 
-    /// What the looks of oracles and floors mean, if there are any.
-    fn notes(&self) -> Vec<&'static str> {
+    /// The lines below the legend: what the looks of oracles and floors mean, if there are any, and the chart's own notes.
+    fn notes(&self, width: i32) -> Vec<String> {
         let has = |is: fn(&SeriesLook) -> bool| self.has_roles && self.series.iter().any(|(_, look)| is(look));
         let oracle = has(|look| matches!(look, SeriesLook::Oracle(..)));
         let floor = has(|look| matches!(look, SeriesLook::Floor(..)));
-        oracle.then_some(ORACLE_NOTE).into_iter().chain(floor.then_some(FLOOR_NOTE)).collect()
+        let looks = oracle.then_some(ORACLE_NOTE).into_iter().chain(floor.then_some(FLOOR_NOTE));
+        let own = self.notes.iter().map(String::as_str);
+        let available = width - self.notes_left(width) - INSET;
+        looks.chain(own).flat_map(|note| pen::in_lines(note, available)).collect()
+    }
+
+    /// Where these lines start: below the first entry of the legend.
+    fn notes_left(&self, width: i32) -> i32 {
+        self.legend(width).first().map_or(INSET, |(_, (x, _))| *x).min(width / 3)
     }
 
     /// The number that all points and levels show, if they show only one; `None` otherwise. `is_x_measured` says whether the horizontal
@@ -284,6 +293,8 @@ impl Chart {
                 };
                 let sides: Vec<Pixel> = sides.filter(|side| inside(side) && free(side)).collect();
                 if let Some(side) = sides.iter().find(|side| is_clear(side)).or(sides.first()).copied() {
+                    // A hairline from the point, so that it is seen whose label it is.
+                    pen.line(&[(x, y), (x + (side.0 - x).clamp(-8, 8), y + (side.1 - y).clamp(-9, 9))], ink, 1)?;
                     pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
                     taken.push((side, half));
                 }

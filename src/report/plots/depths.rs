@@ -10,7 +10,8 @@ use super::axis::tick_label;
 use super::grid::{Grid, GridPanel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
 use crate::report::csv::finished;
-use crate::report::format::{distinct, setting_name, tokens};
+use crate::report::format::{distinct, tokens};
+use crate::report::parameters::ShownParams;
 use spattn_eval::records::order::{MethodOrder, compare_tasks, natural};
 use spattn_eval::records::record::Record;
 
@@ -140,8 +141,9 @@ fn grid(cells: &[&DepthScore]) -> Grid {
     lengths.sort_unstable();
     let mut depths = distinct(cells.iter().map(|c| c.depth));
     depths.sort_by(f64::total_cmp);
+    let names = ShownParams::of(cells.iter().map(|c| c.method()), usize::MAX);
     let panel = |(method, params): (&str, &str)| GridPanel {
-        title: setting_name(method, params),
+        title: names.name(method, params),
         cells: cells
             .iter()
             .filter(|c| c.method() == (method, params))
@@ -159,6 +161,7 @@ fn grid(cells: &[&DepthScore]) -> Grid {
         columns: lengths.iter().map(|length| length_label(cells, *length)).collect(),
         lines: depths.iter().map(|depth| tick_label((10.0 * depth).round() / 10.0)).collect(),
         scale: Scale::percent(),
+        notes: names.note().into_iter().collect(),
     }
 }
 

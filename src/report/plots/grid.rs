@@ -1,6 +1,7 @@
 //! Heat maps: panels of shaded cells with a common scale. Cells contain their value if there is space.
 //!
-//! Shades run from dark for the worst to nearly white for the best, in steps of lightness, so that they differ in greyscale too.
+//! One meaning everywhere: the deeper the shade, the better the value, or the larger where no value is better. Shades run from
+//! nearly white to dark in steps of lightness, so that they differ in greyscale too. The scale is drawn below the cells.
 
 use std::ops::Range;
 
@@ -30,6 +31,8 @@ pub struct Grid {
     pub panels: Vec<GridPanel>,
     /// What values mean.
     pub scale: Scale,
+    /// What is to be known of all of it: sentences below the scale.
+    pub notes: Vec<String>,
 }
 
 /// One block of cells.
@@ -53,26 +56,43 @@ pub struct Scale {
     pub label: String,
     /// The upper end of the scale, which starts at 0.
     pub high: f64,
-    /// Whether 0 is the best.
-    pub less_is_better: bool,
+    /// Which values are deeper.
+    pub deeper: Deeper,
+}
+
+/// Which values have deeper shades.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deeper {
+    /// Larger ones, which are better.
+    MoreIsBetter,
+    /// Smaller ones, which are better.
+    LessIsBetter,
+    /// Larger ones; none is better.
+    More,
 }
 
 impl Scale {
     /// The scale of scores in percent.
     pub fn percent() -> Self {
-        Self { label: "score (%)".to_owned(), high: 100.0, less_is_better: false }
+        Self { label: "score (%)".to_owned(), high: 100.0, deeper: Deeper::MoreIsBetter }
     }
 
     /// A scale up to a round number that is at least as large as any value.
-    pub fn up_to(label: &str, values: impl Iterator<Item = f64>, less_is_better: bool) -> Self {
+    pub fn up_to(label: &str, values: impl Iterator<Item = f64>, deeper: Deeper) -> Self {
         let high = values.fold(0.0, f64::max);
-        Self { label: label.to_owned(), high: if high > 0.0 { round_up(high) } else { 1.0 }, less_is_better }
+        Self { label: label.to_owned(), high: if high > 0.0 { round_up(high) } else { 1.0 }, deeper }
     }
 
-    /// The lightness of a value's shade, from 0 (darkest) to 100.
-    fn lightness(&self, value: f64) -> f64 {
+    /// How deep the shade of a value is, from 0 to 100.
+    fn depth(&self, value: f64) -> f64 {
         let share = 100.0 * value / self.high;
-        if self.less_is_better { 100.0 - share } else { share }
+        if self.deeper == Deeper::LessIsBetter { 100.0 - share } else { share }
+    }
+
+    /// What the scale says of itself.
+    fn caption(&self) -> String {
+        let meaning = if self.deeper == Deeper::More { "more" } else { "better" };
+        format!("{} – the deeper the shade, the {meaning}", self.label)
     }
 
     /// The number of useful decimals: one for percentages, otherwise enough for three digits.
@@ -99,6 +119,9 @@ fn fixed(value: f64, decimals: usize) -> String {
 }
 
 const LEGEND_HEIGHT: i32 = 72;
+/// The height of a line below the scale, and the margin beside it.
+const NOTE_LINE: i32 = 24;
+const NOTES_LEFT: i32 = 20;
 /// The margins around a panel's cells, for labels.
 const TOP: i32 = 34;
 const RIGHT: i32 = 18;
@@ -128,7 +151,8 @@ impl Grid {
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
     pub fn pages(&self, most: usize) -> Result<Pages> {
-        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
+        let notes = self.note_lines(LEAST_WIDTH).len() as i32 * NOTE_LINE;
+        let available = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT - notes;
         let most_lines = ((available - TOP - BOTTOM) / self.cell().1).max(1) as usize;
         let mut pages = Vec::new();
         for start in (0..self.lines.len()).step_by(most_lines) {
@@ -159,13 +183,19 @@ impl Grid {
         let panels = columns * panel.0;
         let width = panels.max(LEAST_WIDTH).max(title_width(&page.title));
         let rows = (page.panels.len() as i32 + columns - 1) / columns;
-        let height = TITLE_HEIGHT + rows * panel.1 + LEGEND_HEIGHT;
+        let notes = self.note_lines(width);
+        let legend_top = TITLE_HEIGHT + rows * panel.1 + 8;
+        let height = TITLE_HEIGHT + rows * panel.1 + LEGEND_HEIGHT + notes.len() as i32 * NOTE_LINE;
         pen::draw((width, height), &page.title, |pen| {
             for (i, content) in (0..).zip(page.panels) {
                 let left = (width - panels) / 2 + i % columns * panel.0 + self.left();
                 self.panel(pen, content, &page.lines, (left, TITLE_HEIGHT + i / columns * panel.1 + TOP))?;
             }
-            self.legend(pen, (width / 2, height - LEGEND_HEIGHT + 8))
+            self.legend(pen, (width / 2, legend_top))?;
+            (0..).zip(&notes).try_for_each(|(line, note)| {
+                let y = legend_top + LEGEND_HEIGHT + line * NOTE_LINE;
+                pen.text(note, (width / 2, y), SIZE - 2, HPos::Center)
+            })
         })
     }
 
@@ -241,7 +271,7 @@ impl Grid {
             let at = (left + *column as i32 * cell.0, top + (*line - lines.start) as i32 * cell.1);
             self.shaded(pen, at, cell, *value)?;
             let Some((decimals, longest)) = format else { continue };
-            let ink = if is_dark(self.scale.lightness(*value)) { WHITE } else { INK };
+            let ink = if is_dark(self.scale.depth(*value)) { WHITE } else { INK };
             // Digits are equally wide, so aligning at the right aligns the decimal points.
             let end = (at.0 + (cell.0 + longest * CHARACTER) / 2, at.1 + cell.1 / 2);
             pen.coloured(&fixed(*value, decimals), end, SIZE, HPos::Right, ink)?;
@@ -262,22 +292,27 @@ impl Grid {
             self.shaded(pen, (x, top), (STEP, 14), value)?;
             pen.text(&self.scale.text(value), (x + STEP / 2, top + 26), SIZE, HPos::Center)?;
         }
-        pen.text(&self.scale.label, (middle, top + 48), SIZE, HPos::Center)
+        pen.text(&self.scale.caption(), (middle, top + 48), SIZE, HPos::Center)
+    }
+
+    /// The lines below the scale.
+    fn note_lines(&self, width: i32) -> Vec<String> {
+        self.notes.iter().flat_map(|note| pen::in_lines(note, width - 2 * NOTES_LEFT)).collect()
     }
 
     fn shaded(&self, pen: &Pen, (x, y): Pixel, (width, height): Pixel, value: f64) -> Result<()> {
-        pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
+        pen.fill((x, y), (x + width, y + height), shade(self.scale.depth(value)))?;
         // Small cells have no edge, which would cover them.
         if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
     }
 }
 
-/// The colours of the scale from 0 to 100, evenly spaced, each lighter than the one before.
+/// The colours of the scale from 0 to 100, evenly spaced, each darker than the one before: the page's hue for what is good.
 const SHADES: [(f64, f64, f64); 5] =
-    [(72.0, 24.0, 16.0), (152.0, 52.0, 20.0), (218.0, 104.0, 36.0), (248.0, 176.0, 112.0), (255.0, 243.0, 228.0)];
+    [(243.0, 248.0, 252.0), (174.0, 208.0, 232.0), (86.0, 157.0, 205.0), (20.0, 97.0, 158.0), (6.0, 42.0, 92.0)];
 
-fn shade(lightness: f64) -> RGBColor {
-    let at = (lightness / 100.0).clamp(0.0, 1.0) * (SHADES.len() - 1) as f64;
+fn shade(depth: f64) -> RGBColor {
+    let at = (depth / 100.0).clamp(0.0, 1.0) * (SHADES.len() - 1) as f64;
     let below = (at as usize).min(SHADES.len() - 2);
     let (a, b, share) = (SHADES[below], SHADES[below + 1], at - below as f64);
     let mix = |a: f64, b: f64| (a + (b - a) * share).round() as u8;
@@ -288,8 +323,8 @@ fn brightness(RGBColor(red, green, blue): RGBColor) -> f64 {
     0.299 * f64::from(red) + 0.587 * f64::from(green) + 0.114 * f64::from(blue)
 }
 
-fn is_dark(lightness: f64) -> bool {
-    brightness(shade(lightness)) < 140.0
+fn is_dark(depth: f64) -> bool {
+    brightness(shade(depth)) < 140.0
 }
 
 #[cfg(test)]
@@ -297,9 +332,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shades_get_lighter_with_the_score_and_figures_stand_out_on_them() {
+    fn shades_get_deeper_with_the_score_and_figures_stand_out_on_them() {
         let all: Vec<f64> = (0..=100).map(|s| brightness(shade(f64::from(s)))).collect();
-        assert!(all.windows(2).all(|w| w[0] < w[1]));
+        assert!(all.windows(2).all(|w| w[0] > w[1]));
         for score in 0..=100 {
             let score = f64::from(score);
             let ink = if is_dark(score) { 255.0 } else { brightness(INK) };
@@ -309,11 +344,14 @@ mod tests {
 
     #[test]
     fn scales_end_at_round_numbers_and_turn_where_less_is_better() {
-        let error = Scale::up_to("output error", [0.31, 0.07].into_iter(), true);
-        assert_eq!((error.high, error.lightness(0.0), error.lightness(0.5)), (0.5, 100.0, 0.0));
+        let error = Scale::up_to("output error", [0.31, 0.07].into_iter(), Deeper::LessIsBetter);
+        assert_eq!((error.high, error.depth(0.0), error.depth(0.5)), (0.5, 100.0, 0.0));
+        assert_eq!(error.caption(), "output error – the deeper the shade, the better");
+        assert_eq!((Scale::percent().depth(0.0), Scale::percent().depth(100.0)), (0.0, 100.0));
+        assert!(Scale::up_to("entropy", [2.0].into_iter(), Deeper::More).caption().ends_with("the more"));
         assert_eq!([0.31, 0.5, 0.0].map(|v| error.text(v)), [".31", ".5", "0"]);
         assert_eq!([100.0, 33.33, 0.0].map(|v| Scale::percent().text(v)), ["100", "33.3", "0"]);
-        assert_eq!(Scale::up_to("", std::iter::empty(), true).high, 1.0);
+        assert_eq!(Scale::up_to("", std::iter::empty(), Deeper::More).high, 1.0);
     }
 
     /// A map with several equal panels.
@@ -329,6 +367,7 @@ mod tests {
             lines: names(lines),
             panels: (0..panels).map(|i| GridPanel { title: format!("p{i}"), cells: cells.clone() }).collect(),
             scale: Scale::percent(),
+            notes: vec!["a note".into()],
         }
     }
 
@@ -365,7 +404,10 @@ mod tests {
         let svg = map(1, 2, 1, |l, _| [100.0, 7.5][l]).svg().unwrap();
         assert_eq!(ends(&svg, "100.0"), ends(&svg, "7.5"), "both end at one place, with as many decimals");
         assert_eq!(ends(&svg, "7.5").len(), 1);
-        let huge = Grid { scale: Scale::up_to("x", [2e6].into_iter(), true), ..map(1, 1, 2, |_, c| 1e6 + c as f64) };
+        let huge = Grid {
+            scale: Scale::up_to("x", [2e6].into_iter(), Deeper::LessIsBetter),
+            ..map(1, 1, 2, |_, c| 1e6 + c as f64)
+        };
         assert_eq!(huge.format(), None);
         assert!(!huge.svg().unwrap().contains("\n1000001"), "seven digits have no room");
         assert!(map(2, 2, 17, |l, _| l as f64).format().is_none() && map(1, 2, 17, |l, _| l as f64).format().is_some());

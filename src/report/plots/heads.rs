@@ -2,19 +2,21 @@
 
 use anyhow::Result;
 
-use super::grid::{Grid, GridPanel, Scale};
+use super::grid::{Deeper, Grid, GridPanel, Scale};
 use super::{Figures, end_of, suffix};
-use crate::report::format::{distinct, setting_name, tokens};
+use crate::report::format::{distinct, tokens};
+use crate::report::parameters::ShownParams;
 use spattn_eval::records::fidelity::HeadFidelity;
+use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::cells::SummaryCell;
 
-/// A quantity to draw: its file, its title, whether 0 is the best, and its field.
-type Quantity = (&'static str, &'static str, bool, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
+/// A quantity to draw: its file, its title, which values are deeper, and its field.
+type Quantity = (&'static str, &'static str, Deeper, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
 const QUANTITIES: [Quantity; 4] = [
-    ("error", "output error", true, |h| &h.output_error),
-    ("recall", "recall", false, |h| &h.recall),
-    ("dropped", "dropped mass", true, |h| &h.dropped_mass),
-    ("density", "density", true, |h| &h.density),
+    ("error", "output error", Deeper::LessIsBetter, |h| &h.output_error),
+    ("recall", "recall", Deeper::MoreIsBetter, |h| &h.recall),
+    ("dropped", "dropped mass", Deeper::LessIsBetter, |h| &h.dropped_mass),
+    ("density", "density", Deeper::LessIsBetter, |h| &h.density),
 ];
 
 /// Four figures for each model, protocol and length, with a panel for every setting that has records by head: means over all of its
@@ -54,18 +56,19 @@ fn heads(r: &spattn_eval::records::record::Record) -> Option<&HeadFidelity> {
 }
 
 fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): &(String, String, usize)) -> Grid {
-    let (_, title, less_is_better, _) = quantity;
-    let settings = distinct(cells.iter().map(|c| (&c.head().method, &c.head().params)));
-    let maps = settings.iter().map(|(method, params)| {
-        let of = cells.iter().filter(|c| (&c.head().method, &c.head().params) == (method, params));
-        (setting_name(method, params), mean_map(of.flat_map(|c| &c.records).filter_map(|r| heads(r)), quantity.3))
-    });
+    let (_, title, deeper, _) = quantity;
     // Dense attention is left out: it has no error and attends everything.
-    let maps: Vec<(String, Vec<Vec<f64>>)> =
-        maps.filter(|(name, map)| !map.is_empty() && name != spattn_eval::records::record::REFERENCE).collect();
+    let settings = distinct(cells.iter().map(|c| (c.head().method.as_str(), c.head().params.as_str())));
+    let settings: Vec<(&str, &str)> = settings.into_iter().filter(|(method, _)| *method != REFERENCE).collect();
+    let names = ShownParams::of(settings.iter().copied(), usize::MAX);
+    let maps = settings.iter().map(|(method, params)| {
+        let of = cells.iter().filter(|c| (c.head().method.as_str(), c.head().params.as_str()) == (*method, *params));
+        (names.name(method, params), mean_map(of.flat_map(|c| &c.records).filter_map(|r| heads(r)), quantity.3))
+    });
+    let maps: Vec<(String, Vec<Vec<f64>>)> = maps.filter(|(_, map)| !map.is_empty()).collect();
     let values = || maps.iter().flat_map(|(_, map)| map.iter().flatten().copied());
     let most = |size: fn(&Vec<Vec<f64>>) -> usize| maps.iter().map(|(_, map)| size(map)).max().unwrap_or(0);
-    let names = |n: usize| (0..n).map(|i| i.to_string()).collect();
+    let numbers = |n: usize| (0..n).map(|i| i.to_string()).collect();
     let panel = |(title, map): &(String, Vec<Vec<f64>>)| {
         let line = |(line, values): (usize, &Vec<f64>)| {
             values.iter().enumerate().map(move |(head, value)| (line, head, *value)).collect::<Vec<_>>()
@@ -77,13 +80,14 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
         title: format!("{title} by layer and query head: {}{at}, sparse from {protocol}", end_of(model)),
         x_label: "query head".to_owned(),
         y_label: "layer".to_owned(),
-        columns: names(most(|map| map.first().map_or(0, Vec::len))),
-        lines: names(most(Vec::len)),
+        columns: numbers(most(|map| map.first().map_or(0, Vec::len))),
+        lines: numbers(most(Vec::len)),
         panels: maps.iter().map(panel).collect(),
         scale: match *title {
-            "recall" => Scale::up_to(title, [1.0].into_iter(), false),
-            _ => Scale::up_to(title, values(), *less_is_better),
+            "recall" => Scale::up_to(title, [1.0].into_iter(), *deeper),
+            _ => Scale::up_to(title, values(), *deeper),
         },
+        notes: names.note().into_iter().collect(),
     }
 }
 

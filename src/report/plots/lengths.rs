@@ -6,7 +6,8 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, ChartPanel, ChartPoint, Data, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
-use crate::report::format::{distinct, setting_name, tokens};
+use crate::report::format::{distinct, tokens};
+use crate::report::parameters::ShownParams;
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::columns::SummaryRow;
 
@@ -50,8 +51,9 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
     let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
+    let shown = ShownParams::of(settings.iter().copied(), usize::MAX);
     let name = |(method, params): &(&str, &str)| match several(method) {
-        true => legend_name(method).replacen(*method, &setting_name(method, params), 1),
+        true => legend_name(method).replacen(*method, &shown.name(method, params), 1),
         false => legend_name(method),
     };
     let series = settings.iter().map(name).zip(looks(&methods)).collect();
@@ -93,6 +95,7 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
         has_level: settings.iter().any(|(method, _)| *method == REFERENCE),
         panels: panels.collect(),
         series,
+        notes: shown.note().into_iter().collect(),
     }
 }
 

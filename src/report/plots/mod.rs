@@ -69,7 +69,7 @@ mod tests {
             let report = Report::new(records, &[]);
             let count = |figures: &Figures, kind: &str| figures.drawn().filter(|f| f.file.starts_with(kind)).count();
             let (some, all) = (figures(&report, 5).unwrap(), figures(&report, usize::MAX).unwrap());
-            for kind in ["score_vs_density", "score_vs_cost", "score_vs_bytes", "score_vs_latency"] {
+            for kind in ["score_vs_density", "score_vs_cost", "score_vs_bytes"] {
                 assert_eq!(count(&some, kind), 5, "{kind}");
                 assert!(count(&all, kind) > 30, "{kind}");
             }

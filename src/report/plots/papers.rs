@@ -1,5 +1,6 @@
 //! A paper's table as a drawing: columns (or rows) from left to right, with a line for each row (or column). Measured numbers are filled
-//! and have intervals, published ones are hollow and dashed.
+//! and have intervals, published ones are hollow and dashed. Lines join neighbours only, and only what belongs together: never a number with
+//! an average, nor settings of different methods or models.
 //!
 //! If lines or points each belong to a different method, they have its colour and marker (`looks.rs`). Lines for several settings of one
 //! method get colours and markers by position, because dashes mark published numbers.
@@ -75,7 +76,11 @@ pub fn figures(outcome: &ItemOutcome, item: &Item) -> Result<Vec<Figure>> {
         _ => Axis::of_costs(&all),
     };
     let title = format!("{}: {}", outcome.name, kind.label(column.percent, &item.title));
-    let drawing = Drawing { title: &title, axis, names, series };
+    let breaks = if over_rows { row_breaks(item, &rows) } else { vec![Break::None; drawn.len()] };
+    let breaks =
+        breaks.into_iter().zip(&names).map(|(at, name)| if is_average(name) { at.max(Break::Line) } else { at });
+    let breaks = after_averages(breaks.collect(), &names);
+    let drawing = Drawing { title: &title, axis, names, breaks, series };
     Ok(paged("plot.svg", &title, drawing.pages()?))
 }
 
@@ -208,6 +213,48 @@ fn methods_of<'a>(outcome: &'a ItemOutcome, item: &'a Item, rows: &[usize]) -> V
     rows.iter().map(|i| of(&outcome.rows[*i])).collect()
 }
 
+/// What ends before a place from left to right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Break {
+    /// Nothing: a line goes on.
+    None,
+    /// Lines.
+    Line,
+    /// Lines, and the row of places: another model begins.
+    Row,
+}
+
+/// Whether a row or column is a mean of others.
+fn is_average(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ["avg", "average", "mean"].iter().any(|word| name.trim_end_matches('.') == *word)
+}
+
+/// The breaks, and one behind each average.
+fn after_averages(mut breaks: Vec<Break>, names: &[String]) -> Vec<Break> {
+    for at in 1..breaks.len() {
+        if is_average(&names[at - 1]) {
+            breaks[at] = breaks[at].max(Break::Line);
+        }
+    }
+    breaks
+}
+
+/// What ends before each of some rows: settings of one method on one model belong together.
+fn row_breaks(item: &Item, rows: &[usize]) -> Vec<Break> {
+    let method = |row: &Line| row.method.as_deref().map(|spec| spec.split(':').next().unwrap_or(spec).to_owned());
+    let between = |pair: &[usize]| {
+        let (before, here) = (&item.rows[pair[0]], &item.rows[pair[1]]);
+        match (before.model == here.model, method(before) == method(here)) {
+            (false, _) => Break::Row,
+            (true, false) => Break::Line,
+            (true, true) => Break::None,
+        }
+    };
+    let first = if rows.is_empty() { None } else { Some(Break::None) };
+    first.into_iter().chain(rows.windows(2).map(between)).collect()
+}
+
 /// All numbers of a line, ends of intervals included.
 fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
     let of = |cell: &CellOutcome| {
@@ -223,7 +270,16 @@ struct Drawing<'a> {
     axis: Axis,
     /// The names from left to right.
     names: Vec<String>,
+    /// What ends before each of them.
+    breaks: Vec<Break>,
     series: Vec<Series>,
+}
+
+/// Places divided into rows of at most so many, about equally.
+fn in_rows(places: Range<usize>, most: usize) -> Vec<Range<usize>> {
+    let rows = places.len().div_ceil(most).max(1);
+    let most = places.len().div_ceil(rows).max(1);
+    places.clone().step_by(most).map(|first| first..(first + most).min(places.end)).collect()
 }
 
 /// A row of columns.
@@ -240,12 +296,13 @@ impl Drawing<'_> {
         self.names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP)
     }
 
-    /// The columns of each row of the drawing, with about equal numbers.
+    /// The columns of each row of the drawing: models apart, and each divided into about equal numbers.
     fn rows(&self) -> Vec<Range<usize>> {
         let most = ((MOST_WIDTH - LEFT - RIGHT) / self.step()).max(1) as usize;
-        let rows = self.names.len().div_ceil(most);
-        let most = self.names.len().div_ceil(rows.max(1)).max(1);
-        (0..self.names.len()).step_by(most).map(|first| first..(first + most).min(self.names.len())).collect()
+        let inner = (1..self.names.len()).filter(|at| self.breaks[*at] == Break::Row);
+        let ends: Vec<usize> = inner.chain([self.names.len()]).collect();
+        let starts = [0].into_iter().chain(ends.iter().copied());
+        starts.zip(&ends).flat_map(|(start, end)| in_rows(start..*end, most)).collect()
     }
 
     fn pages(&self) -> Result<Vec<String>> {
@@ -324,12 +381,18 @@ impl Frame<'_> {
             let point = |column: usize| Some((look(column), (self.x(column), self.y(of(&series.cells[column])?))));
             self.columns.clone().filter_map(point).collect()
         };
-        let places = |points: &[(SeriesLook, Pixel)]| points.iter().map(|(_, at)| *at).collect::<Vec<_>>();
+        // From each place to the next, where both have a number and belong together.
+        let segments = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<[Pixel; 2]> {
+            let place = |column: usize| Some((self.x(column), self.y(of(&series.cells[column])?)));
+            let inner = self.columns.clone().skip(1).filter(|column| self.drawing.breaks[*column] == Break::None);
+            inner.filter_map(|column| Some([place(column - 1)?, place(column)?])).collect()
+        };
         let published = points(|cell| cell.published);
-        pen.faint(series.look, &places(&published))?;
+        segments(|cell| cell.published).iter().try_for_each(|ends| pen.faint(series.look, ends))?;
         published.iter().try_for_each(|(look, at)| pen.hollow(*look, *at))?;
         let measured = points(|cell| cell.measured.map(|m| m.mean));
-        pen.line(&places(&measured), series.look.colour(), 2)?;
+        let lines = segments(|cell| cell.measured.map(|m| m.mean));
+        lines.iter().try_for_each(|ends| pen.line(ends, series.look.colour(), 2))?;
         for (look, (x, y)) in &measured {
             let is_here = |column: &usize| self.x(*column) == *x;
             let cell = self.columns.clone().find(is_here).and_then(|column| series.cells[column].measured);
@@ -398,6 +461,28 @@ mod tests {
             panic!("one page")
         };
         assert_eq!(colours(&page.svg), ["quest", "topk"], "points of one line too");
+    }
+
+    #[test]
+    fn lines_join_neighbours_that_belong_together() {
+        // Of what is drawn along rows: faint lines of published numbers, each of many dashes.
+        let of = |rows: &[(&str, &str)]| drawn("plot = { columns = ['VT'], over_rows = true }", rows).remove(0).svg;
+        let dashes = |svg: &str| svg.matches("<polyline").count();
+        let bare = dashes(&of(&[("A", "quest:page=16"), ("B", "topk:k=8"), ("C", "hip")]));
+        let joined = dashes(&of(&[("A", "quest:page=16"), ("B", "quest:page=32"), ("C", "hip")]));
+        assert!(joined > bare + 5, "{joined} {bare}");
+        let average = dashes(&of(&[("A", "quest:page=16"), ("Avg.", "quest:page=32"), ("C", "quest")]));
+        assert_eq!(average, bare, "an average is no neighbour, on neither side");
+        let text = "title = 't'\n[run]\nmodel = ['a', 'b']\ntasks = ['ruler/vt']\n[builtin]\n";
+        let row =
+            |model: &str, name: &str| format!("[[row]]\nname = '{model}{name}'\nmodel = '{model}'\nmethod = 'quest'\n");
+        let rows = ["a", "b"].map(|model| ["1", "2", "3", "4", "5"].map(|name| row(model, name)).concat()).concat();
+        let item = Item::parse(&format!("{text}{rows}[[column]]\nname = 'VT'\n"), "item.toml").unwrap();
+        let breaks = row_breaks(&item, &(0..10).collect::<Vec<_>>());
+        assert_eq!((breaks[4], breaks[5], breaks[6]), (Break::None, Break::Row, Break::None));
+        let names: Vec<String> = item.rows.iter().map(|row| row.name.repeat(14)).collect();
+        let drawing = Drawing { title: "t", axis: Axis::from_zero(1.0), names, breaks, series: Vec::new() };
+        assert_eq!(drawing.rows(), [0..3, 3..5, 5..8, 8..10], "no row has two models");
     }
 
     #[test]

@@ -120,6 +120,7 @@ impl<'a> Plane<'a> {
             columns: xs.iter().map(|v| (*v).to_owned()).collect(),
             lines: ys.iter().map(|v| (*v).to_owned()).collect(),
             scale: Scale::percent(),
+            notes: Vec::new(),
         }
     }
 }

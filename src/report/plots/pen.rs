@@ -177,6 +177,19 @@ pub fn title_width(title: &str) -> i32 {
     title.chars().count() as i32 * (CHARACTER + 1) + 2 * CHARACTER
 }
 
+/// A note as lines that are not wider than so many pixels, broken between words; notes are smaller than other text.
+pub fn in_lines(text: &str, width: i32) -> Vec<String> {
+    let most = (width / (CHARACTER - 1)).max(1) as usize;
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= most) {
+            Some(line) => *line = format!("{line} {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// A drawing area with operations in pixels.
 pub struct Pen<'a, 'b> {
     /// The area.

@@ -1,8 +1,11 @@
 //! `score_vs_*.svg`: score (or perplexity) against cost, with a panel for each task and a colour for each method.
 //!
-//! A line joins a method's settings that no other setting of it beats at the same or a lower cost (its Pareto front). Oracles and floors
-//! are hollow and grey, behind the methods: exact `topk` and `topp` show what a search could reach, `oracle_sampling` what sampling could,
+//! Every measured point is drawn. A line joins a method's settings that no other setting of it beats at the same or a lower cost (its
+//! Pareto front), which the figure says where the line passes points by. Only a measured latency is a cost that is called so: shares of
+//! common steps (`--latency shared`) have no figure. Oracles and floors are hollow and grey, behind the methods: exact `topk` and `topp` show what a search could reach, `oracle_sampling` what sampling could,
 //! and `random` what needs no search.
+
+use std::collections::BTreeSet;
 
 use anyhow::Result;
 
@@ -11,10 +14,9 @@ use super::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
 use super::looks::{legend_name, looks};
 use super::pen::SeriesLook;
 use super::{Figures, end_of, suffix};
-use crate::report::format::{distinct, latency_of, tokens};
+use crate::report::format::{distinct, tokens};
 use spattn_attention::Role;
 use spattn_eval::records::record::REFERENCE;
-use spattn_eval::records::timing::Latency;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
@@ -32,13 +34,9 @@ struct Cost {
 }
 
 impl Cost {
-    /// The label of the axis for these rows.
-    fn label(&self, rows: &[&SummaryRow]) -> &'static str {
-        match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
-            Some(Latency::Shared) => "ms per token, share of a step of all methods",
-            Some(Latency::Solo) => "ms per token, alone (median)",
-            None => self.label,
-        }
+    /// Whether a row is drawn. Times under several conditions cannot share an axis, and shares of common steps are no latencies.
+    fn is_drawn(&self, row: &SummaryRow) -> bool {
+        !self.is_time || (row.is_timed_alone() && !row.is_timed_apart)
     }
 
     /// Whether the rows have this cost. Bytes and times are those of steps after the prefix; a text that is read in one pass has none, not
@@ -59,8 +57,8 @@ const COSTS: [Cost; 4] = [
     },
     Cost {
         name: "cost",
-        title: "cost",
-        label: "cost1 + cost2 (% of full's FLOPs)",
+        title: "FLOPs",
+        label: "FLOPs (% of dense attention)",
         of: |r| Some(100.0 * r.cost_total?),
         has_dense: false,
         is_time: false,
@@ -76,7 +74,7 @@ const COSTS: [Cost; 4] = [
     Cost {
         name: "latency",
         title: "latency",
-        label: "ms per token",
+        label: "latency (ms per token)",
         of: |r| r.decode_ms_per_token,
         has_dense: true,
         is_time: true,
@@ -97,8 +95,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
-            // Times under several conditions cannot share an axis.
-            let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| !cost.is_time || !r.is_timed_apart).collect();
+            let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| cost.is_drawn(r)).collect();
             let known: Vec<&SummaryRow> = shown.iter().copied().filter(|r| (cost.of)(r).is_some()).collect();
             let is_of_dense_alone =
                 !cost.has_dense && known.len() < shown.len() && known.iter().all(|r| r.method == REFERENCE);
@@ -182,19 +179,42 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
             data: methods.iter().map(of_method).collect(),
         }
     });
+    let panels: Vec<ChartPanel> = panels.collect();
     Chart {
         title: scene.title(cost),
-        x_label: cost.label(rows).to_owned(),
+        notes: notes(scene, &panels, rows),
+        x_label: cost.label.to_owned(),
         y_label: super::measure_label(scene.measure).to_owned(),
         x_tick: tick_label,
         y_tick: tick_label,
         least_panel: SMALL,
         has_roles: true,
         has_level: rows.iter().any(|r| r.method == REFERENCE),
-        panels: panels.collect(),
+        panels,
         series: methods.iter().map(|m| legend_name(m)).zip(looks(&methods)).collect(),
     }
 }
+
+/// What is to be said of lines that pass points by, and of missing intervals.
+fn notes(scene: &Scene, panels: &[ChartPanel], rows: &[&SummaryRow]) -> Vec<String> {
+    let mut data = panels.iter().flat_map(|panel| &panel.data);
+    let passes_by = data.any(|data| data.line.len() < data.points.len());
+    let front = passes_by.then_some(FRONT_NOTE);
+    let is_unknown = |row: &&&SummaryRow| row.ci_low.is_none();
+    let unknown = rows.iter().filter(is_unknown).count();
+    let what = super::measure_title(scene.measure).to_lowercase();
+    let bars = match unknown {
+        0 => format!("bars: 95 % intervals of the {what}"),
+        n if n == rows.len() => {
+            format!("no bars: all examples ask about one context, so no interval of the {what} is known")
+        }
+        _ => format!("bars: 95 % intervals of the {what}, where there is more than one context"),
+    };
+    front.map(str::to_owned).into_iter().chain([bars]).collect()
+}
+
+const FRONT_NOTE: &str =
+    "lines: settings that no other of the method beats at the same or a lower cost; all measured points are drawn";
 
 /// The chart, enlarged and without intervals if it has so many methods that they would cover it. The title names the file with intervals.
 fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
@@ -204,6 +224,7 @@ fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
     }
     let points = chart.panels.iter_mut().flat_map(|panel| &mut panel.data).flat_map(|data| &mut data.points);
     points.for_each(|point| point.ends = None);
+    chart.notes.retain(|note| note == FRONT_NOTE);
     Chart { title: format!("{} (intervals: {file_of_each})", chart.title), least_panel: LARGE, ..chart }
 }
 
@@ -229,9 +250,12 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     let mut panels = Vec::new();
     for series in shown {
         let method = &all_methods[series].0;
-        let (named, labels) = labels(&of(method), false);
+        let rows = of(method);
+        let named = differing(&rows, false);
+        let labels = rows.iter().map(|row| joined(row, &named, |_, value| value.to_owned())).collect();
+        let names = named.join(", ");
         panels.push(ChartPanel {
-            title: if named.is_empty() { method.clone() } else { format!("{method}: {named}") },
+            title: if names.is_empty() { method.clone() } else { format!("{method}: {names}") },
             x: panel.x.clone(),
             y: panel.y.clone(),
             level: panel.level,
@@ -251,31 +275,38 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
 /// The size of a panel for one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// The labels of the points of methods with several settings, by the method's index. The first label of a method also names the parameters
-/// that differ.
+/// The labels of the points of methods with several settings, by the method's index. A label names its parameters if it has
+/// several, or if the one before it does not have the same.
 fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, Vec<String>)> {
     let of_method = |(i, method): (usize, &&str)| {
         let rows: Vec<&SummaryRow> = of_task.iter().copied().filter(|r| r.method == **method).collect();
-        let (keys, mut labels) = labels(&rows, cost.name != "density");
-        let first = labels.first_mut().filter(|_| !keys.is_empty())?;
-        let pairs = keys.split(", ").zip(first.split(", ")).map(|(key, value)| format!("{key}={value}"));
-        *first = pairs.collect::<Vec<_>>().join(", ");
-        Some((i, labels))
+        let keys = differing(&rows, cost.name != "density");
+        let own =
+            |row: &SummaryRow| keys.iter().copied().filter(|key| row.settings.contains_key(*key)).collect::<Vec<_>>();
+        let label = |at: usize| {
+            // Of several values each needs its name, of one only the first in a row.
+            let is_new = own(rows[at]).len() > 1 || at == 0 || own(rows[at]) != own(rows[at - 1]);
+            joined(rows[at], &keys, |key, value| if is_new { format!("{key}={value}") } else { value.to_owned() })
+        };
+        (!keys.is_empty()).then(|| (i, (0..rows.len()).map(label).collect()))
     };
     methods.iter().enumerate().filter_map(of_method).collect()
 }
 
-/// The parameters in which a method's rows differ, and each row's values. The density counts only if no axis shows it.
-fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
-    let value = |row: &SummaryRow, key: &str| row.settings.get(key).cloned().unwrap_or_default();
-    let keys = rows.first().map_or_else(Vec::new, |row| row.settings.keys().collect::<Vec<_>>());
-    let differs = |key: &&String| {
-        (with_density || *key != "density") && rows.iter().any(|row| value(row, key) != value(rows[0], key))
+/// The parameters in which a method's rows differ, or which only some have. The density counts only if no axis shows it.
+fn differing<'a>(rows: &[&'a SummaryRow], with_density: bool) -> Vec<&'a str> {
+    let keys: BTreeSet<&str> = rows.iter().flat_map(|row| row.settings.keys().map(String::as_str)).collect();
+    let differs = |key: &&str| {
+        (with_density || *key != "density")
+            && rows.iter().any(|row| row.settings.get(*key) != rows[0].settings.get(*key))
     };
-    let differing: Vec<&String> = keys.into_iter().filter(differs).collect();
-    let of_row = |row: &&SummaryRow| differing.iter().map(|key| value(row, key)).collect::<Vec<_>>().join(", ");
-    let names = differing.iter().map(|key| key.as_str()).collect::<Vec<_>>().join(", ");
-    (names, rows.iter().map(of_row).collect())
+    keys.into_iter().filter(differs).collect()
+}
+
+/// The values that a row has of some parameters, as a label.
+fn joined(row: &SummaryRow, keys: &[&str], shown: impl Fn(&str, &str) -> String) -> String {
+    let values = keys.iter().filter_map(|key| Some(shown(key, row.settings.get(*key)?)));
+    values.collect::<Vec<_>>().join(", ")
 }
 
 /// The points of a method, and its Pareto front.
@@ -309,6 +340,7 @@ mod tests {
     use crate::report::plots::Figure;
     use spattn_eval::records::record::Record;
     use spattn_eval::records::testing::{perplexity, record};
+    use spattn_eval::records::timing::{Latency, Solo, TimingConditions};
     use spattn_eval::summary::summarize::summarize;
 
     /// In their natural order, as far as possible.
@@ -325,7 +357,7 @@ mod tests {
         let records = [("ruler/vt", "full", 1.0), ("ruler/vt", "topk", 0.5), ("ruler/cwe", "quest", 0.5)]
             .map(|(task, method, score)| record(task, method, 0, score));
         let figures = drawn(&records);
-        let names = ["score_vs_density.svg", "score_vs_cost.svg", "score_vs_bytes.svg", "score_vs_latency.svg"];
+        let names = ["score_vs_density.svg", "score_vs_cost.svg", "score_vs_bytes.svg"];
         assert_eq!(files(&figures), names);
         for text in ["ruler/vt", "ruler/cwe", "quest", "topk (oracle)", "full (dense)", "builtin, 4K tokens"] {
             assert!(figures[0].svg.contains(text), "{text}");
@@ -334,12 +366,57 @@ mod tests {
     }
 
     #[test]
+    fn only_measured_latencies_have_a_figure_of_latency() {
+        let timed = |method: &str, latency: Option<Latency>, score: f64| {
+            let solo = (latency == Some(Latency::Solo)).then(|| Solo { steps: 2, ms: vec![1.5, 1.5] });
+            let (together, threads, simd) = (1, 2, "avx2".to_owned());
+            let conditions = TimingConditions {
+                fidelity: false,
+                together,
+                latency,
+                threads,
+                simd,
+                cpu: None,
+                gpu: None,
+                select_on: None,
+            };
+            Record { solo, conditions: Some(conditions.into()), ..record("ruler/vt", method, 0, score) }
+        };
+        let of = |latency| drawn(&[timed("full", latency, 1.0), timed("quest", latency, 0.5)]);
+        for shared in [None, Some(Latency::Shared)] {
+            assert!(of(shared).iter().all(|f| !f.title.contains("latency") && !f.file.contains("latency")));
+        }
+        let solo = of(Some(Latency::Solo));
+        let figure = solo.iter().find(|figure| figure.file == "score_vs_latency.svg").unwrap();
+        assert!(
+            figure.title.starts_with("Score against latency: builtin") && figure.svg.contains("latency (ms per token")
+        );
+    }
+
+    #[test]
+    fn lines_that_pass_points_by_and_missing_intervals_are_said() {
+        let at = |k: usize, score: f64, sample: usize| Record {
+            params: format!("k={k}").into(),
+            key: format!("{k} {sample}"),
+            density: k as f64 / 100.0,
+            ..record("ruler/vt", "quest", sample, score)
+        };
+        let says = |records: &[Record], what: &str| drawn(records)[0].svg.contains(what);
+        let rising = [at(5, 0.0, 0), at(20, 0.5, 0), at(40, 0.75, 0)];
+        assert!(!says(&rising, FRONT_NOTE), "the line goes through all points");
+        let falling = [at(5, 0.25, 0), at(20, 0.0, 0), at(40, 0.75, 0)];
+        assert!(says(&falling, &FRONT_NOTE[..40]) && says(&falling, "no bars: all examples ask about one context"));
+        let many: Vec<Record> = (0..8).flat_map(|i| [at(5, 0.25, i), at(20, 0.75, i)]).collect();
+        assert!(says(&many, "bars: 95 % intervals of the score") && !says(&many, "no bars"));
+    }
+
+    #[test]
     fn texts_read_in_one_pass_have_no_steps_to_be_set_against() {
         let value = |method| if method == "full" { 2.0 } else { 3.0 };
         let read = |method| Record { kv_bytes_per_token: None, decode_s: 0.0, ..perplexity(method, 0, value(method)) };
         let names = ["perplexity_vs_density.svg", "perplexity_vs_cost.svg"];
         assert_eq!(files(&drawn(&[read("full"), read("hip")])), names);
-        assert_eq!(files(&drawn(&[perplexity("full", 0, 2.0), read("hip")])).len(), 4, "where one has steps");
+        assert_eq!(files(&drawn(&[perplexity("full", 0, 2.0), read("hip")])).len(), 3, "where one has steps");
     }
 
     #[test]
@@ -410,11 +487,31 @@ mod tests {
     }
 
     #[test]
+    fn settings_by_other_parameters_have_labels_too() {
+        let set = |params: &str, density: f64| Record {
+            params: params.into(),
+            key: params.into(),
+            density,
+            ..record("ruler/vt", "magicpig", 0, density)
+        };
+        let rows =
+            [("density=0.1", 0.1), ("density=0.2", 0.2), ("K=8,L=75", 0.3), ("K=8,L=150", 0.4), ("K=9,L=75", 0.5)];
+        let figures = drawn(&rows.map(|(params, density)| set(params, density)));
+        let [by_density, by_cost] = [&figures[0].svg, &figures[1].svg];
+        assert!(by_density.contains("\nK=8, L=75\n") && by_density.contains("\nK=8, L=150\n"), "{by_density}");
+        assert!(!by_density.contains("density=0.1"), "which the axis tells");
+        let rows = summarize(&rows.map(|(params, density)| set(params, density)), &[]);
+        let rows: Vec<&SummaryRow> = rows.iter().collect();
+        assert_eq!(differing(&rows, true), ["K", "L", "density"]);
+        assert!(by_cost.contains("FLOPs (% of dense attention)"));
+    }
+
+    #[test]
     fn what_would_be_one_number_is_left_out() {
         assert!(drawn(&[]).is_empty());
         for (method, density) in [("full", 1.0), ("topk", 0.0), ("topk", 1.0)] {
             let of = figures(&summarize(&[Record { density, ..record("vt", method, 0, 0.0) }], &[]), &[], 99).unwrap();
-            assert_eq!((of.drawn().count(), of.left_out.len()), (0, 4));
+            assert_eq!((of.drawn().count(), of.left_out.len()), (0, 3));
             assert_eq!(of.left_out[0], ("score_vs_density.svg".to_owned(), "0".to_owned()));
         }
         let of = |method, density, score| Record {

@@ -29,6 +29,7 @@ pub fn figure(outcome: &TuneOutcome) -> Result<Vec<Figure>> {
         least_panel: if methods.len() > 1 { SMALL } else { LARGE },
         has_roles: false,
         has_level: false,
+        notes: Vec::new(),
         panels: methods.iter().map(|method| panel(method, limit)).collect(),
         series: vec![
             (format!("allowed: {}", tick_label(limit)), SeriesLook::Roof),
@@ -116,6 +117,7 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
         least_panel: LARGE,
         has_roles: false,
         has_level: false,
+        notes: Vec::new(),
         series: vec![
             (name.to_owned(), SeriesLook::Roof),
             ("predicted".to_owned(), SeriesLook::Oracle(1, 0)),
@@ -178,6 +180,7 @@ pub fn schedules(outcome: &ScheduleOutcome) -> Result<Figure> {
         least_panel: SMALL,
         has_roles: false,
         has_level: false,
+        notes: Vec::new(),
         panels: vec![
             panel("budget, multiples of the mean", |of| &of.multiples),
             panel("relative error of the output", |of| &of.errors),

@@ -275,22 +275,18 @@ pub trait Collector: Send {
     /// The result.
     fn finish(self: Box<Self>) -> Collected;
 
-    /// A checkpoint after the prompts read so far; `None` if the collector does not support checkpoints.
-    fn checkpoint(&self) -> Option<Collected> {
-        None
-    }
+    /// What it knows after the prompts read so far, as the tensors and settings of a checkpoint.
+    fn checkpoint(&self) -> Collected;
 
     /// Resumes from a checkpoint that an equal collector wrote.
     ///
     /// # Errors
     /// If the checkpoint has other settings or is malformed.
-    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
-        Err(checkpoint.malformed("calibrating this method cannot resume from a checkpoint"))
-    }
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError>;
 }
 
-/// The result of a [`Collector`].
-#[derive(Debug, Clone, PartialEq)]
+/// The result of a [`Collector`], or its checkpoint.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Collected {
     /// Tensors of the artefact.
     pub tensors: Vec<NamedTensor>,
@@ -373,14 +369,11 @@ pub struct Reading {
     pub length: usize,
     /// Number of hold-out prompts, for evaluation.
     pub held_out: usize,
-    /// Whether it takes so long that checkpoints are written.
-    pub resumable: bool,
 }
 
 impl Reading {
     /// Eight blocks of generated essays: enough for means and variances.
-    pub const STATISTICS: Self =
-        Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0, resumable: false };
+    pub const STATISTICS: Self = Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0 };
 }
 
 /// Generated text.

@@ -2,6 +2,7 @@
 
 pub mod artefact;
 pub(crate) mod collector;
+pub(crate) mod sums;
 
 pub use collector::{
     Assignment, Calibration, Collected, Collector, DeviceChunk, HostChunk, Import, ObserveChunk, PrefillChunk, Reading,

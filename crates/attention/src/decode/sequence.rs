@@ -198,6 +198,12 @@ impl Sequence {
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
+    /// Bits of a token's key and value in a KV head, as the cache stores them: what [`aux_bits`](Self::aux_bits) come on
+    /// top of.
+    pub fn kv_bits(&self) -> u32 {
+        8 * self.prefix.shape().row_bytes() as u32
+    }
+
     /// One decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     ///

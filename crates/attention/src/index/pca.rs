@@ -43,6 +43,22 @@ impl Covariance {
         }
     }
 
+    /// All that it has added up: the number of rows, their sum `[d]`, the sums of products `[d][d]`.
+    pub(crate) fn sums(&self) -> Vec<f64> {
+        [&[self.count as f64][..], &self.sum, &self.products].concat()
+    }
+
+    /// Takes what [`sums`](Self::sums) of a covariance of the same width gave.
+    ///
+    /// # Panics
+    /// If there are fewer numbers.
+    pub(crate) fn set_sums(&mut self, sums: &[f64]) {
+        let (sum, products) = sums[1..].split_at(self.d);
+        self.count = sums[0] as u64;
+        self.sum.copy_from_slice(sum);
+        self.products.copy_from_slice(products);
+    }
+
     /// The covariance `[d][d]`; zeros before the first row.
     pub fn matrix(&self) -> Vec<f64> {
         let (d, n) = (self.d, self.count.max(1) as f64);

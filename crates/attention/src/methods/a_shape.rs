@@ -26,6 +26,6 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     }],
     build: |params| {
         let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
-        Ok(Arc::new(SinkAndWindow { window, slides: true, positions: Positions::Original }))
+        Ok(Arc::new(SinkAndWindow { window, keep: None, slides: true, positions: Positions::Original }))
     },
 };

@@ -18,6 +18,7 @@ use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
+use crate::spec::KEEP;
 use crate::{Bits, IndexKey};
 use crate::{HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule};
 use spattn_kernels::topk::top_k;
@@ -34,6 +35,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "tokens kept of those before the window by each selection, mean over those of a layer; 0 leaves the window",
         },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+        KEEP,
         ParamInfo {
             key: "window",
             default: "32",

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::tests::{angle, collector, noise, random_kv};
-use crate::calibration::artefact::{ModelShape, NamedTensor};
-use crate::calibration::collector::PrefillChunk;
+use crate::calibration::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape, NamedTensor};
+use crate::calibration::collector::{Collector, PrefillChunk};
 use crate::kv::{KvDtype, LayerKv};
 
 const D: usize = 8;
@@ -58,6 +58,12 @@ fn interleaved(heads: Vec<Vec<f32>>) -> Vec<f32> {
 /// Tensors of a calibration on this data, in which the vectors of `altered` are replaced.
 fn tensors(spec: &str, altered: Option<Of>) -> Vec<NamedTensor> {
     let mut collector = collector(spec, &model(), TOKENS);
+    read(collector.as_mut(), altered);
+    collector.finish().tensors
+}
+
+/// Shows a collector a prompt of this data, in which the vectors of `altered` are replaced.
+fn read(collector: &mut dyn Collector, altered: Option<Of>) {
     let rows = |of: Of| of.rows(altered == Some(of));
     for layer in 0..LAYERS {
         let queries = interleaved((0..HEADS).map(|head| rows(Of::Queries { layer, head })).collect());
@@ -74,7 +80,39 @@ fn tensors(spec: &str, altered: Option<Of>) -> Vec<NamedTensor> {
         }
     }
     collector.end_prompt(TOKENS);
-    collector.finish().tensors
+}
+
+#[test]
+fn going_on_from_a_checkpoint_gives_the_same_bits() {
+    for spec in ["double_sparsity", "loki", "duo_attention:sink=4,recent=16,last=50"] {
+        let start = || collector(spec, &model(), TOKENS);
+        let second = Some(Of::Keys { layer: 0, kv_head: 0 });
+        let (mut whole, mut stopped, mut resumed) = (start(), start(), start());
+        read(whole.as_mut(), None);
+        read(stopped.as_mut(), None);
+        let state = stopped.checkpoint();
+        let info = ArtefactInfo {
+            format: FORMAT,
+            kind: "checkpoint".to_owned(),
+            model: model(),
+            data: "data".to_owned(),
+            seed: 3,
+            blocks: 1,
+            tokens: TOKENS,
+            settings: state.settings.clone(),
+        };
+        let file = Artefact::parse("checkpoint", artefact::write(&info, &state.tensors)).unwrap();
+        resumed.restore(&file).unwrap();
+        assert_eq!(resumed.checkpoint(), state, "{spec}");
+        for collector in [&mut whole, &mut resumed] {
+            read(collector.as_mut(), second);
+        }
+        let whole = whole.finish();
+        assert_eq!(resumed.finish(), whole, "{spec}");
+        assert_ne!(stopped.finish().tensors, whole.tensors, "{spec}: the second prompt counts");
+    }
+    let state = collector("duo_attention:sink=4,recent=16,last=50", &model(), TOKENS).checkpoint();
+    assert_eq!(state.settings["recent"], "16");
 }
 
 /// Rows of tensors that differ, as `(name, row)`.

@@ -29,6 +29,7 @@ use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use crate::calibration::sums;
 use crate::cost::Cost;
 use crate::kv::quantised::{QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvError, KvStore, quantised};
@@ -388,6 +389,16 @@ struct HeadSums {
 }
 
 impl HeadSums {
+    /// All sums, in one order.
+    fn all(&self) -> impl Iterator<Item = &f64> {
+        [&self.qk, &self.q, &self.k, &self.q_pre, &self.k_pre].into_iter().flatten()
+    }
+
+    /// As [`all`](Self::all).
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut f64> {
+        [&mut self.qk, &mut self.q, &mut self.k, &mut self.q_pre, &mut self.k_pre].into_iter().flatten()
+    }
+
     /// Adds a token's queries `[query head of the group][d]` and key as they were before RoPE.
     fn add_unrotated(&mut self, mut queries: Vec<f32>, mut key: Vec<f32>, position: usize, rotation: &dyn Rotation) {
         let d = key.len();
@@ -419,6 +430,12 @@ impl ChannelMeans {
             sums: vec![vec![head; model.kv_heads]; model.layers],
             tokens: vec![0; model.layers],
         }
+    }
+
+    /// Which vectors are multiplied, as an artefact says it.
+    fn pairs(&self) -> BTreeMap<String, String> {
+        let pairs = "query and key of the same token, after RoPE; q_pre and k_pre before it";
+        BTreeMap::from([("pairs".to_owned(), pairs.to_owned())])
     }
 
     /// Mean over tokens of one measure at one layer, `[head][d]`.
@@ -480,14 +497,36 @@ impl Collector for ChannelMeans {
         let (channels, percents) = shares_in_words(&[d / 16, d / 8, d / 4, d / 2], d, &masses);
         Collected {
             tensors,
-            settings: BTreeMap::from([(
-                "pairs".to_owned(),
-                "query and key of the same token, after RoPE; q_pre and k_pre before it".to_owned(),
-            )]),
+            settings: self.pairs(),
             notes: vec![format!("the first {channels} channels carry {percents} of mean |q·k| (mean over KV heads)")],
             held_out: None,
         }
     }
+
+    fn checkpoint(&self) -> Collected {
+        let of_layer = |(layer, heads): (usize, &Vec<HeadSums>)| {
+            let sums = heads.iter().flat_map(HeadSums::all).copied();
+            sums::tensor(sums_name(layer), std::iter::once(self.tokens[layer] as f64).chain(sums))
+        };
+        let tensors = self.sums.iter().enumerate().map(of_layer).collect();
+        Collected { tensors, settings: self.pairs(), ..Collected::default() }
+    }
+
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        self.pairs().iter().try_for_each(|(key, value)| checkpoint.check_setting(key, value))?;
+        for (layer, (heads, tokens)) in self.sums.iter_mut().zip(&mut self.tokens).enumerate() {
+            let mut read = 0.0;
+            let sums = heads.iter_mut().flat_map(HeadSums::all_mut);
+            sums::restore(checkpoint, &sums_name(layer), std::iter::once(&mut read).chain(sums))?;
+            *tokens = read as usize;
+        }
+        Ok(())
+    }
+}
+
+/// The tensor of a checkpoint with a layer's sums.
+fn sums_name(layer: usize) -> String {
+    format!("layers.{layer}.sums")
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ use super::lines::{Static, all_pairs};
 use super::streaming_llm::last_tokens;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, HostChunk, PrefillChunk, Reading, ReadingText};
+use crate::calibration::sums;
 use crate::cost::Cost;
 use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
@@ -73,7 +74,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
         ParamInfo { key: "recent", default: "256", about: "its last tokens, the query's own included (§3.1)" },
         ParamInfo { key: "last", default: "128", about: "last tokens of each prompt, whose queries count" },
     ],
-    reading: Reading { text: ReadingText::Rows, tokens: 65_536, length: 8192, held_out: 0, resumable: false },
+    reading: Reading { text: ReadingText::Rows, tokens: 65_536, length: 8192, held_out: 0 },
     text: None,
     import: None,
     start: |assignment, params| Ok(Box::new(StreamingErrors::new(assignment.model, Settings::read(params)?))),
@@ -365,6 +366,13 @@ impl StreamingErrors {
 }
 
 impl Settings {
+    /// The settings as an artefact has them.
+    fn told(&self) -> BTreeMap<String, String> {
+        let Self { sink, recent, last } = self;
+        let numbers = [("sink", sink), ("recent", recent), ("last", last)];
+        BTreeMap::from(numbers.map(|(key, number)| (key.to_owned(), number.to_string())))
+    }
+
     /// Compares streaming with full attention for one token of a chunk at one KV head; `None` if streaming leaves no token out.
     fn outputs(&self, chunk: &HostChunk<'_>, kv_head: usize, token: usize) -> Option<Outputs> {
         let total = chunk.first + token + 1;
@@ -419,16 +427,43 @@ impl Collector for StreamingErrors {
             values: errors.iter().map(|error| *error as f32).collect(),
             precision: Precision::F32,
         };
-        let Settings { sink, recent, last } = self.settings;
+        let Settings { sink, recent, .. } = self.settings;
         let positions = self.heads.first().and_then(|heads| heads.first()).map_or(0, |head| head.positions);
-        let numbers = [("sink", sink), ("recent", recent), ("last", last), ("positions", positions)];
+        let mut settings = self.settings.told();
+        settings.insert("positions".to_owned(), positions.to_string());
         Collected {
             tensors: errors.iter().enumerate().map(tensor).collect(),
-            settings: BTreeMap::from(numbers.map(|(key, number)| (key.to_owned(), number.to_string()))),
+            settings,
             notes: vec![in_words(&errors, positions, sink + recent)],
             held_out: None,
         }
     }
+
+    fn checkpoint(&self) -> Collected {
+        let sums = |head: &HeadError| [head.total.distance, head.total.norm, head.positions as f64];
+        let tensor =
+            |(layer, heads): (usize, &Vec<HeadError>)| sums::tensor(sums_name(layer), heads.iter().flat_map(sums));
+        let tensors = self.heads.iter().enumerate().map(tensor).collect();
+        Collected { tensors, settings: self.settings.told(), ..Collected::default() }
+    }
+
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        self.settings.told().iter().try_for_each(|(key, value)| checkpoint.check_setting(key, value))?;
+        for (layer, heads) in self.heads.iter_mut().enumerate() {
+            let mut positions = vec![0.0; heads.len()];
+            let with_positions = heads.iter_mut().zip(&mut positions);
+            let sums = with_positions
+                .flat_map(|(head, positions)| [&mut head.total.distance, &mut head.total.norm, positions]);
+            sums::restore(checkpoint, &sums_name(layer), sums)?;
+            heads.iter_mut().zip(positions).for_each(|(head, positions)| head.positions = positions as usize);
+        }
+        Ok(())
+    }
+}
+
+/// The tensor of a checkpoint with a layer's sums.
+fn sums_name(layer: usize) -> String {
+    format!("layers.{layer}.sums")
 }
 
 /// One line on the errors found.

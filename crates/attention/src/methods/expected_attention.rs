@@ -19,6 +19,7 @@ use crate::cost::Cost;
 use crate::index::pca::Covariance;
 use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
+use crate::spec::KEEP;
 use crate::types::attention_spec::SoftmaxScale;
 use crate::{
     Budget, HeadPrefix, Method, Probe, PromptNeed, Role, Rotation, SelectedTokens, Selection, Solved, Step, TailRule,
@@ -37,6 +38,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "-",
             about: "instead of ratio: tokens kept by a KV head; 0 leaves sinks and window",
         },
+        KEEP,
         ParamInfo {
             key: "queries",
             default: "512",
@@ -60,7 +62,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                  tokens is one of its compression ratios",
     }],
     build: |params| {
-        let budget = params.budget_from_zero(Budget::Ratio(0.5))?;
+        let budget = params.budget_of_evicting(Budget::Ratio(0.5))?;
         let queries = params.get_minor("queries", 512)?;
         let future = params.get_minor_within("future", 512, 1..=MOST_FUTURE.min(MOST_TOKENS))?;
         let covariance = params.choice("covariance", &["true", "false"])? == "true";

@@ -21,6 +21,7 @@ use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use crate::calibration::sums;
 use crate::cost::Cost;
 use crate::index::pca::{Components, Covariance};
 use crate::kv::{KvError, KvStore};
@@ -255,6 +256,28 @@ impl Collector for KeyCovariances {
             held_out: None,
         }
     }
+
+    fn checkpoint(&self) -> Collected {
+        let of_layer = |(layer, heads): (usize, &Vec<Covariance>)| {
+            let sums: Vec<f64> = heads.iter().flat_map(Covariance::sums).collect();
+            sums::tensor(sums_name(layer), sums)
+        };
+        Collected { tensors: self.heads.iter().enumerate().map(of_layer).collect(), ..Collected::default() }
+    }
+
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        for (layer, heads) in self.heads.iter_mut().enumerate() {
+            let mut sums: Vec<Vec<f64>> = heads.iter().map(Covariance::sums).collect();
+            sums::restore(checkpoint, &sums_name(layer), sums.iter_mut().flatten())?;
+            heads.iter_mut().zip(&sums).for_each(|(head, sums)| head.set_sums(sums));
+        }
+        Ok(())
+    }
+}
+
+/// The tensor of a checkpoint with a layer's sums.
+fn sums_name(layer: usize) -> String {
+    format!("layers.{layer}.sums")
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod hip;
 mod hyper_attention;
 mod infllm;
 mod knn;
+pub mod kvpress;
 mod lines;
 mod loki;
 mod lsh_bits;

@@ -15,6 +15,7 @@ use super::snapkv::{LayerBudgets, SnapKv};
 use crate::Role;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
+use crate::spec::KEEP;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pyramid_kv",
@@ -28,6 +29,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "tokens kept of those before the window by each selection, mean over layers; 0 leaves the window",
         },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+        KEEP,
         ParamInfo { key: "window", default: "8", about: "last tokens of the prefix, whose queries vote; kept as well" },
         ParamInfo { key: "kernel", default: "7", about: "tokens pooled around each one, an odd number" },
         ParamInfo { key: "pool", default: "max", about: "max | avg: how votes of neighbours are pooled" },

@@ -4,9 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use super::{
     a_shape, ada_kv, bigbird, double_sparsity, duo_attention, expected_attention, external, flexprefill, forms, full,
-    h2o, hash_attention, hip, hyper_attention, infllm, knn, loki, lsh_bits, magicpig, minference, oracle_sampling,
-    pqcache, pyramid_kv, quest, random, reformer, retrieval_attention, rocketkv, snapkv, sparq, streaming_llm, topk,
-    topk_norm, topp, tova, twilight, vattention, vertical_slash,
+    h2o, hash_attention, hip, hyper_attention, infllm, knn, kvpress, loki, lsh_bits, magicpig, minference,
+    oracle_sampling, pqcache, pyramid_kv, quest, random, reformer, retrieval_attention, rocketkv, snapkv, sparq,
+    streaming_llm, topk, topk_norm, topp, tova, twilight, vattention, vertical_slash,
 };
 use crate::calibration::collector::Calibration;
 use crate::configured::{Configured, FIRST_REVISION};
@@ -98,7 +98,8 @@ pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
 /// # Errors
 /// If there is none; the error names the method that was most likely meant.
 pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
-    all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
+    let unknown = || UsageError::unknown("method", name, all().map(|m| m.name));
+    all().find(|entry| entry.name == name).ok_or_else(|| kvpress::unknown_press(name).unwrap_or_else(unknown))
 }
 
 /// Whether configuring this method starts a command of the user.
@@ -151,7 +152,7 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo {
         key: "preset",
         default: "matched",
-        about: "paper | repo | matched: published settings, or the harness's",
+        about: "paper | repo | kvpress | matched: published settings, or the harness's",
     },
 ];
 
@@ -184,7 +185,7 @@ const READER: &str = "prefill";
 
 fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let entry = find(&spec.name)?;
-    let mut params = Params::new(spec);
+    let mut params = Params::new(&kvpress::in_our_words(spec)?);
     if let Some(name) = params.take("preset") {
         params.fill(preset(entry, &name)?);
     }

@@ -19,6 +19,7 @@ use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
+use crate::spec::KEEP;
 use crate::types::scores::score_each;
 use crate::{
     Budget, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, SparseLayerRank,
@@ -41,6 +42,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                     query head of its group does); 0 leaves the window",
         },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+        KEEP,
         ParamInfo {
             key: "window",
             default: "32",
@@ -61,6 +63,20 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             name: "repo",
             values: &[("k", "2016"), ("window", "32"), ("kernel", "5"), ("pool", "avg"), ("sink", "0"), ("local", "0")],
             source: "SnapKV's code, snapkv_utils.py: window 32, average pooling over 5, 2048 tokens together",
+        },
+        Preset {
+            name: "kvpress",
+            values: &[
+                ("keep", "0.5"),
+                ("window", "64"),
+                ("kernel", "5"),
+                ("pool", "avg"),
+                ("per", "kv_head"),
+                ("sink", "0"),
+                ("local", "0"),
+            ],
+            source: "kvpress, snapkv_press.py: window 64, average pooling over 5, one choice for each KV head; half of the tokens \
+                     is one of its compression ratios",
         },
     ],
     build: |params| Ok(Arc::new(SnapKv::read(params, 992, 32)?)),
@@ -102,7 +118,7 @@ pub(super) struct Kept(Vec<Vec<u32>>);
 impl SnapKv {
     /// Reads the budget, `window`, `kernel`, `pool`, `per` and `reduce`; `k` and `window` are the defaults.
     pub fn read(params: &mut Params, k: usize, window: usize) -> Result<Self, UsageError> {
-        let budget = params.budget_from_zero(Budget::Tokens(k))?;
+        let budget = params.budget_of_evicting(Budget::Tokens(k))?;
         let window = params.get_minor("window", window)?;
         let kernel = params.get_minor("kernel", 7)?;
         if kernel % 2 == 0 {

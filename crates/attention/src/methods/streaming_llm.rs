@@ -17,10 +17,12 @@ use super::ParamInfo;
 use crate::cost::Cost;
 use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
+use crate::spec::{DENSITY, KEEP};
 use crate::{
     BlockMask, Context, HeadPrefix, Mask, Masks, Method, Policy, Positions, PrefillPattern, Probe, QueryBlock, Role,
     SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned,
 };
+use spattn_base::error::UsageError;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
@@ -40,6 +42,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                     follows is kept",
         },
         ParamInfo { key: "rolling", default: "false", about: "true | false: positions within the cache" },
+        KEEP,
     ],
     presets: &[
         Preset {
@@ -52,13 +55,29 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             values: &[("sink", "4"), ("window", "2000"), ("rolling", "true")],
             source: "StreamingLLM's example script: start_size 4, recent_size 2000, positions within the cache",
         },
+        Preset {
+            name: "kvpress",
+            values: &[("sink", "4"), ("keep", "0.5"), ("slide", "false")],
+            source: "kvpress, streaming_llm_press.py: 4 sinks, evicted once after the context; half of the tokens is one of its \
+                     compression ratios",
+        },
     ],
     build: |params| {
-        let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
+        let keep = params.keep_instead_of(&["window", DENSITY])?;
+        let default = NonZero::new(256).expect("not 0");
+        let window = match keep {
+            Some(_) => Tuned::Value(default),
+            None => params.tuned_within("window", default, 1..=MOST_TOKENS)?,
+        };
         let rolling = params.choice("rolling", &["false", "true"])? == "true";
         let slides = params.choice("slide", &["true", "false"])? == "true";
+        if let Some(share) = keep.filter(|_| slides) {
+            return Err(UsageError::new(format!("method `streaming_llm`: `keep={share}` needs slide=false"))
+                .hint("a window that slides keeps no share of the prefix: give its window, or slide=false"));
+        }
         Ok(Arc::new(SinkAndWindow {
             window,
+            keep,
             slides,
             positions: if rolling { Positions::WithinCache } else { Positions::Original },
         }))
@@ -68,6 +87,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Sink and window; all tokens between them are evicted.
 pub(super) struct SinkAndWindow {
     pub(super) window: Tuned<NonZero<usize>>,
+    /// The share of the prefix that sink and window have together, in place of `window`, where the window does not slide.
+    pub(super) keep: Option<f64>,
     /// Whether the window ends at the current token, rather than at the end of the prefix.
     pub(super) slides: bool,
     pub(super) positions: Positions,
@@ -93,12 +114,14 @@ impl Method for SinkAndWindow {
 
     /// A static window (`slide=false`) is solved once, for the mean context of the tokens known to follow the prefix.
     fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Self>>, KvError> {
-        let Some(density) = self.window.density().filter(|_| !self.slides) else { return Ok(None) };
+        let Some(density) = self.window.density().filter(|_| !self.slides && self.keep.is_none()) else {
+            return Ok(None);
+        };
         let (total, prefix) = (probe.context.tokens, probe.prefix.tokens());
         let beside = probe.candidates.start + total - prefix;
         let window = ((density * total as f64).round() as usize).saturating_sub(beside);
         let window = NonZero::new(window).unwrap_or(NonZero::<usize>::MIN);
-        let method = Self { window: Tuned::Value(window), slides: self.slides, positions: self.positions };
+        let method = Self { window: Tuned::Value(window), ..*self };
         Ok(Some(Solved { method, params: format!("window={window}") }))
     }
 
@@ -112,7 +135,11 @@ impl Method for SinkAndWindow {
 
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {
         let end = if self.slides { total_tokens } else { prefix_tokens };
-        last_tokens(policy, window_tokens(self.window, policy, end), end)
+        let window = match self.keep {
+            Some(share) => Context::new(end, &(policy.sink.min(end)..end)).missing_of_kept(share).max(1),
+            None => window_tokens(self.window, policy, end),
+        };
+        last_tokens(policy, window, end)
     }
 
     fn resident_candidates(&self, (): &(), (): &()) -> Option<usize> {

@@ -125,7 +125,7 @@ impl Probe<'_> {
     pub fn tokens_once(&self, budget: Budget) -> Option<usize> {
         match budget {
             Budget::Density(density) => Some(self.context.missing(density).max(1)),
-            Budget::Tokens(_) | Budget::Ratio(_) => None,
+            Budget::Tokens(_) | Budget::Ratio(_) | Budget::Kept(_) => None,
         }
     }
 

@@ -25,6 +25,9 @@ pub enum Budget {
     Ratio(f64),
     /// A density: a share of the tokens in context, static ones included.
     Density(f64),
+    /// A share of the prefix that is kept when it ends, static tokens of the prefix included, rounded down. What follows the prefix is kept
+    /// as well and does not count.
+    Kept(f64),
 }
 
 impl Eq for Budget {}
@@ -34,7 +37,7 @@ impl Hash for Budget {
         discriminant(self).hash(state);
         match self {
             Self::Tokens(tokens) => tokens.hash(state),
-            Self::Ratio(share) | Self::Density(share) => Bits::from(*share).hash(state),
+            Self::Ratio(share) | Self::Density(share) | Self::Kept(share) => Bits::from(*share).hash(state),
         }
     }
 }
@@ -52,6 +55,7 @@ impl Budget {
             Budget::Tokens(k) => k,
             Budget::Ratio(r) => (r * context.visible() as f64).ceil() as usize,
             Budget::Density(density) => context.missing(density).max(1),
+            Budget::Kept(share) => context.missing_of_kept(share),
         }
     }
 
@@ -114,6 +118,14 @@ impl Context {
     pub fn missing(self, density: f64) -> usize {
         let fixed = self.fixed - self.hidden;
         ((density * self.visible() as f64).round() as usize).saturating_sub(fixed).min(self.candidates())
+    }
+
+    /// Number of candidates that bring the kept tokens to a share of the context, rounded down; 0 if the static ones exceed it.
+    pub(crate) fn missing_of_kept(self, share: f64) -> usize {
+        // A share in decimals is seldom exact: a tenth of 30 tokens is 3.
+        const ROUNDING: f64 = 1e-9;
+        let fixed = self.fixed - self.hidden;
+        ((share * self.visible() as f64 + ROUNDING).floor() as usize).saturating_sub(fixed).min(self.candidates())
     }
 }
 
@@ -184,6 +196,17 @@ mod tests {
         assert_eq!(Budget::Ratio(0.25).tokens(context), 250);
         assert_eq!(Budget::Ratio(0.2501).tokens(context), 251, "rounded up");
         assert_eq!(Budget::Tokens(7).tokens(context), 7);
+    }
+
+    #[test]
+    fn a_share_that_is_kept_counts_what_is_static_and_is_rounded_down() {
+        let context = Context::new(1000, &(4..936));
+        assert_eq!(context.fixed, 68);
+        assert_eq!(Budget::Kept(0.5).tokens(context), 432);
+        assert_eq!(Budget::Kept(0.1237).tokens(context), 55, "123 of 1,000 tokens");
+        assert_eq!(Budget::Kept(0.29).tokens(Context::new(100, &(0..100))), 29, "0.29 * 100 is below 29 in binary");
+        assert_eq!(Budget::Kept(0.05).tokens(context), 0, "the static tokens alone are more");
+        assert_eq!(Budget::Kept(1.0).tokens(context), 932);
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! Makes calibration artefacts from text (`spattn calibrate`). How runs find them is in [`supply`](super::supply).
 
-use std::io;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use super::checkpoints::{Calibrated, Checkpoints, Keeping, refused};
 use crate::examples::token_counter::Counter;
-use spattn_attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
+use spattn_attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
 use spattn_attention::calibration::{
     Assignment, Calibration, Collected, Collector, ObserveChunk, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use spattn_attention::methods::CALIBRATIONS;
 use spattn_attention::{MethodSpec, Params, Rotation, expand_grid};
-use spattn_base::disk::{no_lfs_pointer, write_whole};
+use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_base::memory;
@@ -235,7 +235,7 @@ impl CalibrationOrder {
 
     /// Groups the orders that share one reading of the text.
     pub fn by_reading(orders: &[Self]) -> impl Iterator<Item = &[Self]> {
-        orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading && !a.calibration.reading.resumable)
+        orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading)
     }
 
     /// The default reading of orders that share one.
@@ -276,25 +276,6 @@ pub struct CalibrationPlan<'a> {
     pub held_out: usize,
     /// The seed of the text and of random numbers.
     pub seed: u64,
-}
-
-/// Where checkpoints of long calibrations are stored.
-#[derive(Debug, Clone)]
-pub struct Checkpoints {
-    /// Folder of the files.
-    pub folder: PathBuf,
-    /// Whether to resume from existing files.
-    pub resume: bool,
-}
-
-impl Checkpoints {
-    /// Blocks between two checkpoints.
-    const EVERY: usize = 32;
-
-    /// The file for a kind of artefact.
-    pub fn file(&self, kind: &str) -> PathBuf {
-        self.folder.join(format!("{kind}.checkpoint"))
-    }
 }
 
 /// An artefact that was made.
@@ -487,14 +468,18 @@ impl CalibrationPlan<'_> {
             Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
             _ => Read::default(),
         };
+        let mut keeping = checkpoints.map(|checkpoints| Keeping::begin(checkpoints, read.blocks));
         for (number, length) in blocks.iter().enumerate().skip(read.blocks) {
             let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().try_for_each(|c| c.observe(chunk));
             let tokens = self.read(number, *length, model, &mut observe)?;
             collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
             read = Read { blocks: number + 1, tokens: read.tokens + tokens };
             let stops = progress(read.blocks, blocks.len()).is_break();
-            if let Some(checkpoints) = checkpoints.filter(|_| stops || read.blocks % Checkpoints::EVERY == 0) {
-                self.write_checkpoints(checkpoints, &collectors, read, &shape)?;
+            let is_last = read.blocks == blocks.len();
+            if let Some(keeping) = keeping.as_mut().filter(|keeping| stops || keeping.is_due(read.blocks, is_last)) {
+                let start = Instant::now();
+                self.write_checkpoints(keeping.checkpoints, &collectors, read, &shape)?;
+                keeping.wrote(read.blocks, start);
             }
             if stops {
                 return Ok(None);
@@ -545,13 +530,21 @@ impl CalibrationPlan<'_> {
         model: &ModelShape,
     ) -> Result<()> {
         for (order, collector) in self.orders.iter().zip(collectors) {
-            let Some(mut state) = collector.checkpoint() else { continue };
-            let kind = order.calibration.kind;
-            state.settings.insert(PLANNED.to_owned(), self.tokens.to_string());
-            let info = self.info(checkpoint_kind(kind), &state, read, model);
-            write_whole(&checkpoints.file(kind), &artefact::write(&info, &state.tensors))?;
+            let (kind, state) = (order.calibration.kind, collector.checkpoint());
+            let info = self.info(kind.to_owned(), &state, read, model);
+            checkpoints.write(kind, info, self.tokens, state)?;
         }
         Ok(())
+    }
+
+    /// The number of blocks that are learned from.
+    pub fn count(&self) -> usize {
+        self.blocks().len()
+    }
+
+    /// Whether there is a checkpoint of any of the artefacts.
+    pub fn has_checkpoint(&self, checkpoints: &Checkpoints) -> bool {
+        self.orders.iter().any(|order| checkpoints.file(order.calibration.kind).exists())
     }
 
     /// Restores the collectors from their checkpoints, and returns what had been read by then.
@@ -561,45 +554,28 @@ impl CalibrationPlan<'_> {
         collectors: &mut [Box<dyn Collector>],
         model: &ModelShape,
     ) -> Result<Read> {
-        let mut read = Read::default();
-        for (order, collector) in self.orders.iter().zip(collectors) {
-            let kind = order.calibration.kind;
-            if collector.checkpoint().is_none() {
-                continue;
-            }
-            let path = checkpoints.file(kind);
-            let bytes = match std::fs::read(&path) {
-                Ok(bytes) => bytes,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    let what = format!("there is no checkpoint to resume from: no {}", path.display());
-                    return Err(UsageError::new(what).hint("leave --resume out to start from the beginning").into());
-                }
-                Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
-            };
-            let refused = |e: ArtefactError| {
-                UsageError::new(e.to_string())
-                    .hint("--resume needs the arguments and the model of the run that wrote the checkpoint")
-            };
-            let checkpoint = Artefact::parse(&path.display().to_string(), bytes).map_err(refused)?;
-            checkpoint.check(&checkpoint_kind(kind), model).map_err(refused)?;
-            checkpoint.check_setting(PLANNED, &self.tokens.to_string()).map_err(refused)?;
-            let info = checkpoint.info();
-            if (info.seed, &info.data) != (self.seed, &self.data()) {
-                let what = format!("{}: begun with seed {} on {}", path.display(), info.seed, info.data);
-                return Err(UsageError::new(what).hint("--resume needs the same --seed, text and --length").into());
-            }
-            collector.restore(&checkpoint).map_err(refused)?;
-            read = Read { blocks: info.blocks, tokens: info.tokens };
+        let of = Calibrated { model, tokens: self.tokens, seed: self.seed, data: self.data() };
+        let found = self.orders.iter().map(|order| checkpoints.load(order.calibration.kind, &of));
+        let found: Vec<Artefact> = found.collect::<Result<_>>()?;
+        let read = |checkpoint: &Artefact| Read { blocks: checkpoint.info().blocks, tokens: checkpoint.info().tokens };
+        let Some(first) = found.first().map(read) else { return Ok(Read::default()) };
+        if found.iter().any(|checkpoint| checkpoint.info().blocks != first.blocks) {
+            eprintln!("note: the checkpoints are of different blocks: it starts from the beginning");
+            return Ok(Read::default());
         }
-        Ok(read)
+        for (collector, checkpoint) in collectors.iter_mut().zip(&found) {
+            collector.restore(checkpoint).map_err(refused)?;
+        }
+        Ok(first)
     }
-}
 
-/// The setting of a checkpoint that holds the plan's number of tokens.
-const PLANNED: &str = "planned_tokens";
-
-fn checkpoint_kind(kind: &str) -> String {
-    format!("{kind}.checkpoint")
+    /// The multiplications of reading the first `blocks` blocks; of all, with those that are held out, if `None`.
+    pub fn work(&self, blocks: Option<usize>, model: &OpenModel) -> u64 {
+        let lengths = self.blocks();
+        let held_out = std::iter::repeat_n(self.length, if blocks.is_none() { self.held_out } else { 0 });
+        let lengths = lengths.iter().take(blocks.unwrap_or(usize::MAX)).copied().chain(held_out);
+        lengths.map(|length| model.dimensions.prefill_products(length)).fold(0, u64::saturating_add)
+    }
 }
 
 #[cfg(test)]

@@ -4,4 +4,5 @@
 
 pub mod calibrate;
 pub mod capture;
+pub mod checkpoints;
 pub mod supply;

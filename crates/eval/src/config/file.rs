@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::settings::{InvalidValue, Settings};
+use super::yaml;
 use spattn_base::error::{UsageError, in_plain_words};
 
 const HINT: &str = "`spattn list configs` shows configs that work";
@@ -15,9 +16,10 @@ impl Settings {
     /// Reads a config's text; `file` is its name in errors.
     ///
     /// # Errors
-    /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, and a value of the wrong type or out of bounds.
+    /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, and a value of the wrong type or out of bounds. A text in YAML is named as
+    /// such, with its first keys in TOML.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
-        let settings: Self = parse_toml(text, file)?;
+        let settings: Self = parse_toml(text, file).map_err(|error| yaml::refusal(text, file).unwrap_or(error))?;
         settings.check_values().map_err(|InvalidValue { key, item, error }| {
             let at = value_span(text, key, item).map(|span| span.start);
             UsageError { what: format!("{}: `{key}`: {}", place(text, file, at), error.what), ..error }
@@ -82,6 +84,19 @@ mod tests {
         let error = Settings::parse(text, "test.toml").unwrap_err();
         assert!(error.what.starts_with(expected), "{}", error.what);
         assert!(error.hint.is_some() && !error.what.contains('\n'), "{error:?}");
+    }
+
+    #[test]
+    fn yaml_is_named_and_its_first_keys_are_given_in_toml() {
+        let error = Settings::parse(
+            "# mine\nmodel: a/b  # the model\ntasks:\n  - ruler/vt\n  - ruler/cwe\nlimit: 5\n",
+            "c.yaml",
+        )
+        .unwrap_err();
+        assert_eq!(error.what, "c.yaml:2: this is YAML, and configs are TOML");
+        let toml = "model = 'a/b'\ntasks = ['ruler/vt', 'ruler/cwe']\nsamples = 5";
+        assert_eq!(error.hint.unwrap(), format!("write: {}", toml.replace('\n', "; ")));
+        Settings::parse(toml, "c.toml").unwrap();
     }
 
     #[test]

@@ -96,11 +96,12 @@ macro_rules! with_settings {
             local_layers: LocalLayers => LocalLayers = LocalLayers::Dense,
                 Flag::value("local-layers", "WHAT").texts("sparse", &["zzz"]).identity("local_layers");
 
-            /// Attention to tokens after the prefix: exact, window:N or indexed; a sweep takes several
+            /// How question and generated tokens are attended: exact (all, beside the budget), window:N (the last N) or indexed (within the
+            /// budget); a sweep takes several
             ///
-            /// exact: every method attends all of them, and they do not count towards the budget. window:N: only the last N are attended;
-            /// older ones are candidates like the tokens of the prefix. indexed: window:N with N from --local. Methods with a rule
-            /// of their own for generated tokens keep it (`spattn list methods`).
+            /// exact: all of them are attended, and do not count towards the budget. window:N: the last N are attended; older ones are selected
+            /// or not, as the tokens of the context. indexed: window:N with N from --local. Some methods have a rule of their own for generated
+            /// tokens and keep it (`spattn list methods`).
             ///
             /// Example: --tail indexed
             tail: OneOrMany<Given<Tail>>,
@@ -112,11 +113,11 @@ macro_rules! with_settings {
             fidelity: bool => bool = false,
                 Flag::switch("fidelity").identity("fidelity");
 
-            /// Meaning of ms/token: shared (a method's share of steps that run all methods together) or solo (steps that run one method alone,
-            /// on all threads)
+            /// How to time steps: shared (fast, but not a latency) or solo (each method alone: a real latency, slower)
             ///
-            /// solo: after each example, up to 16 decode steps of each method are run again, one method at a time, in five turns. That is
-            /// the latency of a deployment. Predictions, scores and costs are the same either way.
+            /// shared: all methods take a step together, and each gets its share of the time. solo: after each example, up to 16 decode steps of
+            /// each method are run again, one method at a time on all threads, in five turns. Tables and figures show latencies of solo only.
+            /// Predictions, scores and costs are the same either way.
             ///
             /// Example: --latency solo
             latency: Latency => Latency = Latency::Shared,
@@ -312,6 +313,42 @@ macro_rules! with_run_flags {
             /// Example: --shard 1/4
             shard: String,
                 Flag::value("shard", "I/N").texts("1/4", &["0/4", "5/4", "zzz"]).after("overwrite");
+
+            /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a
+            /// method is shown to lose no more, and ends with status 3 otherwise
+            ///
+            /// Oracles and floors do not count. Without this flag the verdict takes 1 point, and the status says nothing of it.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 -n 400 --safe-within 1
+            safe_within: f64,
+                Flag::value("safe-within", "POINTS").decimal(0.01, 100.0).after("shard");
+
+            /// Probability that all verdicts of a table are right; 0.95 if not given
+            ///
+            /// Example: --safe-within 2 --confidence 0.9
+            confidence: f64,
+                Flag::value("confidence", "P").decimal(0.5, 0.9999).after("safe_within");
+
+            /// Add examples until each verdict is told, or --max-samples or --max-time is reached; -n is the number at the first look
+            ///
+            /// The verdict then takes bounds that hold however often one looks, which need more examples than a run of a fixed number.
+            /// Records are those of a run with so many examples from the start. For `spattn eval`, and tasks with scores.
+            ///
+            /// Example: spattn eval -m quest:density=0.2 --safe-within 2 --until-certain --max-time 30m
+            until_certain: bool,
+                Flag::switch("until-certain").after("confidence");
+
+            /// Most examples of each task and length with --until-certain
+            ///
+            /// Example: --until-certain --max-samples 400
+            max_samples: usize,
+                Flag::value("max-samples", "N").whole(1, MOST_SAMPLES).after("until_certain");
+
+            /// Time after which --until-certain adds no more examples: seconds, minutes or hours
+            ///
+            /// Example: --until-certain --max-time 30m
+            max_time: String,
+                Flag::value("max-time", "TIME").texts("30m", &["0", "30", "x", ""]).after("max_samples");
 
             /// Show no progress
             ///

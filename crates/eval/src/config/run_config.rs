@@ -122,7 +122,7 @@ impl RunConfig {
     pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
         settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
-        let mut s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
+        let mut s = settings.over_described(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
         // A manifest holds the text of a file, not its name.
         s.system_prompt = s.system_prompt.map(|given| given.meaning()).transpose()?.map(Given::meant);
         let matrix = Matrix::resolve(&s, limits)?;

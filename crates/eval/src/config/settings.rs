@@ -81,6 +81,18 @@ macro_rules! define_settings {
 
 with_settings!(define_settings);
 
+impl Settings {
+    /// As [`over`](Self::over), without the purpose of `base` if these settings make another matrix of it.
+    pub fn over_described(self, mut base: Self) -> Self {
+        let Self { model, tasks, lengths, methods, samples, sparse_from, .. } = &self;
+        let names = tasks.is_some() || lengths.is_some() || methods.is_some();
+        if names || model.is_some() || samples.is_some() || sparse_from.is_some() {
+            base.about = None;
+        }
+        self.over(base)
+    }
+}
+
 /// A value that is out of range or malformed.
 #[derive(Debug)]
 pub struct InvalidValue {
@@ -190,6 +202,16 @@ mod tests {
         let both = flags.over(config);
         let expected = Settings::parse("samples = 3\nsink = 8\nlocal = [16, 32]\nchat = false", "test.toml").unwrap();
         assert_eq!(both, expected);
+    }
+
+    #[test]
+    fn the_purpose_of_a_config_is_not_that_of_another_matrix() {
+        let config = Settings { about: Some("Four tasks at 2K".to_owned()), samples: Some(5), ..Settings::default() };
+        let device = Settings { device: Some(Given::new("cuda".to_owned())), ..Settings::default() };
+        assert_eq!(device.over_described(config.clone()).about, config.about);
+        let other = Settings { tasks: Some(vec!["ruler/vt".to_owned()]), ..Settings::default() };
+        let made = other.over_described(config);
+        assert_eq!((made.about, made.samples), (None, Some(5)));
     }
 
     #[test]

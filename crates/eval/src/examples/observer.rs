@@ -8,6 +8,8 @@ use crate::records::record::Record;
 pub struct RunProgress<'a> {
     /// Examples done, each under each seed and protocol; those found in the store included.
     pub done: usize,
+    /// Examples of them that were in the store already, or cannot be made.
+    pub found: usize,
     /// Examples of this shard.
     pub total: usize,
     /// Work done, in the unit of `eval::plan::work`; longer examples have more.

@@ -18,8 +18,8 @@ use spattn_tasks::{Cut, Example};
 pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, UsageError> {
     let user = example.user_turn();
     match example.rules.plain {
-        true => tokenizer.encode_plain(&user, &example.answer_prefix),
-        false => tokenizer.encode_prompt(&user, &example.answer_prefix),
+        true => tokenizer.encode_plain(&user, &example.answer_start(false)),
+        false => tokenizer.encode_prompt(&user, &example.answer_start(tokenizer.has_chat())),
     }
 }
 

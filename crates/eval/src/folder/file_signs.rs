@@ -38,7 +38,7 @@ use Sign::{Begins, Figure, Holds, Keys, Packed, Pixels, Table, Tensors};
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
 /// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
-const SIGNS: [(&str, Sign); 33] = [
+const SIGNS: [(&str, Sign); 34] = [
     // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
@@ -46,6 +46,7 @@ const SIGNS: [(&str, Sign); 33] = [
     ("summary.md", Begins(&["# Results\n\n- model: "])),
     ("summary.tex", OF_LATEX),
     ("summary.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": "])),
+    ("verdict.json", Keys(&["verdicts"])),
     ("depths.csv", Begins(&["model,task,length,depth,method,params,protocol,"])),
     ("metrics.csv", Begins(&["model,task,length,method,params,protocol,metric,"])),
     ("report.html", Holds(&[" – spattn</title>"])),

@@ -38,7 +38,16 @@ pub struct Kind {
 
 /// A run: records, manifest, summary, page, figures and prompts.
 pub const RUN: Kind = Kind {
-    names: &["samples.jsonl", "manifest.json", "summary.csv", "summary.md", "depths.csv", "metrics.csv", "report.html"],
+    names: &[
+        "samples.jsonl",
+        "manifest.json",
+        "summary.csv",
+        "summary.md",
+        "verdict.json",
+        "depths.csv",
+        "metrics.csv",
+        "report.html",
+    ],
     folders: &[FIGURES, ("prompts", &["gz"])],
     is_in: |dir| has(dir, "manifest.json", &["program", "identity"]),
 };
@@ -46,7 +55,16 @@ pub const RUN: Kind = Kind {
 pub const ATTEMPTS: Kind = Kind { names: &["attempts.jsonl"], folders: &[], is_in: |dir| RUN.is_in(dir) };
 /// The files of `spattn report`.
 pub const REPORT: Kind = Kind {
-    names: &["summary.csv", "summary.md", "summary.tex", "summary.json", "depths.csv", "metrics.csv", "report.html"],
+    names: &[
+        "summary.csv",
+        "summary.md",
+        "summary.tex",
+        "summary.json",
+        "verdict.json",
+        "depths.csv",
+        "metrics.csv",
+        "report.html",
+    ],
     folders: &[FIGURES, ("tables", &["md", "csv", "tex", "json"])],
     is_in: |dir| RUN.is_in(dir) || begins(dir, "report.html", 4096, " – spattn</title>"),
 };

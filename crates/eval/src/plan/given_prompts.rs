@@ -1,6 +1,7 @@
 //! Checks prompts that files fix before anything is run: a prompt that the model cannot read would end the run midway.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use rayon::prelude::*;
@@ -19,6 +20,14 @@ const SKIP_HINT: &str = "--skip-bad skips such rows";
 /// The most examples that a message names.
 const PLACES_NAMED: usize = 10;
 
+/// What was found of the examples of a task at a length.
+struct Measured {
+    /// Those that the model cannot read, each with the reason, in their order.
+    unreadable: Vec<(usize, UsageError)>,
+    /// Tokens of the longest of the others, with its answer.
+    longest: usize,
+}
+
 impl Planner<'_> {
     /// Removes rows from a plan that the model cannot read: those that are longer than its context, leave no tokens, or already contain a
     /// chat template. With `--skip-bad`, the plan's notes count them; otherwise `watch` gets them as failures.
@@ -26,10 +35,12 @@ impl Planner<'_> {
     /// # Errors
     /// What `watch` returns.
     pub(crate) fn check_given(&self, plan: &mut RunPlan, watch: &mut dyn RunObserver) -> Result<()> {
-        let RunPlan { cells, notes, .. } = plan;
+        let RunPlan { cells, notes, longest_given: longest, .. } = plan;
         let mut emptied = Vec::new();
         for cell in cells.iter_mut().filter(|cell| self.tasks[cell.place.task].is_given()) {
-            let unreadable = self.unreadable(cell.place, cell.contexts.iter().flatten().collect());
+            let Measured { unreadable, longest: of_cell } =
+                self.measure(cell.place, cell.contexts.iter().flatten().collect());
+            *longest = of_cell.max(*longest);
             let Some((_, first)) = unreadable.first() else { continue };
             let (count, all) = (unreadable.len(), cell.examples());
             let places = self.places(cell.place, &unreadable);
@@ -65,29 +76,41 @@ impl Planner<'_> {
         let mut cells = self.dealt()?;
         let is_given = |cell: &&mut ShardedCell| self.tasks[cell.place.task].is_given() && cell.failure().is_none();
         for cell in cells.iter_mut().filter(is_given).filter(|_| self.config.skip_bad) {
-            let unreadable = self.unreadable(cell.place, cell.listed());
+            let Measured { unreadable, .. } = self.measure(cell.place, cell.listed());
             cell.leave_out(&unreadable.into_iter().map(|(index, _)| index).collect());
         }
         Ok(cells)
     }
 
-    /// The examples of a task at a length that the model cannot read, each with the reason, in their order.
-    fn unreadable(&self, of: TaskLength, mut indices: Vec<usize>) -> Vec<(usize, UsageError)> {
+    /// Makes the examples of a task at a length, and looks which the model cannot read.
+    fn measure(&self, of: TaskLength, mut indices: Vec<usize>) -> Measured {
         indices.sort_unstable();
+        let longest = AtomicUsize::new(0);
         let why = |index: usize| {
-            let error = self.given(of, index).err()?.downcast::<UsageError>().ok()?;
+            let error = match self.given(of, index) {
+                Ok(tokens) => {
+                    longest.fetch_max(tokens, Ordering::Relaxed);
+                    return None;
+                }
+                Err(error) => error.downcast::<UsageError>().ok()?,
+            };
             let place = self.place_of(of, index);
             Some((index, UsageError { what: format!("{place}: {}", error.what), ..error }))
         };
         // An error that is not the row's fault (a failing disk) is left to the run.
-        indices.into_par_iter().filter_map(why).collect()
+        let unreadable = indices.into_par_iter().filter_map(why).collect();
+        Measured { unreadable, longest: longest.into_inner() }
     }
 
-    /// Makes an example of a file, and checks it against the model.
-    fn given(&self, place: TaskLength, index: usize) -> Result<()> {
+    /// Makes an example of a file, checks it against the model, and gives its tokens with those of its answer.
+    fn given(&self, place: TaskLength, index: usize) -> Result<usize> {
         let task = self.tasks[place.task].as_ref();
         let material = self.make_example(task, place.length, index, self.config.seeds[0])?;
-        Ok(self.check_fits(task, &material)?)
+        self.check_fits(task, &material)?;
+        Ok(match &material {
+            ExampleInput::Prompt(fitted) => fitted.prompt.ids.len() + fitted.example.max_new_tokens,
+            ExampleInput::Passage(passage) => passage_tokens(passage),
+        })
     }
 
     fn place_of(&self, place: TaskLength, index: usize) -> String {

@@ -8,13 +8,13 @@ use spattn_attention::{Configured, PromptNeed};
 use spattn_base::memory;
 use spattn_model::OpenModel;
 
-/// The most bytes that an example needs beyond the weights, before any index is built.
+/// The most bytes that an example of the lengths that were asked for needs beyond the weights, before any index is built.
 pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
     bytes_of_example(config, model, config.lengths.iter().copied().max().unwrap_or(0))
 }
 
 /// As [`example_bytes`], for an example with `tokens` tokens.
-pub(crate) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+pub fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let shape = model.dimensions.prompt_shape(tokens);
     // If protocols share a prefix, each keeps its own prompt statistics, and one copy is kept to continue from.

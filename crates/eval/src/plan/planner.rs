@@ -50,6 +50,8 @@ impl PlanCell {
 pub struct RunPlan {
     /// By task and length, in the order asked for.
     pub cells: Vec<PlanCell>,
+    /// Tokens of the longest prompt that a file fixes, with its answer; 0 if there is none.
+    pub(crate) longest_given: usize,
     /// What of them cannot be run.
     holes: HashSet<(TaskLength, Variant, String)>,
     /// What the user should know of what was left out, one line each.
@@ -71,6 +73,12 @@ impl RunPlan {
     /// Leaves out what another plan of the same run leaves out.
     pub(crate) fn leave_out_as(&mut self, other: Self) {
         self.holes.extend(other.holes);
+    }
+
+    /// Tokens of the longest prompt: as long as was asked for, or as a file has it. 0 if there is none.
+    pub fn longest(&self) -> usize {
+        let asked = self.cells.iter().map(|cell| cell.place.length).max().unwrap_or(0);
+        asked.max(self.longest_given)
     }
 
     /// Whether a method is to be run at a place under a variant.
@@ -339,10 +347,7 @@ impl Planner<'_> {
                 None => format!("{}, {}", self.model.id, method.label()),
                 Some(place) => format!("{}, {}", self.name_of(place), method.label()),
             };
-            let fits = |part: &Configured| {
-                self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
-            };
-            if let Err(error) = method.parts().try_for_each(fits) {
+            if let Err(error) = self.check_method(method) {
                 watch.failed(SkippedWork { what: what(None), error: error.into() })?;
                 places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
                 continue;
@@ -355,6 +360,17 @@ impl Planner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that a method can run on the model, whatever the length.
+    ///
+    /// # Errors
+    /// If it names layers or channels that there are not, or does not support the model's attention.
+    pub(crate) fn check_method(&self, method: &Configured) -> Result<(), UsageError> {
+        let fits = |part: &Configured| {
+            self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
+        };
+        method.parts().try_for_each(fits)
     }
 
     fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {

@@ -16,5 +16,8 @@ pub const INPUTS: &str = "inputs";
 /// Key of the manifest for notes on the tasks and the plan, such as which rows were left out, one line each.
 pub const NOTES: &str = "notes";
 
+/// Key of the manifest that says that examples were added until verdicts were told, so that these have to hold at all looks.
+pub const UNTIL_CERTAIN: &str = "until_certain";
+
 /// Parts of an identity that old folders lack: a model's configuration, and how its tokenizer makes prompts and ends answers.
 pub const CONTENT: [&str; 2] = ["config", "tokens"];

@@ -153,6 +153,9 @@ pub struct Record {
     /// nobody counted them.
     #[serde(deserialize_with = "number_or_null")]
     pub aux_bits: Option<f64>,
+    /// Bits of a token's key and value in a KV head, as the cache stores them: what `aux_bits` come on top of. `None` in old records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bits: Option<u32>,
     /// Bytes of K, V and auxiliary data read in each step, over all layers; what a GQA group reads together counts once. `None` without
     /// steps, and if nobody counted what finding tokens reads.
     pub kv_bytes_per_token: Option<f64>,

@@ -51,6 +51,7 @@ pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
         cost1: Some(0.01),
         cost2: 0.1,
         aux_bits: Some(32.0),
+        kv_bits: Some(2048),
         kv_bytes_per_token: Some(4096.0),
         shared_bytes_per_token: None,
         select_bytes_per_token: None,

@@ -1,8 +1,9 @@
-//! Estimates the time and memory of a matrix, from a short probe of the machine and of every method.
+//! Estimates the time and memory of a matrix before it runs, without the weights of its model.
 //!
-//! The probe runs all methods at two short lengths on text of the matrix. Prefill times are extrapolated by the number of multiplications,
-//! index and step times along a straight line through both lengths. Answers are assumed to be as long as their references. The result is an
-//! order of magnitude, not minutes and seconds.
+//! This machine is measured by a [`Probe`]: the built-in model reads two short texts and runs the methods on them. What that took is scaled
+//! by the number of multiplications, and by the numbers that keys have, to the model of the matrix. Prefill times are extrapolated by the
+//! number of multiplications, index and step times along a straight line through both lengths. Answers are assumed to be as long as their
+//! references. The result is an order of magnitude, not minutes and seconds.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +12,6 @@ use anyhow::Result;
 use super::example_request::ExampleRequest;
 use super::example_runner::ExampleRunner;
 use super::generate::Generation;
-use super::runner::Runner;
 use super::sampling::Sampling;
 use super::solo;
 use crate::config::protocol::Protocol;
@@ -19,15 +19,15 @@ use crate::config::run_config::RunConfig;
 use crate::config::settings::Settings;
 use crate::examples::example_input::ExampleInput;
 use crate::plan::contexts::Shard;
-use crate::plan::memory::example_bytes;
+use crate::plan::memory::bytes_of_example;
 use crate::plan::planner::{PlanCell, Planner, RunPlan};
-use crate::plan::work::{expected_tokens, prefill_work};
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_model::Model;
 use spattn_model::decoder::Dimensions;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
+use spattn_tasks::text::essays::Essays;
 
 /// The longer of the probe's lengths in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
@@ -55,35 +55,9 @@ impl RunEstimate {
     }
 
     /// The estimate with `n` times the seconds.
-    fn times(self, n: f64) -> Self {
+    pub fn times(self, n: f64) -> Self {
         Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
     }
-}
-
-/// Assumed tokens of a question and of an answer, if no example is made.
-const USUAL_QUESTION: usize = 64;
-const USUAL_ANSWER: usize = 32;
-
-/// The estimate for a model without weights, from the multiplications of prefill, and of weights and attention in steps, at the rate at
-/// which the built-in model reads. The cost of selection is not included, because it is unknown in advance.
-///
-/// # Errors
-/// If the built-in model cannot be run.
-pub fn estimate_by_products(planner: &Planner<'_>, plan: &RunPlan) -> Result<RunEstimate> {
-    let (dimensions, config) = (&planner.model.dimensions, planner.config);
-    let rate = built_in_rate()?;
-    let steps = config.protocols.len() * config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER);
-    let mut estimate = RunEstimate {
-        bytes: dimensions.weight_bytes().saturating_add(example_bytes(config, planner.model)),
-        ..RunEstimate::default()
-    };
-    for cell in &plan.cells {
-        let tokens = expected_tokens(cell.place.length);
-        let runs = cell.examples() as f64 * config.seeds.len() as f64;
-        estimate.prefill += runs * prefill_work(dimensions, cell.place.length) as f64 / rate;
-        estimate.steps += runs * dimensions.products(steps, tokens) as f64 / rate;
-    }
-    Ok(estimate)
 }
 
 /// The estimated seconds of reading prompts densely, from the multiplications, at the rate at which the built-in model reads. `prompts` are
@@ -94,22 +68,94 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &RunPlan) -> Result<Run
 pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> Result<f64> {
     let of_prompts = |(count, tokens): &(usize, usize)| *count as f64 * dimensions.prefill_products(*tokens) as f64;
     let all: f64 = prompts.iter().map(of_prompts).sum();
-    Ok(all / built_in_rate()?)
+    let probe = Probe::of_this_machine()?;
+    let [_, long] = probe.samples(&[])?;
+    Ok(all * long.prefill.max(1e-9) / probe.model.dimensions.prefill_products(long.tokens as usize) as f64)
 }
 
-/// Millions of multiplications per second on this machine, when the built-in model reads.
-fn built_in_rate() -> Result<f64> {
-    const TOKENS: usize = 512;
-    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
-    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = []";
-    let config = RunConfig::resolve(Settings::parse(text, "estimate")?)?.remove(0);
-    let shard = Shard::WHOLE;
-    let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard, is_elsewhere: false };
-    let runner = Runner { planner, model: &model };
-    let prompt = vec![5; TOKENS];
-    // The first run takes longer.
-    runner.sample(&prompt, TOKENS)?;
-    Ok(model.dimensions.prefill_products(TOKENS) as f64 / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
+/// The built-in model, which measures this machine.
+pub struct Probe {
+    model: Model,
+    /// The text that it reads, in its tokens.
+    text: Vec<u32>,
+    config: RunConfig,
+}
+
+impl Probe {
+    /// Loads the built-in model.
+    ///
+    /// # Errors
+    /// If it cannot be loaded.
+    pub fn of_this_machine() -> Result<Self> {
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
+        let words = Essays::Grammar.reader(0, 0).text(PROBE_TOKENS);
+        let mut text = model.tokenizer.encode_text(&words, true)?;
+        text.truncate(PROBE_TOKENS);
+        let settings = "tasks = ['ruler/niah_single_1']\nlengths = [1024]\nsamples = 1\nmethods = []";
+        let config = RunConfig::resolve(Settings::parse(settings, "estimate")?)?.remove(0);
+        Ok(Self { model, text, config })
+    }
+
+    /// The model, for whoever calibrates methods for it.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Those of the methods that the model can run, at most [`MOST_PROBED`].
+    fn runnable(&self, methods: &[Configured]) -> Vec<Configured> {
+        let (config, shard) = (&self.config, Shard::WHOLE);
+        let planner = Planner { model: &self.model, config, tasks: &[], data: None, shard, is_elsewhere: false };
+        let runs = |method: &&Configured| {
+            let alone = std::slice::from_ref(*method);
+            planner.check_method(method).is_ok() && planner.check_positions(alone, PROBE_TOKENS).is_ok()
+        };
+        spread(&methods.iter().filter(runs).cloned().collect::<Vec<_>>(), MOST_PROBED)
+    }
+
+    /// What the methods take at both lengths. If not all of them can be measured, the others are assumed to take as much on average.
+    fn samples(&self, methods: &[Configured]) -> Result<[Sample; 2]> {
+        let probed = self.runnable(methods);
+        let share = if probed.is_empty() { 1.0 } else { methods.len() as f64 / probed.len() as f64 };
+        let sample = |tokens: usize| self.sample(&probed, tokens).map(|sample| sample.of_all(share));
+        // The first run takes longer.
+        sample(PROBE_TOKENS / 4)?;
+        Ok([sample(PROBE_TOKENS / 4)?, sample(self.text.len())?])
+    }
+
+    fn sample(&self, methods: &[Configured], tokens: usize) -> Result<Sample> {
+        let request = ExampleRequest {
+            prompt: &self.text[..tokens],
+            prefix_tokens: tokens - PROBE_QUESTION,
+            longer: &[],
+            methods,
+            index_seed: 0,
+            step_seed: 0,
+            fidelity: self.config.fidelity,
+            solo: false,
+        };
+        let policy = Generation {
+            tokenizer: &self.model.tokenizer,
+            max_new_tokens: PROBE_ANSWER,
+            line_end: None,
+            until: &[],
+            sampling: Sampling::GREEDY,
+            repeats: self.config.repeats,
+            thoughts: None,
+        };
+        let never = AtomicBool::new(false);
+        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
+        let (spent, runs) = (result.spent, result.runs);
+        let c = self.model.decoder.config();
+        let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
+        Ok(Sample {
+            tokens: tokens as f64,
+            prefill: spent.prefill.as_secs_f64(),
+            index: spent.index.as_secs_f64(),
+            step: spent.steps.as_secs_f64() / steps as f64,
+            index_bytes: runs.iter().filter_map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
+                * (tokens * c.kv_heads * c.layers) as f64,
+        })
+    }
 }
 
 /// The most lengths of a task at which an example is made.
@@ -132,6 +178,30 @@ struct Sample {
     step: f64,
     /// Bytes of all indexes.
     index_bytes: f64,
+}
+
+impl Sample {
+    /// With `share` times the methods.
+    fn of_all(self, share: f64) -> Self {
+        Self { index: share * self.index, step: share * self.step, index_bytes: share * self.index_bytes, ..self }
+    }
+
+    /// What the same would take on another model: products and numbers of keys take as long there as here.
+    fn on(self, from: &Dimensions, to: &Dimensions) -> Self {
+        let tokens = self.tokens as usize;
+        let ratio = |of: &dyn Fn(&Dimensions) -> f64| of(to) / of(from).max(1.0);
+        let keys = ratio(&|dimensions| {
+            let c = dimensions.config();
+            (c.layers * c.kv_heads * c.head_dim) as f64
+        });
+        Self {
+            prefill: self.prefill * ratio(&|dimensions| dimensions.prefill_products(tokens) as f64),
+            index: self.index * keys,
+            step: self.step * ratio(&|dimensions| dimensions.products(1, tokens) as f64),
+            index_bytes: self.index_bytes * keys,
+            ..self
+        }
+    }
 }
 
 /// The value at `tokens` on the line through two samples; the larger of both if the line falls.
@@ -165,30 +235,32 @@ fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
     ((solo::REPEATS + 1) * solo::STEPS) as f64 * sizes.iter().map(of_size).sum::<f64>()
 }
 
-impl Runner<'_> {
-    /// Estimates a plan by running its methods, or some of very many, on a short piece of the first example.
-    ///
-    /// # Errors
-    /// If an example cannot be made or run.
-    pub fn estimate(&self, plan: &RunPlan) -> Result<RunEstimate> {
-        let weights = self.model.decoder.weight_bytes();
-        let Some(prompt) = plan.cells.iter().find_map(|cell| self.first(cell)).map(|first| first.prompt().to_vec())
-        else {
-            return Ok(RunEstimate { bytes: weights, ..RunEstimate::default() });
-        };
-        let sizes = self.sizes(plan);
-        let samples = self.probe(&prompt)?;
-        let products = |tokens| self.model.dimensions.prefill_products(tokens) as f64;
-        let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), products);
-        if self.config.latency == Latency::Solo {
-            seconds.steps += solo_seconds(&samples, &sizes);
-        }
-        let seconds = seconds.times(self.config.seeds.len() as f64 / self.model.decoders().count() as f64);
-        let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
-        let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
-        Ok(RunEstimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
+/// Estimates a plan. `methods` are those of the plan as the probe's model can run them.
+///
+/// # Errors
+/// If the built-in model cannot be run.
+pub fn estimate(planner: &Planner<'_>, plan: &RunPlan, probe: &Probe, methods: &[Configured]) -> Result<RunEstimate> {
+    let (config, dimensions) = (planner.config, &planner.model.dimensions);
+    let weights = dimensions.weight_bytes();
+    if plan.cells.iter().all(|cell| cell.examples() == 0) {
+        return Ok(RunEstimate { bytes: weights, ..RunEstimate::default() });
     }
+    let sizes = planner.sizes(plan);
+    let samples = probe.samples(methods)?.map(|sample| sample.on(&probe.model.dimensions, dimensions));
+    let products = |tokens| dimensions.prefill_products(tokens) as f64;
+    let mut seconds = seconds(&samples, &sizes, 1 + planner.own_readings(), products);
+    if config.latency == Latency::Solo {
+        seconds.steps += solo_seconds(&samples, &sizes);
+    }
+    let copies = config.device.copies().map_or(1, |copies| copies.len().max(1));
+    let seconds = seconds.times(config.seeds.len() as f64 / copies as f64);
+    let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0).max(plan.longest());
+    let indexes = along(&samples, longest as f64, |s| s.index_bytes) as usize;
+    let of_example = bytes_of_example(config, planner.model, longest);
+    Ok(RunEstimate { bytes: weights.saturating_add(of_example).saturating_add(indexes), ..seconds })
+}
 
+impl Planner<'_> {
     /// How many times a prompt is read by a mask; methods with the same mask share a reading. Each is assumed to take as long as dense
     /// prefill.
     fn own_readings(&self) -> usize {
@@ -229,52 +301,6 @@ impl Runner<'_> {
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
         Some(Sized { examples: 0, prompt: material.prompt().len(), prefixes, answer_tokens })
     }
-
-    fn probe(&self, prompt: &[u32]) -> Result<[Sample; 2]> {
-        let long = prompt.len().clamp(4 * PROBE_QUESTION, PROBE_TOKENS);
-        // The first run takes longer.
-        self.sample(prompt, long / 4)?;
-        Ok([self.sample(prompt, long / 4)?, self.sample(prompt, long)?])
-    }
-
-    fn sample(&self, prompt: &[u32], tokens: usize) -> Result<Sample> {
-        let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
-        let methods = spread(&self.config.methods, MOST_PROBED);
-        // Methods that were not run are assumed to take as much as those that were, on average.
-        let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
-        let request = ExampleRequest {
-            prompt: &text,
-            prefix_tokens: tokens - PROBE_QUESTION,
-            longer: &[],
-            methods: &methods,
-            index_seed: 0,
-            step_seed: 0,
-            fidelity: self.config.fidelity,
-            solo: false,
-        };
-        let policy = Generation {
-            tokenizer: &self.model.tokenizer,
-            max_new_tokens: PROBE_ANSWER,
-            line_end: None,
-            until: &[],
-            sampling: Sampling::GREEDY,
-            repeats: self.config.repeats,
-            thoughts: None,
-        };
-        let never = AtomicBool::new(false);
-        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
-        let (spent, runs) = (result.spent, result.runs);
-        let c = self.model.decoder.config();
-        let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
-        Ok(Sample {
-            tokens: tokens as f64,
-            prefill: spent.prefill.as_secs_f64(),
-            index: share * spent.index.as_secs_f64(),
-            step: share * spent.steps.as_secs_f64() / steps as f64,
-            index_bytes: share * runs.iter().filter_map(|r| r.costs.aux_bits).sum::<f64>() / 8.0
-                * (tokens * c.kv_heads * c.layers) as f64,
-        })
-    }
 }
 
 /// The size of a cell's examples, as measured on the first.
@@ -306,6 +332,9 @@ impl Sized {
 mod tests {
     use super::*;
     use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
+    use spattn_attention::methods::configure;
+    use spattn_attention::{Policy, expand_grid};
+    use spattn_model::OpenModel;
     use spattn_tasks::{TaskOptions, resolve};
 
     #[test]
@@ -321,14 +350,18 @@ mod tests {
         assert_eq!(spread(&[1, 2, 3], 64), [1, 2, 3]);
         assert_eq!(spread(&(0..10).collect::<Vec<_>>(), 4), [0, 2, 5, 7]);
         assert_eq!(spread::<u8>(&[], 4), [0; 0]);
-        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nno_full = true\n\
-                    methods = ['streaming_llm:window={1..70}']";
         let windows = (1..=130).map(|w| w.to_string()).collect::<Vec<_>>().join(",");
-        with_runner(&text.replace("1..70", &windows), |runner| {
-            assert_eq!(spread(&runner.config.methods, MOST_PROBED).len(), MOST_PROBED);
-            let sample = runner.sample(&[5; 300], 300).unwrap();
-            assert!(sample.step > 0.0 && sample.prefill > 0.0);
-        });
+        let methods = expand_grid(&format!("streaming_llm:window={{{windows}}}")).unwrap();
+        let methods: Vec<Configured> =
+            methods.iter().map(|spec| configure(spec, &Policy::default()).unwrap()).collect();
+        let probe = Probe::of_this_machine().unwrap();
+        assert_eq!(probe.runnable(&methods).len(), MOST_PROBED);
+        // What the model does not have is not run: its layers are 0 to 9.
+        let beyond = expand_grid("topk:k=8,dense_layers=12").unwrap().remove(0);
+        let beyond = configure(&beyond, &Policy::default()).unwrap();
+        assert!(probe.runnable(std::slice::from_ref(&beyond)).is_empty());
+        let samples = probe.samples(&[beyond]).unwrap();
+        assert!(samples.iter().all(|sample| sample.prefill > 0.0 && sample.index_bytes == 0.0), "{samples:?}");
     }
 
     #[test]
@@ -363,19 +396,12 @@ mod tests {
         assert_eq!(seeds.bytes, 7, "one run at a time");
     }
 
-    fn with_runner<R>(text: &str, use_it: impl FnOnce(&Runner<'_>) -> R) -> R {
+    fn with_planner<R>(text: &str, use_it: impl FnOnce(&Planner<'_>) -> R) -> R {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
-        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner {
-            model: &model,
-            config: &config,
-            tasks: &tasks,
-            data: None,
-            shard: Shard::WHOLE,
-            is_elsewhere: false,
-        };
-        use_it(&Runner { planner, model: &model })
+        let (data, shard, is_elsewhere) = (None, Shard::WHOLE, false);
+        use_it(&Planner { model: &model, config: &config, tasks: &tasks, data, shard, is_elsewhere })
     }
 
     struct Silent;
@@ -392,10 +418,11 @@ mod tests {
     fn what_is_run_is_sized_and_probed() {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 3\nmethods = ['topk:k=16', 'quest:sink=0,local=0']\n\
                     sparse_from = ['question', 'decode']";
-        with_runner(text, |runner| {
-            let plan = runner.plan(&mut Silent).unwrap();
-            let size = runner.size(&plan.cells[0]).unwrap();
-            let ExampleInput::Prompt(fitted) = runner.material(plan.cells[0].place, 0, runner.config.seeds[0]).unwrap()
+        with_planner(text, |planner| {
+            let plan = planner.plan(&mut Silent).unwrap();
+            let size = planner.size(&plan.cells[0]).unwrap();
+            let ExampleInput::Prompt(fitted) =
+                planner.material(plan.cells[0].place, 0, planner.config.seeds[0]).unwrap()
             else {
                 panic!("a prompt")
             };
@@ -404,31 +431,33 @@ mod tests {
             assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
             assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
             // The reference, and the token that ends it.
-            let key = runner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
+            let key = planner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
             assert_eq!(size.answer_tokens, key.len() + 1);
 
-            let long = prompt.len();
-            let [short, whole] = runner.probe(prompt).unwrap();
-            assert_eq!((short.tokens, whole.tokens), ((long / 4) as f64, long as f64));
+            let probe = Probe::of_this_machine().unwrap();
+            let methods = &planner.config.methods;
+            let [short, whole] = probe.samples(methods).unwrap();
+            assert_eq!((short.tokens, whole.tokens), ((PROBE_TOKENS / 4) as f64, PROBE_TOKENS as f64));
             assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
-            let c = runner.model.decoder.config();
+            let c = probe.model.decoder.config();
             // For quest alone: the least and greatest key of each page of 16 tokens before the question, for each token of these.
-            let (prefix, d, bytes) = (long - PROBE_QUESTION, c.head_dim, runner.model.decoder.dtype().bytes());
+            let (prefix, d, bytes) = (PROBE_TOKENS - PROBE_QUESTION, c.head_dim, probe.model.decoder.dtype().bytes());
             let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
-            let index_bytes = per_token * (long * c.kv_heads * c.layers) as f64;
+            let index_bytes = per_token * (PROBE_TOKENS * c.kv_heads * c.layers) as f64;
             assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
             // A step is one of those in the probe: at least the question's eight tokens.
             let start = std::time::Instant::now();
-            let step = runner.sample(prompt, long).unwrap().step;
+            let step = probe.sample(methods, PROBE_TOKENS).unwrap().step;
             assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
 
-            let estimate = runner.estimate(&plan).unwrap();
-            let known = runner.model.decoder.weight_bytes() + example_bytes(runner.config, runner.model);
-            assert!(estimate.bytes > known && ((estimate.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
-            assert!(estimate.prefill > 0.0 && estimate.index > 0.0 && estimate.steps > 0.0);
-            let nothing = RunEstimate { bytes: runner.model.decoder.weight_bytes(), ..RunEstimate::default() };
-            assert_eq!(runner.estimate(&RunPlan::default()).unwrap(), nothing);
-            assert_eq!(runner.own_readings(), 0);
+            let found = estimate(planner, &plan, &probe, methods).unwrap();
+            let weights = planner.model.dimensions.weight_bytes();
+            let known = weights + bytes_of_example(planner.config, planner.model, plan.longest());
+            assert!(found.bytes > known && ((found.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
+            assert!(found.prefill > 0.0 && found.index > 0.0 && found.steps > 0.0);
+            let nothing = RunEstimate { bytes: weights, ..RunEstimate::default() };
+            assert_eq!(estimate(planner, &RunPlan::default(), &probe, methods).unwrap(), nothing);
+            assert_eq!(planner.own_readings(), 0);
         });
     }
 
@@ -436,12 +465,12 @@ mod tests {
     fn of_very_many_lengths_some_examples_are_made() {
         let lengths: Vec<String> = (0..200).map(|i| (400 + 3 * i).to_string()).collect();
         let text = format!("tasks = ['ruler/niah_single_1']\nlengths = [{}]\nsamples = 2", lengths.join(", "));
-        with_runner(&text, |runner| {
-            let plan = runner.plan(&mut Silent).unwrap();
-            let sizes = runner.sizes(&plan);
+        with_planner(&text, |planner| {
+            let plan = planner.plan(&mut Silent).unwrap();
+            let sizes = planner.sizes(&plan);
             assert_eq!(sizes.len(), 200);
             for (cell, size) in plan.cells.iter().zip(&sizes) {
-                let own = runner.size(cell).unwrap();
+                let own = planner.size(cell).unwrap();
                 // Prompts grow by whole repetitions of their noise.
                 let is_near = |a: usize, b: usize| a.abs_diff(b) <= 64;
                 assert!(is_near(own.prompt, size.prompt) && is_near(own.longest(), size.longest()), "{own:?} {size:?}");
@@ -451,21 +480,29 @@ mod tests {
             assert_eq!(made.len(), MOST_MADE);
         });
         // If there are few lengths, examples are made for all of them.
-        with_runner("tasks = ['ruler/niah_single_1']\nlengths = [400, 500, 900]\nsamples = 1", |runner| {
-            let plan = runner.plan(&mut Silent).unwrap();
-            let own: Vec<Sized> = plan.cells.iter().map(|c| Sized { examples: 1, ..runner.size(c).unwrap() }).collect();
-            assert_eq!(runner.sizes(&plan), own);
+        with_planner("tasks = ['ruler/niah_single_1']\nlengths = [400, 500, 900]\nsamples = 1", |planner| {
+            let plan = planner.plan(&mut Silent).unwrap();
+            let own: Vec<Sized> =
+                plan.cells.iter().map(|c| Sized { examples: 1, ..planner.size(c).unwrap() }).collect();
+            assert_eq!(planner.sizes(&plan), own);
         });
     }
 
     #[test]
-    fn the_probe_is_of_bounded_length() {
-        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1";
-        with_runner(text, |runner| {
-            let tokens = |prompt: usize| runner.probe(&vec![5; prompt]).unwrap().map(|sample| sample.tokens);
-            assert_eq!(tokens(3), [8.0, 32.0], "a question's tokens are left to be read at either length");
-            assert_eq!(tokens(1500), [256.0, 1024.0]);
-        });
+    fn a_larger_model_takes_as_much_more_as_it_multiplies_and_keeps() {
+        let of = |shape: &str| {
+            let source = ModelSource::parse(&format!("random:{shape}")).unwrap();
+            OpenModel::open_without_weights(&source, None, TokenizerOptions::default()).unwrap()
+        };
+        let (small, large) = (of("llama-3.2-1b"), of("llama-3.1-8b"));
+        let (from, to) = (&small.dimensions, &large.dimensions);
+        let sample = Sample { tokens: 1000.0, prefill: 1.0, index: 2.0, step: 3.0, index_bytes: 4.0 };
+        assert_eq!(sample.on(from, from).index_bytes, 4.0);
+        let scaled = sample.on(from, to);
+        // 32 layers instead of 16, heads of 128 instead of 64, and 8 KV heads in both.
+        assert_eq!((scaled.index, scaled.index_bytes), (8.0, 16.0));
+        // 7 billion weights in layers instead of 1; attention adds some.
+        assert!((5.0..9.0).contains(&scaled.prefill) && (15.0..27.0).contains(&scaled.step), "{scaled:?}");
     }
 
     #[test]
@@ -473,6 +510,6 @@ mod tests {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nsparse_from = ['prefill']\n\
                     methods = ['streaming_llm', 'streaming_llm:window=32', 'streaming_llm>full']";
         // Two windows, one of them used by two methods; `full` reads densely.
-        with_runner(text, |runner| assert_eq!(runner.own_readings(), 2));
+        with_planner(text, |planner| assert_eq!(planner.own_readings(), 2));
     }
 }

@@ -153,12 +153,15 @@ impl<'a> ExampleRunner<'a> {
             longest_answer: policy.longest_answer(),
             known_tokens: policy.known_tokens(),
             mask,
+            stop,
         };
-        let (mut read, prefill) = reader.read(&mut self.prefixes)?;
-        spent.prefill = laps.lap();
+        let read = reader.read(&mut self.prefixes);
+        // Before the error is looked at, since that may be how the reading was stopped.
         if is_stopped() {
             return Ok(None);
         }
+        let (mut read, prefill) = read?;
+        spent.prefill = laps.lap();
         let (mut batch, place) = fork_sequences(example, &mut read.indexes, policy)?;
         spent.index = laps.lap();
         // The indexes are complete: another example may use them, whatever happens in the steps of this one.

@@ -249,7 +249,9 @@ fn measured(threads: usize, together: Option<usize>) -> (f64, f64, f64) {
     let asked = Asked { max_new_tokens: 12, ..request(&ids, 1195, &methods) };
     let example = ExampleRequest { fidelity: false, ..asked.example };
     let (decoder, policy) = (&model.decoder, policy(&model, &asked));
-    let reader = PrefixReader { decoder, example: &example, longest_answer: 100, known_tokens: 1, mask: None };
+    let stop = AtomicBool::new(false);
+    let reader =
+        PrefixReader { decoder, example: &example, longest_answer: 100, known_tokens: 1, mask: None, stop: &stop };
     let (mut read, _) = reader.read(&mut PrefixCache::new(1)).unwrap();
     let (mut batch, _) = fork_sequences(&example, &mut read.indexes, &policy).unwrap();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -47,6 +47,8 @@ pub struct MethodCosts {
     pub cost2: f64,
     /// Bits per prefix token per KV head; `None` if the method does not count them.
     pub aux_bits: Option<f64>,
+    /// Bits of a token's key and value in a KV head, as the cache stores them.
+    pub kv_bits: u32,
     /// Bytes per step, all layers; `None` if there was no step, or the method does not count them.
     pub bytes: Option<StepBytes>,
     /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
@@ -111,6 +113,7 @@ impl MethodCosts {
             cost1: counts.then(|| all.cost1()),
             cost2: all.cost2(),
             aux_bits: counts.then(|| sequence.aux_bits()),
+            kv_bits: sequence.kv_bits(),
             bytes: (counts && steps > 0).then(|| StepBytes::of(&all, steps)),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
             kv_bytes_held: sequence.kv_bytes_held(),

@@ -5,6 +5,7 @@
 //! of a row on no other row, so records are the same bits either way.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -12,7 +13,7 @@ use anyhow::Result;
 use super::example_request::ExampleRequest;
 use super::prefix_cache::{PrefixCache, PrefixMatch};
 use super::shared_prefill;
-use spattn_attention::kv::Prefix;
+use spattn_attention::kv::{KvError, Prefix, Tier};
 use spattn_attention::{Configured, IndexCache, PromptNeed, PromptStats, RecentQueries, SparsePrefill};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
@@ -84,6 +85,8 @@ pub(super) struct PrefixReader<'a> {
     pub known_tokens: usize,
     /// The method by whose mask it is read; `None` for a dense prefix.
     pub mask: Option<&'a Configured>,
+    /// The flag that ends the reading, with an error that means nothing else.
+    pub stop: &'a AtomicBool,
 }
 
 /// The beginning of a prefix that was read before.
@@ -182,6 +185,10 @@ impl PrefixReader<'_> {
         let mut observe = |chunk: &spattn_attention::calibration::PrefillChunk<'_>| {
             if chunk.layer == 0 && chunk.first > kept {
                 times.0.push((chunk.first, spent(&stats)));
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                let why = "reading was stopped".to_owned();
+                return Err(KvError::Unread { layer: chunk.layer, tier: Tier::Host, why });
             }
             stats.observe(chunk)?;
             queries.observe(chunk)

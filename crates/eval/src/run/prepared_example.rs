@@ -12,7 +12,7 @@ use crate::config::run_config::Variant;
 use crate::examples::example_input::ExampleInput;
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::plan::manifest::{identity, without_content};
-use crate::plan::planner::{RunPlan, TaskLength};
+use crate::plan::planner::{Planner, RunPlan, TaskLength};
 use spattn_attention::Configured;
 
 /// An example under a variant, with the methods whose records are missing.
@@ -57,7 +57,7 @@ fn link_nested_prefixes(items: &mut [PreparedExample]) {
     }
 }
 
-impl Runner<'_> {
+impl Planner<'_> {
     /// Number of records of a context's examples that are missing, where `has` says whether there is one of a key.
     pub(super) fn missing_records(
         &self,
@@ -95,7 +95,9 @@ impl Runner<'_> {
         }
         pending
     }
+}
 
+impl Runner<'_> {
     /// Prepares the examples of a context whose records are missing, each made once for all protocols, and puts those that
     /// begin alike next to each other. An example that cannot be made takes what is left of its seed with it.
     ///

@@ -191,6 +191,7 @@ impl Runner<'_> {
             cost1: run.cost1,
             cost2: run.cost2,
             aux_bits: run.aux_bits,
+            kv_bits: Some(run.kv_bits),
             kv_bytes_per_token: run.bytes.map(|bytes| bytes.read),
             shared_bytes_per_token: run.bytes.map(|bytes| bytes.shared),
             select_bytes_per_token: run.bytes.map(|bytes| bytes.select),

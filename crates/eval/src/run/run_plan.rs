@@ -14,7 +14,7 @@ use super::prepared_example::PreparedExample;
 use super::runner::Runner;
 use super::stopwatch::PhaseTimes;
 use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
-use crate::plan::planner::{PlanCell, RunPlan, TaskLength};
+use crate::plan::planner::{PlanCell, Planner, RunPlan, TaskLength};
 use crate::records::prompts;
 use crate::records::record::Record;
 use crate::records::store::Store;
@@ -79,8 +79,9 @@ pub(super) struct Ledger<'r> {
     runner: &'r Runner<'r>,
     store: &'r mut Store,
     watch: &'r mut dyn RunObserver,
-    /// Examples under all variants, done and in all; of the cell that is run, those that are left.
+    /// Examples under all variants, done, found and in all; of the cell that is run, those that are left.
     done: usize,
+    found: usize,
     total: usize,
     left: usize,
     /// As [`RunProgress`] has it.
@@ -100,6 +101,7 @@ impl<'r> Ledger<'r> {
             store,
             watch,
             done: 0,
+            found: 0,
             left: 0,
             work_done: 0,
             work_found: 0,
@@ -140,10 +142,12 @@ impl<'r> Ledger<'r> {
         let of_example = self.runner.work(place.length);
         self.left = self.left.saturating_sub(1);
         self.done += 1;
+        self.found += usize::from(records.is_empty());
         self.work_done += of_example;
         self.work_found += if records.is_empty() { of_example } else { 0 };
         self.watch.progress(RunProgress {
             done: self.done,
+            found: self.found,
             total: self.total,
             work_done: self.work_done,
             work_found: self.work_found,
@@ -241,7 +245,9 @@ impl Runner<'_> {
         let file = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
         Ok(Some(KeptPrompt { file, text: self.model.tokenizer.spell(item.input.prompt())? }))
     }
+}
 
+impl Planner<'_> {
     /// The part of a plan that has no records among `known`.
     pub fn remaining(&self, plan: &RunPlan, known: &[Record]) -> RemainingWork {
         let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();

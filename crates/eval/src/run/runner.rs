@@ -39,7 +39,9 @@ impl Runner<'_> {
         let seed = if self.config.seeds.len() > 1 { format!(", seed {seed}") } else { String::new() };
         self.name_of(place) + &seed
     }
+}
 
+impl Planner<'_> {
     /// What errors of an example begin with.
     pub(super) fn example_name(&self, place: TaskLength, index: usize) -> String {
         let task = &self.tasks[place.task];

@@ -86,6 +86,8 @@ pub enum ColumnUnit {
     Perplexity,
     /// A number without a unit: a share of 1, or a ratio.
     Ratio,
+    /// A ratio to dense attention, which tables and the page show in percent and files as it is.
+    Share,
     /// Nats.
     Nats,
     /// Bits, where few digits do not tell values apart.
@@ -110,7 +112,7 @@ impl ColumnUnit {
             Self::Bits | Self::Bytes | Self::Tokens => 3,
             Self::Percent | Self::Perplexity => 4,
             Self::Seconds | Self::Milliseconds => 6,
-            Self::Ratio | Self::Nats | Self::FineBits => 8,
+            Self::Ratio | Self::Share | Self::Nats | Self::FineBits => 8,
         }
     }
 
@@ -121,7 +123,7 @@ impl ColumnUnit {
             Self::Count => "count",
             Self::Percent => "%",
             Self::Perplexity => "perplexity",
-            Self::Ratio => "ratio",
+            Self::Ratio | Self::Share => "ratio",
             Self::Nats => "nats",
             Self::FineBits | Self::Bits => "bits",
             Self::Bytes => "bytes",

@@ -28,7 +28,7 @@ pub enum Better {
 pub struct SummaryColumn {
     /// Name in CSV and JSON; a contract with scripts.
     pub name: &'static str,
-    /// What it is, in Markdown.
+    /// What it is, in one or two sentences of Markdown for readers of tables.
     about: &'static str,
     /// Its unit.
     pub unit: ColumnUnit,
@@ -45,6 +45,11 @@ pub struct SummaryColumn {
 }
 
 impl SummaryColumn {
+    /// What it is, in one or two sentences for readers of tables; names of files and flags stand between backticks.
+    pub fn about(&self) -> &'static str {
+        self.about.trim()
+    }
+
     /// Whether it holds names.
     pub fn is_text(&self) -> bool {
         self.unit == ColumnUnit::Text
@@ -105,28 +110,28 @@ summary_columns! {
     params: String = Text, Common, "params";
     /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
     protocol: String = Text, Common, "sparse from";
-    /// Number of examples.
+    /// Number of examples; tables have in brackets the number of contexts, where several examples share one.
     n: usize = Count, Sum, "n";
-    /// Mean score; if `measure` is `perplexity`, the perplexity over all scored tokens.
+    /// Mean score with its 95 % interval; if `measure` is `perplexity`, the perplexity over all scored tokens: the exponential of their mean negative log-likelihood.
     score: f64 = Percent, Joint(|rows| Some(mean_score(rows)?.mean)), "score" (More);
     /// Lower end of the 95 % interval of `score`; empty if all examples have one context.
     ci_low: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.low());
     /// Upper end of it.
     ci_high: Option<f64> = Percent, Joint(|rows| mean_score(rows)?.high());
-    /// Mean difference of the score to `full` on the same examples; empty if `full` was not run.
+    /// Mean difference of the score to dense attention (`full`) on the same examples, with its paired 95 % interval; empty if `full` was not run. Each interval is for one comparison, so about one in twenty misses the true difference.
     delta_full: Option<f64> = Percent, Joint(|rows| Some(mean_delta(rows)?.mean)), "Δ full" (More);
     /// Lower end of the paired 95 % interval of `delta_full`; empty for `full` itself.
     delta_low: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.low());
     /// Upper end of it.
     delta_high: Option<f64> = Percent, Joint(|rows| mean_delta(rows)?.high());
-    /// Tokens attended over tokens in context: mean over steps, query heads and all layers, dense ones too.
+    /// Tokens attended over tokens in context: mean over steps, query heads and all layers, dense ones too. Tables have in brackets the density asked for, where the sparse layers missed it by more than 5 %.
     density: f64 = Ratio, Mean, "density" (Less);
-    /// FLOPs of scoring, relative to those of full attention; empty if nobody counted them, as of a method in another process.
+    /// FLOPs of finding tokens, relative to those of dense attention; empty if nobody counted them, as of a method in another process.
     cost1: Option<f64> = Ratio, Mean, "cost1" (Less);
-    /// FLOPs of attention to the selected tokens, relative to those of full attention.
+    /// FLOPs of attending the tokens found, relative to those of dense attention.
     cost2: f64 = Ratio, Mean, "cost2" (Less);
-    /// Sum of `cost1` and `cost2`.
-    cost_total: Option<f64> = Ratio, Mean, "cost1 + cost2" (Less);
+    /// FLOPs of finding and attending tokens (`cost1` + `cost2`), relative to those of dense attention.
+    cost_total: Option<f64> = Share, Mean, "FLOPs %" (Less);
     /// Memory of the index: bits per indexed token and KV head, mean over the sparse layers; empty if nobody counted them.
     aux_bits: Option<f64> = Bits, Mean, "aux bits" (Less);
     /// Bytes of K, V and index read per token after the prefix, over all layers; empty if there was no such token, or nobody counted them.
@@ -137,7 +142,7 @@ summary_columns! {
     recall: Option<f64> = Ratio, Mean, "recall" (More);
     /// Time of the prefill; equal for methods that share a prefix.
     prefill_s: f64 = Seconds, Mean, "prefill s" (Less);
-    /// Time of a decode step, as defined by `latency`; empty if there were no steps.
+    /// Time of a decode step with its 95 % interval over examples. With `--latency solo` it is a latency: the median step that runs this method alone, on all threads. Else it is the method's share of steps that run all methods together. A `*` marks times taken under other conditions than most around them. Empty if there were no steps.
     decode_ms_per_token: Option<f64> = Milliseconds, Joint(|rows| Some(mean_step_ms(rows)?.mean)), "ms/token" (Less);
     /// Bytes of K and V that the method still stores at the end: those of the whole context without evicted tokens.
     kv_bytes_held: Option<f64> = Bytes, Mean, "KB held" (Less);
@@ -187,7 +192,7 @@ summary_columns! {
     acc: Option<f64> = Percent, Mean, "acc %" (More);
     /// As `acc`, by log-likelihood per character.
     acc_norm: Option<f64> = Percent, Mean, "acc_norm %" (More);
-    /// Tokens whose K and V are still stored at the end, mean over layers and KV heads; empty if nothing was evicted.
+    /// Tokens whose K and V an evicting method still stores at the end, mean over layers and KV heads; a KV head stores what any of its query heads keeps. Empty if nothing was evicted.
     kv_tokens_held: Option<f64> = Tokens, Mean, "tokens held" (Less);
     /// Time of building the index, with no sharing between methods.
     index_s: f64 = Seconds, Mean, "index s" (Less);
@@ -227,28 +232,59 @@ summary_columns! {
     cost1_published: Option<f64> = Ratio, Mean;
     /// Bytes that all heads share, stored once; `shared_bytes_per_token` counts reading them for each token.
     shared_bytes_resident: Option<f64> = Bytes, Mean;
+    /// Bytes of K, V and index that a step reads, relative to those of dense attention on the same examples; empty if `full` was not run, or if no token followed the prefix.
+    bytes_share: Option<f64> = Share, Mean, "read %" (Less);
+    /// Memory of the index, relative to that of the keys and values that it is an index of; empty in records from before the size of keys and values was stored.
+    index_share: Option<f64> = Share, Mean, "index %" (Less);
 }
 
 /// A column that tables show.
 pub struct InTables {
     /// Its name.
     pub name: &'static str,
-    /// It is shown where any row has a value of this column.
-    pub shown_with: Option<&'static str>,
+    /// When it is shown.
+    pub shown: ShownIf,
     /// Whether tables of means over tasks show it: they leave out what depends on how long answers are.
     pub of_means: bool,
 }
 
+/// When a table shows a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownIf {
+    /// In every table.
+    Always,
+    /// If any row has a value of this column.
+    AnyHas(&'static str),
+    /// If any row was timed alone (`--latency solo`): shares of common steps are no latencies.
+    AnyTimedAlone,
+}
+
+impl ShownIf {
+    /// Whether a table of these rows shows the column.
+    pub fn holds(self, rows: &[SummaryRow]) -> bool {
+        match self {
+            Self::Always => true,
+            Self::AnyHas(name) => find(name).is_some_and(|c| rows.iter().any(|r| (c.value)(r).number().is_some())),
+            Self::AnyTimedAlone => rows.iter().any(SummaryRow::is_timed_alone),
+        }
+    }
+}
+
 const fn always(name: &'static str) -> InTables {
-    InTables { name, shown_with: None, of_means: false }
+    InTables { name, shown: ShownIf::Always, of_means: false }
 }
 
 const fn of_means(name: &'static str) -> InTables {
-    InTables { name, shown_with: None, of_means: true }
+    InTables { name, shown: ShownIf::Always, of_means: true }
 }
 
 const fn with(column: &'static str, name: &'static str) -> InTables {
-    InTables { name, shown_with: Some(column), of_means: false }
+    InTables { name, shown: ShownIf::AnyHas(column), of_means: false }
+}
+
+/// Shown with its own values, in tables of means too.
+const fn where_known(name: &'static str) -> InTables {
+    InTables { name, shown: ShownIf::AnyHas(name), of_means: true }
 }
 
 /// Columns of tables (terminal, Markdown, LaTeX), in their order: what was achieved, then what it cost.
@@ -257,11 +293,10 @@ pub const IN_TABLES: &[InTables] = &[
     of_means("score"),
     of_means("delta_full"),
     of_means("density"),
-    of_means("cost1"),
-    of_means("cost2"),
-    of_means("aux_bits"),
-    always("kv_bytes_per_token"),
-    always("decode_ms_per_token"),
+    of_means("cost_total"),
+    where_known("bytes_share"),
+    where_known("index_share"),
+    InTables { name: "decode_ms_per_token", shown: ShownIf::AnyTimedAlone, of_means: false },
     with("kv_tokens_held", "kv_tokens_held"),
     with("bits_per_byte", "word_perplexity"),
     with("bits_per_byte", "bits_per_byte"),
@@ -277,20 +312,19 @@ pub const IN_TABLES: &[InTables] = &[
 
 /// Columns of tables in the order in which they are left out where room is short; those that are not here always stay.
 pub const LEFT_OUT_FIRST: &[&str] = &[
-    "aux_bits",
-    "cost2",
-    "cost1",
+    "bytes_share",
     "kl_p99",
     "word_perplexity",
     "dropped_mass",
     "acc_norm",
-    "kv_bytes_per_token",
-    "decode_ms_per_token",
+    "cost_total",
+    "index_share",
     "recall",
     "kv_tokens_held",
     "same_top",
     "kl_mean",
     "output_error",
+    "decode_ms_per_token",
     "acc",
     "bits_per_byte",
     "n",
@@ -319,16 +353,18 @@ const PAGE_ORDER: &[(&str, OnPage)] = &[
     ("delta_full", OnPage::Shown),
     ("density", OnPage::Shown),
     ("cost_total", OnPage::Shown),
+    ("bytes_share", OnPage::Shown),
+    ("index_share", OnPage::Shown),
     ("cost1", OnPage::Offered),
     ("cost2", OnPage::Offered),
     ("aux_bits", OnPage::Offered),
-    ("kv_bytes_per_token", OnPage::Shown),
+    ("kv_bytes_per_token", OnPage::Offered),
     ("shared_bytes_per_token", OnPage::Offered),
     ("select_bytes_per_token", OnPage::Offered),
     ("free_share", OnPage::Offered),
     ("kv_bytes_held", OnPage::Offered),
     ("kv_tokens_held", OnPage::Shown),
-    ("decode_ms_per_token", OnPage::Shown),
+    ("decode_ms_per_token", OnPage::Offered),
     ("index_s", OnPage::Offered),
     ("prefill_s", OnPage::Offered),
     ("output_error", OnPage::Shown),
@@ -381,6 +417,11 @@ pub fn mean_detectable(rows: &[&SummaryRow]) -> Option<f64> {
 }
 
 impl SummaryRow {
+    /// Whether its time of a step is a latency: of steps that ran the method alone.
+    pub fn is_timed_alone(&self) -> bool {
+        self.latency == Some(Latency::Solo) && self.decode_ms_per_token.is_some()
+    }
+
     /// The mean over rows of one setting on several tasks; its task is without a name. Each column is what its rule makes
     /// of them, and nothing is carried over from one of the rows.
     pub fn mean_over_tasks(rows: &[&Self]) -> Self {
@@ -448,7 +489,10 @@ mod tests {
         let in_tables: Vec<&str> = IN_TABLES.iter().map(|shown| shown.name).collect();
         let names = in_tables.iter().chain(PAGE_ORDER.iter().map(|(name, _)| name));
         names.for_each(|name| assert!(has_heading(name), "{name}"));
-        IN_TABLES.iter().filter_map(|shown| shown.shown_with).for_each(|name| assert!(find(name).is_some(), "{name}"));
+        for shown in IN_TABLES {
+            let ShownIf::AnyHas(name) = shown.shown else { continue };
+            assert!(find(name).is_some(), "{name}");
+        }
         LEFT_OUT_FIRST.iter().for_each(|name| assert!(in_tables.contains(name), "{name}"));
         assert_eq!(on_page().len(), COLUMNS.iter().filter(|column| column.heading.is_some()).count());
     }

@@ -1,4 +1,4 @@
-//! What is computed from records: cells, means, paired differences, times, and self-checks.
+//! What is computed from records: cells, means, paired differences, times, verdicts and self-checks.
 //!
 //! Nothing here runs a model, and nothing is drawn.
 
@@ -12,6 +12,7 @@ pub mod running_scores;
 pub mod self_checks;
 pub mod summarize;
 pub mod times;
+pub mod verdicts;
 pub mod warnings;
 
 mod comparisons;

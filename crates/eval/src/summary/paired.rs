@@ -27,6 +27,13 @@ pub fn difference(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) 
     }
 }
 
+/// The differences of the scores on common examples, first minus second, for each task and length. `None` where the settings have not the
+/// same tasks and lengths, or perplexities.
+pub fn score_differences(ours: &[&SummaryCell], theirs: &[&SummaryCell]) -> Option<Vec<Sample>> {
+    let pairs = matched(ours, theirs)?;
+    (measure(&pairs)? == Measure::Score).then(|| differences(&pairs))
+}
+
 /// Whether the first setting is better than the second beyond noise at a level; `None` where that cannot be told: examples in
 /// common are too few, or there is no [`difference`].
 pub fn is_better(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -> Option<bool> {

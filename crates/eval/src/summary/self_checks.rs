@@ -271,15 +271,16 @@ fn truncated(cell: &SummaryCell, full: &SummaryCell) -> Option<Warning> {
 
 /// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
 fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
-    let compared: Vec<usize> = by_place(cells)
+    let compared: Vec<(usize, usize)> = by_place(cells)
         .into_iter()
         .filter(|cells| cells.len() > 1 && cells[0].measure().is_score())
-        .filter_map(|cells| cells.iter().map(|cell| cell.sample(|r| r.score).contexts()).min())
+        .filter_map(|cells| cells.iter().map(|cell| (cell.sample(|r| r.score).contexts(), cell.records.len())).min())
         .collect();
     let tells = |n: usize, least: f64| spattn_stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
-    let few: Vec<usize> = compared.iter().copied().filter(|n| !tells(*n, FEW_TELL)).collect();
-    let (least, most) = (*few.iter().min()?, *few.iter().max()?);
-    let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
+    let few: Vec<(usize, usize)> = compared.iter().copied().filter(|(n, _)| !tells(*n, FEW_TELL)).collect();
+    let (least, most) = (few.iter().min()?.0, few.iter().max()?.0);
+    // Rounded to a number that people use.
+    let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
     let which = match few.len() == compared.len() {
         true => String::new(),
         false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
@@ -288,10 +289,22 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
         None => "no difference".to_owned(),
         Some(told) => format!("no difference below {:.0} points", 100.0 * told),
     };
-    // Rounded to a number that people use.
-    let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
-    let message =
-        format!("{n}{which}: on one task {told} can be detected; n = {enough} would detect {:.0} points", 100.0 * TOLD);
+    let points = 100.0 * TOLD;
+    let is_shared = few.iter().all(|(contexts, examples)| examples > contexts);
+    let message = match few.iter().max().filter(|_| is_shared) {
+        Some((1, examples)) => format!(
+            "All {examples} questions are about one document{which}, so there is one independent sample; take about {enough} documents \
+             (they would detect a loss of {points:.0} points)"
+        ),
+        Some((contexts, examples)) => format!(
+            "{examples} questions are about {contexts} documents{which}, so there are {contexts} independent samples; on one task {told} can \
+             be detected; take about {enough} documents (they would detect a loss of {points:.0} points)"
+        ),
+        None => {
+            let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
+            format!("{n}{which}: on one task {told} can be detected; n = {enough} would detect {points:.0} points")
+        }
+    };
     Some(Warning::general(Check::FewExamples, String::new(), message))
 }
 

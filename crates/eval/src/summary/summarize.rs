@@ -120,7 +120,17 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost2_picked: mean_of_known(cell, |r| r.comparable?.cost2_picked),
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
+        bytes_share: reference.and_then(|full| bytes_share(cell, full)),
+        index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
+}
+
+/// Bytes read for a token over those that dense attention reads, on the examples of which both are known.
+fn bytes_share(cell: &SummaryCell, full: &SummaryCell) -> Option<f64> {
+    let pairs = cell.pairs(full).into_iter();
+    let known = pairs.filter_map(|(_, ours, dense)| Some((ours.kv_bytes_per_token?, dense.kv_bytes_per_token?)));
+    let (ours, dense) = known.fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    (dense > 0.0).then(|| ours / dense)
 }
 
 /// The score over all examples.
@@ -260,6 +270,34 @@ mod tests {
         assert_eq!((rows[1].n, rows[1].score, rows[1].delta_full), (4, 75.0, Some(-50.0)));
         assert_eq!(rows[0].delta_full, Some(0.0));
         assert_eq!(summarize(&records[4..], &[])[0].delta_full, None);
+    }
+
+    #[test]
+    fn shares_are_of_what_dense_attention_reads_and_stores() {
+        let of = |name: &str, sample, bytes, bits| Record {
+            kv_bytes_per_token: bytes,
+            aux_bits: Some(3300.0),
+            kv_bits: bits,
+            ..method(name, "", sample, 1.0)
+        };
+        let records = [
+            of("full", 0, Some(1000.0), Some(2048)),
+            of("full", 1, Some(3000.0), Some(2048)),
+            of("topk", 0, Some(500.0), Some(2048)),
+            of("topk", 1, Some(300.0), None),
+            // Only what both have is compared.
+            of("topk", 2, Some(9e9), Some(1024)),
+            of("quest", 0, None, None),
+        ];
+        let rows = summarize(&records, &[]);
+        let shares = |name: &str| {
+            let row = rows.iter().find(|row| row.method == name).unwrap();
+            (row.bytes_share, row.index_share)
+        };
+        assert!(close(shares("topk").0, 800.0 / 4000.0));
+        assert!(close(shares("topk").1, (3300.0 / 2048.0 + 3300.0 / 1024.0) / 2.0), "of what says how large keys are");
+        assert_eq!((shares("full").0, shares("quest")), (Some(1.0), (None, None)));
+        assert!(summarize(&records[2..3], &[])[0].bytes_share.is_none(), "of nothing dense");
     }
 
     #[test]

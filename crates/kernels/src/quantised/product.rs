@@ -120,6 +120,14 @@ fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..columns).step_by(COLUMN_BLOCK).map(move |first| (first, COLUMN_BLOCK.min(columns - first)))
 }
 
+/// Which weights a panel has: columns `first..first + span` of the rows of outputs `o..o + 4`.
+#[derive(Clone, Copy)]
+struct PanelColumns {
+    o: usize,
+    first: usize,
+    span: usize,
+}
+
 impl<F: Format> Weights<'_, F> {
     /// Multiplies a few rows of activations, in the order of memory of the weights.
     ///
@@ -199,43 +207,34 @@ impl<F: Format> Weights<'_, F> {
                     // SAFETY: the rows of `x` and of the weights have the span, as has each row of the panel; the rest is the caller's.
                     unsafe {
                         self.fill::<S>(&mut panel, o, first, span);
-                        self.multiply_panel::<S>(
-                            &x[first..],
-                            x.len() / columns,
-                            columns,
-                            &panel,
-                            (o, span),
-                            out,
-                            first == 0,
-                        );
+                        self.multiply_panel::<S>(x, columns, &panel, PanelColumns { o, first, span }, out);
                     }
                 }
             }
         }
     }
 
-    /// Multiplies `rows` rows of activations, `columns` apart, by a panel, and adds to outputs `o..o+4` as far as they exist.
+    /// Multiplies rows of activations by a panel, and writes outputs `o..o+4` as far as they exist, or adds to them behind the first columns.
     ///
     /// # Safety
-    /// The rows have `span` activations and exist in the output; `o` is an output; the CPU supports `S`.
+    /// `x` is rows of `columns`, which exist in the output; the panel's columns are theirs; `o` is an output; the CPU supports `S`.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
     unsafe fn multiply_panel<S: Lanes>(
         &self,
         x: &[f32],
-        rows: usize,
         columns: usize,
         panel: &[f32],
-        (o, span): (usize, usize),
+        at: PanelColumns,
         out: OutputColumns,
-        is_first: bool,
     ) {
         const STARTS: [usize; 4] = [0, COLUMN_BLOCK, 2 * COLUMN_BLOCK, 3 * COLUMN_BLOCK];
+        let PanelColumns { o, first, span } = at;
+        let (rows, is_first) = (x.len() / columns, first == 0);
         let mut r = 0;
         while r < rows {
             // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the rest is the caller's.
             unsafe {
-                let x = x.as_ptr().add(r * columns);
+                let x = x.as_ptr().add(r * columns + first);
                 r += match (rows - r).min(S::DOT_ROWS) {
                     4.. => {
                         let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), STARTS, span);

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{DocumentReader, Loaded, Method, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
+use crate::papers::progress::DoneUnit;
 use crate::papers::seen::{AnalysisTables, Observing, SeenTable};
 use spattn_attention::Policy;
 use spattn_base::error::UsageError;
@@ -83,11 +84,11 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Analyses all units that are not stored yet, and returns all units. `tell` gets a line for each.
+    /// Analyses all units that are not stored yet, and returns all units. `tell` hears of each that is new.
     ///
     /// # Errors
     /// As [`check`](Self::check); if stored units have other settings, the model cannot read, or files cannot be written.
-    pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Ended> {
+    pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(DoneUnit<'_>)) -> Result<Ended> {
         if self.overwrite {
             OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
         }
@@ -95,7 +96,7 @@ impl<'a> Order<'a> {
             UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
                 .hint("choose another --out folder")
         })?;
-        let (mut all, mut done) = (Vec::new(), 0);
+        let (mut all, mut found) = (Vec::new(), 0);
         let units = self.observing.units();
         for length in &self.observing.lengths {
             let mut reading = Reading::Found(Box::new(self.reader(*length)?));
@@ -109,18 +110,21 @@ impl<'a> Order<'a> {
                     let path = self.path(task, *length, unit);
                     let identity = self.identity(&reading, *length, task, unit);
                     let seen = match self.kept(&path, &identity)? {
-                        Some(seen) => seen,
+                        Some(seen) => {
+                            found += 1;
+                            seen
+                        }
                         None => {
                             reading = reading.loaded()?;
                             let seen = self.unit(reading.weights()?, identity, (at, task), *length, unit)?;
                             let text = format!("{}\n", serde_json::to_string(&seen)?);
                             owned_files::write_all(self.folder, &[(self.name(task, *length, unit), text)])?;
-                            tell(&format!("{} of {count}: {task}, {length} tokens, unit {unit}", done + 1));
+                            let what = format!("{task}, {length} tokens, unit {unit}");
+                            tell(DoneUnit { number: all.len() + 1, of: count, found, what: &what });
                             // Read back from the file, so that every run sees the same digits.
                             read(&path)?
                         }
                     };
-                    done += 1;
                     all.push(seen);
                 }
             }
@@ -343,14 +347,15 @@ mod tests {
         assert!(outlook.documents == 4 && outlook.seconds > 0.0 && outlook.bytes > 1 << 20, "{outlook:?}");
         let go = AtomicBool::new(false);
         let mut told = Vec::new();
-        let first = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
+        let line = |unit: DoneUnit<'_>| format!("{} of {}, {} found: {}", unit.number, unit.of, unit.found, unit.what);
+        let first = whole(order.see(&go, |unit| told.push(line(unit))).unwrap());
         assert_eq!((first.len(), told.len()), (4, 4), "{told:?}");
         // After one file is lost, only its unit is analysed again, with the same result.
         std::fs::remove_file(temp.path().join("ruler_cwe-900-0001.json")).unwrap();
         assert_eq!(order.kept_all().unwrap().len(), 3);
         told.clear();
-        let again = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
-        assert_eq!(told, ["4 of 4: ruler/cwe, 900 tokens, unit 1"]);
+        let again = whole(order.see(&go, |unit| told.push(line(unit))).unwrap());
+        assert_eq!(told, ["4 of 4, 3 found: ruler/cwe, 900 tokens, unit 1"]);
         assert_eq!(again, first);
         assert_eq!(order.kept_all().unwrap(), first);
         // The result of two documents in one unit is their mean.

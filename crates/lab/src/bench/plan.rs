@@ -120,8 +120,15 @@ impl<'r> Entry<'r> {
     }
 }
 
-/// The progress callback: the step in words, how many are done, and how many there are.
-pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
+/// The progress callback: the step in words, how much of the work is done, and how much there is.
+pub type Progress<'p> = dyn FnMut(&str, u64, u64) + 'p;
+
+/// As [`Progress`], within one context and batch: the step in words, and the share that is done, from 0 to 1.
+type ProgressWithin<'p> = dyn FnMut(&str, f64) + 'p;
+
+/// The shares of a context's work before its indexes are built, and before it is timed. They are rough.
+const DRAWN: f64 = 0.1;
+const INDEXED: f64 = 0.5;
 
 impl Plan {
     /// The shape with the layers whose keys are generated. A GPU copies a single layer.
@@ -148,12 +155,17 @@ impl Plan {
         };
         let (mut place, mut bench) =
             (Place::open(self.device)?, Bench { rows: Vec::new(), roof: Roof::default(), notes });
-        for batch in &self.batches {
-            for context in &self.contexts {
-                let at = At { plan: self, methods: &methods, context: *context, batch: *batch };
-                let Some(rows) = at.measure(&mut place, stop, progress, &mut bench.notes)? else { return Ok(None) };
-                bench.rows.extend(rows);
-            }
+        let places =
+            || self.batches.iter().flat_map(|batch| self.contexts.iter().map(move |context| (*context, *batch)));
+        let work = |(context, batch): (usize, usize)| context as f64 * batch as f64;
+        let (mut done, all): (f64, f64) = (0.0, places().map(work).sum());
+        for (context, batch) in places() {
+            let at = At { plan: self, methods: &methods, context, batch };
+            let own = work((context, batch));
+            let mut within = |what: &str, share: f64| progress(what, (done + share * own) as u64, all as u64);
+            let Some(rows) = at.measure(&mut place, stop, &mut within, &mut bench.notes)? else { return Ok(None) };
+            bench.rows.extend(rows);
+            done += own;
         }
         bench.roof = place.roof()?;
         bench.rows.iter_mut().for_each(|row| hold_to(row, bench.roof));
@@ -226,7 +238,7 @@ impl At<'_> {
         &self,
         place: &mut Place,
         stop: &AtomicBool,
-        progress: &mut Progress<'_>,
+        progress: &mut ProgressWithin<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Option<Vec<BenchRow>>> {
         let what = format!("{} tokens x {}", self.context, self.batch);
@@ -234,7 +246,7 @@ impl At<'_> {
             None => ("drawing", "drawn".to_owned()),
             Some(capture) => ("reading", capture.label()),
         };
-        progress(&format!("{what}: {doing}"), 0, 1);
+        progress(&format!("{what}: {doing}"), 0.0);
         let material = self.material(place)?;
         match material.sequences.first().and_then(|sequence| sequence.looks) {
             Some(looks) => notes.push(format!("{} tokens, {origin}: {looks}.", self.context)),
@@ -242,13 +254,22 @@ impl At<'_> {
             None => {}
         }
         let mut entries = {
-            let mut indexing = |method: &Configured| progress(&format!("{what}: index of {}", method.label()), 0, 1);
+            let (mut begun, all) = (0.0, self.methods.len().max(1) as f64);
+            let mut indexing = |method: &Configured| {
+                let share = DRAWN + (INDEXED - DRAWN) * f64::min(begun / all, 1.0);
+                progress(&format!("{what}: index of {}", method.label()), share);
+                begun += 1.0;
+            };
             self.entries(&material, notes, &mut indexing)?
         };
         entries.extend(self.peers(notes)?);
         let mut runners: Vec<&mut (dyn Runs + Send)> = entries.iter_mut().map(|entry| &mut *entry.runs as _).collect();
         let device = place.name();
-        let taken = in_turns(&mut runners, self.plan.rounds, place, stop, |done, all| progress(&what, done, all))?;
+        let mut round = |done: usize, all: usize| {
+            let share = INDEXED + (1.0 - INDEXED) * done as f64 / all.max(1) as f64;
+            progress(&format!("{what}: {done}/{all} rounds"), share);
+        };
+        let taken = in_turns(&mut runners, self.plan.rounds, place, stop, &mut round)?;
         let Some(taken) = taken else { return Ok(None) };
         let mut rows: Vec<BenchRow> =
             entries.iter().zip(&taken).map(|(entry, turns)| self.row(&device, entry, turns)).collect();

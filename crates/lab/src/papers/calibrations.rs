@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::papers::learning::{Learned, Learning, by_layer};
+use crate::papers::progress::DoneUnit;
 use crate::papers::seen::AnalysisTables;
 use spattn_base::error::UsageError;
 use spattn_eval::calibration::calibrate::{CalibrationOrder, CalibrationPlan, Text};
@@ -58,12 +59,12 @@ impl Lesson<'_> {
         Ok((reading_seconds(dimensions, &prompts)?, bytes))
     }
 
-    /// Trains the calibrations that are not stored yet, and returns all measurements; `None` if it was stopped. `tell` gets a line for
-    /// each.
+    /// Trains the calibrations that are not stored yet, and returns all measurements; `None` if it was stopped. `tell` hears of
+    /// each that is new.
     ///
     /// # Errors
     /// As [`check`](Self::check); if stored measurements have other settings, the model cannot read, or files cannot be written.
-    pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<AnalysisTables>>> {
+    pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(DoneUnit<'_>)) -> Result<Option<Vec<AnalysisTables>>> {
         if self.overwrite {
             OwnFolder::of(self.folder)?.clear(&[&owned_files::UNITS])?;
         }
@@ -72,9 +73,10 @@ impl Lesson<'_> {
                 .hint("choose another --out folder")
         })?;
         let (open, orders) = (self.model()?, self.orders()?);
-        let (mut all, mut model, count) = (Vec::new(), None, orders.len());
+        let (mut all, mut model, mut found, count) = (Vec::new(), None, 0, orders.len());
         for (at, order) in orders.iter().enumerate() {
             if let Some(kept) = self.kept(at, &open)? {
+                found += 1;
                 all.push(kept);
                 continue;
             }
@@ -93,7 +95,7 @@ impl Lesson<'_> {
                 csv,
             };
             owned_files::write_all(self.folder, &[(name(at), format!("{}\n", serde_json::to_string(&learned)?))])?;
-            tell(&format!("{} of {count}: {}", at + 1, learned.calibration));
+            tell(DoneUnit { number: at + 1, of: count, found, what: &learned.calibration });
             all.push(learned);
         }
         Ok(Some(by_layer(&all)?))

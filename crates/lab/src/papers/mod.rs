@@ -11,6 +11,7 @@ pub mod item;
 pub mod learning;
 pub mod measure;
 pub mod outcome;
+pub mod progress;
 pub mod seen;
 pub mod times;
 pub mod values;

@@ -63,6 +63,9 @@ pub enum Referee<'a> {
     },
 }
 
+/// Parts of a verification on the CPU without a reference.
+const ALONE: usize = 8;
+
 /// What was verified, and what was found.
 pub struct Verified {
     /// The model as the user named it.
@@ -82,12 +85,19 @@ pub struct Verified {
 }
 
 impl Verification<'_> {
-    /// Reads the model, and checks it.
+    /// Reads the model, and checks it. Before each part, `progress` hears what it is, how many parts are done and how many there are.
     ///
     /// # Errors
     /// As [`OpenModel::open`] and [`OpenModel::load`]; numbers that break in the forward pass.
-    pub fn run(&self) -> Result<Verified> {
+    pub fn run(&self, progress: &mut dyn FnMut(&str, usize, usize)) -> Result<Verified> {
+        let parts = ALONE + usize::from(self.device != Device::Cpu) + usize::from(self.referee.is_some());
+        let mut done = 0;
+        let mut begin = |what: &str| {
+            progress(what, done, parts);
+            done += 1;
+        };
         let opened = self.open()?;
+        begin("reading all tensors");
         // Before a tensor is read.
         opened.dimensions.check_weights(&opened.id)?;
         let mut verified = Verified {
@@ -101,7 +111,8 @@ impl Verification<'_> {
         };
         let is_broken = |check: &Check| check.name == tensors::FINITE && check.is_failure();
         if !verified.checks.iter().any(is_broken) {
-            self.judge_decoder(opened.load(self.device)?, &mut verified)?;
+            begin("loading the weights");
+            self.judge_decoder(opened.load(self.device)?, &mut verified, &mut begin)?;
         }
         Ok(verified)
     }
@@ -137,8 +148,11 @@ impl Verification<'_> {
     }
 
     /// What the decoder computes.
-    fn judge_decoder(&self, model: Model, verified: &mut Verified) -> Result<()> {
-        verified.checks.extend(self.judge_alone(&model)?);
+    fn judge_decoder(&self, model: Model, verified: &mut Verified, begin: &mut dyn FnMut(&str)) -> Result<()> {
+        verified.checks.extend(self.judge_alone(&model, begin)?);
+        if self.referee.is_some() {
+            begin("the decoder beside the reference");
+        }
         match self.referee {
             None => {}
             Some(Referee::Hf(reference)) => verified.checks.extend(judge_forward(&model.decoder, reference)?),
@@ -152,21 +166,27 @@ impl Verification<'_> {
         Ok(())
     }
 
-    fn judge_alone(&self, model: &Model) -> Result<Vec<Check>> {
+    fn judge_alone(&self, model: &Model, begin: &mut dyn FnMut(&str)) -> Result<Vec<Check>> {
         let decoder = &model.decoder;
         let ids = alone::text(&model.tokenizer, decoder.config().context_limit())?;
         if model.check_tokens(&ids).is_err() || ids.len() < LEAST_TOKENS {
             return Ok(vec![Check::skipped("decoder", "its text has too few tokens that the model knows")]);
         }
+        begin("reading a text");
         let itself = Itself::read(decoder, &ids, self.device)?;
-        let mut checks = vec![
-            alone::surprise(decoder, &ids)?,
-            itself.keeps_prefixes()?,
-            itself.decodes()?,
-            itself.ignores_the_batch()?,
-            itself.ignores_threads()?,
-        ];
+        let mut checks = Vec::new();
+        begin("how well the text is predicted");
+        checks.push(alone::surprise(decoder, &ids)?);
+        begin("beginnings of the text");
+        checks.push(itself.keeps_prefixes()?);
+        begin("steps beside reading");
+        checks.push(itself.decodes()?);
+        begin("steps in a batch");
+        checks.push(itself.ignores_the_batch()?);
+        begin("other numbers of threads");
+        checks.push(itself.ignores_threads()?);
         if self.device != Device::Cpu {
+            begin("the CPU beside the GPU");
             checks.push(itself.agrees_with(&self.open()?.load(Device::Cpu)?.decoder)?);
         }
         Ok(checks)

@@ -2,7 +2,7 @@
 //! for experts in quantised blocks, the host learns which rows each expert is chosen for, and rows are gathered for products of one
 //! expert after the other.
 
-use spattn_cuda::{Buffer, GpuError, Into, Routes};
+use spattn_cuda::{Buffer, GpuError, Into, Routes, RowMatrix};
 
 use super::expert_room::{ExpertRoom, FEW_ROWS};
 use super::model::Segment;
@@ -71,7 +71,7 @@ impl Segment {
             let (expert, count) = (&experts[chosen[of_expert[0]] as usize], of_expert.len());
             let part = (first, count);
             let ExpertRoom { rows: list, weights_by_expert, gathered, gate_up, gated, output, .. } = &mut *own;
-            self.gpu.gather_rows(storage, normed, rows, list, part, hidden, gathered)?;
+            self.gpu.gather_rows(RowMatrix { numbers: normed, storage, rows, width: hidden }, list, part, gathered)?;
             self.apply(&expert.gate_up, gathered, count, gate_up, Into::Narrow)?;
             self.gpu.gate(self.gate(), storage, gate_up, count, gated, spec.width)?;
             self.apply(&expert.down, gated, count, output, Into::Wide)?;

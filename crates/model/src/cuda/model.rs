@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, AttentionWorkspace, Buffer, Columns, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
-    Positions, QuantisedMatrix, RmsNorm, Rotation, Storage, Timeline, WeightMatrix,
+    self as kernels, AttentionWorkspace, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule,
+    Norms, Place, Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
 };
 
 use super::expert_room::{ExpertRoom, ExpertTables};
@@ -263,7 +263,10 @@ impl Segment {
         let Workspace { tokens: ids, x, .. } = workspace;
         let (rows, scale) = (tokens.len(), self.embedding_scale());
         match &table.data {
-            Data::Plain(table) => self.gpu.embed(self.storage(), table, ids, rows, x, (self.config.hidden_size, scale)),
+            Data::Plain(numbers) => {
+                let table = EmbeddingTable { numbers, storage: self.storage(), hidden: self.config.hidden_size, scale };
+                self.gpu.embed(table, ids, rows, x)
+            }
             Data::Parts(parts) => match parts.as_slice() {
                 [Part::Blocks(table)] => self.gpu.embed_quantised(table, ids, rows, x, scale),
                 _ => unreachable!("a table is one tensor"),
@@ -371,16 +374,9 @@ impl Segment {
         };
         let (c, (queries, stacked)) = (&self.config, self.widths());
         let keys = c.kv_heads * c.head_dim;
-        for (weight, part) in [(query, (0, queries)), (key, (queries, keys))] {
-            self.gpu.norm_part(
-                self.storage(),
-                &mut workspace.qkv,
-                rows,
-                stacked,
-                part,
-                weight,
-                c.rms_norm_eps as f32,
-            )?;
+        for (weight, first, hidden) in [(query, 0, queries), (key, queries, keys)] {
+            let norm = RmsNorm { weight: Some(weight), eps: c.rms_norm_eps as f32, hidden };
+            self.gpu.norm_part(self.storage(), &mut workspace.qkv, RowPart { rows, stride: stacked, first }, norm)?;
         }
         Ok(())
     }

@@ -27,9 +27,19 @@ mod spec;
 
 use anyhow::Result;
 
-use self::prepared::PreparedFile;
-use self::spec::{FileSpec, OPTIONS, PREFIX};
+use self::prepared::{PreparedFile, tasks_of};
+use self::spec::{EACH, FileSpec, OPTIONS, PREFIX};
 use super::{Family, Task, TaskInfo, TaskOptions};
+
+/// The names of a file's tasks, if its name asks for each of them; `None` if it does not, or nothing can be read, which the task itself
+/// says better.
+fn each_task(name: &str, options: &TaskOptions) -> Option<Vec<String>> {
+    let spec = FileSpec::parse(name).ok().filter(|spec| spec.task.as_deref() == Some(EACH))?;
+    let tasks = tasks_of(&spec, options.skip_bad).ok().filter(|tasks| !tasks.is_empty())?;
+    let option = format!("task={EACH}");
+    let (before, after) = name.rsplit_once(&option)?;
+    Some(tasks.iter().map(|task| format!("{before}task={task}{after}")).collect())
+}
 
 /// The family of prepared files.
 pub struct Jsonl;
@@ -53,8 +63,8 @@ impl Family for Jsonl {
         Vec::new()
     }
 
-    fn expand(&self, name: &str, _: &TaskOptions) -> Option<Vec<String>> {
-        name.starts_with(PREFIX).then(|| vec![name.to_owned()])
+    fn expand(&self, name: &str, options: &TaskOptions) -> Option<Vec<String>> {
+        name.starts_with(PREFIX).then(|| each_task(name, options).unwrap_or_else(|| vec![name.to_owned()]))
     }
 
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
@@ -62,5 +72,7 @@ impl Family for Jsonl {
     }
 }
 
+#[cfg(test)]
+mod kvpress_tests;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,9 @@ use crate::{Cut, Example, PromptCounter, Task, answers, digest, kvpress, turns};
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
+/// The field by which rows say which task they belong to.
+const TASK: &str = "task";
+
 /// The rows of a file as a task.
 pub(super) struct PreparedFile {
     spec: FileSpec,
@@ -37,6 +40,8 @@ struct SeenRows {
     /// Tasks or data sets that rows name, as kvpress's and LongBench's do.
     tasks: BTreeSet<String>,
     metrics: BTreeSet<&'static str>,
+    /// Whether rows name their tasks as kvpress's do.
+    names_tasks: bool,
     /// Fields that other programs put into a prompt, and that nothing here reads.
     unread: BTreeSet<&'static str>,
 }
@@ -60,8 +65,9 @@ impl SeenRows {
         }
         let named = match prompts.iter().any(|prompt| prompt.rules.cut != Cut::Nothing) {
             true => Some("dataset"),
-            false => kvpress::is_row(row).then_some("task"),
+            false => kvpress::is_row(row).then_some(TASK),
         };
+        self.names_tasks |= named == Some(TASK);
         self.tasks.extend(named.and_then(|name| row.text(name).ok().flatten()).map(str::to_owned));
     }
 
@@ -77,7 +83,8 @@ impl SeenRows {
             (true, false) => Some(format!("{tasks} are averaged to one score")),
             (true, true) => Some(format!("{tasks} and {metrics} are averaged to one score")),
         };
-        let several = rows.map(|rows| format!("{label}: {rows}; split the file to get a score of each"));
+        let how = if self.names_tasks { " (jsonl:FILE:task=each does it)" } else { "" };
+        let several = rows.map(|rows| format!("{label}: {rows}; split the file to get a score of each{how}"));
         let unread: Vec<String> = self.unread.iter().map(|name| format!("`{name}`")).collect();
         let unread = (!unread.is_empty()).then(|| {
             format!(
@@ -103,6 +110,9 @@ impl PreparedFile {
         given::open(&spec.path).map_err(unreadable)?;
         let (mut places, mut seen) = (QuestionPlaces::default(), SeenRows::default());
         let rows = Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
+            if spec.task.is_some() && row.text(TASK)?.map(str::to_owned) != spec.task {
+                return Ok(false);
+            }
             let count = turns::count(&row.fields).unwrap_or(1);
             // All questions before any is taken: a row is left out as a whole.
             let prompts: Vec<RowPrompt> =
@@ -113,11 +123,32 @@ impl PreparedFile {
             seen.add(row, &prompts);
             Ok(true)
         })?;
-        let name = format!("{PREFIX}{}", spec.stem());
+        let of_task = spec.task.as_ref().map_or(String::new(), |task| format!("/{task}"));
+        let name = format!("{PREFIX}{}{of_task}", spec.stem());
+        if let Some(task) = spec.task.as_ref().filter(|_| rows.is_empty()) {
+            let there = tasks_of(spec, skip_bad).unwrap_or_default().join(", ");
+            let what = format!("{}: no row has the task `{task}`", rows.source().label());
+            let hint =
+                if there.is_empty() { "no row has a field `task`".to_owned() } else { format!("its tasks: {there}") };
+            return Err(UsageError::new(what).hint(hint).into());
+        }
         let notes = rows.note().into_iter().chain(seen.notes(&rows.source().label())).collect();
         let (is_cut, cuts_all) = (seen.cut > 0, seen.cut == places.len());
         Ok(Self { spec: spec.clone(), name, rows, places, is_cut, cuts_all, notes })
     }
+}
+
+/// The tasks that the rows of a file name, in their order.
+///
+/// # Errors
+/// If the file cannot be read or has no row, or a row names a task by something other than a text.
+pub(super) fn tasks_of(spec: &FileSpec, skip_bad: bool) -> Result<Vec<String>> {
+    let mut tasks: Vec<String> = Vec::new();
+    Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
+        tasks.extend(row.text(TASK)?.filter(|task| !tasks.iter().any(|known| known == task)).map(str::to_owned));
+        Ok(true)
+    })?;
+    Ok(tasks)
 }
 
 impl Task for PreparedFile {
@@ -142,8 +173,13 @@ impl Task for PreparedFile {
     }
 
     fn inputs(&self) -> String {
-        let FileSpec { metric, max_new_tokens, chat, .. } = &self.spec;
-        digest::of(&(self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat))
+        let FileSpec { metric, max_new_tokens, chat, layout, task, .. } = &self.spec;
+        let others = (self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat);
+        // Digests from before there were layouts and tasks are those without them.
+        match (layout, task) {
+            (None, None) => digest::of(&others),
+            both => digest::of(&(&others, both)),
+        }
     }
 
     fn is_given(&self) -> bool {

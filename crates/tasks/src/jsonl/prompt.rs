@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::ruler_prompt::{last_question, recognise};
-use super::spec::FileSpec;
+use super::spec::{FileSpec, Layout};
 use crate::metrics::Metric;
 use crate::rows::Row;
 use crate::{Cut, PromptRules, answers, kv_retrieval, kvpress, longbench, longeval, summary, turns};
@@ -96,16 +96,28 @@ impl RowPrompt {
     }
 
     fn kvpress(row: &Row, spec: &FileSpec) -> Result<Self, UsageError> {
+        answers::check_same(&row.fields, &QUESTIONS).map_err(|e| row.at(e))?;
         let kvpress::Question { context, question, answer_prefix, references } = kvpress::question(row)?;
-        let hint = |e: UsageError| e.hint(spec.scoring_hint());
-        let prompt = Self::new(
-            context,
-            question,
-            references,
-            spec.metric.map_or_else(|| kvpress::metric(row), Ok).map_err(hint)?,
-            spec.max_new_tokens.map_or_else(|| kvpress::max_new_tokens(row), Ok).map_err(hint)?,
-        );
-        Ok(Self { answer_prefix, ..prompt })
+        let hint = |e: UsageError| UsageError { hint: e.hint.or_else(|| Some(spec.scoring_hint())), ..e };
+        let known = kvpress::known(row)?;
+        let metric = match (spec.metric, &known) {
+            (Some(metric), _) => metric,
+            (None, Some(known)) => known.metric,
+            (None, None) => return Err(hint(kvpress::unscored(row)?)),
+        };
+        let max_new_tokens =
+            spec.max_new_tokens.map_or_else(|| kvpress::max_new_tokens(row, known.as_ref()), Ok).map_err(hint)?;
+        let is_rulers = known.as_ref().is_some_and(|known| known.is_rulers);
+        let rules = PromptRules {
+            first_line: known.as_ref().is_some_and(|known| known.first_line),
+            breaks_before_answer: match spec.layout {
+                Some(layout) => layout == Layout::Kvpress,
+                None => !is_rulers,
+            },
+            ..PromptRules::default()
+        };
+        let also = known.map_or_else(Vec::new, |known| known.also);
+        Ok(Self { answer_prefix, also, rules, ..Self::new(context, question, references, metric, max_new_tokens) })
     }
 
     fn ruler(row: &Row, spec: &FileSpec) -> Result<Self, UsageError> {

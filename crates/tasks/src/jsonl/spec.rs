@@ -10,8 +10,29 @@ use spattn_base::error::UsageError;
 
 pub(super) const PREFIX: &str = "jsonl:";
 /// What may follow the path.
-pub(super) const OPTIONS: [&str; 3] = ["metric", "max_new_tokens", "chat"];
+pub(super) const OPTIONS: [&str; 5] = ["metric", "max_new_tokens", "chat", "layout", "task"];
+/// The value of `task` that stands for every task of a file.
+pub(super) const EACH: &str = "each";
 pub(super) const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
+
+/// What stands between question and answer prefix of kvpress' rows, for a model without a chat template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Layout {
+    /// Nothing: the parts joined are RULER's prompt.
+    Ruler,
+    /// A line break, as kvpress' pipeline has it.
+    Kvpress,
+}
+
+impl Layout {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "ruler" => Some(Self::Ruler),
+            "kvpress" => Some(Self::Kvpress),
+            _ => None,
+        }
+    }
+}
 
 /// A path with the options that the user gave after it.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +43,10 @@ pub(super) struct FileSpec {
     /// Whether prompts are put into the model's chat template, even if they look as if they were in one. `None`: the text of each
     /// prompt decides.
     pub chat: Option<bool>,
+    /// How rows of kvpress are laid out for a model without a chat template. `None`: the row's task decides.
+    pub layout: Option<Layout>,
+    /// The task whose rows are taken, by the field `task`; `None`: all rows.
+    pub task: Option<String>,
 }
 
 impl FileSpec {
@@ -44,7 +69,8 @@ impl FileSpec {
         if rest.is_empty() {
             return Err(UsageError::new(format!("task `{name}` names no file")).hint(PATH_HINT));
         }
-        let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None, chat: None };
+        let mut spec =
+            Self { path: rest.into(), metric: None, max_new_tokens: None, chat: None, layout: None, task: None };
         let Some((path, options)) = rest.rsplit_once(':').filter(|(_, o)| o.contains('=')) else {
             return Ok(spec);
         };
@@ -80,6 +106,18 @@ impl FileSpec {
                         .hint("chat=false runs prompts that are in a chat template already")
                 })?);
             }
+            "layout" => {
+                self.layout = Some(Layout::parse(value).ok_or_else(|| {
+                    UsageError::new(format!("`{name}`: layout takes ruler or kvpress, not `{value}`")).hint(
+                        "layout=kvpress puts a line break before the answer prefix of kvpress' rows, where there is no chat template",
+                    )
+                })?);
+            }
+            "task" if value.is_empty() => {
+                return Err(UsageError::new(format!("`{name}`: task names no task"))
+                    .hint("task=NAME takes the rows of one task, task=each makes a task of each"));
+            }
+            "task" => self.task = Some(value.to_owned()),
             _ => return Err(UsageError::unknown("option of jsonl:", key, OPTIONS)),
         }
         Ok(())

@@ -8,18 +8,18 @@ use serde_json::Value;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-fn file(rows: &str) -> (tempfile::TempDir, String) {
+pub(super) fn file(rows: &str) -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.jsonl");
     std::fs::write(&path, rows).unwrap();
     (dir, format!("jsonl:{}", path.display()))
 }
 
-fn open(name: &str) -> Result<Box<dyn Task>> {
+pub(super) fn open(name: &str) -> Result<Box<dyn Task>> {
     Ok(resolve(&[name.to_owned()], &TaskOptions::default())?.remove(0))
 }
 
-fn usage_error(rows: &str, options: &str) -> UsageError {
+pub(super) fn usage_error(rows: &str, options: &str) -> UsageError {
     let (_dir, name) = file(rows);
     open(&format!("{name}{options}")).err().expect("an error").downcast().unwrap()
 }
@@ -206,53 +206,6 @@ fn prompts_of_nothing_are_refused() {
         let error = usage_error(row, ":metric=string_match_all,max_new_tokens=8");
         assert!(error.what.ends_with("rows.jsonl:1: the prompt is empty or white space"), "{error}");
     }
-}
-
-/// The same prompt in kvpress's three parts is RULER's, byte for byte, and scored alike.
-#[test]
-fn rows_of_kvpress_are_rulers_in_parts() {
-    for name in ["ruler/niah_multivalue", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/niah_single_2"] {
-        let e = example(name, 2048, 1);
-        let of_kvpress = serde_json::json!({
-            "context": e.context, "question": e.question, "answer_prefix": e.answer_prefix, "answer": e.references,
-            "task": name.strip_prefix("ruler/"), "max_new_tokens": e.max_new_tokens, "context_length": 2048,
-        });
-        let (_dir, path) = file(&of_kvpress.to_string());
-        let row = open(&path).unwrap().example(0, 0, 0, &Words).unwrap();
-        assert_eq!((row.user_turn(), row.answer_prefix), (e.user_turn(), e.answer_prefix), "{name}");
-        assert_eq!((row.metric, row.max_new_tokens, row.references), (e.metric, e.max_new_tokens, e.references));
-    }
-}
-
-#[test]
-fn rows_of_kvpress_are_never_read_as_needles() {
-    let row =
-        |rest: &str| format!(r#"{{"context": "x", "question": "y", "answer_prefix": "", "answer": ["z"]{rest}}}"#);
-    for (rest, what) in [
-        (
-            r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#,
-            "the field `task` is `longbook_qa_eng`, which is not a task of RULER",
-        ),
-        (r#", "max_new_tokens": 40"#, "the field `task` is missing"),
-        (r#", "task": "vt", "max_new_tokens": "40""#, "the field `max_new_tokens` is not a whole number"),
-    ] {
-        let error = usage_error(&row(rest), "");
-        assert!(error.what.contains(what) && error.hint.unwrap().contains("metric="), "{}", error.what);
-    }
-    let (_dir, name) = file(&row(r#", "task": "longbook_qa_eng", "max_new_tokens": 40"#));
-    let e = open(&format!("{name}:metric=qa_f1")).unwrap().example(0, 0, 0, &Words).unwrap();
-    assert_eq!((e.user_turn().as_str(), e.metric, e.max_new_tokens), ("xy", Metric::QaF1, 40));
-    let (_dir, name) = file(&[row(r#", "task": "vt""#), row(r#", "task": "qa_1""#)].join("\n"));
-    let task = open(&name).unwrap();
-    let of = |index| task.example(0, index, 0, &Words).map(|e| (e.metric, e.max_new_tokens)).unwrap();
-    assert_eq!([of(0), of(1)], [(Metric::StringMatchAll, 30), (Metric::StringMatchPart, 32)]);
-    assert!(
-        task.notes()[0].contains(
-            "2 tasks (qa_1, vt) and 2 metrics (string_match_all, string_match_part) are averaged to one score"
-        ),
-        "{:?}",
-        task.notes()
-    );
 }
 
 #[test]

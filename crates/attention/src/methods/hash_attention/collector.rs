@@ -96,7 +96,7 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
             about: "bits of random planes to compare with on held-out text, such as 32+256 (those of the nets)",
         },
     ],
-    reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8, resumable: true },
+    reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8 },
     text: Some(|spec| match Settings::read(&mut Params::new(spec))?.text {
         TextKind::General => Ok(ReadingText::Essays),
         TextKind::Tasks => Ok(ReadingText::Rows),
@@ -591,7 +591,7 @@ impl Collector for Trainer {
         Collected { tensors, settings: self.settings.told(), notes: self.notes(), held_out: self.held_out() }
     }
 
-    fn checkpoint(&self) -> Option<Collected> {
+    fn checkpoint(&self) -> Collected {
         let mut tensors = Vec::new();
         for (layer, heads) in self.layers.iter().enumerate() {
             for (kv_head, learner) in heads.iter().enumerate() {
@@ -617,7 +617,7 @@ impl Collector for Trainer {
             ("standardised".to_owned(), standardised.to_string()),
             ("curve".to_owned(), curve.join(";")),
         ]);
-        Some(Collected { tensors, settings, notes: Vec::new(), held_out: None })
+        Collected { tensors, settings, ..Collected::default() }
     }
 
     fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {

@@ -2,6 +2,8 @@ use super::*;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{TaskOptions, resolve};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn file(ids: impl IntoIterator<Item = u32>) -> Text {
     Text::File { label: "a file".into(), ids: ids.into_iter().collect() }
@@ -189,7 +191,7 @@ fn long_calibrations_go_on_from_where_they_were_kept() {
     let texts = [file(100..400)];
     let plan = CalibrationPlan { orders: &orders, ..plan(&texts, 35 * 16, 16) };
     let dir = tempfile::tempdir().unwrap();
-    let begin = Checkpoints { folder: dir.path().to_owned(), resume: false };
+    let begin = Checkpoints { gap: Duration::MAX, ..Checkpoints::new(dir.path()) };
     let go_on = Checkpoints { resume: true, ..begin.clone() };
     let refused = |plan: &CalibrationPlan<'_>, checkpoints: &Checkpoints| {
         plan.run(&model, Some(checkpoints), |_, _| ControlFlow::Break(())).err().unwrap().to_string()
@@ -209,6 +211,7 @@ fn long_calibrations_go_on_from_where_they_were_kept() {
     assert!(stopped.unwrap().is_none());
     let at = |blocks: usize| Some((blocks, 16 * blocks));
     assert_eq!((&found[..32], &found[32..], kept()), (&[None; 32][..], &[at(32); 2][..], at(34)));
+    assert_eq!(begin.kept.load(Ordering::Relaxed), 34);
 
     let mut told = Vec::new();
     let mut watch = |done, all| {
@@ -225,12 +228,6 @@ fn long_calibrations_go_on_from_where_they_were_kept() {
         refused(&CalibrationPlan { length: 17, ..plan }, &go_on).contains("begun with seed 1 on a file, 16 tokens")
     );
     assert!(refused(&CalibrationPlan { tokens: 36 * 16, ..plan }, &go_on).contains("planned_tokens"));
-}
-
-#[test]
-fn a_checkpoint_is_named_after_its_kind() {
-    let checkpoints = Checkpoints { folder: "a".into(), resume: false };
-    assert_eq!(checkpoints.file("loki"), Path::new("a/loki.checkpoint"));
 }
 
 #[test]

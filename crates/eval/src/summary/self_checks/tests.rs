@@ -144,7 +144,17 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     // Ten depths of two samples are two contexts.
     let mut depths = right("needle/number", 20);
     depths.iter_mut().for_each(|r| r.context = Some(r.sample / 10 * 10));
-    assert!(lines(&depths)[0].starts_with("n = 2: "));
+    assert_eq!(
+        lines(&depths)[0],
+        "20 questions are about 2 documents, so there are 2 independent samples; on one task no difference can be detected; take about \
+         60 documents (they would detect a loss of 10 points)"
+    );
+    depths.iter_mut().for_each(|r| r.context = Some(0));
+    assert_eq!(
+        lines(&depths)[0],
+        "All 20 questions are about one document, so there is one independent sample; take about 60 documents (they would detect a loss \
+         of 10 points)"
+    );
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn merge(config: &mut Map<String, Value>, changed: &Map<String, Value>) {
 
 fn verified(source: &ModelSource) -> Verified {
     let referee = Some(Referee::Candle { tokens: None });
-    Verification { source, device: Device::Cpu, dtype: None, referee }.run().unwrap()
+    Verification { source, device: Device::Cpu, dtype: None, referee }.run(&mut |_, _, _| {}).unwrap()
 }
 
 fn check<'a>(checks: &'a [Check], name: &str) -> &'a Check {

@@ -1,0 +1,190 @@
+use super::*;
+use crate::records::testing::{perplexity, record};
+use crate::summary::cells::group;
+use crate::summary::summarize;
+
+/// Records of a method on `n` examples of a task, of which the first `lost` are wrong.
+fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
+    let of = |i: usize| Record {
+        params: params.into(),
+        key: format!("{task}/{method}/{params}/{i}"),
+        ..record(task, method, i, f64::from(u8::from(i >= lost)))
+    };
+    (0..n).map(of).collect()
+}
+
+fn made(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
+    let records = runs.concat();
+    let cells = group(&records, &[]);
+    // The records' indexes have 32 bits.
+    let kv_bits = KvBits::from([("builtin".to_owned(), 256.0)]);
+    judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
+}
+
+fn only(runs: &[Vec<Record>], limit: f64) -> VerdictTable {
+    let mut tables = made(runs, limit);
+    assert_eq!(tables.len(), 1, "{tables:?}");
+    tables.remove(0)
+}
+
+fn words(table: &VerdictTable) -> Vec<(&str, &'static str)> {
+    table.settings.iter().map(|setting| (setting.method.as_str(), word(setting.finding))).collect()
+}
+
+fn word(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Safe { .. } => "safe",
+        Finding::NotSafe { .. } => "not safe",
+        Finding::TooFew { .. } => "too few",
+        Finding::NothingToLose => "nothing to lose",
+        Finding::NotJudged => "not judged",
+    }
+}
+
+#[test]
+fn settings_are_judged_together_and_oracles_and_floors_not_at_all() {
+    let n = 600;
+    let of = |method: &str, lost| run("vt", method, "density=0.05", lost, n);
+    let table = only(
+        &[run("vt", "full", "", 0, n), of("h2o", 0), of("quest", 60), of("loki", 4), of("topk", 0), of("random", 400)],
+        1.0,
+    );
+    assert_eq!(
+        words(&table),
+        [("h2o", "safe"), ("loki", "too few"), ("quest", "not safe"), ("random", "not judged"), ("topk", "not judged")]
+    );
+    assert_eq!((table.comparisons, table.examples, table.full.unwrap().score), (3, 600, 100.0));
+    assert_eq!(table.settings[0].memory_percent, Some(12.5));
+    assert!(
+        (table.settings[2].loss.unwrap() - 10.0).abs() < 1e-9 && table.settings[2].loss_low > Some(7.0),
+        "{table:?}"
+    );
+    // Enough for three methods is too little for four: z² / (n + z²) with the z of 2.5 % / 3 is 0.996 %, and of 2.5 % / 4 1.08 %.
+    let (three, four) = (570, ["h2o", "quest", "loki", "sparq"]);
+    let of = |count: usize| {
+        let methods = four[..count].iter().map(|name| run("vt", name, "", 0, three));
+        only(&std::iter::once(run("vt", "full", "", 0, three)).chain(methods).collect::<Vec<_>>(), 1.0)
+    };
+    assert_eq!((words(&of(3))[0].1, words(&of(4))[0].1), ("safe", "too few"));
+}
+
+#[test]
+fn safe_in_the_mean_is_not_safe_on_every_task() {
+    let n = 400;
+    let table = only(
+        &[
+            run("a", "full", "", 0, n),
+            run("b", "full", "", 0, n),
+            run("a", "quest", "", 64, n),
+            run("b", "quest", "", 0, n),
+        ],
+        11.0,
+    );
+    let quest = &table.settings[0];
+    assert_eq!((word(quest.finding), quest.is_recommended()), ("safe", false), "8 points in the mean: {quest:?}");
+    let tasks: Vec<(&str, &str)> = quest.tasks.iter().map(|t| (t.task.as_str(), word(t.finding))).collect();
+    assert_eq!(tasks, [("a", "not safe"), ("b", "safe")]);
+    assert_eq!(quest.unsafe_tasks().map(|t| t.task.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn examples_needed_are_of_each_task() {
+    let tasks = ["a", "b", "c", "d"];
+    let runs: Vec<Vec<Record>> =
+        tasks.iter().flat_map(|task| [run(task, "full", "", 0, 20), run(task, "quest", "", 0, 20)]).collect();
+    // 381 in all: z² (1 − 0.01) / 0.01.
+    assert_eq!(only(&runs, 1.0).settings[0].finding, Finding::TooFew { contexts_needed: Some(96) });
+}
+
+#[test]
+fn where_dense_attention_gets_nothing_right_there_is_nothing_to_lose() {
+    let table = only(&[run("a", "full", "", 490, 500), run("a", "quest", "", 495, 500)], 1.0);
+    assert_eq!(
+        (words(&table), table.nothing_to_lose_on.clone()),
+        (vec![("quest", "nothing to lose")], vec!["a".to_owned()])
+    );
+    // What it does lose is told all the same.
+    let lost = only(&[run("a", "full", "", 480, 500), run("a", "quest", "", 500, 500)], 1.0);
+    assert_eq!(words(&lost), [("quest", "not safe")]);
+}
+
+#[test]
+fn budgets_are_those_asked_for() {
+    let of = |params: &str| AskedBudget::of(&run("a", "quest", params, 0, 1)[0]);
+    assert_eq!(of("page=16,density=0.05"), AskedBudget::Share(0.05));
+    assert_eq!((of("ratio=0.125"), of("k=64")), (AskedBudget::Share(0.125), AskedBudget::Tokens(64.0)));
+    assert_eq!((of("K=8,L=75"), of("")), (AskedBudget::Own, AskedBudget::Own));
+    assert_eq!(
+        [of("density=0.05"), of("ratio=0.125"), of("k=64")].map(AskedBudget::name),
+        ["5 %", "12.5 %", "64 tokens"]
+    );
+}
+
+#[test]
+fn settings_are_compared_on_the_tasks_that_all_have() {
+    let runs = [
+        run("a", "full", "", 0, 20),
+        run("b", "full", "", 0, 20),
+        run("a", "quest", "", 0, 20),
+        run("b", "quest", "", 0, 20),
+        run("a", "h2o", "", 0, 20),
+    ];
+    let table = only(&runs, 1.0);
+    assert_eq!((table.tasks, table.left_out, table.settings.len()), (vec!["a".to_owned()], 0, 2));
+    let apart = only(&[run("a", "full", "", 0, 20), run("a", "quest", "", 0, 20), run("b", "h2o", "", 0, 20)], 1.0);
+    assert_eq!((apart.tasks, apart.left_out, apart.settings.len()), (vec!["a".to_owned()], 1, 1));
+    let alone = only(&[run("a", "quest", "", 0, 20)], 1.0);
+    assert_eq!((words(&alone), alone.full), (vec![("quest", "not judged")], None));
+    assert_eq!(made(&[run("a", "full", "", 0, 20)], 1.0), []);
+}
+
+#[test]
+fn lengths_and_models_have_tables_of_their_own() {
+    let at = |length: usize, model: &str| -> Vec<Record> {
+        let all = [run("a", "full", "", 0, 20), run("a", "quest", "", 9, 20)].concat();
+        all.into_iter().map(|r| Record { length, model: model.into(), ..r }).collect()
+    };
+    let tables = made(&[at(4096, "x"), at(8192, "x"), at(4096, "y")], 1.0);
+    let seen: Vec<(&str, usize)> = tables.iter().map(|table| (table.model.as_str(), table.length)).collect();
+    assert_eq!(seen, [("x", 4096), ("x", 8192), ("y", 4096)]);
+}
+
+#[test]
+fn a_perplexity_loses_percent() {
+    let of = |method: &str, more: f64| -> Vec<Record> {
+        (0..12).map(|i| perplexity(method, i, 2.0 + i as f64 / 10.0 + more * (1.0 + i as f64 / 50.0))).collect()
+    };
+    let table = only(&[of("full", 0.0), of("h2o", 0.05), of("quest", 0.004)], 1.0);
+    assert_eq!((words(&table), table.is_perplexity), (vec![("h2o", "not safe"), ("quest", "safe")], true));
+    // Slightly more than 0.004 nats a token are 0.4 %.
+    let loss = table.settings[1].loss.unwrap();
+    assert!(loss > 0.4 && loss < 0.5, "{loss}");
+}
+
+#[test]
+fn where_examples_are_added_until_it_is_told_more_are_needed() {
+    let records = [run("a", "full", "", 0, 400), run("a", "quest", "", 0, 400), run("a", "h2o", "", 300, 400)].concat();
+    let cells = group(&records, &[]);
+    let rows = summarize::rows(&cells);
+    let at = |is_any_time| {
+        let rule = VerdictRule { limit: 1.25, is_any_time, ..VerdictRule::default() };
+        judge(&rows, &cells, rule, &KvBits::new()).remove(0)
+    };
+    assert_eq!(words(&at(false)), [("h2o", "not safe"), ("quest", "safe")]);
+    assert_eq!(words(&at(true)), [("h2o", "not safe"), ("quest", "too few")]);
+    assert!(
+        matches!(at(true).open().as_slice(), [Some(needed)] if (401..600).contains(needed)),
+        "{:?}",
+        at(true).open()
+    );
+}
+
+#[test]
+fn questions_about_one_document_are_one_context() {
+    let about_one = |method: &str, lost: usize| -> Vec<Record> {
+        run("mine", method, "", lost, 20).into_iter().map(|r| Record { context: Some(0), ..r }).collect()
+    };
+    let table = only(&[about_one("full", 0), about_one("quest", 20)], 1.0);
+    assert_eq!((table.examples, table.contexts, table.has_shared_contexts()), (20, 1, true));
+    assert_eq!((words(&table), table.settings[0].loss_low), (vec![("quest", "too few")], None));
+}

@@ -1,0 +1,107 @@
+//! The verdict of a report: which methods at which budgets are safe, in a sentence and a table.
+//!
+//! What is concluded is in [`spattn_eval::summary::verdicts`]; here it is worded. [`words`] has the words of a cell and of a number,
+//! [`sentence`] the sentence above a table, [`matrix`] the table of methods by budgets that Markdown and the page show, [`terminal`] the list
+//! on a terminal, and [`asked`] the answer to `--safe-within`. A word always stands in the cell: colour alone says nothing.
+
+pub mod asked;
+pub mod html;
+pub mod markdown;
+pub mod matrix;
+pub mod sentence;
+pub mod terminal;
+pub mod words;
+
+use serde_json::{Value, json};
+
+use spattn_eval::summary::verdicts::VerdictTable;
+
+/// The most tables that are shown; `verdict.json` has all.
+const MOST: usize = 6;
+
+/// The tables that are shown, and a line about the others.
+pub fn shown(tables: &[VerdictTable]) -> (&[VerdictTable], Option<String>) {
+    let more = tables.len().saturating_sub(MOST);
+    let line = match more {
+        0 => None,
+        1 => Some("1 more verdict is in verdict.json.".to_owned()),
+        more => Some(format!("{more} more verdicts are in verdict.json.")),
+    };
+    (&tables[..tables.len() - more], line)
+}
+
+/// `verdict.json`: all tables, each with its title and sentence.
+pub fn json(tables: &[VerdictTable]) -> String {
+    let of_table = |table: &VerdictTable| -> Value {
+        let mut value = json!(table);
+        value["title"] = words::title(table, tables).into();
+        value["sentence"] = sentence::sentence(table).into();
+        value
+    };
+    format!("{:#}\n", json!({ "verdicts": tables.iter().map(of_table).collect::<Vec<_>>() }))
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+    use spattn_eval::summary::cells::group;
+    use spattn_eval::summary::summarize;
+    use spattn_eval::summary::verdicts::{KvBits, VerdictRule, VerdictTable, judge};
+
+    /// Records of a method on `n` examples of a task, of which the first `lost` are wrong; it reads 1,000 bytes a token at density 1, and has 32
+    /// bits of index for 256 of key and value.
+    pub fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
+        let density = if method == "full" { 1.0 } else { 0.1 };
+        let of = |i: usize| Record {
+            params: params.into(),
+            key: format!("{task}/{method}/{params}/{i}"),
+            density,
+            kv_bytes_per_token: Some(1000.0 * density),
+            ..record(task, method, i, f64::from(u8::from(i >= lost)))
+        };
+        (0..n).map(of).collect()
+    }
+
+    /// The verdicts on some runs at a limit in points.
+    pub fn tables(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
+        let records = runs.concat();
+        let cells = group(&records, &[]);
+        let kv_bits = KvBits::from([("builtin".to_owned(), 256.0)]);
+        judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
+    }
+
+    /// The only one.
+    pub fn table(runs: &[Vec<Record>], limit: f64) -> VerdictTable {
+        let mut tables = tables(runs, limit);
+        assert_eq!(tables.len(), 1, "{tables:?}");
+        tables.remove(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{run, tables};
+    use super::*;
+
+    #[test]
+    fn the_file_has_every_table_with_its_sentence() {
+        let of = |length: usize| -> Vec<spattn_eval::records::record::Record> {
+            let all = [run("vt", "full", "", 0, 20), run("vt", "quest", "density=0.05", 15, 20)].concat();
+            all.into_iter().map(|r| spattn_eval::records::record::Record { length, ..r }).collect()
+        };
+        let made = tables(&(1..=8).map(|k| of(1024 * k)).collect::<Vec<_>>(), 1.0);
+        let (first, line) = shown(&made);
+        assert_eq!((first.len(), line.as_deref()), (6, Some("2 more verdicts are in verdict.json.")));
+        let stored: Value = serde_json::from_str(&json(&made)).unwrap();
+        let verdicts = stored["verdicts"].as_array().unwrap();
+        assert_eq!((verdicts.len(), verdicts[7]["length"].as_u64()), (8, Some(8192)));
+        let quest = &verdicts[0]["settings"][0];
+        assert_eq!(
+            (&quest["verdict"], &quest["budget"], &quest["role"]),
+            (&json!("not_safe"), &json!("5 %"), &json!("method"))
+        );
+        assert!(quest["loss_at_least"].as_f64() > Some(40.0), "{quest}");
+        assert!(verdicts[0]["sentence"].as_str().unwrap().contains("quest 5 %"), "{}", verdicts[0]["sentence"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The verdict on a terminal: the sentence, then a line for each setting, by the budget that was asked for. A table of methods by budgets,
+//! as on the page, does not fit 80 columns from the third budget on.
+
+use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
+
+use super::matrix::{VerdictMatrix, about_full};
+use super::sentence::{sentence, whole};
+use super::{shown, words};
+
+/// The verdicts as text; empty without tables. No line is longer than `width`, if there is one and the words allow it.
+pub fn render(tables: &[VerdictTable], width: Option<usize>) -> String {
+    let (first, line) = shown(tables);
+    let parts: Vec<String> = first.iter().map(|table| of_table(table, tables, width)).collect();
+    let line = line.map_or(String::new(), |line| format!("\n{line}\n"));
+    parts.join("\n") + &line
+}
+
+fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) -> String {
+    let mut text = wrapped(&format!("Verdict: {}", words::title(table, among)), width);
+    // Backticks are for names in markup.
+    text += &wrapped(&sentence(table).replace('`', ""), width);
+    let lines = lines(table);
+    let (columns, left_out) = fitting(&lines, width);
+    text.push('\n');
+    for line in std::iter::once(HEADINGS.map(str::to_owned)).chain(lines) {
+        text += &(joined(&line, &columns) + "\n");
+    }
+    let below: Vec<String> = about_full(table).into_iter().chain([words::rule(table)]).collect();
+    text.push('\n');
+    text += &wrapped(&below.join(" "), width);
+    if !left_out.is_empty() {
+        text += &wrapped(&format!("left out for want of room: {} (summary.md has all)", left_out.join(", ")), width);
+    }
+    text
+}
+
+const COLUMNS: usize = 7;
+const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ full", "memory", "reads", "ms alone"];
+/// Columns in the order in which they are left out where room is short.
+const LEFT_OUT_FIRST: [usize; 4] = [3, 6, 4, 5];
+
+type Line = [String; COLUMNS];
+
+fn lines(table: &VerdictTable) -> Vec<Line> {
+    let matrix = VerdictMatrix::of(table);
+    let mut lines = Vec::new();
+    for (column, budget) in matrix.budgets.iter().enumerate() {
+        let here =
+            matrix.rows.iter().flat_map(|(name, cells)| cells[column].iter().map(move |setting| (name, *setting)));
+        for (at, (name, setting)) in here.enumerate() {
+            let heading = if at == 0 { budget.name() } else { String::new() };
+            lines.push(line(table, heading, name, setting));
+        }
+    }
+    lines
+}
+
+fn line(table: &VerdictTable, budget: String, name: &str, setting: &JudgedSetting) -> Line {
+    [
+        budget,
+        name.to_owned(),
+        words::brief(table, setting),
+        words::difference(table, setting),
+        setting.memory_percent.map_or(String::new(), |percent| format!("+{}", whole(percent))),
+        setting.bytes_percent.map_or(String::new(), whole),
+        setting.solo_ms.map_or(String::new(), |ms| format!("{ms:.1}")),
+    ]
+}
+
+/// The widths of the columns that are shown, 0 of the others, and the names of those that are left out.
+fn fitting(lines: &[Line], width: Option<usize>) -> ([usize; COLUMNS], Vec<&'static str>) {
+    let of_column = |column: usize| -> usize {
+        let cells = lines.iter().map(|line| line[column].chars().count());
+        match cells.max().unwrap_or(0) {
+            0 => 0,
+            most => most.max(HEADINGS[column].chars().count()),
+        }
+    };
+    let mut columns: [usize; COLUMNS] = std::array::from_fn(of_column);
+    let mut left_out = Vec::new();
+    for column in LEFT_OUT_FIRST {
+        if width.is_none_or(|width| total(&columns) <= width) {
+            break;
+        }
+        if columns[column] > 0 {
+            columns[column] = 0;
+            left_out.push(HEADINGS[column]);
+        }
+    }
+    (columns, left_out)
+}
+
+/// Characters between columns.
+const GAP: usize = 2;
+
+fn total(columns: &[usize; COLUMNS]) -> usize {
+    let shown = columns.iter().filter(|width| **width > 0);
+    shown.clone().sum::<usize>() + GAP * shown.count().saturating_sub(1)
+}
+
+fn joined(line: &Line, columns: &[usize; COLUMNS]) -> String {
+    let cells = line.iter().zip(columns).filter(|(_, width)| **width > 0);
+    let padded = cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width.saturating_sub(cell.chars().count()))));
+    padded.collect::<Vec<_>>().join(&" ".repeat(GAP)).trim_end().to_owned()
+}
+
+fn wrapped(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return format!("{text}\n") };
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::verdict::testing::{run, table};
+    use spattn_eval::records::record::Record;
+
+    fn two() -> Vec<VerdictTable> {
+        let of = |method: &str, params: &str, lost| -> Vec<Record> { run("vt", method, params, lost, 20) };
+        let runs = [
+            of("full", "", 0),
+            of("quest", "density=0.05", 15),
+            of("double_sparsity", "density=0.05", 0),
+            of("quest", "density=0.2", 0),
+            of("topk", "density=0.05", 0),
+        ];
+        vec![table(&runs, 1.0)]
+    }
+
+    #[test]
+    fn each_setting_has_a_line_under_the_budget_asked_for() {
+        let text = render(&two(), None);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "Verdict: vt at 4K tokens");
+        assert!(
+            lines[1].starts_with("20 examples cannot prove any setting safe. Proven worse: quest 5 % (−75"),
+            "{text}"
+        );
+        assert!(
+            lines[3].starts_with("asked for  method           verdict ") && lines[3].ends_with("  memory  reads"),
+            "{text}"
+        );
+        assert!(lines[4].starts_with("5 %        double_sparsity  too few examples: about 570 would tell"), "{text}");
+        assert!(lines[5].starts_with("           quest            not safe: loses at least 3"), "{text}");
+        assert!(lines[6].starts_with("           topk             oracle, for comparison "), "{text}");
+        assert!(lines[7].starts_with("20 %       quest            too few examples"), "{text}");
+    }
+
+    #[test]
+    fn at_eighty_columns_what_is_left_out_is_said() {
+        let text = render(&two(), Some(80));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("left out for want of room: Δ full, memory (summary.md has all)"), "{text}");
+        assert!(text.contains("  reads\n") && text.contains("  10 %\n") && !text.contains("+12 %"), "{text}");
+    }
+}

@@ -1,0 +1,271 @@
+//! The words of verdicts: of a finding, a number, a limit, a setting, a title.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use spattn_attention::Role;
+use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, JudgedTask, VerdictTable};
+
+use crate::report::format::{setting_name, signed, tokens};
+
+/// What a finding says, as the cell of a table: a word, then the number.
+pub fn finding(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    worded(table, setting, of_each_task(table))
+}
+
+/// The same where room is short: that examples are of each task stands elsewhere.
+pub fn brief(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    worded(table, setting, "")
+}
+
+fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> String {
+    let percent = if table.is_perplexity { " %" } else { "" };
+    match setting.finding {
+        Finding::Safe { loss_at_most } => {
+            let but = if setting.is_recommended() { "" } else { " in the mean, but not on every task" };
+            format!("safe{but}: loses at most {}{percent}", at_most(loss_at_most))
+        }
+        Finding::NotSafe { loss_at_least } => format!("not safe: loses at least {}{percent}", at_least(loss_at_least)),
+        Finding::TooFew { contexts_needed: Some(needed) } => {
+            format!("too few examples: about {}{of_each} would tell", counted(table, needed))
+        }
+        Finding::TooFew { contexts_needed: None } => "too few examples: the loss is too near the limit".to_owned(),
+        Finding::NothingToLose => "nothing to lose".to_owned(),
+        Finding::NotJudged => match setting.role {
+            Role::Method => "not judged".to_owned(),
+            role => format!("{}, for comparison", role.name()),
+        },
+    }
+}
+
+/// What is said of a setting on one task, with its difference to dense attention.
+pub fn on_task(table: &VerdictTable, task: &JudgedTask) -> String {
+    let said = match task.finding {
+        Finding::Safe { loss_at_most } => format!("safe: at most {}", at_most(loss_at_most)),
+        Finding::NotSafe { loss_at_least } => format!("not safe: at least {}", at_least(loss_at_least)),
+        Finding::TooFew { contexts_needed: Some(needed) } => format!("too few: about {}", counted(table, needed)),
+        Finding::TooFew { contexts_needed: None } => "too few".to_owned(),
+        Finding::NothingToLose => "nothing to lose".to_owned(),
+        Finding::NotJudged => String::new(),
+    };
+    match task.loss.filter(|_| !said.is_empty()) {
+        Some(loss) => format!("{said} (Δ {})", signed(-loss, 1)),
+        None => said,
+    }
+}
+
+/// The class of a finding for style sheets.
+pub fn class(setting: &JudgedSetting) -> &'static str {
+    match setting.finding {
+        Finding::Safe { .. } if setting.is_recommended() => "safe",
+        Finding::NotSafe { .. } => "not-safe",
+        Finding::Safe { .. } | Finding::TooFew { .. } | Finding::NothingToLose => "open",
+        Finding::NotJudged => "beside",
+    }
+}
+
+/// A bound from above, rounded up.
+pub fn at_most(loss: f64) -> String {
+    rounded(loss, f64::ceil)
+}
+
+/// A bound from below, rounded down.
+pub fn at_least(loss: f64) -> String {
+    rounded(loss, f64::floor)
+}
+
+/// To a tenth, from 10 on to a whole number.
+fn rounded(loss: f64, round: fn(f64) -> f64) -> String {
+    match loss.abs() >= 10.0 {
+        true => format!("{:.0}", round(loss)),
+        false => format!("{:.1}", round(10.0 * loss) / 10.0 + 0.0),
+    }
+}
+
+/// ` of each task`, of a table with several.
+pub fn of_each_task(table: &VerdictTable) -> &'static str {
+    if table.tasks.len() > 1 { " of each task" } else { "" }
+}
+
+/// A number of examples, or of documents, rounded up to two digits: it is an estimate.
+pub fn counted(table: &VerdictTable, needed: usize) -> String {
+    let number = grouped(two_digits(needed));
+    if table.has_shared_contexts() { format!("{number} documents") } else { number }
+}
+
+fn two_digits(n: usize) -> usize {
+    let unit = 10usize.pow(n.max(1).ilog10().saturating_sub(1));
+    n.div_ceil(unit) * unit
+}
+
+/// A whole number with commas between thousands.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The difference to dense attention with its interval: `-5.0 [-29.2 +19.5]`.
+pub fn difference(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    let Some(loss) = setting.loss else { return String::new() };
+    // A perplexity rises where a score falls.
+    let sign = if table.is_perplexity { 1.0 } else { -1.0 };
+    let unit = if table.is_perplexity { " %" } else { "" };
+    let (first, last) =
+        if table.is_perplexity { (setting.loss_low, setting.loss_high) } else { (setting.loss_high, setting.loss_low) };
+    let ends = match (first, last) {
+        (Some(first), Some(last)) => format!(" [{} {}]", signed(sign * first, 1), signed(sign * last, 1)),
+        _ => String::new(),
+    };
+    format!("{}{ends}{unit}", signed(sign * loss, 1))
+}
+
+/// The limit: `1 point`, `2.5 points`, `1 % of its perplexity`.
+pub fn limit(table: &VerdictTable) -> String {
+    let limit = table.rule.limit;
+    match (table.is_perplexity, limit == 1.0) {
+        (true, _) => format!("{limit} % of its perplexity"),
+        (_, true) => "1 point".to_owned(),
+        _ => format!("{limit} points"),
+    }
+}
+
+/// The score of dense attention as text.
+pub fn score(table: &VerdictTable, score: f64) -> String {
+    if table.is_perplexity { format!("{score:.3}") } else { format!("{score:.1}") }
+}
+
+/// A setting by its method and the budget that was asked for, where no other setting in the table has the same; else with all parameters.
+pub fn name(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    let is_alike = |other: &&JudgedSetting| other.method == setting.method && other.budget == setting.budget;
+    match (table.settings.iter().filter(is_alike).count(), setting.budget) {
+        (1, AskedBudget::Own) => setting.method.clone(),
+        (1, budget) => format!("{} {}", setting.method, budget.name()),
+        _ => setting_name(&setting.method, &setting.params),
+    }
+}
+
+/// The settings of a table without their budgets: the method, with the other parameters where settings of the method differ in them.
+pub fn row_names(table: &VerdictTable) -> Vec<String> {
+    let mut rests: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for setting in &table.settings {
+        rests.entry(&setting.method).or_default().insert(without_budget(&setting.params));
+    }
+    let name = |setting: &JudgedSetting| match rests[setting.method.as_str()].len() {
+        1 => setting.method.clone(),
+        _ => setting_name(&setting.method, &without_budget(&setting.params)),
+    };
+    table.settings.iter().map(name).collect()
+}
+
+fn without_budget(params: &str) -> String {
+    let is_budget =
+        |param: &str| param.split_once('=').is_some_and(|(key, _)| ["density", "ratio", "k"].contains(&key));
+    params.split(',').filter(|param| !is_budget(param)).collect::<Vec<_>>().join(",")
+}
+
+/// The heading of a budget's column.
+pub fn budget(budget: AskedBudget) -> String {
+    match budget {
+        AskedBudget::Own => "own parameters".to_owned(),
+        other => other.name(),
+    }
+}
+
+/// What a table is about: tasks and length; model and protocol if `among` has several.
+pub fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
+    let tasks = match table.tasks.as_slice() {
+        [task] => task.clone(),
+        tasks => format!("mean over {} tasks", tasks.len()),
+    };
+    let at = if table.length == 0 { String::new() } else { format!(" at {} tokens", tokens(table.length)) };
+    let is_several = |of: fn(&VerdictTable) -> &str| among.iter().any(|other| of(other) != of(table));
+    let model = if is_several(|t| &t.model) { format!("{}, ", table.model) } else { String::new() };
+    let protocol =
+        if is_several(|t| &t.protocol) { format!("sparse from {}, ", table.protocol) } else { String::new() };
+    format!("{model}{protocol}{tasks}{at}")
+}
+
+/// What the words mean and how sure they are.
+pub fn rule(table: &VerdictTable) -> String {
+    let together = match table.comparisons {
+        0 | 1 => String::new(),
+        n => format!(" for all {n} settings together"),
+    };
+    let looks = if table.rule.is_any_time { ", however often one looked" } else { "" };
+    format!(
+        "Safe: loses at most {} against full attention on the same examples; {} % sure{together}{looks}. {}.",
+        limit(table),
+        100.0 * table.rule.confidence,
+        examples(table)
+    )
+}
+
+/// How many examples were asked.
+fn examples(table: &VerdictTable) -> String {
+    let of_each = of_each_task(table);
+    let examples = if table.examples == 1 { "1 example".to_owned() } else { format!("{} examples", table.examples) };
+    let about = match (table.has_shared_contexts(), table.contexts) {
+        (false, _) => String::new(),
+        (true, 1) => " about 1 document".to_owned(),
+        (true, n) => format!(" about {n} documents"),
+    };
+    format!("{examples}{of_each}{about}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::verdict::testing::{run, table};
+
+    #[test]
+    fn numbers_are_rounded_to_the_safe_side() {
+        assert_eq!([0.81, 0.0, 12.01].map(at_most), ["0.9", "0.0", "13"]);
+        assert_eq!([23.96, 2.39, -0.04].map(at_least), ["23", "2.3", "-0.1"]);
+        assert_eq!([7, 96, 381, 1327, 99_401].map(two_digits), [7, 96, 390, 1400, 100_000]);
+        assert_eq!([7, 380, 1400, 100_000].map(grouped), ["7", "380", "1,400", "100,000"]);
+    }
+
+    #[test]
+    fn a_cell_has_a_word_and_a_number() {
+        let of = |method: &str, lost| run("vt", method, "density=0.05", lost, 600);
+        let table =
+            table(&[run("vt", "full", "", 0, 600), of("h2o", 0), of("loki", 4), of("quest", 60), of("topk", 0)], 1.0);
+        let said: Vec<String> = table.settings.iter().map(|setting| finding(&table, setting)).collect();
+        assert_eq!(said[0], "safe: loses at most 1.0");
+        assert!(said[1].starts_with("too few examples: about ") && said[1].ends_with(" would tell"), "{}", said[1]);
+        assert_eq!((said[2].as_str(), said[3].as_str()), ("not safe: loses at least 7.4", "oracle, for comparison"));
+        assert_eq!(name(&table, &table.settings[2]), "quest 5 %");
+        assert_eq!(
+            rule(&table),
+            "Safe: loses at most 1 point against full attention on the same examples; 95 % sure for all 3 settings together. \
+             600 examples."
+        );
+    }
+
+    #[test]
+    fn settings_that_share_a_budget_are_told_apart() {
+        let table = table(
+            &[
+                run("vt", "full", "", 0, 20),
+                run("vt", "quest", "page=8,density=0.05", 0, 20),
+                run("vt", "quest", "page=16,density=0.05", 0, 20),
+                run("vt", "magicpig", "K=8,L=75", 0, 20),
+            ],
+            1.0,
+        );
+        let names: Vec<(String, String)> =
+            table.settings.iter().map(|setting| name(&table, setting)).zip(row_names(&table)).collect();
+        let expected = [
+            ("magicpig", "magicpig"),
+            ("quest page=8,density=0.05", "quest page=8"),
+            ("quest page=16,density=0.05", "quest page=16"),
+        ];
+        assert_eq!(names, expected.map(|(name, short)| (name.to_owned(), short.to_owned())));
+    }
+}
