@@ -34,8 +34,13 @@ impl Script {
 
     /// One that says what it answers, then does `body`.
     fn of(answers: &str, body: &str) -> Self {
+        Self::noting("", answers, body)
+    }
+
+    /// As [`of`](Self::of), which does something before it says anything.
+    fn noting(before: &str, answers: &str, body: &str) -> Self {
         let hello = format!(r#"{{"protocol":1,"name":"script","version":"3","answers":"{answers}"}}"#);
-        Self::new(&format!("next; echo '{hello}'\n{body}"))
+        Self::new(&format!("{before}\nnext; echo '{hello}'\n{body}"))
     }
 
     fn path(&self, file: &str) -> PathBuf {
@@ -189,11 +194,10 @@ fn a_command_that_fails_is_one_clear_line_and_nothing_hangs() {
 #[test]
 fn a_command_is_started_again_after_a_failure_and_ends_with_the_methods_that_ask_it() {
     let body = r#"
-        folder=${0%/*}
-        echo $$ >> "$folder/started"
         while next; do case $line in *'"step"'*)
             if [ -e "$folder/once" ]; then echo '{"tokens":[[0]]}'; else touch "$folder/once"; exit 1; fi ;; *) echo '{}' ;; esac; done"#;
-    let script = Script::of("tokens", body);
+    // Before its hello, which the program waits for.
+    let script = Script::noting("folder=${0%/*}; echo $$ >> \"$folder/started\"", "tokens", body);
     let started = || fs::read_to_string(script.path("started")).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
     let method = configured(&script.spec(",k=4"), &Policy::default());
     let of_another_budget = configured(&script.spec(",k=9"), &Policy::default());
