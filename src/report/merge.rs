@@ -137,7 +137,7 @@ fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
 
 /// Leaves out densities by layer, which no report shows, and which are long for a large model.
 fn without_layers((mut loaded, manifest): (LoadedRecords, Value)) -> Result<(LoadedRecords, Value)> {
-    loaded.records.iter_mut().for_each(|r| r.density_by_layer = Vec::new());
+    loaded.records.iter_mut().for_each(|r| r.density_by_layer = Box::default());
     Ok((loaded, manifest))
 }
 

@@ -187,7 +187,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         solo: None,
         steps: 33,
         solved: None,
-        density_by_layer: vec![1.0, 0.05],
+        density_by_layer: [1.0, 0.05].into(),
         density_spread: Spread::of([0.01, 0.05, 0.09]).map(Box::new),
         fidelity: None,
         measure: Measure::Score,

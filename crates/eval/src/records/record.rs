@@ -211,10 +211,10 @@ pub struct Record {
     pub steps: usize,
     /// Parameters solved for the requested density, as `key=value,...`, if the method sets its budget once for each example.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub solved: Option<String>,
+    pub solved: Option<Box<str>>,
     /// Density of each layer, to four digits.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub density_by_layer: Vec<f64>,
+    #[serde(default, skip_serializing_if = "is_no_layer")]
+    pub density_by_layer: Box<[f64]>,
     /// The spread of the density over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub density_spread: Option<Box<Spread>>,
@@ -257,6 +257,10 @@ fn is_first_revision(revision: &u16) -> bool {
 
 fn is_no_answer(answers: &[Answer]) -> bool {
     answers.is_empty()
+}
+
+fn is_no_layer(layers: &[f64]) -> bool {
+    layers.is_empty()
 }
 
 fn is_empty_text(text: &InternedStr) -> bool {

@@ -71,7 +71,7 @@ pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
         solo: None,
         steps: 60,
         solved: None,
-        density_by_layer: Vec::new(),
+        density_by_layer: Box::default(),
         density_spread: None,
         fidelity: None,
         likelihood: None,

@@ -270,7 +270,7 @@ mod tests {
             ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN] })),
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
-            ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),
+            ("`density_by_layer` is 2", |r| r.density_by_layer = [0.5, 2.0].into()),
             ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 }.into())),
             ("`prefix_tokens` is 5000, more than `prompt_tokens`, 4050", |r| r.prefix_tokens = 5000),
             ("`thought.limit` is 41, more than `max_new_tokens`, 40", |r| {

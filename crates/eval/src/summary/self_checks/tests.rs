@@ -84,7 +84,7 @@ fn tokens_attended_beside_the_budget_are_told_of_where_they_are_most_of_what_was
 fn a_method_without_the_dense_layers_of_its_publications_is_told_of() {
     let told = |method: &str, by_layer: Vec<f64>| -> Vec<String> {
         let mut records = samples(method, "K=10,L=150", |_| 1.0);
-        records.iter_mut().for_each(|record| record.density_by_layer = by_layer.clone());
+        records.iter_mut().for_each(|record| record.density_by_layer = by_layer.clone().into());
         let told = check(&records, &[]).into_iter().filter(|w| w.code == Check::NoDenseLayers);
         told.map(|warning| warning.to_string()).collect()
     };
