@@ -3,7 +3,7 @@
 //! A parameter that means the same is taken under kvpress' name and recorded under ours, so that both spellings are one record. One that
 //! means something else, and the name of a press that is another method here or none, are refused with one line that says what there is.
 //! kvpress evicts once, when the context has been read: `compression_ratio` is the share that goes, sinks and windows among what stays.
-//! That is [`keep`](crate::spec::KEEP) here.
+//! That is `keep` here.
 
 use crate::spec::MethodSpec;
 use spattn_base::error::UsageError;
