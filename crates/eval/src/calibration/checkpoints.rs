@@ -27,7 +27,7 @@ pub struct Checkpoints {
     pub gap: Duration,
     /// Whether one is written after the last block too, since other calibrations follow, during which the program may be stopped.
     pub at_end: bool,
-    /// The number of blocks in the last checkpoint, for whoever says what is kept.
+    /// Blocks in the last checkpoint. An interrupted command reports them as kept.
     pub kept: Arc<AtomicUsize>,
 }
 
