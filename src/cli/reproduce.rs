@@ -161,6 +161,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     args.overrides()
         .check_values()
         .map_err(|wrong| UsageError { what: format!("--{}: {}", wrong.key, wrong.error.what), ..wrong.error })?;
+    args.check_calibration()?;
     if !args.dry_run {
         args.check_free(&items)?;
     }
@@ -229,6 +230,17 @@ impl ReproduceArgs {
             samples: self.samples,
             anonymous: self.anonymous.then_some(true),
             ..Settings::default()
+        }
+    }
+
+    /// Checks that the folder of calibrations is there. Otherwise every method that needs one would fail by itself.
+    fn check_calibration(&self) -> Result<(), UsageError> {
+        match &self.calibration.0 {
+            Some(folder) if !folder.is_dir() => {
+                Err(UsageError::new(format!("--calibration: there is no folder {}", folder.display()))
+                    .hint("make it with `spattn calibrate NAME --out DIR`"))
+            }
+            _ => Ok(()),
         }
     }
 

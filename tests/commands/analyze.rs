@@ -263,9 +263,9 @@ fn items_are_outlined_for_a_model_without_weights() {
         let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));
         let said = String::from_utf8(ran.stdout).unwrap();
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        // 70.6 billion weights of 2 bytes, and the memory of a prompt.
+        // 70.6 billion weights of 2 bytes, and the memory of a prompt and of its indexes.
         let megabytes = said.split("with up to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
-        assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..200_000.0).contains(&mb)), "{said}");
+        assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..250_000.0).contains(&mb)), "{said}");
         assert!(!out.exists(), "a dry run leaves nothing");
     }
 }

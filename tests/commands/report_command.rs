@@ -346,7 +346,7 @@ fn what_is_printed_is_whole() {
         let found = found(&load_in_frame(browser, &paper, "#print&theme=dark", width));
         assert!(found["wide"].as_u64().unwrap() <= width as u64, "{found:#}");
         let tables = found["tables"].as_array().unwrap();
-        assert_eq!(tables.len(), 2, "the overview and the table: {tables:?}");
+        assert_eq!(tables.len(), 6, "those of the verdicts, the overview and the table: {tables:?}");
         for table in tables {
             assert!(table["right"].as_u64().unwrap() <= width as u64 && table["scrolls"] == false, "{table}");
         }

@@ -385,7 +385,7 @@ impl Params {
     }
 
     /// As [`budget_from_zero`](Self::budget_from_zero), for methods that evict once, when the prefix ends: they also accept the share of the
-    /// prefix that is [kept](KEEP).
+    /// prefix that is kept.
     pub fn budget_of_evicting(&mut self, default: Budget) -> Result<Budget, UsageError> {
         match self.keep_instead_of(&BUDGET_KEYS)? {
             None => self.budget_from_zero(default),
@@ -396,7 +396,7 @@ impl Params {
         }
     }
 
-    /// The share of the prefix that is [kept](KEEP), if it is given; it takes the place of `others`, of which the spec must give none.
+    /// The share of the prefix that is kept, if it is given; it takes the place of `others`, of which the spec must give none.
     pub fn keep_instead_of(&mut self, others: &[&str]) -> Result<Option<f64>, UsageError> {
         let other = self.given.iter().find(|(key, _)| others.contains(&key.as_str())).map(|(key, _)| key.clone());
         match (self.given.iter().any(|(key, _)| key == KEEP.key), other) {

@@ -198,7 +198,6 @@ impl OpenModel {
     }
 
     /// A model of these files; the identity of its weights is left empty.
-
     fn of_files(
         source: &ModelSource,
         mut files: ModelFiles,

@@ -41,6 +41,7 @@ const LEFT_OUT: &[LeftOut] = &[
         &["window", "slide", "rolling"],
         "there is no index: only static tokens are attended",
     ),
+    (&["streaming_llm"], &["keep"], "there is no index: only static tokens are attended"),
     (&["bigbird"], &["window", "blocks", "block", "block_q", "per"], "the index is the seed of the context"),
     (
         &["vertical_slash", "minference", "flexprefill", "hyper_attention", "reformer"],
@@ -117,6 +118,7 @@ const WITH: &[(&str, &str)] = &[
     ("epsilon", "pick=sample"),
     ("delta", "pick=sample"),
     ("base", "pick=sample"),
+    ("keep", "slide=false"),
     ("k2", "rescore=exact"),
     ("p", "pick=topp"),
     ("p", "rescore=exact"),

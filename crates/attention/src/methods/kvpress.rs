@@ -2,8 +2,8 @@
 //!
 //! A parameter that means the same is taken under kvpress' name and recorded under ours, so that both spellings are one record. One that
 //! means something else, and the name of a press that is another method here or none, are refused with one line that says what there is.
-//! kvpress evicts once, when the context has been read: `compression_ratio` is the share that goes, sinks and windows among what stays.
-//! That is [`keep`](crate::spec::KEEP) here.
+//! A press evicts once, after the prefill. Its `compression_ratio` is the share of the context's tokens that it evicts; sinks and windows count
+//! as kept. Here that is written `keep`, which is 1 minus the ratio.
 
 use crate::spec::MethodSpec;
 use spattn_base::error::UsageError;

@@ -27,7 +27,7 @@ pub struct Checkpoints {
     pub gap: Duration,
     /// Whether one is written after the last block too, since other calibrations follow, during which the program may be stopped.
     pub at_end: bool,
-    /// The number of blocks in the last checkpoint, for whoever says what is kept.
+    /// Blocks in the last checkpoint. An interrupted command reports them as kept.
     pub kept: Arc<AtomicUsize>,
 }
 
@@ -122,7 +122,7 @@ impl<'c> Keeping<'c> {
 
     pub fn is_due(&self, blocks: usize, is_last: bool) -> bool {
         let gap = self.checkpoints.gap.max(self.took * Checkpoints::LEAST_GAPS);
-        blocks % Checkpoints::EVERY == 0 || self.last.elapsed() >= gap || is_last && self.checkpoints.at_end
+        blocks.is_multiple_of(Checkpoints::EVERY) || self.last.elapsed() >= gap || is_last && self.checkpoints.at_end
     }
 
     pub fn wrote(&mut self, blocks: usize, start: Instant) {

@@ -96,7 +96,7 @@ impl Probe {
         Ok(Self { model, text, config })
     }
 
-    /// The model, for whoever calibrates methods for it.
+    /// The built-in model, on which the methods are timed. Methods that need a calibration are calibrated on it.
     pub fn model(&self) -> &Model {
         &self.model
     }

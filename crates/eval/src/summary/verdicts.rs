@@ -39,7 +39,7 @@ impl Default for VerdictRule {
     }
 }
 
-/// What is said of a setting, or of a setting on one task. Losses are in points, or percent of a perplexity.
+/// The verdict on a setting: over all tasks, or on one task. Losses are in points, or in percent of dense attention's perplexity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Finding {

@@ -1,4 +1,4 @@
-//! What is told of the analyses and calibrations of a paper's item while they are made.
+//! Progress of the analyses and calibrations of a paper's item: what is reported after each part.
 
 /// A part that is done and stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
