@@ -20,6 +20,7 @@ mod pages;
 mod palette;
 mod params;
 pub(super) mod pen;
+mod verdict;
 
 use anyhow::Result;
 
@@ -45,6 +46,7 @@ pub fn figures(report: &Report, most: usize) -> Result<Figures> {
         depths::figures(&report.depths, most)?,
         bars::figures(&report.rows, &report.means, most)?,
         heads::figures(&report.cells, most)?,
+        verdict::figures(&report.verdicts, most)?,
     ]))
 }
 

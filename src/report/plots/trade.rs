@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn only_measured_latencies_have_a_figure_of_latency() {
         let timed = |method: &str, latency: Option<Latency>, score: f64| {
-            let solo = (latency == Some(Latency::Solo)).then(|| Solo { steps: 2, ms: vec![1.5, 1.5] });
+            let solo = (latency == Some(Latency::Solo)).then(|| Solo { steps: 2, ms: vec![1.5, 1.5].into() });
             let (together, threads, simd) = (1, 2, "avx2".to_owned());
             let conditions = TimingConditions {
                 fidelity: false,
@@ -416,7 +416,11 @@ mod tests {
         let read = |method| Record { kv_bytes_per_token: None, decode_s: 0.0, ..perplexity(method, 0, value(method)) };
         let names = ["perplexity_vs_density.svg", "perplexity_vs_cost.svg"];
         assert_eq!(files(&drawn(&[read("full"), read("hip")])), names);
-        assert_eq!(files(&drawn(&[perplexity("full", 0, 2.0), read("hip")])).len(), 3, "where one has steps");
+        let with_steps = [perplexity("full", 0, 2.0), perplexity("quest", 0, 2.5), read("hip")];
+        let figures = drawn(&with_steps);
+        assert_eq!(files(&figures), [names[0], names[1], "perplexity_vs_bytes.svg"], "where some have steps");
+        let shows_hip: Vec<bool> = figures.iter().map(|figure| figure.svg.contains("\nhip\n")).collect();
+        assert_eq!(shows_hip, [true, true, false], "no bytes were counted for it");
     }
 
     #[test]

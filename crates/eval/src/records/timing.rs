@@ -130,12 +130,12 @@ pub struct Solo {
     /// Steps of one token in each measurement.
     pub steps: usize,
     /// The median of each measurement in milliseconds, to four digits.
-    pub ms: Vec<f64>,
+    pub ms: Box<[f64]>,
 }
 
 impl Solo {
     /// The median over all measurements, in milliseconds.
     pub fn median(&self) -> Option<f64> {
-        median(self.ms.clone())
+        median(self.ms.to_vec())
     }
 }

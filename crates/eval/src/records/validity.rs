@@ -255,7 +255,7 @@ mod tests {
             ("`cost2` is 1e308, not a number from 0 to 1e15", |r| r.cost2 = 1e308),
             ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
             ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),
-            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308] })),
+            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() })),
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),
@@ -267,7 +267,7 @@ mod tests {
             ("`decode_s` is 0.5, but its parts add up to 0.75", |r| {
                 (r.select_s, r.attend_s, r.weights_s) = (Some(0.25), Some(0.25), Some(0.25));
             }),
-            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN] })),
+            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN].into() })),
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = [0.5, 2.0].into()),

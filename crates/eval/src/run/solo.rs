@@ -51,7 +51,7 @@ pub(crate) fn time(
         }
     })?;
     let solo = |((_, feed), ms): (&(&Configured, &Feed), Vec<Option<f64>>)| {
-        let ms: Vec<f64> = ms.into_iter().flatten().map(four_digits).collect();
+        let ms: Box<[f64]> = ms.into_iter().flatten().map(four_digits).collect();
         (!ms.is_empty()).then(|| Solo { steps: split(feed).1.len(), ms })
     };
     Ok((!stop.load(Ordering::Relaxed)).then(|| runs.iter().zip(times).map(solo).collect()))

@@ -139,7 +139,7 @@ mod tests {
         let medians = [5.0, 1.0, 9.0, 2.0, 100.0, 3.0];
         let alone = |(i, ms): (usize, &f64)| Record {
             // The median of its times.
-            solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0] }),
+            solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0].into() }),
             select_s: Some(0.1),
             attend_s: Some(0.1),
             weights_s: Some(0.8),

@@ -214,7 +214,7 @@ impl Times {
 
 /// The parameters of `key=value,...`, in any order.
 fn parts(params: &str) -> BTreeSet<&str> {
-    split_params(params).into_iter().collect()
+    split_params(params).into_iter().filter(|part| !part.is_empty()).collect()
 }
 
 /// A number, with the ends of its interval from two further columns.
