@@ -1159,7 +1159,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     let out = out();
     let tasks = ["-t", "needle/number:steps=3", "-t", "ruler/niah_single_1", "-l", "512", "-n", "1"];
     let ran = spattn(&["eval", "--out", out.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
-    let said = "warning: n = 1: on one task no difference can be detected; n = 60 would detect 10 points\n";
+    let said = "warning: only 1 example: on one task no loss can be detected; take about 60 (they would detect a loss of 10 points)\n";
     ran.check(ran.stdout.matches(said).count() == 1, "once for all tasks and methods");
     ran.check(!ran.stdout.contains("can go unnoticed"), "there is no second warning about the number of examples");
     ran.check(ran.stdout.contains(" 3 (1) "), "three depths of one sample are one context");
