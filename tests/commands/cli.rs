@@ -1540,6 +1540,10 @@ fn lists_are_text_and_json() {
         let items = spattn(&["list", what, "--json"]).ok().json();
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }
+    let index = spattn(&["list", "methods"]).ok();
+    let count = spattn(&["list", "methods", "--json"]).ok().json().as_array().unwrap().len();
+    index.prints("\nquest                method     prefill and decode  ");
+    index.check(index.stdout.lines().count() < count + 6, "a line for each method");
     let quest = spattn(&["list", "methods", "quest"]).ok();
     for part in [
         "arXiv:2406.10774",
