@@ -4,112 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-// ---- running the program ----
-
-/// A command of the program, which prints all its details if it does not behave as expected.
-struct Spattn {
-    command: Command,
-}
-
-/// The result of a command.
-struct Ran {
-    command: String,
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-fn spattn(args: &[&str]) -> Spattn {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    // Never use the user's hub cache, network or colours.
-    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
-    command.env_remove("HF_HUB_CACHE").env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
-    Spattn { command }
-}
-
-impl Spattn {
-    fn args(mut self, args: &[&str]) -> Self {
-        self.command.args(args);
-        self
-    }
-
-    fn env(mut self, name: &str, value: &Path) -> Self {
-        self.command.env(name, value);
-        self
-    }
-
-    fn run(mut self) -> Ran {
-        let output = self.command.output().unwrap();
-        Ran::new(&self.command, output)
-    }
-
-    fn spawn(mut self) -> Child {
-        self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    }
-
-    /// Runs it and expects success.
-    fn ok(self) -> Ran {
-        let ran = self.run();
-        ran.check(ran.status == Some(0), "it succeeds");
-        ran
-    }
-
-    /// Runs it and expects exactly one error line that contains `what`, a hint that contains `hint` (no hint if empty), and an empty
-    /// standard output.
-    fn fails(self, status: i32, what: &str, hint: &str) -> Ran {
-        let ran = self.run();
-        ran.check(ran.status == Some(status), &format!("the exit status is {status}"));
-        ran.check(!ran.stderr.contains("panicked") && !ran.stderr.contains("backtrace"), "no panic");
-        let (errors, rest): (Vec<&str>, Vec<&str>) = ran.stderr.lines().partition(|l| l.starts_with("error: "));
-        let (hints, rest): (Vec<&str>, Vec<&str>) = rest.into_iter().partition(|l| l.starts_with("  hint: "));
-        ran.check(errors.len() == 1 && rest.is_empty(), "one error line, and hints");
-        ran.check(errors[0].contains(what), &format!("the error says: {what}"));
-        match hint {
-            "" => ran.check(hints.is_empty(), "no hint"),
-            hint => ran.check(hints.iter().any(|h| h.contains(hint)), &format!("a hint says: {hint}")),
-        }
-        ran.check(ran.stdout.is_empty(), "nothing on standard output");
-        ran
-    }
-}
-
-impl Ran {
-    fn new(command: &Command, output: Output) -> Self {
-        Self {
-            command: format!("{command:?}"),
-            status: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-
-    #[track_caller]
-    fn check(&self, holds: bool, expected: &str) {
-        let Self { command, status, stdout, stderr } = self;
-        assert!(
-            holds,
-            "\nexpected: {expected}\ncommand: {command}\nstatus: {status:?}\nstdout:\n{stdout}\nstderr:\n{stderr}\n"
-        );
-    }
-
-    #[track_caller]
-    fn prints(&self, text: &str) {
-        self.check(self.stdout.contains(text), &format!("standard output holds: {text}"));
-    }
-
-    #[track_caller]
-    fn json(&self) -> Value {
-        let json = serde_json::from_str(&self.stdout);
-        self.check(json.is_ok(), "standard output is JSON and nothing else");
-        json.unwrap()
-    }
-}
+use super::program::{Ran, Spattn, spattn};
 
 // ---- results of a run ----
 
