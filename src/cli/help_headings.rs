@@ -48,10 +48,7 @@ const COMMANDS: [&str; 2] = ["eval", "sweep"];
 
 /// The same program, with headings in the help of its commands that have many flags.
 pub(super) fn with_headings(program: Command) -> Command {
-    COMMANDS.into_iter().fold(program, |program, name| match program.find_subcommand(name) {
-        Some(_) => program.mut_subcommand(name, headed),
-        None => program,
-    })
+    program.mut_subcommands(|command| if COMMANDS.contains(&command.get_name()) { headed(command) } else { command })
 }
 
 fn headed(command: Command) -> Command {
