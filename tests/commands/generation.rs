@@ -74,7 +74,7 @@ fn tables_page_and_notes_say_that_answers_were_sampled_and_how() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("run");
     let eval = |more: &[&str]| {
-        let args = ["eval", "-t", "ruler/vt", "-l", "512", "-n", "2", "-m", "topk:k=64", "--overwrite", "--out"];
+        let args = ["eval", "-t", "ruler/vt", "-l", "1K", "-n", "2", "-m", "topk:k=64", "--overwrite", "--out"];
         program::spattn(&[&args[..], &[out.to_str().unwrap()], more].concat()).ok()
     };
     let sampled = ["--temperature", "0.7", "--top-p", "0.95", "--repeats", "2", "--seed", "5"];
