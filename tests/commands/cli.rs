@@ -899,7 +899,7 @@ fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() 
         (ran.stdout.clone() + &ran.stderr, find("topk"), find("snapkv"))
     };
     let (said, topk, _) = of("exact");
-    assert!(said.contains("do not count towards the budget; --tail indexed makes them candidates"), "{said}");
+    assert!(said.contains("and the budget does not count them; --tail indexed counts them"), "{said}");
     assert_eq!(topk["settings"]["tail"], "exact");
     assert!(topk["free_share"].as_f64().unwrap() > 0.5, "{topk:?}");
     let exact_density = topk["density"].as_f64().unwrap();
@@ -1075,7 +1075,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
         }
         assert_eq!(row["contexts"], "1");
     }
-    assert!(out.read("summary.md").contains("`few_examples` n = 1: "));
+    assert!(out.read("summary.md").contains("`few_examples` only 1 example: "));
     let again = spattn(&["report", out.arg(), "--rows", "method"]).ok();
     again.check(again.stderr.matches(said).count() == 1, "pivots say it as well");
 }
@@ -1188,7 +1188,7 @@ fn a_run_leaves_all_its_files() {
 fn json_is_the_summary_and_nothing_else() {
     let out = out();
     let ran = tiny(&out).args(&["--json", "--fidelity"]).ok();
-    let warned = ran.stderr.lines().all(|line| line.starts_with("warning: n = 1: "));
+    let warned = ran.stderr.lines().all(|line| line.starts_with("warning: only 1 example: "));
     ran.check(warned, "self-checks on standard error, and nothing else");
     let rows = ran.json();
     let rows = rows.as_array().unwrap();

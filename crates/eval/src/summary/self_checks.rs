@@ -249,7 +249,7 @@ fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "{:.0} % of the attended tokens belong to question and answer, which the budget does not count; --tail indexed counts them, where the method can",
+        "{:.0} % of the attended tokens follow the context (question, answer or scored text), and the budget does not count them; --tail indexed counts them, where the method can",
         100.0 * share
     );
     Some(Warning::of_cell(Check::FreeTokens, cell, message))
