@@ -75,7 +75,11 @@ fn tokens_attended_beside_the_budget_are_told_of_where_they_are_most_of_what_was
     // A quarter of the examples without a share: the mean is of those that have one.
     let mostly = with(&|i| (i % 4 > 0).then_some(if i % 2 == 0 { 0.5 } else { 0.7 }));
     assert_eq!(mostly.len(), 1);
-    assert!(mostly[0].starts_with("63 % of the attended tokens follow the prefix"), "{}", mostly[0]);
+    assert!(
+        mostly[0].starts_with("63 % of the attended tokens follow the context (question, answer or scored text)"),
+        "{}",
+        mostly[0]
+    );
     assert!(with(&|_| Some(0.49)).is_empty());
     assert!(with(&|_| None).is_empty());
 }
