@@ -117,7 +117,7 @@ launch=("$spattn" sweep matrix.toml --launch slurm --threads 1 --out "$sweep")
 grep -q -- "^#SBATCH --array=1-6$" "$sweep/sweep.sbatch" || fail "no script of six shards"
 bash -n "$sweep/sweep.sbatch"
 [ -z "$(squeue --noheader)" ] || fail "--dry-run submitted something"
-grep 'of the mean work' "$root/plan"
+grep 'times the mean' "$root/plan"
 "${launch[@]}" --jobs 6 --sbatch 'time=10' >"$root/submitted"
 job=$(sed -n 's/^submitted 6 shards (1-6) as job \([0-9]*\)$/\1/p' "$root/submitted")
 [ -n "$job" ] || fail "nothing was submitted: $(cat "$root/submitted")"

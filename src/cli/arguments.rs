@@ -11,6 +11,7 @@ use std::path::Path;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, Parser};
 
+use super::help_headings::with_headings;
 use spattn_attention::methods;
 use spattn_base::error::{UsageError, nearest};
 use spattn_base::text;
@@ -26,9 +27,9 @@ pub(super) enum Refusal {
     Parser(clap::Error),
 }
 
-/// A command line with the aliases of all its flags and commands.
+/// A command line with the aliases of all its flags and commands, and with headings in its help.
 fn command<C: Parser>() -> Command {
-    with_aliases(C::command())
+    with_headings(with_aliases(C::command()))
 }
 
 /// Parses arguments, of which the first is the program's name.

@@ -41,7 +41,7 @@ use spattn_tasks::{TaskOptions, resolve};
 pub struct CalibrateArgs {
     /// Methods to calibrate for, with settings of the calibration; all that need it if not given
     ///
-    /// Example: spattn calibrate loki hash_attention:steps=8 (`spattn list methods` has the settings)
+    /// Example: spattn calibrate loki hash_attention:steps=8 (`spattn list methods NAME` has the settings)
     #[arg(value_name = "METHOD[:SETTING=VALUE,...]")]
     methods: Vec<String>,
 

@@ -224,7 +224,7 @@ pub fn list(args: &DataListArgs) -> Result<()> {
         };
         let how = if set.is_downloadable() { "" } else { ", by hand" };
         print_line(&format!(
-            "{:<13} {state:<18} {:<23} {} [{}]",
+            "{:<13} {state:<18} {:<27} {} [{}]",
             set.name,
             format!("{}{how}", set.size()),
             set.about,

@@ -230,7 +230,7 @@ impl Findings {
         let mut lines = vec![
             ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
             ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),
-            ("simd", format!("{}{lowered}, matrix products in bf16 by {}", m.simd, m.bf16_products)),
+            ("simd", format!("{}{lowered}, bf16 matrix products use {}", m.simd, m.bf16_products)),
             ("memory", format!("{}, {} available", known(m.memory_bytes), known(m.memory_available_bytes))),
         ];
         lines.extend(self.gpu.lines().into_iter().map(|line| ("gpu", line)));

@@ -15,7 +15,7 @@ use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
 use super::exit::{Done, INTERRUPTED};
-use spattn_base::{disk, meter};
+use spattn_base::{disk, memory, meter};
 
 /// What a command that looks at its flag once for each chunk or step may take.
 pub(super) const GRACE: Duration = Duration::from_millis(1200);
@@ -95,13 +95,17 @@ fn say() {
     }
 }
 
-/// Waits for Ctrl-C from now on. Where no thread can be started, the system's own action remains until a command asks for its flag.
+/// Waits for Ctrl-C from now on. Where no thread can be started, or the limit on address space leaves no room for one, the system's own action
+/// remains until a command asks for its flag.
 ///
 /// # Errors
 /// If the system does not let signals be watched.
 #[cfg(unix)]
 pub(super) fn watch() -> Result<()> {
     use std::os::unix::net::UnixStream;
+    if !memory::has_room_for_helpers() {
+        return Ok(());
+    }
     let failed = "cannot watch for Ctrl-C";
     let (heard, signal) = UnixStream::pair().context(failed)?;
     let thread = std::thread::Builder::new().name("interrupt".to_owned());

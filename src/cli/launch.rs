@@ -263,7 +263,7 @@ impl Sweep {
         let contexts: usize = plan.shards.iter().map(|shard| shard.contexts).fold(0, usize::saturating_add);
         let _ = writeln!(
             text,
-            "{} records on {contexts} contexts in {} shards; the longest has an estimated {:.2} of the mean work",
+            "{} records on {contexts} contexts in {} shards; the longest shard takes about {:.2} times the mean",
             plan.records(),
             plan.shards.len(),
             plan.imbalance()

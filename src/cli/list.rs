@@ -27,7 +27,7 @@ pub struct ListArgs {
     /// Example: spattn list tasks
     what: What,
 
-    /// Only methods of these names
+    /// Methods of these names, with all that is known of them
     ///
     /// Example: spattn list methods quest magicpig
     #[arg(value_name = "NAME")]
@@ -73,6 +73,7 @@ pub fn list_catalog(args: ListArgs) -> Result<()> {
     let text = match (args.what, args.json) {
         (What::Tasks, false) => tasks_text(),
         (What::Tasks, true) => serde_json::to_string_pretty(&catalog())?,
+        (What::Methods, false) if args.names.is_empty() => methods_index(&methods),
         (What::Methods, false) => methods_text(&methods),
         (What::Methods, true) => serde_json::to_string_pretty(&methods_json(&methods))?,
         (What::Metrics, false) => metrics_text(),
@@ -125,6 +126,17 @@ fn params_text(params: &[ParamInfo]) -> String {
 /// The settings of the calibration that a method needs.
 fn calibration_params(method: &MethodEntry) -> &'static [ParamInfo] {
     CALIBRATIONS.iter().find(|c| c.kind == method.name).map_or(&[], |c| c.params)
+}
+
+/// A line for each method, and how to see more of it.
+fn methods_index(methods: &[&MethodEntry]) -> String {
+    let line = |m: &&MethodEntry| format!("{:<20} {:<10} {:<19} {}\n", m.name, m.role.name(), m.phase(), m.about);
+    let head = format!("{:<20} {:<10} {:<19} {}\n", "method", "role", "sparse in", "what it does");
+    let lines: String = methods.iter().map(line).collect();
+    format!(
+        "{head}{lines}\nParameters, defaults, presets, reference, and what a GPU does: spattn list methods NAME...\n\
+         Use with: spattn eval -m 'NAME:key=value,key={{a,b}},key=a..b/step'"
+    )
 }
 
 fn methods_text(methods: &[&MethodEntry]) -> String {

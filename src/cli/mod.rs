@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod eval;
 mod exit;
 mod export_eval;
+mod help_headings;
 mod interrupt;
 mod launch;
 pub mod list;

@@ -153,9 +153,10 @@ fn table(text: &mut String, status: &Status) {
 fn balance(text: &mut String, status: &Status) {
     let Some(balance) = &status.balance else { return };
     let measured = [("time", balance.seconds), ("processor time", balance.processor)];
-    let measured = measured.into_iter().filter_map(|(of, ratio)| Some(format!("{:.2} of {of}", ratio?)));
-    let told: Vec<String> = std::iter::once(format!("{:.2} as estimated", balance.estimated)).chain(measured).collect();
-    let _ = writeln!(text, "\nlongest over mean work of the {} completed shards: {}", balance.shards, told.join(", "));
+    let measured = measured.into_iter().filter_map(|(of, ratio)| Some(format!("{:.2} by {of}", ratio?)));
+    let told: Vec<String> =
+        std::iter::once(format!("{:.2} by estimated work", balance.estimated)).chain(measured).collect();
+    let _ = writeln!(text, "\nthe longest of {} completed shards over their mean: {}", balance.shards, told.join(", "));
     let mut done: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state == State::Done).collect();
     let work = |shard: &ShardStatus| shard.work.unwrap_or(0) as f64;
     let mean = done.iter().map(|shard| work(shard)).sum::<f64>() / done.len() as f64;

@@ -32,7 +32,7 @@ pub fn line(report: &Report) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-fn counted(n: usize, what: &str) -> String {
+pub(super) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
@@ -77,7 +77,7 @@ fn methods(report: &Report) -> String {
 // ---- facts from the manifests ----
 
 /// The identities in a manifest: one for each model and protocol.
-fn identities(manifest: &Value) -> Vec<&Value> {
+pub(super) fn identities(manifest: &Value) -> Vec<&Value> {
     match &manifest["identity"] {
         Value::Array(several) => several.iter().collect(),
         Value::Null => Vec::new(),

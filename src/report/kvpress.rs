@@ -15,42 +15,65 @@ use serde_json::{Value, json};
 use super::by_method::{MethodRecords, OfModel, python_list};
 use super::lm_eval::Exported;
 use super::merge::Merged;
+use spattn_attention::methods;
+use spattn_attention::methods::kvpress::{Meaning, PARAMETERS};
 use spattn_eval::records::record::{REFERENCE, Record};
 use spattn_stats::mean;
 use spattn_tasks::metrics::datasets::Dataset;
 
-/// A method with the settings that make it a press.
+/// A method that is a press with the settings of its preset `kvpress`, whatever it keeps. Its name is the press's.
 struct ExactPress {
     method: &'static str,
-    settings: &'static [(&'static str, &'static str)],
-    /// Its class with its parameters; the ratio takes the place of `{}`.
     class: &'static str,
-    name: &'static str,
+    /// What must hold beside the preset: what a press has no parameter for.
+    besides: &'static [(&'static str, &'static str)],
 }
 
 const EXACT: [ExactPress; 2] = [
     ExactPress {
         method: "snapkv",
-        settings: &[
-            ("window", "64"),
-            ("kernel", "5"),
-            ("pool", "avg"),
-            ("per", "kv_head"),
-            ("sink", "0"),
-            ("local", "0"),
-            ("dense_layers", "none"),
-            ("schedule", "uniform"),
-        ],
-        class: "SnapKVPress(compression_ratio={}, window_size=64, kernel_size=5)",
-        name: "snapkv",
+        class: "SnapKVPress",
+        besides: &[("dense_layers", "none"), ("schedule", "uniform")],
     },
     ExactPress {
         method: "streaming_llm",
-        settings: &[("slide", "false"), ("rolling", "false"), ("sink", "4"), ("dense_layers", "none")],
-        class: "StreamingLLMPress(compression_ratio={}, n_sink=4)",
-        name: "streaming_llm",
+        class: "StreamingLLMPress",
+        besides: &[("rolling", "false"), ("dense_layers", "none")],
     },
 ];
+
+/// The parameter that a press has for any value.
+const KEEP: &str = "keep";
+
+impl ExactPress {
+    /// The press that a method with these settings is; `None` if it is none.
+    fn of(method: &str, settings: &BTreeMap<String, String>) -> Option<&'static Self> {
+        let is_set = |(key, value): (&str, &str)| key == KEEP || settings.get(key).is_some_and(|own| own == value);
+        let press = EXACT.iter().find(|press| press.method == method)?;
+        press.settings().all(is_set).then_some(press)
+    }
+
+    /// The settings that make the method this press.
+    fn settings(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let entry = methods::find(self.method).expect("a press is a method here");
+        let preset = entry.presets.iter().find(|preset| preset.name == "kvpress").expect("a press has a preset");
+        preset.values.iter().chain(self.besides).copied()
+    }
+
+    /// Its class with its parameters, in Python.
+    fn command(&self, ratio: f64) -> String {
+        let own = PARAMETERS.iter().filter(|parameter| parameter.methods.contains(&self.method));
+        let set = own.filter_map(|parameter| {
+            let value = match parameter.here {
+                Meaning::Rest(KEEP) => ratio.to_string(),
+                Meaning::Same(ours) => self.settings().find(|(key, _)| *key == ours)?.1.to_owned(),
+                Meaning::Rest(_) | Meaning::Other(_) => return None,
+            };
+            Some(format!("{}={value}", parameter.theirs))
+        });
+        format!("{}({})", self.class, set.collect::<Vec<_>>().join(", "))
+    }
+}
 
 /// How a method is called there.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,14 +90,13 @@ impl PressName {
             return Self { name: "no_press".to_owned(), ratio: 0.0, command: "None".to_owned() };
         }
         let settings = group.head.settings();
-        let has = |(key, value): &(&str, &str)| settings.get(*key).is_some_and(|own| own == value);
-        let exact = EXACT.iter().find(|press| press.method == &*group.head.method && press.settings.iter().all(has));
-        let keep = settings.get("keep").and_then(|keep| keep.parse::<f64>().ok());
+        let exact = ExactPress::of(&group.head.method, &settings);
+        let keep = settings.get(KEEP).and_then(|keep| keep.parse::<f64>().ok());
         match (exact, keep) {
             (Some(press), Some(keep)) => {
                 // Shares in decimals are seldom exact.
                 let ratio = ((1.0 - keep) * 1e9).round() / 1e9;
-                Self { name: press.name.to_owned(), ratio, command: press.class.replace("{}", &ratio.to_string()) }
+                Self { name: press.method.to_owned(), ratio, command: press.command(ratio) }
             }
             _ => Self { name: format!("spattn-{label}"), ratio: evicted(group), command: label },
         }

@@ -4,7 +4,7 @@ use super::format::{TableColumn, capital, columns, fitting, setting, tokens};
 use super::parameters::ShownParams;
 use super::pivot::{PivotTable, ShownNotes};
 use super::tabular::{Numbers, TEXT_WIDTH, Tabular, marked, width};
-use super::{Report, best, excess};
+use super::{Report, best, excess, sampling};
 use spattn_eval::summary::cells::SummaryCell;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::warnings::Warning;
@@ -20,9 +20,9 @@ const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and 
 /// concern, as sentences.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
-    // General warnings stand below the first table.
-    let mut general: Vec<String> =
-        report.warnings.iter().filter(|w| w.is_general()).map(|warning| sentence(&warning.message)).collect();
+    // What is true of all, and general warnings, stand below the first table.
+    let warnings = report.warnings.iter().filter(|w| w.is_general()).map(|warning| sentence(&warning.message));
+    let mut general: Vec<String> = sampling::line(report).into_iter().chain(warnings).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     let mut cells = report.cells.as_slice();
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {

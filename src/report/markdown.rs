@@ -7,7 +7,7 @@ use super::others::{OtherScore, other_scores};
 use super::parameters::ShownParams;
 use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
-use super::{MeanTable, Report, excess, verdict};
+use super::{MeanTable, Report, excess, sampling, verdict};
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
@@ -58,6 +58,9 @@ fn header(report: &Report) -> String {
         ("records", records.len().to_string()),
     ];
     let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {}\n", in_markdown(value))).collect();
+    if let Some(line) = sampling::line(report) {
+        let _ = writeln!(text, "- {}", in_markdown(&line));
+    }
     let sharing = PrefillSavings::of(records);
     if sharing.is_worth_saying() {
         let _ = writeln!(text, "- {sharing}");

@@ -34,6 +34,7 @@ mod means;
 mod overview;
 mod parameters;
 mod ranking;
+mod sampling;
 mod shards;
 mod stand_ins;
 mod tabular;

@@ -21,7 +21,7 @@ use super::markdown::counted;
 use super::merge::Source;
 use super::parameters::ShownParams;
 use super::plots::{Figure, Figures};
-use super::{Report, excess, heading, overview, verdict};
+use super::{Report, excess, heading, overview, sampling, verdict};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_eval::records::fidelity::four_digits;
@@ -90,9 +90,11 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
+    let heading = [Some(heading::line(report)), sampling::line(report)];
+    let heading = heading.into_iter().flatten().collect::<Vec<_>>().join(". ");
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
-        "heading": heading::line(report),
+        "heading": heading,
         "means": overview::means(&report.rows),
         "columns": columns(),
         "rows": rows,

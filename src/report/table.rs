@@ -10,7 +10,7 @@ use super::format::{
 };
 use super::parameters::ShownParams;
 use super::pivot::ShownNotes;
-use super::{MeanTable, Report, excess, pivot};
+use super::{MeanTable, Report, excess, pivot, sampling};
 use spattn_eval::summary::columns::SummaryRow;
 
 /// A rule under the headings and nothing else.
@@ -78,7 +78,7 @@ pub fn render(report: &Report, form: Form) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
     }
-    let mut text = String::new();
+    let mut text = sampling::line(report).map_or(String::new(), |line| form.wrapped(&line) + "\n");
     let mut left_out = Vec::new();
     for of_setting in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         for rows in of_setting.chunk_by(|a, b| a.measure == b.measure) {

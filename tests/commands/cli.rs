@@ -4,112 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-// ---- running the program ----
-
-/// A command of the program, which prints all its details if it does not behave as expected.
-struct Spattn {
-    command: Command,
-}
-
-/// The result of a command.
-struct Ran {
-    command: String,
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-fn spattn(args: &[&str]) -> Spattn {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    // Never use the user's hub cache, network or colours.
-    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
-    command.env_remove("HF_HUB_CACHE").env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
-    Spattn { command }
-}
-
-impl Spattn {
-    fn args(mut self, args: &[&str]) -> Self {
-        self.command.args(args);
-        self
-    }
-
-    fn env(mut self, name: &str, value: &Path) -> Self {
-        self.command.env(name, value);
-        self
-    }
-
-    fn run(mut self) -> Ran {
-        let output = self.command.output().unwrap();
-        Ran::new(&self.command, output)
-    }
-
-    fn spawn(mut self) -> Child {
-        self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    }
-
-    /// Runs it and expects success.
-    fn ok(self) -> Ran {
-        let ran = self.run();
-        ran.check(ran.status == Some(0), "it succeeds");
-        ran
-    }
-
-    /// Runs it and expects exactly one error line that contains `what`, a hint that contains `hint` (no hint if empty), and an empty
-    /// standard output.
-    fn fails(self, status: i32, what: &str, hint: &str) -> Ran {
-        let ran = self.run();
-        ran.check(ran.status == Some(status), &format!("the exit status is {status}"));
-        ran.check(!ran.stderr.contains("panicked") && !ran.stderr.contains("backtrace"), "no panic");
-        let (errors, rest): (Vec<&str>, Vec<&str>) = ran.stderr.lines().partition(|l| l.starts_with("error: "));
-        let (hints, rest): (Vec<&str>, Vec<&str>) = rest.into_iter().partition(|l| l.starts_with("  hint: "));
-        ran.check(errors.len() == 1 && rest.is_empty(), "one error line, and hints");
-        ran.check(errors[0].contains(what), &format!("the error says: {what}"));
-        match hint {
-            "" => ran.check(hints.is_empty(), "no hint"),
-            hint => ran.check(hints.iter().any(|h| h.contains(hint)), &format!("a hint says: {hint}")),
-        }
-        ran.check(ran.stdout.is_empty(), "nothing on standard output");
-        ran
-    }
-}
-
-impl Ran {
-    fn new(command: &Command, output: Output) -> Self {
-        Self {
-            command: format!("{command:?}"),
-            status: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-
-    #[track_caller]
-    fn check(&self, holds: bool, expected: &str) {
-        let Self { command, status, stdout, stderr } = self;
-        assert!(
-            holds,
-            "\nexpected: {expected}\ncommand: {command}\nstatus: {status:?}\nstdout:\n{stdout}\nstderr:\n{stderr}\n"
-        );
-    }
-
-    #[track_caller]
-    fn prints(&self, text: &str) {
-        self.check(self.stdout.contains(text), &format!("standard output holds: {text}"));
-    }
-
-    #[track_caller]
-    fn json(&self) -> Value {
-        let json = serde_json::from_str(&self.stdout);
-        self.check(json.is_ok(), "standard output is JSON and nothing else");
-        json.unwrap()
-    }
-}
+use super::program::{Ran, Spattn, spattn};
 
 // ---- results of a run ----
 
@@ -998,7 +899,7 @@ fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() 
         (ran.stdout.clone() + &ran.stderr, find("topk"), find("snapkv"))
     };
     let (said, topk, _) = of("exact");
-    assert!(said.contains("do not count towards the budget; --tail indexed makes them candidates"), "{said}");
+    assert!(said.contains("and the budget does not count them; --tail indexed counts them"), "{said}");
     assert_eq!(topk["settings"]["tail"], "exact");
     assert!(topk["free_share"].as_f64().unwrap() > 0.5, "{topk:?}");
     let exact_density = topk["density"].as_f64().unwrap();
@@ -1159,7 +1060,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     let out = out();
     let tasks = ["-t", "needle/number:steps=3", "-t", "ruler/niah_single_1", "-l", "512", "-n", "1"];
     let ran = spattn(&["eval", "--out", out.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
-    let said = "warning: n = 1: on one task no difference can be detected; n = 60 would detect 10 points\n";
+    let said = "warning: only 1 example: on one task no loss can be detected; take about 60 (they would detect a loss of 10 points)\n";
     ran.check(ran.stdout.matches(said).count() == 1, "once for all tasks and methods");
     ran.check(!ran.stdout.contains("can go unnoticed"), "there is no second warning about the number of examples");
     ran.check(ran.stdout.contains(" 3 (1) "), "three depths of one sample are one context");
@@ -1174,7 +1075,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
         }
         assert_eq!(row["contexts"], "1");
     }
-    assert!(out.read("summary.md").contains("`few_examples` n = 1: "));
+    assert!(out.read("summary.md").contains("`few_examples` only 1 example: "));
     let again = spattn(&["report", out.arg(), "--rows", "method"]).ok();
     again.check(again.stderr.matches(said).count() == 1, "pivots say it as well");
 }
@@ -1287,7 +1188,7 @@ fn a_run_leaves_all_its_files() {
 fn json_is_the_summary_and_nothing_else() {
     let out = out();
     let ran = tiny(&out).args(&["--json", "--fidelity"]).ok();
-    let warned = ran.stderr.lines().all(|line| line.starts_with("warning: n = 1: "));
+    let warned = ran.stderr.lines().all(|line| line.starts_with("warning: only 1 example: "));
     ran.check(warned, "self-checks on standard error, and nothing else");
     let rows = ran.json();
     let rows = rows.as_array().unwrap();
@@ -1542,6 +1443,10 @@ fn lists_are_text_and_json() {
         let items = spattn(&["list", what, "--json"]).ok().json();
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }
+    let index = spattn(&["list", "methods"]).ok();
+    let count = spattn(&["list", "methods", "--json"]).ok().json().as_array().unwrap().len();
+    index.prints("\nquest                method     prefill and decode  ");
+    index.check(index.stdout.lines().count() < count + 6, "a line for each method");
     let quest = spattn(&["list", "methods", "quest"]).ok();
     for part in [
         "arXiv:2406.10774",

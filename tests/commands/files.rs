@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::program::{self, Ran};
+
 /// One example, and two examples, of one task under two methods.
 const TINY: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "1"];
 const TWO: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "2"];
@@ -20,47 +22,13 @@ const ROWS: &str = "{\"input\": \"Say a.\", \"outputs\": [\"a\"]}\n{\"input\": \
 const METRIC: &str = "metric=string_match_all,max_new_tokens=2";
 
 fn spattn(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    command.current_dir(dir).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
-    command.env_remove("HF_HUB_CACHE").env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
-    command
-}
-
-struct Ran {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ran {
-    #[track_caller]
-    fn check(&self, holds: bool, expected: &str) {
-        let Self { status, stdout, stderr } = self;
-        assert!(holds, "\nexpected: {expected}\nstatus: {status:?}\nstdout:\n{stdout}\nstderr:\n{stderr}");
-    }
-
-    #[track_caller]
-    fn ok(self) -> Self {
-        self.check(self.status == Some(0), "it succeeds");
-        self
-    }
-
-    /// Expects one error line that contains `what`, with a hint that contains `hint`.
-    #[track_caller]
-    fn fails(&self, status: i32, what: &str, hint: &str) {
-        self.check(self.status == Some(status), &format!("status {status}"));
-        let said = |begin: &str, text: &str| {
-            self.stderr.lines().filter(|line| line.starts_with(begin)).any(|line| line.contains(text))
-        };
-        self.check(said("error: ", what), &format!("an error says: {what}"));
-        self.check(said("  hint: ", hint), &format!("a hint says: {hint}"));
-        self.check(!self.stderr.contains("panicked"), "no panic");
-    }
+    program::spattn(&[]).within(dir).command
 }
 
 fn ended(child: Child) -> Ran {
     let output = child.wait_with_output().unwrap();
     Ran {
+        command: String::new(),
         status: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

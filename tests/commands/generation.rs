@@ -7,6 +7,8 @@ use std::process::Command;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
+use super::program::{self, Ran};
+
 /// Runs `eval` in a folder with some threads, and returns its records without times.
 fn records(dir: &Path, threads: usize, args: &str) -> Vec<Map<String, Value>> {
     let out = format!("run-{}", fs::read_dir(dir).unwrap().count());
@@ -65,6 +67,31 @@ fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
     // What a record says does not depend on the methods beside it.
     let alone = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 --temperature 3 --top-p 0.99 --repeats 4");
     assert_eq!(of_method(&alone, "full"), full);
+}
+
+#[test]
+fn tables_page_and_notes_say_that_answers_were_sampled_and_how() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("run");
+    let eval = |more: &[&str]| {
+        let args = ["eval", "-t", "ruler/vt", "-l", "1K", "-n", "2", "-m", "topk:k=64", "--overwrite", "--out"];
+        program::spattn(&[&args[..], &[out.to_str().unwrap()], more].concat()).ok()
+    };
+    let sampled = ["--temperature", "0.7", "--top-p", "0.95", "--repeats", "2", "--seed", "5"];
+    let said = "Answers are sampled: temperature 0.7, top-p 0.95, 2 answers to each example, seed 5. An example's score is the mean of its \
+                answers; intervals are over these scores";
+    let in_one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let all = |ran: &Ran| {
+        let latex = program::spattn(&["report", out.to_str().unwrap(), "--format", "latex"]).ok().stdout;
+        let files = ["summary.md", "report.html"].map(|name| fs::read_to_string(out.join(name)).unwrap());
+        [vec![ran.stdout.clone(), latex], files.to_vec()].concat()
+    };
+    for (at, text) in all(&eval(&sampled)).iter().enumerate() {
+        assert!(in_one_line(text).contains(said), "{at}: {text}");
+    }
+    for (at, text) in all(&eval(&[])).iter().enumerate() {
+        assert!(!text.contains("are sampled"), "{at}: greedy answers");
+    }
 }
 
 #[test]

@@ -4,11 +4,12 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
+
+use super::program::{self, Ran};
 
 const RUN: &str = "run";
 /// The methods of a run, of a resumption with one more, and of a separate run.
@@ -19,12 +20,6 @@ const BESIDE: &[&str] = &["--no-full", "-m", "topk:k=4"];
 /// A folder with a tiny model, rows, texts and data sets, and what is run on them.
 struct Place {
     dir: PathBuf,
-}
-
-struct Ran {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
 }
 
 impl Place {
@@ -56,11 +51,7 @@ impl Place {
     }
 
     fn spattn(&self, args: &[&str]) -> Ran {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-        command.args(args).current_dir(&self.dir).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
-        let output = command.env("SPATTN_DATA", "/nonexistent/data").env("NO_COLOR", "1").output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        program::spattn(args).within(&self.dir).env("SPATTN_DATA", "/nonexistent/data").run()
     }
 
     /// Evaluates a task into a folder.

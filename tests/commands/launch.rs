@@ -162,7 +162,7 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     assert_eq!(site.states(), ["done"; 4]);
     let text = stdout(&site.run(&["status", "out", "--watch"], 0));
     assert!(text.contains("out: 4 shards: 4 done\n32 of 32 records (100.0 %)\n"), "{text}");
-    assert!(text.contains("\nlongest over mean work of the 4 completed shards: 1.00 as estimated, "), "{text}");
+    assert!(text.contains("\nthe longest of 4 completed shards over their mean: 1.00 by estimated work, "), "{text}");
     for shard in site.status()["shards"].as_array().unwrap() {
         let (seconds, processor) = (shard["seconds"].as_u64().unwrap(), shard["processor_s"].as_f64().unwrap());
         // One thread uses at most as many processor seconds as pass on the clock, which counts whole seconds.

@@ -79,7 +79,7 @@ fn an_example_that_the_limit_does_not_hold_is_refused() {
     let dir = folder();
     let args = ["eval", "-t", "ruler/niah_single_1", "-l", "32K", "-n", "1", "--threads", "2", "--out", "run"];
     let error = "the length asked for, 32768 tokens, with the weights of builtin takes";
-    fails(&under("ulimit -v 340000", dir.path(), &args).output().unwrap(), 2, error, "--length");
+    fails(&under("ulimit -v 300000", dir.path(), &args).output().unwrap(), 2, error, "--length");
     assert!(!dir.path().join("run").exists(), "before anything is written");
 }
 

@@ -3,35 +3,19 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-struct Ran {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
+use super::program::{self, Ran};
 
 fn run(args: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    // Never use the user's hub cache, data or network.
-    command
-        .args(args)
-        .env("HF_HUB_OFFLINE", "1")
-        .env("HF_HOME", "/nonexistent/hf")
-        .env("SPATTN_DATA", "/nonexistent/data");
-    let output = command.output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    program::spattn(args).env("SPATTN_DATA", "/nonexistent/data").run()
 }
 
 #[track_caller]
 fn ok(args: &[&str]) -> Ran {
-    let ran = run(args);
-    assert_eq!(ran.status, Some(0), "{args:?}\n{}\n{}", ran.stdout, ran.stderr);
-    ran
+    run(args).ok()
 }
 
 #[track_caller]

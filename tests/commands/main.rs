@@ -17,6 +17,7 @@ mod launch;
 mod limits;
 mod longbench;
 mod privacy;
+mod program;
 mod report;
 mod report_command;
 mod streams;

@@ -3,25 +3,17 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 use spattn::eval::records::record::Record;
 use spattn::eval::records::store::load_records;
 use tempfile::TempDir;
 
-struct Ran {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
+use super::program::{self, Ran};
 
+/// The program on a terminal of 80 columns.
 fn spattn(args: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    let output =
-        command.args(args).env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1").env("COLUMNS", "80").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    program::spattn(args).env("COLUMNS", "80").run()
 }
 
 /// A run of a method that attends half of the context, and of one that attends hardly anything.

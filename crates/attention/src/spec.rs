@@ -501,7 +501,7 @@ impl Params {
                     "{DENSITY}=0.5 is the share of the context that is attended; nothing is evicted once and for all"
                 )
             }
-            Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
+            Some(near) => format!("did you mean `{near}`? `spattn list methods NAME` shows all parameters"),
             None if self.known.is_empty() => "it has no parameters here".to_owned(),
             None => format!("its parameters: {}", self.known.join(", ")),
         };

@@ -53,6 +53,22 @@ pub fn limit() -> Option<Limit> {
     *LIMIT
 }
 
+/// Address space that has to be left for threads that only help: each takes up to 200 MB of it when it first allocates, most of which stays
+/// unused. The smallest runs take a third of a gigabyte.
+const ROOM_FOR_HELPERS: u64 = 1 << 30;
+
+/// Whether there is room for a thread that only helps, such as one that draws progress: where `ulimit -v` leaves little address space, the work
+/// itself may need it.
+pub fn has_room_for_helpers() -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
+    leaves_room(&read("limits"), &read("status"))
+}
+
+fn leaves_room(limits: &str, status: &str) -> bool {
+    let taken = of_status(status, "VmSize:").unwrap_or(0);
+    of_process(limits, "Max address space").is_none_or(|limit| limit.saturating_sub(taken) >= ROOM_FOR_HELPERS)
+}
+
 /// Checks that `needed` bytes are available. `what` begins the error's sentence, with a verb: "the weights take".
 ///
 /// # Errors
@@ -188,6 +204,19 @@ mod tests {
         assert_eq!(of_status("VmPeak: 9 kB\nVmHWM:\t  7 kB\n", "VmHWM:"), Some(7 << 10));
         #[cfg(target_os = "linux")]
         assert!(peak_bytes().unwrap() > 1 << 20 && limit().unwrap().bytes > 1 << 20);
+    }
+
+    #[test]
+    fn helpers_need_a_gigabyte_of_address_space_that_is_left() {
+        let limits = |soft: u64| format!("Max address space  {soft}  unlimited  bytes\n");
+        let leaves = |soft: u64, taken: &str| leaves_room(&limits(soft), taken);
+        assert!(
+            leaves_room("Max address space  unlimited  unlimited  bytes\n", "VmSize: 9 kB\n") && leaves_room("", "")
+        );
+        assert!(leaves(ROOM_FOR_HELPERS, "") && !leaves(ROOM_FOR_HELPERS - 1, ""));
+        assert!(
+            !leaves(ROOM_FOR_HELPERS + 1023, "VmSize: 1 kB\n") && leaves(ROOM_FOR_HELPERS + 1024, "VmSize: 1 kB\n")
+        );
     }
 
     /// A root folder with these files.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::memory::has_room_for_helpers;
 use crate::pace::{Count, Pace, Position, in_words};
 use crate::text;
 
@@ -100,7 +101,8 @@ impl Meter {
         *locked(&CURRENT) = Arc::downgrade(&display);
         let seen = display.clone();
         // Without a thread, the display changes with the work only, and pauses count as work.
-        let ticker = thread::Builder::new().name("progress".to_owned()).spawn(move || seen.tick()).ok();
+        let thread = || thread::Builder::new().name("progress".to_owned()).spawn(move || seen.tick()).ok();
+        let ticker = if has_room_for_helpers() { thread() } else { None };
         Self { display: Some(display), ticker }
     }
 

@@ -53,6 +53,31 @@ impl Kind {
     }
 }
 
+/// What scores are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scores {
+    /// 0 or 1.
+    Binary,
+    /// Losses and gains are of a third, two thirds or the whole of a score.
+    Thirds,
+    /// As the F1 of short answers: the reference has 0 in a fifth of the examples, 1 in two fifths, and anything between in the rest. A method
+    /// loses half to all of a score, or gains half to all of what it lacks.
+    F1,
+    /// As the ROUGE of summaries: the reference has 0.2 to 0.5, and a method differs by up to 0.05 in every example, beside its loss.
+    Rouge,
+}
+
+impl Scores {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Binary => "0 or 1",
+            Self::Thirds => "graded",
+            Self::F1 => "as F1",
+            Self::Rouge => "as ROUGE",
+        }
+    }
+}
+
 /// How scores of a method come about.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Design {
@@ -61,16 +86,23 @@ struct Design {
     methods: usize,
     tasks: usize,
     contexts: usize,
-    /// Questions about each context. With more than one, losses and gains occur only in about half of the contexts.
+    /// Questions about each context: so many, of scores as F1 and ROUGE so many on average (1 to twice as many less 1). With more than one,
+    /// losses and gains of the other scores occur only in about half of the contexts.
     questions: usize,
-    /// Whether losses and gains are of a third, two thirds or the whole of a score.
-    is_graded: bool,
-    /// The probability that a method gains where the reference is wrong. It adds as many losses.
+    scores: Scores,
+    /// Of scores as F1 and ROUGE: how much of what is drawn for a question is drawn for its context, and so the same for others about it.
+    shared: f64,
+    /// The probability that a method gains where the reference is wrong. It adds as many losses. Of scores as ROUGE, it is unused.
     churn: f64,
 }
 
 /// The share of examples that the reference gets right.
 const EASE: f64 = 0.8;
+
+/// Of scores as F1: the shares of zeros and of scores between 0 and 1 of the reference, and its mean.
+const F1_ZEROS: f64 = 0.2;
+const F1_BETWEEN: f64 = 0.4;
+const F1_MEAN: f64 = 1.0 - F1_ZEROS - F1_BETWEEN / 2.0;
 
 /// Scores of an example, in 0..=1: of the reference and of each method.
 struct Asked {
@@ -82,8 +114,16 @@ struct Asked {
 impl Design {
     /// One task of an experiment, whose methods all have the loss of this kind.
     fn task(&self, kind: Kind, draw: &mut Draw) -> Vec<Asked> {
+        match self.scores {
+            Scores::Binary | Scores::Thirds => self.task_in_parts(kind, draw),
+            Scores::F1 | Scores::Rouge => self.task_of_any_score(kind.loss(self.limit), draw),
+        }
+    }
+
+    fn task_in_parts(&self, kind: Kind, draw: &mut Draw) -> Vec<Asked> {
+        let is_graded = self.scores == Scores::Thirds;
         // Of what a graded loss takes: (1/3 + 2/3 + 1) / 3.
-        let part = if self.is_graded { 2.0 / 3.0 } else { 1.0 };
+        let part = if is_graded { 2.0 / 3.0 } else { 1.0 };
         let lose = (kind.loss(self.limit) / part + self.churn * (1.0 - EASE)) / EASE;
         let mut asked = Vec::new();
         for context in 0..self.contexts {
@@ -93,7 +133,7 @@ impl Design {
             for _ in 0..self.questions {
                 let reference = draw.is(EASE);
                 let mut of_method = |differs: &f64| {
-                    let size = if self.is_graded { (1 + draw.below(3)) as f64 / 3.0 } else { 1.0 };
+                    let size = if is_graded { (1 + draw.below(3)) as f64 / 3.0 } else { 1.0 };
                     match reference == 1.0 {
                         true => 1.0 - size * draw.is(lose * differs),
                         false => size * draw.is(self.churn * differs),
@@ -104,6 +144,52 @@ impl Design {
             }
         }
         asked
+    }
+
+    /// A task with scores as F1 or ROUGE, whose methods lose this much in the mean.
+    fn task_of_any_score(&self, loss: f64, draw: &mut Draw) -> Vec<Asked> {
+        let mut asked = Vec::new();
+        for context in 0..self.contexts {
+            // What is drawn for the context: of the reference, and of each method.
+            let of_context: Vec<f64> = (0..=self.methods).map(|_| draw.uniform()).collect();
+            let questions = 1 + draw.below(2 * self.questions - 1);
+            for _ in 0..questions {
+                let drawn: Vec<f64> = of_context
+                    .iter()
+                    .map(|shared| if draw.is(self.shared) == 1.0 { *shared } else { draw.uniform() })
+                    .collect();
+                let (reference, own) = (self.reference_at(drawn[0]), &drawn[1..]);
+                let methods = own.iter().map(|at| self.method_at(*at, reference, loss, draw)).collect();
+                asked.push(Asked { context, reference, methods });
+            }
+        }
+        asked
+    }
+
+    /// The reference's score at a quantile.
+    fn reference_at(&self, quantile: f64) -> f64 {
+        match self.scores {
+            Scores::Rouge => 0.2 + 0.3 * quantile,
+            _ => ((quantile - F1_ZEROS) / F1_BETWEEN).clamp(0.0, 1.0),
+        }
+    }
+
+    /// A method's score at a quantile of its differences to the reference, which it is `loss` below in the mean.
+    fn method_at(&self, quantile: f64, reference: f64, loss: f64, draw: &mut Draw) -> f64 {
+        if self.scores == Scores::Rouge {
+            return reference - loss + 0.1 * (quantile - 0.5);
+        }
+        // Half to all: three quarters in the mean.
+        let size = 0.5 + 0.5 * draw.uniform();
+        let (lost, gained) = (0.75 * F1_MEAN, 0.75 * (1.0 - F1_MEAN));
+        let gain = self.churn * (1.0 - F1_MEAN);
+        let lose = (loss + gain * gained) / lost;
+        assert!(lose + gain <= 1.0, "{self:?} cannot lose {loss}");
+        match quantile {
+            q if q < lose => reference - size * reference,
+            q if q >= 1.0 - gain => reference + size * (1.0 - reference),
+            _ => reference,
+        }
     }
 
     /// What each rule says of each method.
@@ -145,11 +231,11 @@ impl Design {
     }
 
     fn name(&self) -> String {
-        let scores = if self.is_graded { "graded" } else { "0 or 1" };
+        let shared = if self.shared > 0.0 { format!(" ({:.0} % shared)", 100.0 * self.shared) } else { String::new() };
         let contexts =
-            if self.questions > 1 { format!("{} questions a context", self.questions) } else { String::new() };
+            if self.questions > 1 { format!("{} questions a context{shared}", self.questions) } else { String::new() };
         let tasks = if self.tasks > 1 { format!("{} tasks", self.tasks) } else { String::new() };
-        let parts = [scores.to_owned(), tasks, contexts, format!("{} methods", self.methods)];
+        let parts = [self.scores.name().to_owned(), tasks, contexts, format!("{} methods", self.methods)];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
     }
 }
@@ -228,8 +314,16 @@ impl Counts {
 const ERROR: f64 = 5.0;
 
 /// Many differences both ways, so that noise is as large as it can be; ten methods at once.
-const NOISY: Design =
-    Design { limit: 0.05, methods: 10, tasks: 1, contexts: 60, questions: 1, is_graded: false, churn: 0.5 };
+const NOISY: Design = Design {
+    limit: 0.05,
+    methods: 10,
+    tasks: 1,
+    contexts: 60,
+    questions: 1,
+    scores: Scores::Binary,
+    shared: 0.0,
+    churn: 0.5,
+};
 
 #[test]
 fn verdicts_are_wrong_no_more_often_than_they_may_and_simpler_rules_are() {
@@ -237,8 +331,16 @@ fn verdicts_are_wrong_no_more_often_than_they_may_and_simpler_rules_are() {
     // Three standard errors of a share of 5 % above it.
     let most = ERROR + 3.0 * (ERROR * (100.0 - ERROR) / EXPERIMENTS as f64).sqrt();
     for (at, kind) in KINDS.into_iter().enumerate() {
-        for (questions, is_graded) in [(1, false), (5, false), (1, true)] {
-            let design = Design { questions, is_graded, contexts: 40, ..NOISY };
+        let designs = [
+            (1, Scores::Binary, 0.0),
+            (5, Scores::Binary, 0.0),
+            (1, Scores::Thirds, 0.0),
+            (5, Scores::F1, 0.5),
+            (5, Scores::F1, 1.0),
+            (5, Scores::Rouge, 0.5),
+        ];
+        for (questions, scores, shared) in designs {
+            let design = Design { questions, scores, shared, contexts: 40, ..NOISY };
             let counts = Counts::of(&design, kind, EXPERIMENTS, 7 + at as u64);
             assert!(counts.wrong_percent(0) <= most, "{kind:?} {design:?}: {counts:?}");
         }
@@ -280,16 +382,64 @@ fn verdicts_tell_what_enough_examples_show() {
     assert!(told(Kind::Equal) == 100.0 && told(Kind::Triple) > 95.0, "{} {}", told(Kind::Equal), told(Kind::Triple));
 }
 
-/// The designs of the full simulation.
+#[test]
+fn scores_as_f1_and_rouge_have_the_loss_that_is_asked_for_and_share_their_context() {
+    for scores in [Scores::F1, Scores::Rouge] {
+        for shared in [0.0, 0.5, 1.0] {
+            let design = Design { scores, shared, methods: 1, questions: 2, contexts: 40_000, ..NOISY };
+            for loss in [0.0, 0.15] {
+                let task = design.task_of_any_score(loss, &mut Draw(ChaCha8Rng::seed_from_u64(1)));
+                assert!(task.iter().all(|asked| (0.0..=1.0).contains(&asked.methods[0])), "{design:?}");
+                let differences: Vec<f64> = task.iter().map(|asked| asked.methods[0] - asked.reference).collect();
+                let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+                assert!((mean + loss).abs() < 0.005, "{design:?}: {mean}");
+                // Neighbours are of one context, two by two in a third of the contexts at least.
+                let pairs =
+                    task.windows(2).zip(differences.windows(2)).filter(|(pair, _)| pair[0].context == pair[1].context);
+                let pairs: Vec<(f64, f64)> = pairs.map(|(_, of)| (of[0] - mean, of[1] - mean)).collect();
+                let variance = differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / differences.len() as f64;
+                let together = pairs.iter().map(|(a, b)| a * b).sum::<f64>() / pairs.len() as f64 / variance;
+                // Two questions have the same draw if both take that of the context.
+                let most = shared * shared;
+                assert!(together <= most + 0.03 && together >= 0.4 * most - 0.03, "{design:?}: {together}");
+            }
+        }
+    }
+}
+
+/// The designs of the full simulation. Later ones come last, so that the draws of the others stay as they were.
 fn designs() -> Vec<Design> {
+    const LIMITS: [(f64, f64); 3] = [(0.01, 0.05), (0.05, 0.1), (0.1, 0.5)];
+    const CONTEXTS: [usize; 4] = [10, 20, 50, 200];
     let mut designs = Vec::new();
-    for (limit, churn) in [(0.01, 0.05), (0.05, 0.1), (0.1, 0.5)] {
-        for (tasks, questions, is_graded) in [(1, 1, false), (1, 1, true), (1, 5, false), (4, 1, false)] {
-            for contexts in [10, 20, 50, 200] {
+    for (limit, churn) in LIMITS {
+        for (tasks, questions, scores) in
+            [(1, 1, Scores::Binary), (1, 1, Scores::Thirds), (1, 5, Scores::Binary), (4, 1, Scores::Binary)]
+        {
+            for contexts in CONTEXTS {
                 // The contexts are those of all tasks together.
                 let contexts = contexts / tasks;
-                designs.push(Design { limit, methods: 4, tasks, contexts, questions, is_graded, churn });
+                designs.push(Design { limit, methods: 4, tasks, contexts, questions, scores, shared: 0.0, churn });
             }
+        }
+    }
+    for (limit, churn) in LIMITS {
+        for (tasks, questions, scores, shared) in [
+            (1, 1, Scores::F1, 0.0),
+            (1, 5, Scores::F1, 0.5),
+            (1, 5, Scores::F1, 1.0),
+            (4, 5, Scores::F1, 0.5),
+            (1, 20, Scores::F1, 0.5),
+            (1, 1, Scores::Rouge, 0.0),
+            (1, 5, Scores::Rouge, 0.5),
+            (4, 5, Scores::Rouge, 0.5),
+        ] {
+            // Scores as ROUGE are too low to lose three times ten points.
+            let contexts = CONTEXTS.into_iter().filter(|_| scores != Scores::Rouge || limit < 0.1);
+            designs.extend(contexts.map(|contexts| {
+                let contexts = contexts / tasks;
+                Design { limit, methods: 4, tasks, contexts, questions, scores, shared, churn }
+            }));
         }
     }
     designs
@@ -300,19 +450,19 @@ fn designs() -> Vec<Design> {
 fn verdicts_of_many_experiments() {
     const EXPERIMENTS: usize = 1_000;
     let mut csv = "kind,limit_points,scores,tasks,contexts_of_each,questions_a_context,methods,churn,experiments,\
-                   wrong_percent,wrong_or_bound_percent,told_percent,wrong_uncorrected_percent,wrong_unpaired_percent\n"
+                   wrong_percent,wrong_or_bound_percent,told_percent,wrong_uncorrected_percent,wrong_unpaired_percent,shared\n"
         .to_owned();
     let (mut by_kind, mut by_design) = (BTreeMap::<Kind, Vec<Counts>>::new(), BTreeMap::<String, Counts>::new());
     for (at, design) in designs().iter().enumerate() {
         for (number, kind) in KINDS.into_iter().enumerate() {
             let counts = Counts::of(design, kind, EXPERIMENTS, (100 * at + number) as u64);
-            let Design { limit, methods, tasks, contexts, questions, churn, is_graded } = design;
-            let scores = if *is_graded { "graded" } else { "0 or 1" };
+            let Design { limit, methods, tasks, contexts, questions, churn, scores, shared } = design;
             let _ = writeln!(
                 csv,
-                "{},{},{scores},{tasks},{contexts},{questions},{methods},{churn},{EXPERIMENTS},{:.1},{:.1},{:.1},{:.1},{:.1}",
+                "{},{},{},{tasks},{contexts},{questions},{methods},{churn},{EXPERIMENTS},{:.1},{:.1},{:.1},{:.1},{:.1},{shared}",
                 kind.name(),
                 100.0 * limit,
+                scores.name(),
                 counts.wrong_percent(0),
                 Counts::percent(counts.bound, counts.experiments),
                 Counts::percent(counts.told, counts.methods),
@@ -349,4 +499,34 @@ fn verdicts_of_many_experiments() {
     let worst = by_kind.values().flatten().map(|counts| counts.wrong_percent(0)).fold(0.0, f64::max);
     // With 1,000 experiments a true share of 5 % is seen as up to 7 %.
     assert!(worst <= 7.0, "{worst}");
+}
+
+/// The lines of `verdicts.csv` with the most wrong words are partly the largest of many by chance: they are run again, with other draws and
+/// twenty times as many experiments.
+#[test]
+#[ignore = "a simulation of some minutes, which reads and writes results/reference/verdicts"]
+fn verdicts_of_the_worst_lines() {
+    const EXPERIMENTS: usize = 20_000;
+    const WORST: f64 = 3.0;
+    const KNOWN_WORST: f64 = 6.0;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/reference/verdicts");
+    let lines = std::fs::read_to_string(folder.join("verdicts.csv")).expect("the table");
+    let mut lines = lines.lines();
+    let head: Vec<&str> = lines.next().expect("a head").split(',').collect();
+    let at = head.iter().position(|name| *name == "wrong_percent").expect("the share of wrong words");
+    let mut csv = format!("{},wrong_percent_of_many\n", head.join(","));
+    let mut most = 0.0f64;
+    let designs = designs();
+    for (number, line) in lines.enumerate() {
+        let wrong: f64 = line.split(',').nth(at).and_then(|share| share.parse().ok()).expect("a share");
+        if wrong >= WORST {
+            let (design, kind) = (&designs[number / KINDS.len()], KINDS[number % KINDS.len()]);
+            let again = Counts::of(design, kind, EXPERIMENTS, (1_000_000 + number) as u64).wrong_percent(0);
+            let _ = writeln!(csv, "{line},{again:.2}");
+            most = most.max(again);
+        }
+    }
+    std::fs::write(folder.join("worst.csv"), csv).expect("the table");
+    // Two designs are known to be above 5 %; the page of the results says which, and why.
+    assert!(most <= KNOWN_WORST, "{most}");
 }

@@ -95,7 +95,7 @@ impl fmt::Display for DataSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.known, self.unknown) {
             (known, 0) => f.pad(&size(known)),
-            (0, _) => f.pad("size unknown"),
+            (0, _) => f.pad("size not published"),
             (known, _) => f.pad(&format!("over {}", size(known))),
         }
     }
@@ -274,10 +274,10 @@ mod tests {
     #[test]
     fn a_size_says_what_is_unknown_of_it() {
         let of = |known, unknown| DataSize { known, unknown }.to_string();
-        assert_eq!([of(113_932_529, 0), of(0, 2), of(330_598, 1)], ["113.9 MB", "size unknown", "over 331 KB"]);
+        assert_eq!([of(113_932_529, 0), of(0, 2), of(330_598, 1)], ["113.9 MB", "size not published", "over 331 KB"]);
         let named = |name: &str| DataSet::find(name).unwrap();
         let found = ["longbench", "essays", "arc_easy"].map(|name| named(name).size().to_string());
-        assert_eq!(found, ["113.9 MB", "size unknown", "over 331 KB"]);
+        assert_eq!(found, ["113.9 MB", "size not published", "over 331 KB"]);
         assert_eq!(["longbench", "wordlists"].map(|name| named(name).is_downloadable()), [true, false]);
     }
 

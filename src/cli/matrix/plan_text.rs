@@ -5,10 +5,12 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::prepare::gpu_memory;
 use crate::cli::numbers::{duration, megabytes};
 use spattn_attention::Configured;
 use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
 use spattn_eval::plan::planner::{PlanCell, Planner};
 use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
@@ -26,6 +28,8 @@ pub(super) struct PlanSummary {
     pub(super) cells: Vec<(String, usize, usize)>,
     pub(super) records: usize,
     pub(super) estimate: RunEstimate,
+    /// What each GPU needs; none on the CPU.
+    pub(super) gpus: Vec<GpuNeed>,
 }
 
 impl PlanSummary {
@@ -41,6 +45,7 @@ impl PlanSummary {
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
             estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
+            gpus: gpu_memory(planner.model, config, left.plan.longest()),
         })
     }
 }
@@ -68,6 +73,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
     let one = |d: &PlanSummary| {
         let cell = |(task, length, examples): &(String, usize, usize)| json!({ "task": task, "length": length, "examples": examples });
         let RunEstimate { prefill, index, steps, bytes } = d.estimate;
+        let gpu = |need: &GpuNeed| json!({ "device": need.device(), "bytes": need.bytes, "free_bytes": need.free() });
         json!({
             "model": d.model,
             "methods": d.methods,
@@ -81,6 +87,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
+            "gpus": d.gpus.iter().map(gpu).collect::<Vec<_>>(),
             "estimated_for": { "cpu": cpu_name(), "threads": rayon::current_num_threads() },
         })
     };
@@ -115,10 +122,14 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
         let _ = writeln!(
             text,
-            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}\n",
+            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}",
             d.records,
             megabytes(bytes),
         );
+        if !d.gpus.is_empty() {
+            let _ = writeln!(text, "memory of each GPU: {}", listed(&d.gpus));
+        }
+        text.push('\n');
     }
     text
 }
@@ -137,6 +148,7 @@ mod tests {
             cells: vec![("ruler/vt".to_owned(), 1024, 3), ("jsonl:rows".to_owned(), 0, 2)],
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
+            gpus: Vec::new(),
         }
     }
 

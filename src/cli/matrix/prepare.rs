@@ -14,7 +14,7 @@ use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
-use spattn_eval::plan::gpu_memory::{GpuNeed, gpu_needs, placement};
+use spattn_eval::plan::gpu_memory::{GpuNeed, gpu_needs, listed, placement};
 use spattn_eval::plan::manifest::ModelPart;
 use spattn_eval::plan::memory::bytes_of_example;
 use spattn_eval::plan::planner::{Planner, RunPlan};
@@ -123,23 +123,26 @@ fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
     let (id, weights, longest) = (&model.id, model.dimensions.weight_bytes(), plan.longest());
     let text = |bytes: usize| text::size(bytes as u64);
     let of = format!("weights {}, longest prompt {longest} tokens", text(weights));
-    match expected_gpu_bytes(model, config) {
-        Some(bytes) if config.device.ordinals().len() == 1 => {
-            format!("{id} needs about {} of the GPU's memory ({of})", text(bytes))
-        }
-        Some(bytes) => format!("{id} needs about {} of the GPUs' memory together ({of})", text(bytes)),
-        None => {
+    match &gpu_memory(model, config, longest)[..] {
+        [] => {
             let bytes = weights.saturating_add(bytes_of_example(config, model, longest));
             format!("{id} needs about {} of memory ({of}), and what methods store", text(bytes))
         }
+        [one] => format!("{id} needs about {} of the GPU's memory ({of})", text(one.bytes)),
+        several => format!("{id} needs about {} ({of})", listed(several)),
     }
 }
 
-/// The most memory that a run needs of all GPUs together; `None` on the CPU, or if the lengths of examples are unknown.
+/// The most memory that a run needs of each GPU, with a prompt of `longest` tokens; none on the CPU, or if no prompt's length is known.
+pub(super) fn gpu_memory(model: &OpenModel, config: &RunConfig, longest: usize) -> Vec<GpuNeed> {
+    if longest == 0 { Vec::new() } else { gpu_needs(config, model, longest).unwrap_or_default() }
+}
+
+/// The most memory that a run needs of all GPUs together, as [`gpu_memory`]; `None` where nothing is known of their memory.
 pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
-    let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
-    let needs = gpu_needs(config, model, longest).ok().filter(|needs| needs.iter().any(GpuNeed::is_known))?;
-    Some(needs.iter().map(|need| need.bytes).fold(0, usize::saturating_add))
+    let needs = gpu_memory(model, config, config.lengths.iter().copied().max().unwrap_or(0));
+    let is_known = needs.iter().any(|need| need.free().is_some());
+    is_known.then(|| needs.iter().map(|need| need.bytes).fold(0, usize::saturating_add))
 }
 
 impl RunRequest {

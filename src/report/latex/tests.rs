@@ -74,7 +74,7 @@ fn warnings_have_marks_and_text_is_escaped() {
     let text = summary(&Report::new(&records, &[]), false);
     for part in [
         "most.\n\n\\begin{table}",
-        "\\par n = 1: on one task no difference can be detected",
+        "\\par Only 1 example: on one task no loss can be detected",
         "topk (per=kv\\_\\allowbreak{}head)\\textsuperscript{a} & 2 & 0.0 & [$0$, $84$] & -100.0 &",
         "\\bottomrule\n\\end{tabular}\n\\par\\smallskip\\raggedright\n\\par \\textsuperscript{a} 2 of 2 predictions are empty.\n",
     ] {

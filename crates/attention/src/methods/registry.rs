@@ -166,8 +166,9 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let Some(reader) = &spec.reader else { return Ok(decoder) };
     let reader = configure_one(reader, policy)?;
     if reader.method.prefill_pattern().is_none() {
-        return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label()))
-            .hint("the method before `>` needs a prefill pattern; `spattn list methods` says which have one"));
+        return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label())).hint(
+            "the method before `>` needs a prefill pattern; `spattn list methods` says which are sparse in prefill",
+        ));
     }
     if decoder.method.decodes_densely() {
         return Err(UsageError::new(format!("method `{}` cannot decode: it reads prompts alone", decoder.label()))

@@ -101,7 +101,7 @@ macro_rules! with_settings {
             ///
             /// exact: all of them are attended, and do not count towards the budget. window:N: the last N are attended; older ones are selected
             /// or not, as the tokens of the context. indexed: window:N with N from --local. Some methods have a rule of their own for generated
-            /// tokens and keep it (`spattn list methods`).
+            /// tokens and keep it (`spattn list methods NAME`).
             ///
             /// Example: --tail indexed
             tail: OneOrMany<Given<Tail>>,

@@ -114,7 +114,7 @@ pub(super) fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Resul
             m.label()
         ))
         .hint(
-            "write full>... to use it in decoding only, or use --sparse-from decode, question or last:N; `spattn list methods` shows which methods have one (not those with a density that is solved on the prompt itself)",
+            "write full>... to use it in decoding only, or use --sparse-from decode, question or last:N; `spattn list methods` says which are sparse in prefill (not those with a density that is solved on the prompt itself)",
         )),
     }
 }

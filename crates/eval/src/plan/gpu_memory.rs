@@ -2,6 +2,7 @@
 //! a copy.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::ops::Range;
 
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
@@ -9,7 +10,7 @@ use crate::config::run_config::RunConfig;
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
-use spattn_base::memory;
+use spattn_base::{memory, text};
 use spattn_model::device::{Device, Placement};
 use spattn_model::dimensions::GPU_PREFILL_CHUNK;
 use spattn_model::{GpuShare, OpenModel};
@@ -56,10 +57,35 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
     ])
 }
 
+/// The GPU of which the largest share of the free memory is needed: if it has room, all have. `None` if no GPU's free memory is known.
+pub fn fullest(needs: &[GpuNeed]) -> Option<&GpuNeed> {
+    let share = |need: &GpuNeed| need.share.free.map(|free| need.bytes as f64 / free.max(1) as f64);
+    let known = needs.iter().filter_map(|need| Some((share(need)?, need)));
+    // The first of several that are as full.
+    known.reduce(|most, next| if next.0 > most.0 { next } else { most }).map(|(_, need)| need)
+}
+
+/// What each GPU needs: `cuda:0 41.2 GB of 79.1 GB free, cuda:1 39.0 GB of 79.1 GB free`.
+pub fn listed(needs: &[GpuNeed]) -> String {
+    needs.iter().map(GpuNeed::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for GpuNeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.device(), text::size(self.bytes as u64))?;
+        self.free().map_or(Ok(()), |free| write!(f, " of {} free", text::size(free)))
+    }
+}
+
 impl GpuNeed {
-    /// Whether the GPU's free memory is known.
-    pub fn is_known(&self) -> bool {
-        self.share.free.is_some()
+    /// The GPU's name, with its number even if there is one GPU only.
+    pub fn device(&self) -> String {
+        format!("cuda:{}", self.share.ordinal)
+    }
+
+    /// Bytes of the GPU's memory that are free, if that is known.
+    pub fn free(&self) -> Option<u64> {
+        self.share.free
     }
 
     /// Makes sure that the GPU has so much free memory, as far as that is known. `what` takes it, with the weights of `model`.
@@ -155,5 +181,24 @@ mod tests {
         let (what, hint) = told(Device::EachGpu);
         assert!(what.contains("a copy of the whole model") && hint.contains("cuda:0,1"), "{what}: {hint}");
         assert_eq!(GpuNeed { bytes: 5_000_000_000, ..need.clone() }.check(&config, "", ""), Ok(()));
+    }
+    fn need(ordinal: usize, gigabytes: usize, free: Option<u64>) -> GpuNeed {
+        let free = free.map(|gb| gb * 1_000_000_000);
+        GpuNeed { share: GpuShare { ordinal, free, layers: 0..4 }, bytes: gigabytes * 1_000_000_000 }
+    }
+
+    #[test]
+    fn each_gpu_is_listed_with_what_is_free_as_far_as_it_is_known() {
+        let needs = [need(0, 41, Some(80)), need(1, 39, Some(40))];
+        assert_eq!(listed(&needs), "cuda:0 41.0 GB of 80.0 GB free, cuda:1 39.0 GB of 40.0 GB free");
+        assert_eq!(listed(&[need(3, 2, None)]), "cuda:3 2.0 GB");
+    }
+
+    #[test]
+    fn the_fullest_gpu_is_the_one_with_the_least_room_for_what_it_gets() {
+        // The first gets more, the second has less left; the third is unknown.
+        let needs = [need(0, 41, Some(80)), need(1, 39, Some(24)), need(2, 90, None), need(3, 39, Some(24))];
+        assert_eq!(fullest(&needs), Some(&needs[1]));
+        assert_eq!(fullest(&needs[2..3]), None);
     }
 }

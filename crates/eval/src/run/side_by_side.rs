@@ -4,33 +4,30 @@
 //! are told of, so that the store and the observer see the same as if they had been run in turn. A failure leaves methods out of the rest of
 //! their cell: a context that was begun without knowing that is run again.
 
-use std::any::Any;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
 use super::example_runner::ExampleRunner;
+use super::job_queue::{Answer, Answers, Closing, JobQueue, LostJob};
 use super::run_plan::{ContextEvent, Ledger, RunEnd};
 use super::runner::Runner;
 use super::stopwatch::PhaseTimes;
 use crate::plan::planner::{PlanCell, RunPlan, TaskLength};
+use spattn_base::error::UsageError;
 use spattn_model::decoder::Decoder;
 
-/// How long it may take until lanes hear that the run is to stop.
-const HEARING: Duration = Duration::from_millis(50);
-
 /// A context of a cell.
-struct Job {
+pub(super) struct Job {
     /// Index of the cell.
-    cell: usize,
-    place: TaskLength,
-    context: Vec<usize>,
+    pub(super) cell: usize,
+    pub(super) place: TaskLength,
+    /// Indices of the examples on the context; one at least.
+    pub(super) context: Vec<usize>,
 }
 
 /// What a lane has made of a job.
@@ -41,67 +38,6 @@ struct Finished {
     /// The plan as it was then, less what the job leaves out.
     plan: RunPlan,
     end: Result<RunEnd>,
-}
-
-/// A job's number, and what came of it; or why its lane panicked.
-type Report = (usize, Result<Finished, Box<dyn Any + Send>>);
-
-/// What lanes do next.
-struct JobQueue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-struct QueueState {
-    /// The first job that nobody has begun.
-    next: usize,
-    /// A job to be run again.
-    again: Option<usize>,
-    is_closed: bool,
-    /// The plan, without the methods whose failures were reported so far.
-    plan: RunPlan,
-}
-
-impl JobQueue {
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next of so many jobs, and the plan that it is begun with; waits while there is none. `None` once the queue is closed.
-    fn take(&self, jobs: usize) -> Option<(usize, RunPlan)> {
-        let mut state = self.state();
-        loop {
-            if state.is_closed {
-                return None;
-            }
-            let fresh = (state.next < jobs).then_some(state.next);
-            if let Some(job) = state.again.take().or(fresh) {
-                state.next = state.next.max(job + 1);
-                return Some((job, state.plan.clone()));
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn repeat(&self, job: usize) {
-        self.state().again = Some(job);
-        self.changed.notify_all();
-    }
-
-    fn close(&self) {
-        self.state().is_closed = true;
-        self.changed.notify_all();
-    }
-}
-
-/// Closes a queue and raises a flag when it is dropped, be it by a panic: lanes end.
-struct Closing<'a>(&'a JobQueue, &'a AtomicBool);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        self.1.store(true, Ordering::Relaxed);
-        self.0.close();
-    }
 }
 
 impl Runner<'_> {
@@ -118,23 +54,21 @@ impl Runner<'_> {
             of.contexts.iter().map(move |context| Job { cell, place, context }).collect::<Vec<_>>()
         };
         let jobs: Vec<Job> = cells.iter().enumerate().flat_map(of_cell).collect();
-        let queue = JobQueue {
-            state: Mutex::new(QueueState { next: 0, again: None, is_closed: false, plan }),
-            changed: Condvar::new(),
-        };
+        let lanes: Vec<&Decoder> = self.model.decoders().collect();
+        let queue = JobQueue::new(jobs.len(), lanes.len(), plan);
         let (known, halt) = (ledger.store().keys().clone(), AtomicBool::new(stop.load(Ordering::Relaxed)));
         thread::scope(|scope| {
-            let (tell, told) = channel();
+            let (tell, answers) = Answers::new(&queue, stop, &halt);
             let (jobs, queue, known, halt) = (&jobs, &queue, &known, &halt);
-            let lane = |decoder| {
+            let lane = |(number, decoder)| {
                 let tell = tell.clone();
-                scope.spawn(move || self.lane(decoder, jobs, queue, known, halt, &tell))
+                scope.spawn(move || Lane { runner: self, number, jobs, queue, known, halt }.run(decoder, &tell))
             };
-            let lanes: Vec<_> = self.model.decoders().map(lane).collect();
+            let lanes: Vec<_> = lanes.into_iter().enumerate().map(lane).collect();
             drop(tell);
             let ended = {
                 let _closing = Closing(queue, halt);
-                Telling { cells, jobs, queue, told: &told, stop, halt }.tell_all(&mut ledger)
+                Telling { runner: self, cells, jobs, queue, halt }.tell_all(answers, &mut ledger)
             };
             let mut spent = PhaseTimes::default();
             for lane in lanes {
@@ -144,90 +78,96 @@ impl Runner<'_> {
         })
     }
 
-    /// Runs jobs on one copy of the model until there are none.
-    fn lane(
-        &self,
-        decoder: &Decoder,
-        jobs: &[Job],
-        queue: &JobQueue,
-        known: &HashSet<String>,
-        halt: &AtomicBool,
-        tell: &Sender<Report>,
-    ) -> PhaseTimes {
-        let mut runner = ExampleRunner::new(decoder, halt);
-        while let Some((number, mut plan)) = queue.take(jobs.len()) {
-            let Job { place, context, .. } = &jobs[number];
-            let (left_out, mut events) = (plan.left_out_at(*place), Vec::new());
-            let mut keep = |event| {
-                events.push(event);
-                Ok(())
-            };
-            let has = |key: &str| known.contains(key);
-            let run = || match halt.load(Ordering::Relaxed) {
-                true => Ok(RunEnd::Interrupted),
-                false => self.run_context(*place, context, has, (&mut runner, &mut plan), &mut keep),
-            };
+    /// The error for a job that will not be answered.
+    pub(super) fn lost(&self, LostJob { job, lane }: LostJob, jobs: &[Job]) -> anyhow::Error {
+        let Job { place, context, .. } = &jobs[job];
+        let what = self.example_name(*place, context[0]);
+        let Some(lane) = lane else { return anyhow!("{what}: no copy of the model runs any more") };
+        let device = self.config.device.copies().ok().filter(|copies| copies.len() > 1);
+        let device = device.and_then(|copies| copies.get(lane).map(|device| format!(" on {device}")));
+        let device = device.unwrap_or_default();
+        UsageError::new(format!("{what}: copy {} of the model{device} ended without an answer", lane + 1))
+            .hint("resume the run; if it happens again, leave that GPU out by CUDA_VISIBLE_DEVICES")
+            .into()
+    }
+}
+
+/// A copy of the model, and what it takes its work from.
+struct Lane<'a> {
+    runner: &'a Runner<'a>,
+    /// From 0 on, in the order of the copies.
+    number: usize,
+    jobs: &'a [Job],
+    queue: &'a JobQueue,
+    /// Keys of records that are there.
+    known: &'a HashSet<String>,
+    halt: &'a AtomicBool,
+}
+
+impl Lane<'_> {
+    /// Runs jobs until there are none.
+    fn run(&self, decoder: &Decoder, tell: &Sender<Answer<Finished>>) -> PhaseTimes {
+        let mut runner = ExampleRunner::new(decoder, self.halt);
+        while let Some((job, plan)) = self.queue.take(self.number) {
+            let number = job.number;
             // The panic is the run's, which then goes on with nothing.
-            let end = catch_unwind(AssertUnwindSafe(run));
-            let finished = end.map(|end| Finished { events, left_out, plan, end });
+            let finished = catch_unwind(AssertUnwindSafe(|| self.finish(number, plan, &mut runner)));
             let is_over = finished.is_err();
             // Nobody listens any more once the run has ended.
-            if tell.send((number, finished)).is_err() || is_over {
+            if !job.answer(tell, finished) || is_over {
                 break;
             }
         }
         runner.spent()
     }
+
+    fn finish(&self, number: usize, mut plan: RunPlan, runner: &mut ExampleRunner<'_>) -> Finished {
+        let Job { place, context, .. } = &self.jobs[number];
+        let (left_out, mut events) = (plan.left_out_at(*place), Vec::new());
+        let mut keep = |event| {
+            events.push(event);
+            Ok(())
+        };
+        let has = |key: &str| self.known.contains(key);
+        let end = match self.halt.load(Ordering::Relaxed) {
+            true => Ok(RunEnd::Interrupted),
+            false => self.runner.run_context(*place, context, has, (runner, &mut plan), &mut keep),
+        };
+        Finished { events, left_out, plan, end }
+    }
 }
 
 /// Tells of what lanes have finished, in the order of the jobs.
 struct Telling<'a> {
+    runner: &'a Runner<'a>,
     cells: &'a [PlanCell],
     jobs: &'a [Job],
     queue: &'a JobQueue,
-    told: &'a Receiver<Report>,
-    stop: &'a AtomicBool,
     halt: &'a AtomicBool,
 }
 
 impl Telling<'_> {
-    fn tell_all(&self, ledger: &mut Ledger<'_>) -> Result<RunEnd> {
-        let mut finished: BTreeMap<usize, Finished> = BTreeMap::new();
+    fn tell_all(&self, mut answers: Answers<'_, Finished>, ledger: &mut Ledger<'_>) -> Result<RunEnd> {
         let mut begun = None;
         for (number, job) in self.jobs.iter().enumerate() {
             if begun != Some(job.cell) {
                 begin_cells(ledger, &self.cells[begun.map_or(0, |begun| begun + 1)..=job.cell]);
                 begun = Some(job.cell);
             }
-            let mut of_job = self.wait_for(number, &mut finished)?;
+            let mut wait = || answers.wait_for(number).map_err(|lost| self.runner.lost(lost, self.jobs));
+            let mut of_job = wait()?;
             while self.is_outdated(&of_job, job) && !self.halt.load(Ordering::Relaxed) {
                 self.queue.repeat(number);
-                of_job = self.wait_for(number, &mut finished)?;
+                of_job = wait()?;
             }
             if self.is_outdated(&of_job, job) || self.tell(of_job, job, ledger)? == RunEnd::Interrupted {
-                self.tell_rest(number + 1, finished, ledger)?;
+                for (number, of_job) in answers.rest(number + 1) {
+                    self.tell_if_current(of_job, &self.jobs[number], ledger)?;
+                }
                 return Ok(RunEnd::Interrupted);
             }
         }
         Ok(RunEnd::Complete)
-    }
-
-    /// Waits until a job is finished; those that are before it stay in `finished`.
-    fn wait_for(&self, number: usize, finished: &mut BTreeMap<usize, Finished>) -> Result<Finished> {
-        loop {
-            if let Some(finished) = finished.remove(&number) {
-                return Ok(finished);
-            }
-            if self.stop.load(Ordering::Relaxed) {
-                self.halt.store(true, Ordering::Relaxed);
-            }
-            match self.told.recv_timeout(HEARING) {
-                Ok((other, Ok(of_other))) => drop(finished.insert(other, of_other)),
-                Ok((_, Err(panic))) => resume_unwind(panic),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("no copy of the model runs any more")),
-            }
-        }
     }
 
     /// Whether a job was begun before something was left out that it may have run.
@@ -248,16 +188,12 @@ impl Telling<'_> {
         finished.end
     }
 
-    /// Tells of the jobs behind an interrupted one that are finished nevertheless: their records are kept.
-    fn tell_rest(&self, from: usize, mut finished: BTreeMap<usize, Finished>, ledger: &mut Ledger<'_>) -> Result<()> {
-        finished.extend(self.told.try_iter().filter_map(|(number, of_job)| Some((number, of_job.ok()?))));
-        for (number, of_job) in finished.split_off(&from) {
-            let job = &self.jobs[number];
-            if !self.is_outdated(&of_job, job) {
-                self.tell(of_job, job, ledger)?;
-            }
+    /// Tells of a job behind an interrupted one that is finished nevertheless: its records are kept.
+    fn tell_if_current(&self, finished: Finished, job: &Job, ledger: &mut Ledger<'_>) -> Result<()> {
+        match self.is_outdated(&finished, job) {
+            true => Ok(()),
+            false => self.tell(finished, job, ledger).map(drop),
         }
-        Ok(())
     }
 }
 

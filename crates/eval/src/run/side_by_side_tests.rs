@@ -3,23 +3,27 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
+use super::job_queue::LostJob;
 use super::run_plan::RunEnd;
 use super::runner::Runner;
-use super::testing::Given;
+use super::side_by_side::Job;
+use super::testing::{Given, within};
 use crate::config::run_config::RunConfig;
 use crate::config::settings::Settings;
 use crate::examples::observer::{RunObserver, RunProgress, SkippedWork};
 use crate::plan::contexts::Shard;
 use crate::plan::manifest::identity;
-use crate::plan::planner::Planner;
+use crate::plan::planner::{Planner, TaskLength};
 use crate::records::store::{OpenMode, Store, load_records};
 use spattn_attention::cost::Cost;
 use spattn_attention::kv::KvError;
 use spattn_attention::{Configured, HeadPrefix, Method, Selection, Step};
+use spattn_base::error::UsageError;
 use spattn_model::Model;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
@@ -95,6 +99,11 @@ fn run(
     (ended, records.iter().map(|record| untimed(serde_json::to_value(record).unwrap())).collect())
 }
 
+/// A test's work, which fails where it waits for an answer that never comes.
+fn in_time(work: impl FnOnce() + Send + 'static) {
+    within(Duration::from_secs(300), work);
+}
+
 const TEXT: &str = "tasks = ['ruler/niah_single_1']\nlengths = [512, 400]\nsamples = 3\nseed = [1, 2]\n\
                     methods = ['topk:k=16', 'streaming_llm:window=40']";
 
@@ -102,15 +111,17 @@ fn unchanged(_: &mut RunConfig, _: &mut Vec<Box<dyn Task>>) {}
 
 #[test]
 fn copies_record_and_tell_what_one_does() {
-    let all = |count| {
-        let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
-        let (ended, records) = run(TEXT, count, &mut told, unchanged, dir.path());
-        (ended.unwrap(), told.lines, records)
-    };
-    let (one, three) = (all(1), all(3));
-    assert_eq!(one.2.len(), 2 * 3 * 2 * 3, "two lengths, three examples, two seeds, three methods");
-    assert_eq!(one.0, RunEnd::Complete);
-    assert_eq!(three, one);
+    in_time(|| {
+        let all = |count| {
+            let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
+            let (ended, records) = run(TEXT, count, &mut told, unchanged, dir.path());
+            (ended.unwrap(), told.lines, records)
+        };
+        let (one, three) = (all(1), all(3));
+        assert_eq!(one.2.len(), 2 * 3 * 2 * 3, "two lengths, three examples, two seeds, three methods");
+        assert_eq!(one.0, RunEnd::Complete);
+        assert_eq!(three, one);
+    })
 }
 
 /// A method that fails whenever it selects.
@@ -141,15 +152,17 @@ fn with_a_fault(config: &mut RunConfig, _: &mut Vec<Box<dyn Task>>) {
 
 #[test]
 fn what_was_begun_before_a_failure_was_known_is_run_again_without_it() {
-    let all = |count| {
-        let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
-        let (ended, records) = run(TEXT, count, &mut told, with_a_fault, dir.path());
-        (ended.unwrap(), told.lines, records)
-    };
-    let (one, four) = (all(1), all(4));
-    let failures = one.1.iter().filter(|line| line.contains("no selection")).count();
-    assert_eq!((failures, one.2.len()), (4, 2 * 3 * 2 * 2), "once for each length and seed");
-    assert_eq!(four, one);
+    in_time(|| {
+        let all = |count| {
+            let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
+            let (ended, records) = run(TEXT, count, &mut told, with_a_fault, dir.path());
+            (ended.unwrap(), told.lines, records)
+        };
+        let (one, four) = (all(1), all(4));
+        let failures = one.1.iter().filter(|line| line.contains("no selection")).count();
+        assert_eq!((failures, one.2.len()), (4, 2 * 3 * 2 * 2), "once for each length and seed");
+        assert_eq!(four, one);
+    })
 }
 
 /// A task of which one example cannot be made.
@@ -183,45 +196,51 @@ impl Task for WithoutOne {
 
 #[test]
 fn what_follows_an_example_that_cannot_be_made_is_left_out_as_on_one_copy() {
-    let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 6\nmethods = ['topk:k=16']";
-    let all = |count| {
-        let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
-        let own = |_: &mut RunConfig, tasks: &mut Vec<Box<dyn Task>>| {
-            *tasks = vec![Box::new(WithoutOne(AtomicUsize::new(0)))];
+    in_time(|| {
+        let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 6\nmethods = ['topk:k=16']";
+        let all = |count| {
+            let (dir, mut told) = (tempfile::tempdir().unwrap(), Told::default());
+            let own = |_: &mut RunConfig, tasks: &mut Vec<Box<dyn Task>>| {
+                *tasks = vec![Box::new(WithoutOne(AtomicUsize::new(0)))];
+            };
+            let (ended, records) = run(text, count, &mut told, own, dir.path());
+            (ended.unwrap(), told.lines, records)
         };
-        let (ended, records) = run(text, count, &mut told, own, dir.path());
-        (ended.unwrap(), told.lines, records)
-    };
-    let (one, three) = (all(1), all(3));
-    assert_eq!(one.1.iter().filter(|line| line.contains("there is none")).count(), 1);
-    assert_eq!(three, one);
+        let (one, three) = (all(1), all(3));
+        assert_eq!(one.1.iter().filter(|line| line.contains("there is none")).count(), 1);
+        assert_eq!(three, one);
+    })
 }
 
 #[test]
 fn a_run_that_is_stopped_and_gone_on_with_has_all_records_once() {
-    let (dir, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (_, expected) = run(TEXT, 1, &mut Told::default(), unchanged, whole.path());
-    let mut told = Told { stop_after: Some(3), ..Told::default() };
-    let (ended, begun) = run(TEXT, 3, &mut told, unchanged, dir.path());
-    assert_eq!(ended.unwrap(), RunEnd::Interrupted);
-    assert!((9..expected.len()).contains(&begun.len()), "{} records", begun.len());
-    let (ended, all) = run(TEXT, 3, &mut Told::default(), unchanged, dir.path());
-    assert_eq!(ended.unwrap(), RunEnd::Complete);
-    let texts = |records: &[Value]| records.iter().map(Value::to_string).collect::<BTreeSet<String>>();
-    assert_eq!((texts(&all), all.len()), (texts(&expected), expected.len()));
-    // One that is told to stop before it begins records nothing.
-    let (dir, told) = (tempfile::tempdir().unwrap(), &mut Told::default());
-    told.stop.store(true, Ordering::Relaxed);
-    let (ended, records) = run(TEXT, 3, told, unchanged, dir.path());
-    assert_eq!((ended.unwrap(), records.len(), told.lines.len()), (RunEnd::Interrupted, 0, 0));
+    in_time(|| {
+        let (dir, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (_, expected) = run(TEXT, 1, &mut Told::default(), unchanged, whole.path());
+        let mut told = Told { stop_after: Some(3), ..Told::default() };
+        let (ended, begun) = run(TEXT, 3, &mut told, unchanged, dir.path());
+        assert_eq!(ended.unwrap(), RunEnd::Interrupted);
+        assert!((9..expected.len()).contains(&begun.len()), "{} records", begun.len());
+        let (ended, all) = run(TEXT, 3, &mut Told::default(), unchanged, dir.path());
+        assert_eq!(ended.unwrap(), RunEnd::Complete);
+        let texts = |records: &[Value]| records.iter().map(Value::to_string).collect::<BTreeSet<String>>();
+        assert_eq!((texts(&all), all.len()), (texts(&expected), expected.len()));
+        // One that is told to stop before it begins records nothing.
+        let (dir, told) = (tempfile::tempdir().unwrap(), &mut Told::default());
+        told.stop.store(true, Ordering::Relaxed);
+        let (ended, records) = run(TEXT, 3, told, unchanged, dir.path());
+        assert_eq!((ended.unwrap(), records.len(), told.lines.len()), (RunEnd::Interrupted, 0, 0));
+    })
 }
 
 #[test]
 fn an_observer_ends_a_run_of_copies() {
-    let (dir, mut told) = (tempfile::tempdir().unwrap(), Told { ends_at_failure: true, ..Told::default() });
-    let (ended, records) = run(TEXT, 3, &mut told, with_a_fault, dir.path());
-    assert_eq!(ended.unwrap_err().to_string(), "ended");
-    assert_eq!((records.len(), told.lines.len()), (0, 1), "nothing is told behind the failure");
+    in_time(|| {
+        let (dir, mut told) = (tempfile::tempdir().unwrap(), Told { ends_at_failure: true, ..Told::default() });
+        let (ended, records) = run(TEXT, 3, &mut told, with_a_fault, dir.path());
+        assert_eq!(ended.unwrap_err().to_string(), "ended");
+        assert_eq!((records.len(), told.lines.len()), (0, 1), "nothing is told behind the failure");
+    })
 }
 
 /// A task with a fault.
@@ -253,8 +272,30 @@ impl Task for Broken {
 #[test]
 #[should_panic(expected = "no example 2")]
 fn a_panic_on_a_lane_is_the_run_s() {
-    let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 4\nmethods = ['topk:k=16']";
-    let own = |_: &mut RunConfig, tasks: &mut Vec<Box<dyn Task>>| *tasks = vec![Box::new(Broken)];
-    let dir = tempfile::tempdir().unwrap();
-    let _ = run(text, 1 + 1, &mut Told::default(), own, dir.path());
+    in_time(|| {
+        let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 4\nmethods = ['topk:k=16']";
+        let own = |_: &mut RunConfig, tasks: &mut Vec<Box<dyn Task>>| *tasks = vec![Box::new(Broken)];
+        let dir = tempfile::tempdir().unwrap();
+        let _ = run(text, 1 + 1, &mut Told::default(), own, dir.path());
+    })
+}
+
+#[test]
+fn a_copy_that_ends_without_an_answer_is_named_with_its_example() {
+    let config = RunConfig::resolve(Settings::parse(TEXT, "test").unwrap()).unwrap().remove(0);
+    let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+    let model = copies(2);
+    let planner =
+        Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+    let runner = Runner { planner, model: &model };
+    let jobs = [2, 5].map(|index| Job { cell: 0, place: TaskLength { task: 0, length: 400 }, context: vec![index] });
+    let told = |lane| {
+        let error = runner.lost(LostJob { job: 1, lane }, &jobs);
+        let hint = error.downcast_ref::<UsageError>().and_then(|error| error.hint.clone());
+        (error.to_string(), hint.unwrap_or_default())
+    };
+    let (what, hint) = told(Some(1));
+    assert_eq!(what, "ruler/niah_single_1 at 400, example 5: copy 2 of the model ended without an answer");
+    assert!(hint.contains("resume the run"), "{hint}");
+    assert_eq!(told(None).0, "ruler/niah_single_1 at 400, example 5: no copy of the model runs any more");
 }

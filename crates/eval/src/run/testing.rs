@@ -1,6 +1,10 @@
 //! What the tests of the runner share: an observer that notes what it is told, tasks of one example, and runs of them.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -21,6 +25,25 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::{Cut, Example, PromptCounter, PromptRules, Task, TaskOptions, resolve};
+
+/// What `work` gives on a thread of its own, whose panic goes on here.
+///
+/// # Panics
+/// After a minute, where work that waits for something would wait without end.
+pub(super) fn within_a_minute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    within(Duration::from_secs(60), work)
+}
+
+/// As [`within_a_minute`], for work that may take longer.
+pub(super) fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = channel();
+    let thread = thread::spawn(move || tell.send(work()));
+    match told.recv_timeout(limit) {
+        Ok(made) => made,
+        Err(RecvTimeoutError::Timeout) => panic!("not done after {} s", limit.as_secs()),
+        Err(RecvTimeoutError::Disconnected) => resume_unwind(thread.join().expect_err("it ended without a result")),
+    }
+}
 
 #[derive(Default)]
 pub(super) struct Seen {

@@ -87,7 +87,11 @@ fn bos(cells: &[SummaryCell]) -> Option<Warning> {
     let wrong: Vec<usize> = all.iter().filter_map(|r| r.bos_tokens).filter(|n| *n != 1).collect();
     let (least, most) = (wrong.iter().min()?, wrong.iter().max()?);
     let count = if least == most { format!("{least}") } else { format!("{least} to {most}") };
-    let message = format!("{} of {} prompts have {count} BOS tokens instead of one", wrong.len(), all.len());
+    let message = format!(
+        "{} of {} prompts begin with {count} BOS tokens, and the tokenizer adds one: check the chat template",
+        wrong.len(),
+        all.len()
+    );
     Some(Warning::of_task(Check::Bos, all[0], message))
 }
 
@@ -217,16 +221,25 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
         let reason = match deviation > 0.0 {
             true => {
-                "; sink, recent window and question alone may exceed the budget at this length, or decode steps attend more tokens than the prefix's last queries, for which the parameter was solved"
+                ": sink, recent window and question are always attended, and may be more than the budget at this length; or steps attend more tokens than the prompt's last queries, for which the parameter was solved. Take longer prompts, a larger density, or a smaller --local"
             }
             false => "",
         };
         let message = format!(
-            "the density asked for is {target}, the measured one in sparse layers {achieved:.4} ({:+.0} %){reason}",
+            "{} % of the tokens were to be attended, and {} % were in layers that are sparse ({:+.0} %){reason}",
+            percent(target),
+            percent(achieved),
             100.0 * deviation
         );
         Warning::of_cell(Check::DensityMissed, cell, message)
     })
+}
+
+/// A share as percent with at most three digits.
+fn percent(share: f64) -> String {
+    let decimals = if share < 0.1 { 2 } else { 1 };
+    let text = format!("{:.decimals$}", 100.0 * share);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
@@ -236,7 +249,7 @@ fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
         return None;
     }
     let message = format!(
-        "{:.0} % of the attended tokens follow the prefix and do not count towards the budget; --tail indexed makes them candidates, if the method supports it",
+        "{:.0} % of the attended tokens follow the context (question, answer or scored text), and the budget does not count them; --tail indexed counts them, where the method can",
         100.0 * share
     );
     Some(Warning::of_cell(Check::FreeTokens, cell, message))
@@ -261,7 +274,7 @@ fn truncated(cell: &SummaryCell, full: &SummaryCell) -> Option<Warning> {
     let (ours, dense) = (cut(cell), cut(full));
     (ours > TRUNCATED_SHARE && dense <= TRUNCATED_SHARE).then(|| {
         let message = format!(
-            "{:.0} % of generations ran into the token limit without an EOS (dense: {:.0} %)",
+            "{:.0} % of the answers were cut off at the token limit (full attention: {:.0} %)",
             100.0 * ours,
             100.0 * dense
         );
@@ -286,8 +299,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
         false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
     };
     let told = match spattn_stats::nearest_detectable(most as f64) {
-        None => "no difference".to_owned(),
-        Some(told) => format!("no difference below {:.0} points", 100.0 * told),
+        None => "no loss".to_owned(),
+        Some(told) => format!("no loss below {:.0} points", 100.0 * told),
     };
     let points = 100.0 * TOLD;
     let is_shared = few.iter().all(|(contexts, examples)| examples > contexts);
@@ -301,8 +314,14 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
              be detected; take about {enough} documents (they would detect a loss of {points:.0} points)"
         ),
         None => {
-            let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
-            format!("{n}{which}: on one task {told} can be detected; n = {enough} would detect {points:.0} points")
+            let n = match (least, most) {
+                (1, 1) => "1 example".to_owned(),
+                (least, most) if least == most => format!("{least} examples"),
+                (least, most) => format!("{least} to {most} examples"),
+            };
+            format!(
+                "only {n}{which}: on one task {told} can be detected; take about {enough} (they would detect a loss of {points:.0} points)"
+            )
         }
     };
     Some(Warning::general(Check::FewExamples, String::new(), message))

@@ -75,7 +75,11 @@ fn tokens_attended_beside_the_budget_are_told_of_where_they_are_most_of_what_was
     // A quarter of the examples without a share: the mean is of those that have one.
     let mostly = with(&|i| (i % 4 > 0).then_some(if i % 2 == 0 { 0.5 } else { 0.7 }));
     assert_eq!(mostly.len(), 1);
-    assert!(mostly[0].starts_with("63 % of the attended tokens follow the prefix"), "{}", mostly[0]);
+    assert!(
+        mostly[0].starts_with("63 % of the attended tokens follow the context (question, answer or scored text)"),
+        "{}",
+        mostly[0]
+    );
     assert!(with(&|_| Some(0.49)).is_empty());
     assert!(with(&|_| None).is_empty());
 }
@@ -131,12 +135,15 @@ fn right(task: &str, n: usize) -> Vec<Record> {
 fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     let lines = |records: &[Record]| -> Vec<String> { check(records, &[]).iter().map(Warning::to_string).collect() };
     let two = [right("ruler/vt", 2), right("ruler/cwe", 2), right("ruler/fwe", 2)].concat();
-    assert_eq!(lines(&two), ["n = 2: on one task no difference can be detected; n = 60 would detect 10 points"]);
+    assert_eq!(
+        lines(&two),
+        ["only 2 examples: on one task no loss can be detected; take about 60 (they would detect a loss of 10 points)"]
+    );
     let mixed = [right("ruler/vt", 5), right("ruler/cwe", 9), right("ruler/fwe", 10)].concat();
     assert_eq!(
         lines(&mixed),
-        ["n = 5 to 9 for 2 of 3 tasks and lengths: on one task no difference below 53 points can be detected; \
-          n = 60 would detect 10 points"]
+        ["only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 points can be detected; \
+          take about 60 (they would detect a loss of 10 points)"]
     );
     assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
     let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
@@ -146,7 +153,7 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     depths.iter_mut().for_each(|r| r.context = Some(r.sample / 10 * 10));
     assert_eq!(
         lines(&depths)[0],
-        "20 questions are about 2 documents, so there are 2 independent samples; on one task no difference can be detected; take about \
+        "20 questions are about 2 documents, so there are 2 independent samples; on one task no loss can be detected; take about \
          60 documents (they would detect a loss of 10 points)"
     );
     depths.iter_mut().for_each(|r| r.context = Some(0));
@@ -213,7 +220,10 @@ fn prompts_are_checked_once_an_example() {
         r.prompt_tokens = 3000;
     }
     let warnings = check(&records, &[]);
-    assert_eq!(warnings[0].to_string(), "ruler/vt at 4096: 2 of 20 prompts have 3 BOS tokens instead of one");
+    assert_eq!(
+        warnings[0].to_string(),
+        "ruler/vt at 4096: 2 of 20 prompts begin with 3 BOS tokens, and the tokenizer adds one: check the chat template"
+    );
     assert_eq!((warnings.len(), warnings[1].code), (2, Check::Length));
     assert!(warnings[1].message.contains("2 of 20 examples") && warnings[1].message.contains("from 74.2 % to 99.9 %"));
 }
@@ -317,7 +327,11 @@ fn a_density_that_was_missed_is_said() {
     let warnings = check(&records, &[]);
     assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");
     assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
-    assert!(warnings[0].message.starts_with("the density asked for is 0.03, the measured one in sparse layers 0.0500"));
+    assert!(
+        warnings[0]
+            .message
+            .starts_with("3 % of the tokens were to be attended, and 5 % were in layers that are sparse (+67 %): sink")
+    );
     assert!(warnings[0].message.contains("(+67 %)"));
 }
 
