@@ -128,8 +128,9 @@ struct Prefetch {
     steps: usize,
     /// Spans of a row.
     spans: usize,
-    /// Bytes of a span, and from rows to those that follow.
+    /// Bytes of a span.
     span_bytes: usize,
+    /// Bytes from the rows of a step to those that follow them.
     rows_bytes: usize,
 }
 
@@ -440,4 +441,38 @@ unsafe fn dequantise_kernel<S: Lanes, F: Format>(blocks: &[u8], out: &mut [f32])
     assert!(out.len().is_multiple_of(F::NUMBERS) && blocks.len() == out.len() / F::NUMBERS * F::BYTES);
     // SAFETY: there are as many blocks as `out` has room for; the CPU supports `S` (caller).
     unsafe { dequantise_row::<S, F>(blocks.as_ptr(), out.as_mut_ptr(), out.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks the offsets from all steps of a matrix whose number of rows is a multiple of `rows`.
+    fn check<F: Format>(rows: usize, columns: usize) {
+        let prefetch = Prefetch::new::<F>(rows, columns);
+        let row_bytes = columns / F::NUMBERS * F::BYTES;
+        let begin = |o: usize, first: usize| (o * row_bytes + first / F::NUMBERS * F::BYTES) as isize;
+        let steps: Vec<(usize, isize)> = (0..100 * rows)
+            .step_by(rows)
+            .flat_map(|o| spans(columns).map(move |(first, _)| (first, begin(o, first))))
+            .collect();
+        let between: usize =
+            (0..prefetch.steps).map(|i| rows * spans(columns).nth(i % prefetch.spans).unwrap().1).sum();
+        assert!(between / F::NUMBERS * F::BYTES <= AHEAD + rows * prefetch.span_bytes, "{between} numbers ahead");
+        assert!(steps.len() > 2 * prefetch.steps);
+        for (now, later) in steps.iter().zip(&steps[prefetch.steps..]) {
+            assert_eq!(prefetch.offset(now.0), later.1 - now.1, "{rows} rows of {columns}, column {}", now.0);
+        }
+    }
+
+    #[test]
+    fn blocks_are_prefetched_in_the_order_in_which_they_are_multiplied() {
+        for rows in [4, 8] {
+            for columns in [256, 768, 1024, 1280, 4096, 14_336] {
+                check::<Q4K>(rows, columns);
+                check::<Q6K>(rows, columns);
+                check::<Q8x0>(rows, columns);
+            }
+        }
+    }
 }
