@@ -374,11 +374,12 @@ mod x86 {
         unsafe fn scales_of_one(head: *const u8) -> GroupScales {
             unsafe {
                 let [scales, offsets] = scale_codes(head);
-                let number = |codes: u64| Self::to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(codes.cast_signed())));
+                let scales = Self::to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(scales.cast_signed())));
+                let offsets = Self::to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(offsets.cast_signed())));
                 let of_offsets = _mm256_xor_ps(Self::splat_f16(head.add(2)), Self::splat(-0.0));
                 let mut out = GroupScales([0.0; 16]);
-                Self::store(out.0.as_mut_ptr(), Self::mul(number(scales), Self::splat_f16(head)));
-                Self::store(out.0.as_mut_ptr().add(Self::LANES), Self::mul(number(offsets), of_offsets));
+                Self::store(out.0.as_mut_ptr(), Self::mul(scales, Self::splat_f16(head)));
+                Self::store(out.0.as_mut_ptr().add(Self::LANES), Self::mul(offsets, of_offsets));
                 out
             }
         }
