@@ -49,6 +49,7 @@ pub(super) trait Lanes: Simd {
     /// A head begins with two f16, the scale of scales and that of offsets. 12 bytes follow. The lower six bits of bytes 0 to 3 are the
     /// first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits of the other
     /// scales and offsets, whose higher two bits are what was left of bytes 0 to 7.
+    #[inline(always)]
     unsafe fn scales<const N: usize>(heads: [*const u8; N]) -> [GroupScales; N] {
         let mut scales = [GroupScales([0.0; 16]); N];
         for (scales, head) in scales.iter_mut().zip(heads) {
