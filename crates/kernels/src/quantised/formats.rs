@@ -32,6 +32,22 @@ pub(super) trait Format: Send + Sync + 'static {
     /// A block is readable at `block`; the CPU supports `S`.
     unsafe fn scales<S: Lanes>(block: *const u8) -> Self::Scales<S>;
 
+    /// [`scales`](Self::scales) of some blocks.
+    ///
+    /// # Safety
+    /// As there, of each block.
+    #[inline(always)]
+    unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [Self::Scales<S>; N] {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut scales = [Self::scales::<S>(blocks[0]); N];
+            for j in 1..N {
+                scales[j] = Self::scales::<S>(blocks[j]);
+            }
+            scales
+        }
+    }
+
     /// Hands the numbers of part `part` to `sink`.
     ///
     /// # Safety
@@ -39,12 +55,11 @@ pub(super) trait Format: Send + Sync + 'static {
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Self::Scales<S>, part: usize, sink: &mut K);
 }
 
-/// What turns the codes of a group of four bits into numbers.
+/// What turns the codes of four bits in the lower halves of bytes into numbers, and those in the upper halves.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<S: Lanes> {
-    table: S::Table,
-    /// Of codes that are in the upper halves of bytes, and so 16 times as large.
-    upper: (S::V, S::V),
+    lower: S::Table,
+    upper: S::Table,
 }
 
 impl<S: Lanes> Nibbles<S> {
@@ -53,13 +68,11 @@ impl<S: Lanes> Nibbles<S> {
     #[inline(always)]
     unsafe fn new(scale: S::V, offset: S::V) -> Self {
         // SAFETY: value operations only (caller).
-        unsafe { Self { table: S::table(scale, offset), upper: (S::mul(scale, S::splat(1.0 / 16.0)), offset) } }
+        unsafe { Self { lower: S::table(scale, offset), upper: S::upper_table(scale, offset) } }
     }
 }
 
 /// Hands on codes of four bits: those of the lower halves of so many bytes, then those of the upper halves.
-///
-/// Lower halves go through a table and upper ones through a multiplication: a processor does both at the same time.
 ///
 /// # Safety
 /// `BYTES` bytes are readable at `codes`; the rest as for [`Format::part`].
@@ -73,11 +86,10 @@ unsafe fn nibbles<const BYTES: usize, S: Lanes, K: Sink<S>>(
     // SAFETY: every load ends within the bytes, of which there is a multiple of any number of lanes; the rest is the caller's.
     unsafe {
         for first in (0..BYTES).step_by(S::LANES) {
-            sink.take(at + first, S::look_up(of.table, S::load_u8(codes.add(first))));
+            sink.take(at + first, S::look_up(of.lower, S::load_u8(codes.add(first))));
         }
         for first in (0..BYTES).step_by(S::LANES) {
-            let upper = S::to_f32(S::and(S::held(S::load_u8(codes.add(first))), 0xF0));
-            sink.take(at + BYTES + first, S::fma(upper, of.upper.0, of.upper.1));
+            sink.take(at + BYTES + first, S::look_up_upper(of.upper, S::load_u8(codes.add(first))));
         }
     }
 }
@@ -224,32 +236,6 @@ impl Format for Q8x0 {
     }
 }
 
-/// The eight scales of a [`Q4K`] or [`Q5K`] block, and its eight offsets.
-///
-/// A block begins with two f16, the scale of scales and that of offsets, which are subtracted. 12 bytes follow. The lower six bits of
-/// bytes 0 to 3 are the first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits
-/// of the other scales and offsets, whose higher two bits are what was left of bytes 0 to 7.
-///
-/// All are multiplied by `factors`, which are 1 or powers of two, so that they stay exact; those of offsets are negative.
-///
-/// # Safety
-/// 16 bytes are readable at `block`; the CPU supports `S`.
-#[inline(always)]
-unsafe fn scales_and_offsets<S: Lanes>(block: *const u8, factors: &GroupScales) -> GroupScales {
-    const SIX: u32 = 0x3F3F_3F3F;
-    const FOUR: u32 = 0x0F0F_0F0F;
-    const TWO: u32 = 0x0303_0303;
-    // SAFETY: the first 16 bytes are read (caller).
-    unsafe {
-        let [a, b, c] = block.add(4).cast::<[[u8; 4]; 3]>().read_unaligned();
-        let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
-        let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let scales = word(a & SIX, c & FOUR | (a >> 6 & TWO) << 4);
-        let offsets = word(b & SIX, c >> 4 & FOUR | (b >> 6 & TWO) << 4);
-        S::scales([scales, offsets], block, factors)
-    }
-}
-
 /// Layout of [`BlockType::Q4K`](super::BlockType::Q4K): scales and offsets; codes, 64 in each 32 bytes.
 pub(super) enum Q4K {}
 
@@ -261,12 +247,14 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
-        // Groups of odd numbers have their codes in the upper halves of bytes, and so 16 times as large.
-        const ODD: f32 = 1.0 / 16.0;
-        const FACTORS: GroupScales =
-            GroupScales([1.0, ODD, 1.0, ODD, 1.0, ODD, 1.0, ODD, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]);
-        // SAFETY: the caller's.
-        unsafe { scales_and_offsets::<S>(block, &FACTORS) }
+        // SAFETY: the caller's; scales and offsets are in the first 16 bytes.
+        unsafe { S::scales_of_one(block) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [GroupScales; N] {
+        // SAFETY: as above.
+        unsafe { S::scales(blocks) }
     }
 
     #[inline(always)]
@@ -275,8 +263,8 @@ impl Format for Q4K {
         unsafe {
             let group = 2 * part;
             let both = Nibbles {
-                table: S::table(S::splat(scales.0[group]), S::splat(scales.0[8 + group])),
-                upper: (S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group])),
+                lower: S::table(S::splat(scales.0[group]), S::splat(scales.0[8 + group])),
+                upper: S::upper_table(S::splat(scales.0[group + 1]), S::splat(scales.0[9 + group])),
             };
             nibbles::<32, S, K>(block.add(16 + 32 * part), &both, 64 * part, sink);
         }
@@ -295,10 +283,14 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
-        const FACTORS: GroupScales =
-            GroupScales([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]);
-        // SAFETY: the caller's.
-        unsafe { scales_and_offsets::<S>(block, &FACTORS) }
+        // SAFETY: the caller's; scales and offsets are in the first 16 bytes.
+        unsafe { S::scales_of_one(block) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [GroupScales; N] {
+        // SAFETY: as above.
+        unsafe { S::scales(blocks) }
     }
 
     #[inline(always)]

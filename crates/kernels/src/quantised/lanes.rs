@@ -24,11 +24,6 @@ pub(super) trait Lanes: Simd {
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes;
     /// `LANES` signed bytes.
     unsafe fn load_i8(ptr: *const u8) -> Self::Codes;
-    /// The codes, of which the compiler is to know nothing: it would widen bytes a second time to take out other bits of them.
-    #[inline(always)]
-    unsafe fn held(codes: Self::Codes) -> Self::Codes {
-        codes
-    }
     /// Shifts all codes; bits that come in are zero.
     unsafe fn shift_right(codes: Self::Codes, bits: u32) -> Self::Codes;
     unsafe fn shift_left(codes: Self::Codes, bits: u32) -> Self::Codes;
@@ -41,14 +36,50 @@ pub(super) trait Lanes: Simd {
     unsafe fn to_f32(codes: Self::Codes) -> Self::V;
     /// The f16 at `ptr`, two bytes that need not be aligned, in all lanes.
     unsafe fn splat_f16(ptr: *const u8) -> Self::V;
-    /// Of codes that stand for `scale · code + offset`.
+    /// What turns a code of four bits into `scale · code + offset`.
     unsafe fn table(scale: Self::V, offset: Self::V) -> Self::Table;
+    /// The same for codes in the upper halves of bytes.
+    unsafe fn upper_table(scale: Self::V, offset: Self::V) -> Self::Table;
     /// The numbers of the lowest four bits of `codes`; higher bits do not matter.
     unsafe fn look_up(table: Self::Table, codes: Self::Codes) -> Self::V;
-    /// The bytes of two words as numbers, the lowest byte first, each times its factor; those of the first word also times the f16 at
-    /// `halves`, those of the second times the f16 behind it.
-    unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales;
+    /// The numbers of the upper four bits of `codes`, which are bytes; `table` is an [`upper_table`](Self::upper_table).
+    unsafe fn look_up_upper(table: Self::Table, codes: Self::Codes) -> Self::V;
+    /// The scales and offsets in the heads of `N` blocks, 16 bytes each; offsets are negative, so that they are added.
+    ///
+    /// A head begins with two f16, the scale of scales and that of offsets. 12 bytes follow. The lower six bits of bytes 0 to 3 are the
+    /// first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits of the other
+    /// scales and offsets, whose higher two bits are what was left of bytes 0 to 7.
+    #[inline(always)]
+    unsafe fn scales<const N: usize>(heads: [*const u8; N]) -> [GroupScales; N] {
+        let mut scales = [GroupScales([0.0; 16]); N];
+        for (scales, head) in scales.iter_mut().zip(heads) {
+            // SAFETY: the caller's.
+            *scales = unsafe { Self::scales_of_one(head) };
+        }
+        scales
+    }
+    /// [`scales`](Self::scales) of one block.
+    unsafe fn scales_of_one(head: *const u8) -> GroupScales;
 }
+
+/// The codes of eight scales, and those of eight offsets, in the order of bytes: from a head as [`Lanes::scales`] has it.
+///
+/// # Safety
+/// 16 bytes are readable at `head`.
+#[inline(always)]
+unsafe fn scale_codes(head: *const u8) -> [u64; 2] {
+    // SAFETY: bytes 4 to 15 are read (caller).
+    let [a, b, c] = unsafe { head.add(4).cast::<[[u8; 4]; 3]>().read_unaligned() }.map(u32::from_le_bytes);
+    let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let scales = word(a & SIX_BITS, c & FOUR_BITS | a >> 2 & NEXT_BITS);
+    let offsets = word(b & SIX_BITS, c >> 4 & FOUR_BITS | b >> 2 & NEXT_BITS);
+    [scales, offsets]
+}
+
+/// Of the bytes of a word the lower six bits, the lower four, and the two above these.
+const SIX_BITS: u32 = 0x3F3F_3F3F;
+const FOUR_BITS: u32 = 0x0F0F_0F0F;
+const NEXT_BITS: u32 = 0x3030_3030;
 
 impl Lanes for Portable {
     type Codes = [u32; 8];
@@ -103,16 +134,25 @@ impl Lanes for Portable {
         (scale, offset)
     }
     #[inline(always)]
+    unsafe fn upper_table(scale: Self::V, offset: Self::V) -> Self::Table {
+        // Upper halves stay where they are, and so are 16 times as large.
+        (scale.map(|scale| scale * (1.0 / 16.0)), offset)
+    }
+    #[inline(always)]
     unsafe fn look_up((scale, offset): Self::Table, codes: Self::Codes) -> Self::V {
         // SAFETY: value operations only (caller's contract).
         unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
     }
     #[inline(always)]
-    unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
-        // SAFETY: caller's contract: 4 readable bytes.
-        let scales = unsafe { [Self::splat_f16(halves)[0], Self::splat_f16(halves.add(2))[0]] };
-        let code = |i: usize| (bytes[i / 8] >> (8 * (i % 8)) & 0xFF) as f32;
-        GroupScales(std::array::from_fn(|i| code(i) * (scales[i / 8] * factors.0[i])))
+    unsafe fn look_up_upper((scale, offset): Self::Table, codes: Self::Codes) -> Self::V {
+        // SAFETY: value operations only (caller's contract).
+        unsafe { Self::fma(Self::to_f32(Self::and(codes, 0xF0)), scale, offset) }
+    }
+    #[inline(always)]
+    unsafe fn scales_of_one(head: *const u8) -> GroupScales {
+        // SAFETY: caller's contract: 16 readable bytes.
+        let (codes, of) = unsafe { (scale_codes(head), [Self::splat_f16(head)[0], -Self::splat_f16(head.add(2))[0]]) };
+        GroupScales(std::array::from_fn(|i| (codes[i / 8] >> (8 * (i % 8)) & 0xFF) as f32 * of[i / 8]))
     }
 }
 
@@ -120,7 +160,7 @@ impl Lanes for Portable {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use crate::quantised::lanes::{GroupScales, Lanes};
+    use crate::quantised::lanes::{FOUR_BITS, GroupScales, Lanes, NEXT_BITS, SIX_BITS, scale_codes};
     use crate::simd::{Avx2, Avx512, Simd};
 
     // SAFETY of every block below: register-only intrinsics of AVX-512F, or unaligned loads of as many bytes as the vector has lanes
@@ -137,10 +177,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_i8(ptr: *const u8) -> __m512i {
             unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(ptr.cast())) }
-        }
-        #[inline(always)]
-        unsafe fn held(codes: __m512i) -> __m512i {
-            unsafe { held(codes) }
         }
         #[inline(always)]
         unsafe fn shift_right(codes: __m512i, bits: u32) -> __m512i {
@@ -184,23 +220,77 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn upper_table(scale: __m512, offset: __m512) -> __m512 {
+            unsafe { Self::table(scale, offset) }
+        }
+        #[inline(always)]
         unsafe fn look_up(table: __m512, codes: __m512i) -> __m512 {
             // The instruction takes the lowest four bits of each lane.
             unsafe { _mm512_permutexvar_ps(codes, table) }
         }
         #[inline(always)]
-        unsafe fn scales([first, second]: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
-            unsafe {
-                let codes = _mm512_cvtepu8_epi32(_mm_set_epi64x(second.cast_signed(), first.cast_signed()));
-                let halves = _mm_cvtsi32_si128(halves.cast::<i32>().read_unaligned());
-                let scales = _mm512_cvtph_ps(_mm256_castsi128_si256(halves));
-                let of_each = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-                let scales = Self::mul(_mm512_permutexvar_ps(of_each, scales), Self::load(factors.0.as_ptr()));
-                let mut out = GroupScales([0.0; 16]);
-                Self::store(out.0.as_mut_ptr(), Self::mul(Self::to_f32(codes), scales));
-                out
-            }
+        unsafe fn look_up_upper(table: __m512, codes: __m512i) -> __m512 {
+            // The compiler is to know nothing of the codes: it would shift bytes and widen them a second time.
+            unsafe { _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(held(codes)), table) }
         }
+        #[inline(always)]
+        unsafe fn scales<const N: usize>(heads: [*const u8; N]) -> [GroupScales; N] {
+            let mut out = [GroupScales([0.0; 16]); N];
+            for first in (0..N).step_by(4) {
+                let head = |i: usize| heads[(first + i).min(N - 1)];
+                let four = unsafe { scales_of_four([head(0), head(1), head(2), head(3)]) };
+                for (out, scales) in out[first..].iter_mut().zip(four) {
+                    unsafe { Self::store(out.0.as_mut_ptr(), scales) };
+                }
+            }
+            out
+        }
+        #[inline(always)]
+        unsafe fn scales_of_one(head: *const u8) -> GroupScales {
+            let [scales] = unsafe { Self::scales([head]) };
+            scales
+        }
+    }
+
+    /// [`Lanes::scales`] of four blocks: the bits of all codes are moved at the same time.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn scales_of_four(heads: [*const u8; 4]) -> [__m512; 4] {
+        // SAFETY: 16 bytes are readable at each head (caller).
+        unsafe {
+            let heads = heads.map(|head| _mm_loadu_si128(head.cast()));
+            let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(heads[0]), heads[1]);
+            let all = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, heads[2]), heads[3]);
+            // Of words a, b and c behind the two f16: a and c with four or six bits of scales, b and c with those of offsets.
+            let lower = _mm512_srlv_epi32(_mm512_shuffle_epi32::<0b11_10_11_01>(all), each(0, 0, 0, 4));
+            let lower = _mm512_and_si512(lower, each(SIX_BITS, FOUR_BITS, SIX_BITS, FOUR_BITS));
+            // What is left of a and b.
+            let higher = _mm512_srli_epi32::<2>(_mm512_shuffle_epi32::<0b10_10_01_01>(all));
+            /// `a | b & c`, as a table of what it is for the bits of each.
+            const OR_AND: i32 = 0b1111_1000;
+            let codes = _mm512_ternarylogic_epi32::<OR_AND>(lower, higher, each(0, NEXT_BITS, 0, NEXT_BITS));
+            // The two f16 of each head, one after the other; the second one of each negative.
+            let halves =
+                _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all);
+            let halves = _mm512_xor_si512(halves, _mm512_set1_epi32(i32::MIN));
+            let of = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+            let eight = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+            let number = |codes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
+            let of_block = |two: i32| _mm512_permutexvar_ps(_mm512_add_epi32(eight, _mm512_set1_epi32(two)), of);
+            [
+                _mm512_mul_ps(number(_mm512_castsi512_si128(codes)), of_block(0)),
+                _mm512_mul_ps(number(_mm512_extracti32x4_epi32::<1>(codes)), of_block(2)),
+                _mm512_mul_ps(number(_mm512_extracti32x4_epi32::<2>(codes)), of_block(4)),
+                _mm512_mul_ps(number(_mm512_extracti32x4_epi32::<3>(codes)), of_block(6)),
+            ]
+        }
+    }
+
+    /// Four words in each 16 bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn each(a: u32, b: u32, c: u32, d: u32) -> __m512i {
+        _mm512_set4_epi32(d.cast_signed(), c.cast_signed(), b.cast_signed(), a.cast_signed())
     }
 
     /// A vector that an instruction may have changed, for all that the compiler knows.
@@ -269,19 +359,28 @@ mod x86 {
             (scale, offset)
         }
         #[inline(always)]
+        unsafe fn upper_table(scale: __m256, offset: __m256) -> Self::Table {
+            // Upper halves stay where they are, and so are 16 times as large.
+            unsafe { (Self::mul(scale, Self::splat(1.0 / 16.0)), offset) }
+        }
+        #[inline(always)]
         unsafe fn look_up((scale, offset): Self::Table, codes: __m256i) -> __m256 {
             unsafe { Self::fma(Self::to_f32(Self::and(codes, 15)), scale, offset) }
         }
         #[inline(always)]
-        unsafe fn scales(bytes: [u64; 2], halves: *const u8, factors: &GroupScales) -> GroupScales {
+        unsafe fn look_up_upper((scale, offset): Self::Table, codes: __m256i) -> __m256 {
+            unsafe { Self::fma(Self::to_f32(Self::and(codes, 0xF0)), scale, offset) }
+        }
+        #[inline(always)]
+        unsafe fn scales_of_one(head: *const u8) -> GroupScales {
             unsafe {
+                let [scales, offsets] = scale_codes(head);
+                let scales = Self::to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(scales.cast_signed())));
+                let offsets = Self::to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(offsets.cast_signed())));
+                let of_offsets = _mm256_xor_ps(Self::splat_f16(head.add(2)), Self::splat(-0.0));
                 let mut out = GroupScales([0.0; 16]);
-                for (half, bytes) in bytes.into_iter().enumerate() {
-                    let codes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes.cast_signed()));
-                    let factors = Self::load(factors.0.as_ptr().add(Self::LANES * half));
-                    let scales = Self::mul(Self::splat_f16(halves.add(2 * half)), factors);
-                    Self::store(out.0.as_mut_ptr().add(Self::LANES * half), Self::mul(Self::to_f32(codes), scales));
-                }
+                Self::store(out.0.as_mut_ptr(), Self::mul(scales, Self::splat_f16(head)));
+                Self::store(out.0.as_mut_ptr().add(Self::LANES), Self::mul(offsets, of_offsets));
                 out
             }
         }

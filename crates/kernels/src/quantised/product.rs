@@ -15,8 +15,7 @@ use crate::simd::dispatch;
 
 /// Most rows of activations that are multiplied without a panel.
 const FUSED_ROWS: usize = 8;
-/// How many bytes ahead of the multiplication blocks are prefetched: some rows, as four of them are read side by side. Of a line after the
-/// other, a few at a time: asked for in one go, they would have to wait for each other.
+/// How many bytes ahead of the multiplication blocks are prefetched, in the order in which it reads them.
 const AHEAD: usize = 16 << 10;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -120,6 +119,39 @@ fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..columns).step_by(COLUMN_BLOCK).map(move |first| (first, COLUMN_BLOCK.min(columns - first)))
 }
 
+/// How far ahead of rows that are multiplied side by side blocks are prefetched.
+///
+/// A step multiplies one span of some rows. Blocks of the step that comes so many steps later are prefetched block by block, a few lines at
+/// a time: asked for in one go, they would have to wait for each other.
+#[derive(Clone, Copy)]
+struct Prefetch {
+    steps: usize,
+    /// Spans of a row.
+    spans: usize,
+    /// Bytes of a span.
+    span_bytes: usize,
+    /// Bytes from the rows of a step to those that follow them.
+    rows_bytes: usize,
+}
+
+impl Prefetch {
+    /// For `rows` rows side by side.
+    fn new<F: Format>(rows: usize, columns: usize) -> Self {
+        let bytes = |columns: usize| columns / F::NUMBERS * F::BYTES;
+        let span_bytes = bytes(COLUMN_BLOCK.min(columns));
+        let steps = AHEAD.div_ceil(rows * span_bytes);
+        Self { steps, spans: columns.div_ceil(COLUMN_BLOCK), span_bytes, rows_bytes: rows * bytes(columns) }
+    }
+
+    /// Bytes from a block of a step at column `first` to the same block of the later step. It may be behind the end of the matrix.
+    fn offset(&self, first: usize) -> isize {
+        let span = first / COLUMN_BLOCK;
+        let later = span + self.steps;
+        let (rows, later) = (later / self.spans, later % self.spans);
+        (rows * self.rows_bytes + later * self.span_bytes) as isize - (span * self.span_bytes) as isize
+    }
+}
+
 /// Which weights a panel has: columns `first..first + span` of the rows of outputs `o..o + 4`.
 #[derive(Clone, Copy)]
 struct PanelColumns {
@@ -141,9 +173,10 @@ impl<F: Format> Weights<'_, F> {
             // SAFETY: the caller's.
             return unsafe { self.multiply_one::<S>(x, columns, out) };
         }
+        let prefetch = Prefetch::new::<F>(4, columns);
         for o in (0..self.outputs).step_by(4) {
             for (first, span) in spans(columns) {
-                let own = self.rows::<4>(o, first);
+                let own = RowBlocks { rows: self.rows::<4>(o, first), ahead: prefetch.offset(first) };
                 let mut r = 0;
                 while r < rows {
                     // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the rest is the caller's.
@@ -176,19 +209,25 @@ impl<F: Format> Weights<'_, F> {
     /// As for [`multiply_fused`](Self::multiply_fused).
     #[inline(always)]
     unsafe fn multiply_one<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
+        let prefetch = Prefetch::new::<F>(8, columns);
         for o in (0..self.outputs).step_by(8) {
+            // Adding a sum to -0 gives that sum, also if it is -0.
+            let mut totals = [[-0.0f32; 4]; 2];
             for (first, span) in spans(columns) {
                 // SAFETY: the row and those of the weights have the span; the rest is the caller's.
-                unsafe {
-                    let own = self.rows::<8>(o, first);
+                let sums = unsafe {
+                    let own = RowBlocks { rows: self.rows::<8>(o, first), ahead: prefetch.offset(first) };
                     let sums = fused_sums::<S, F, 1, 8>(x.as_ptr().add(first), columns, own, span);
-                    for (four, sums) in
-                        sums.as_chunks::<4>().0.iter().enumerate().filter(|(four, _)| o + 4 * four < self.outputs)
-                    {
-                        let each = S::sum_each([sums[0][0], sums[1][0], sums[2][0], sums[3][0]]);
-                        out.add_tile(0, o + 4 * four, self.outputs, &[each], first == 0);
-                    }
+                    let [a, b, c, d, e, f, g, h] = sums.map(|[sum]| sum);
+                    [S::sum_each([a, b, c, d]), S::sum_each([e, f, g, h])]
+                };
+                for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                    *total += sum;
                 }
+            }
+            for (o, totals) in (o..self.outputs).step_by(4).zip(totals) {
+                // SAFETY: the caller's.
+                unsafe { out.add_tile(0, o, self.outputs, &[totals], true) };
             }
         }
     }
@@ -279,6 +318,14 @@ impl<F: Format> Weights<'_, F> {
     }
 }
 
+/// Blocks of `N` rows from the same column on.
+#[derive(Clone, Copy)]
+struct RowBlocks<const N: usize> {
+    rows: [*const u8; N],
+    /// Bytes from a block to the one that is prefetched meanwhile.
+    ahead: isize,
+}
+
 /// Adds up products of `R` rows of activations with the numbers of one row of weights.
 struct Dots<S: Lanes, const R: usize> {
     x: *const f32,
@@ -304,12 +351,12 @@ impl<S: Lanes, const R: usize> Sink<S> for Dots<S, R> {
 unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
     x: *const f32,
     stride: usize,
-    rows: [*const u8; 4],
+    own: RowBlocks<4>,
     columns: usize,
 ) -> [[f32; 4]; R] {
     // SAFETY: the caller's.
     unsafe {
-        let sums = fused_sums::<S, F, R, 4>(x, stride, rows, columns);
+        let sums = fused_sums::<S, F, R, 4>(x, stride, own, columns);
         let mut out = [[0.0; 4]; R];
         for (r, out) in out.iter_mut().enumerate() {
             *out = S::sum_each([sums[0][r], sums[1][r], sums[2][r], sums[3][r]]);
@@ -326,25 +373,22 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
 unsafe fn fused_sums<S: Lanes, F: Format, const R: usize, const N: usize>(
     x: *const f32,
     stride: usize,
-    rows: [*const u8; N],
+    own: RowBlocks<N>,
     columns: usize,
 ) -> [[S::V; R]; N] {
     // SAFETY: blocks and activations are read within the columns (caller).
     unsafe {
         let mut sums = [[S::splat(0.0); R]; N];
         for block in 0..columns / F::NUMBERS {
-            let mut at = rows;
+            let mut at = own.rows;
             for row in &mut at {
                 *row = row.add(block * F::BYTES);
                 for byte in (0..F::BYTES).step_by(LINE) {
                     // A prefetch may take any address, even an invalid one.
-                    S::prefetch(row.wrapping_add(AHEAD + byte));
+                    S::prefetch(row.wrapping_offset(own.ahead).wrapping_add(byte));
                 }
             }
-            let mut scales = [F::scales::<S>(at[0]); N];
-            for j in 1..N {
-                scales[j] = F::scales::<S>(at[j]);
-            }
+            let scales = F::scales_of_each::<S, N>(at);
             for part in 0..F::NUMBERS / F::PART {
                 for j in 0..N {
                     let mut dots = Dots::<S, R> { x: x.add(block * F::NUMBERS), stride, sums: sums[j] };
@@ -397,4 +441,38 @@ unsafe fn dequantise_kernel<S: Lanes, F: Format>(blocks: &[u8], out: &mut [f32])
     assert!(out.len().is_multiple_of(F::NUMBERS) && blocks.len() == out.len() / F::NUMBERS * F::BYTES);
     // SAFETY: there are as many blocks as `out` has room for; the CPU supports `S` (caller).
     unsafe { dequantise_row::<S, F>(blocks.as_ptr(), out.as_mut_ptr(), out.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks the offsets from all steps of a matrix whose number of rows is a multiple of `rows`.
+    fn check<F: Format>(rows: usize, columns: usize) {
+        let prefetch = Prefetch::new::<F>(rows, columns);
+        let row_bytes = columns / F::NUMBERS * F::BYTES;
+        let begin = |o: usize, first: usize| (o * row_bytes + first / F::NUMBERS * F::BYTES) as isize;
+        let steps: Vec<(usize, isize)> = (0..100 * rows)
+            .step_by(rows)
+            .flat_map(|o| spans(columns).map(move |(first, _)| (first, begin(o, first))))
+            .collect();
+        let between: usize =
+            (0..prefetch.steps).map(|i| rows * spans(columns).nth(i % prefetch.spans).unwrap().1).sum();
+        assert!(between / F::NUMBERS * F::BYTES <= AHEAD + rows * prefetch.span_bytes, "{between} numbers ahead");
+        assert!(steps.len() > 2 * prefetch.steps);
+        for (now, later) in steps.iter().zip(&steps[prefetch.steps..]) {
+            assert_eq!(prefetch.offset(now.0), later.1 - now.1, "{rows} rows of {columns}, column {}", now.0);
+        }
+    }
+
+    #[test]
+    fn blocks_are_prefetched_in_the_order_in_which_they_are_multiplied() {
+        for rows in [4, 8] {
+            for columns in [256, 768, 1024, 1280, 4096, 14_336] {
+                check::<Q4K>(rows, columns);
+                check::<Q6K>(rows, columns);
+                check::<Q8x0>(rows, columns);
+            }
+        }
+    }
 }
