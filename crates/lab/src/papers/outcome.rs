@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::claim::Claim;
 use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
-use super::item::{Claim, Item, Variant};
+use super::item::{Item, Variant};
 use super::measure::{Evidence, MeasuredItem};
 use spattn_base::error::UsageError;
 use spattn_stats::Estimate;
@@ -132,7 +133,7 @@ pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) 
 }
 
 fn judged(item: &Item, claim: &Claim, measured: Option<&MeasuredItem<'_>>) -> Result<Judged, UsageError> {
-    let Claim { says, test, missing, because } = claim;
+    let Claim { says, test, missing, because, .. } = claim;
     let (mut told, mut why) = (Vec::new(), Vec::new());
     let all = test.as_ref().map(Test::comparisons).unwrap_or_default();
     for comparison in &all {
@@ -153,7 +154,7 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&MeasuredItem<'_>>) -> Re
         published: test.as_ref().map_or(ClaimVerdict::NotTested, |test| published_verdict(item, test)),
         measured: ClaimVerdict::of(&told),
         why,
-        because: because.clone().filter(|_| measured.is_some()),
+        because: because.builtin.clone().filter(|_| measured.is_some()),
     })
 }
 
