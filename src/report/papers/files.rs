@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use spattn_lab::papers::item::Item;
-use spattn_lab::papers::judging::judge_times;
+use spattn_lab::papers::judging::{judge, judge_times};
+use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::{ItemOutcome, TIMES};
+use spattn_lab::papers::run_of::RunOf;
 
 /// The outcomes of an item, as of its present file.
 #[derive(Debug)]
@@ -79,6 +81,12 @@ fn stored(dir: &Path) -> Vec<PathBuf> {
     names.iter().map(|name| dir.join(name)).chain(old.exists().then_some(old)).collect()
 }
 
+/// Whether all published numbers are times.
+fn has_only_times(item: &Item) -> bool {
+    let is_time = |name: &String| item.columns.iter().any(|line| line.name == *name && item.is_time(line));
+    item.published.iter().flat_map(|published| published.values.keys()).all(is_time)
+}
+
 impl ItemResults {
     /// The stored outcomes in an item's folder, judged by the item's present claims, and its times.
     ///
@@ -95,10 +103,15 @@ impl ItemResults {
             "real" => 1,
             _ => 2,
         });
-        if outcomes.iter().any(ItemOutcome::is_measured) {
+        let times = judge_times(name, &item)?;
+        if outcomes.is_empty() {
+            outcomes.push(judge(name, &item, RunOf::AS_NAMED, Evidence::default())?);
+        }
+        // The paper's numbers stand beside what was measured.
+        if outcomes.iter().any(ItemOutcome::is_measured) || times.is_some() && has_only_times(&item) {
             outcomes.retain(ItemOutcome::is_measured);
         }
-        outcomes.extend(judge_times(name, &item)?);
+        outcomes.extend(times);
         Ok(Self { name: name.to_owned(), item, outcomes })
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::files::ItemResults;
+use spattn_eval::folder::owned_files::PAPERS_PAGE;
 use spattn_lab::papers::PAPERS;
 use spattn_lab::papers::claims::{ClaimVerdict, Test};
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, model_title};
@@ -10,7 +11,7 @@ use spattn_lab::papers::real_models::RealModel;
 use spattn_lab::papers::times::Timed;
 
 /// The first line of every page.
-pub const MADE: &str = "<!-- Made by `spattn reproduce`. -->";
+pub const MADE: &str = PAPERS_PAGE;
 
 /// A paper's short title; its name if it is unknown.
 pub fn paper_title(paper: &str) -> &str {
