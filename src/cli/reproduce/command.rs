@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{OUT, ReproduceArgs};
+use super::args::{OUT, ReproduceArgs};
 use spattn_base::privacy;
 
 impl ReproduceArgs {

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
+use super::args::{FOUND, LEARNED, ReproduceArgs};
 use super::item_run::ItemRun;
-use super::{FOUND, LEARNED, ReproduceArgs};
 use crate::cli::matrix::RunRequest;
 use crate::cli::numbers::{duration, megabytes};
 use crate::cli::output::print_line;

@@ -5,9 +5,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::args::{FOUND, LEARNED, ReproduceArgs};
 use super::facts::{facts_of_analyses, facts_of_learning, facts_of_records};
 use super::item_run::ItemRun;
-use super::{FOUND, LEARNED, ReproduceArgs};
 use crate::cli::output::print;
 use crate::cli::setup::find_data;
 use crate::report::merge;

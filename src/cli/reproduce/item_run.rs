@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::ReproduceArgs;
+use super::args::{RUNS, ReproduceArgs};
 use super::real_file::RealFile;
 use crate::report::papers::slug;
 use spattn_base::error::UsageError;
@@ -138,7 +138,7 @@ impl ReproduceArgs {
 
     /// The folder of a run's records: those of different models are apart.
     fn folder_of_run(&self, name: &str, variant: Variant, model: Option<&str>) -> PathBuf {
-        let runs = self.out.join(super::RUNS).join(variant.name());
+        let runs = self.out.join(RUNS).join(variant.name());
         match model.filter(|_| variant != Variant::Builtin) {
             Some(model) => runs.join(slug(model)).join(name),
             None => runs.join(name),

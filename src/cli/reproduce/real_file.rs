@@ -58,15 +58,15 @@ impl RealFile {
 fn check(model: &RealModel, path: &Path) -> Result<(), UsageError> {
     let fetch = format!("fetch it with `{}`, or name a file with --model", model.fetched_by());
     if !path.is_file() {
-        return Err(UsageError::new(format!("{} is not here: {}", model.title, path.display())).hint(fetch));
+        return Err(UsageError::new(format!("the model {} is not here: {}", model.name, path.display())).hint(fetch));
     }
     let found = sha256_of_file(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
     match found == model.sha256 {
         true => Ok(()),
         false => Err(UsageError::new(format!(
-            "{} is another file than {}: its SHA-256 is {found}",
+            "{} is another file than that of {}: its SHA-256 is {found}",
             path.display(),
-            model.title
+            model.name
         ))
         .hint(format!("{fetch}, under whose own name it is then reported"))),
     }
@@ -91,7 +91,7 @@ mod tests {
             check(model, &path)
                 .unwrap_err()
                 .what
-                .contains("is another file than SmolLM2-135M-Instruct: its SHA-256 is ")
+                .contains("is another file than that of smollm2-135m: its SHA-256 is ")
         );
         let named = RealFile::of_flag(path.to_str().unwrap());
         assert!(named.known.is_none() && named.title.ends_with("model.gguf"), "{named:?}");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::files::ItemResults;
 use super::table::table;
-use super::words::{MADE, Source, model, paper_title, published, verdict, verdicts};
+use super::words::{MADE, VerdictSource, model, paper_title, published, verdict, verdicts};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claim::Claim;
@@ -42,18 +42,18 @@ fn line(what: &str, value: &str) -> String {
 
 /// The heading of the table of verdicts.
 pub fn verdict_heading(first: &str) -> String {
-    let sources = Source::ALL.map(Source::heading).join(" | ");
+    let sources = VerdictSource::ALL.map(VerdictSource::heading).join(" | ");
     format!(
         "| {first} | the paper's numbers | {sources} |\n|{}\n",
-        "---|".repeat(2 + Source::ALL.len() + first.matches('|').count())
+        "---|".repeat(2 + VerdictSource::ALL.len() + first.matches('|').count())
     )
 }
 
 /// A claim's line in a table of verdicts, without its first cells.
 pub fn verdict_cells(results: &ItemResults, at: usize) -> String {
     let own = results.outcomes.first().and_then(|outcome| outcome.claims.get(at)).map_or("–", published);
-    let of = |source: Source| verdicts(results, source, at);
-    format!("{own} | {}", Source::ALL.map(of).join(" | "))
+    let of = |source: VerdictSource| verdicts(results, source, at);
+    format!("{own} | {}", VerdictSource::ALL.map(of).join(" | "))
 }
 
 fn claims(results: &ItemResults) -> String {

@@ -15,7 +15,7 @@ pub use self::files::{ItemResults, result_file, slug, store, suffix};
 use self::paper_page::Drawn;
 use super::plots::Figure;
 use super::plots::papers::figures;
-use spattn_lab::papers::findings::Findings;
+use spattn_lab::papers::findings::PaperFindings;
 use spattn_lab::papers::{ITEMS, PAPERS};
 
 /// The figures of each outcome of an item. Only the first file's name has no suffix.
@@ -61,7 +61,7 @@ pub fn pages(out: &Path) -> Result<Vec<(String, String)>> {
         let figures = drawn(&results)?;
         all.push((results, figures));
     }
-    let findings = Findings::shipped()?;
+    let findings = PaperFindings::shipped()?;
     let mut pages = vec![("README.md".to_owned(), paper_page::front_page(&findings, &all))];
     for paper in &PAPERS {
         let page = paper_page::paper_page(paper, &findings, &all);

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use super::files::ItemResults;
 use super::item_page::{verdict_cells, verdict_heading};
-use super::words::{MADE, Source, can_judge};
+use super::words::{MADE, VerdictSource, can_judge};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claims::ClaimVerdict;
-use spattn_lab::papers::findings::{Findings, PaperFinding};
+use spattn_lab::papers::findings::{PaperFinding, PaperFindings};
 use spattn_lab::papers::floor::LEAST_SCORE;
 use spattn_lab::papers::outcome::ItemOutcome;
 use spattn_lab::papers::real_models::REAL_MODELS;
@@ -36,7 +36,7 @@ fn of_paper<'a>(all: &'a [Drawn], paper: &str) -> Vec<&'a Drawn> {
 }
 
 /// The page of a paper: its question, the figure that answers it, its claims with verdicts, and its items.
-pub fn paper_page(paper: &Paper, findings: &Findings, all: &[Drawn]) -> Option<String> {
+pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Option<String> {
     let own = of_paper(all, paper.name);
     if own.is_empty() {
         return None;
@@ -71,7 +71,8 @@ fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String 
     let full = format!("{}/{name}", paper.name);
     let Some((results, figures)) = own.iter().find(|(results, _)| results.name == full) else { return String::new() };
     let drawn = results.outcomes.iter().zip(figures).filter(|(_, figures)| !figures.is_empty());
-    let best = drawn.max_by_key(|(outcome, _)| (Source::Pretrained.has(outcome), Source::Builtin.has(outcome)));
+    let best =
+        drawn.max_by_key(|(outcome, _)| (VerdictSource::Pretrained.has(outcome), VerdictSource::Builtin.has(outcome)));
     best.and_then(|(_, figures)| figures.first()).map_or(String::new(), |figure| {
         format!("\n[![{}]({full}/{})]({full}/README.md)\n", in_markdown(&figure.title), figure.file)
     })
@@ -79,12 +80,12 @@ fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String 
 
 /// The number of claims by verdict, for each source that judged any.
 fn by_source(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
-    let of = |source: Source| (source.heading().to_owned(), count(own, source));
-    Source::ALL.map(of).into_iter().collect()
+    let of = |source: VerdictSource| (source.heading().to_owned(), count(own, source));
+    VerdictSource::ALL.map(of).into_iter().collect()
 }
 
 /// The number of claims that a source can judge, by their verdict. Of several runs the one that tells most counts.
-fn count(own: &[&Drawn], source: Source) -> [usize; 6] {
+fn count(own: &[&Drawn], source: VerdictSource) -> [usize; 6] {
     let mut counts = [0; 6];
     for (results, _) in own {
         for at in (0..results.item.claims.len()).filter(|at| can_judge(results, source, *at)) {
@@ -106,7 +107,7 @@ fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
 }
 
 /// The page of all papers.
-pub fn front_page(findings: &Findings, all: &[Drawn]) -> String {
+pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
     let mut text = format!("{MADE}\n# The papers, reproduced\n\nWhat is known now, over all papers:\n\n");
     for (at, finding) in findings.findings.iter().enumerate() {
         let _ = writeln!(text, "{}. {}", at + 1, in_markdown(finding));
@@ -125,7 +126,7 @@ pub fn front_page(findings: &Findings, all: &[Drawn]) -> String {
     let mut lines = by_source(&every);
     lines.insert(0, ("the paper's own numbers".to_owned(), published(&every)));
     text += &counts("judged on", &lines);
-    for source in Source::ALL {
+    for source in VerdictSource::ALL {
         let lines: Vec<(String, [usize; 6])> =
             shown.iter().map(|(paper, own)| (paper.name.to_owned(), count(own, source))).collect();
         text += &counts(source.heading(), &lines);

@@ -152,8 +152,22 @@ fn results_of_several_runs_are_side_by_side_in_one_folder() {
     let before = fs::read(folder.join("result.json")).unwrap();
     let again = ItemResults::read(dir.path(), "magicpig/table-1", both.item.clone()).unwrap();
     assert_eq!(again.outcomes.iter().map(|o| o.variant.as_str()).collect::<Vec<_>>(), ["builtin", "real"]);
+    // A copy without the list of written files, as in a clone, is this program's all the same.
+    fs::remove_file(folder.join(".written")).unwrap();
     write_item(&again, dir.path()).unwrap();
     assert_eq!(fs::read(folder.join("result.json")).unwrap(), before, "what is the same is not written again");
+}
+
+#[test]
+fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
+    let dir = tempfile::tempdir().unwrap();
+    let shipped = ITEMS.iter().find(|item| item.name == "double-sparsity/figure-5").unwrap();
+    let read = || ItemResults::read(dir.path(), shipped.name, shipped.parse().unwrap()).unwrap();
+    let page = write_item(&read(), dir.path()).unwrap();
+    let folder = dir.path().join(shipped.name);
+    assert!(folder.join("result-times.json").exists() && !folder.join("result.json").exists());
+    fs::remove_file(folder.join(".written")).unwrap();
+    assert_eq!(write_item(&read(), dir.path()).unwrap(), page);
 }
 
 #[test]
@@ -161,7 +175,7 @@ fn the_front_page_counts_claims_by_verdict() {
     let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
     let figures = drawn(&both).unwrap();
     let all = vec![(both, figures)];
-    let findings = Findings::shipped().unwrap();
+    let findings = PaperFindings::shipped().unwrap();
     let page = paper_page::front_page(&findings, &all);
     assert!(page.contains(&format!("1. {}", spattn_base::text::in_markdown(&findings.findings[0]))), "{page}");
     assert!(page.contains("## 4 claims of 1 tables and figures"), "{page}");

@@ -21,7 +21,7 @@ pub fn paper_title(paper: &str) -> &str {
 
 /// What claims are judged on, a column of verdicts each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum VerdictSource {
     /// The built-in model.
     Builtin,
     /// Pretrained models: small ones, or the paper's.
@@ -30,7 +30,7 @@ pub enum Source {
     Times,
 }
 
-impl Source {
+impl VerdictSource {
     /// All of them, in the order of columns.
     pub const ALL: [Self; 3] = [Self::Builtin, Self::Pretrained, Self::Times];
 
@@ -100,7 +100,7 @@ pub fn model(outcome: &ItemOutcome) -> String {
 pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> String {
     let Some(judged) = outcome.claims.get(claim) else { return String::new() };
     let mut of = Vec::new();
-    if Source::Pretrained.has(outcome) {
+    if VerdictSource::Pretrained.has(outcome) {
         of.push(if outcome.model.is_empty() { "the paper's models".to_owned() } else { model_title(&outcome.model) });
     }
     of.extend(if outcome.variant == TIMES { contexts(results, claim) } else { lengths(outcome) });
@@ -119,16 +119,16 @@ pub fn word(judged: &Judged) -> &'static str {
 }
 
 /// Whether a source can have a verdict on a claim: times are judged apart from what is run.
-pub fn can_judge(results: &ItemResults, source: Source, claim: usize) -> bool {
+pub fn can_judge(results: &ItemResults, source: VerdictSource, claim: usize) -> bool {
     let Some(test) = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref()) else {
-        return source != Source::Times;
+        return source != VerdictSource::Times;
     };
     let is_time = |name: &str| results.item.columns.iter().any(|line| line.name == name && results.item.is_time(line));
-    test.comparisons().iter().any(|comparison| is_time(comparison.left.1) == (source == Source::Times))
+    test.comparisons().iter().any(|comparison| is_time(comparison.left.1) == (source == VerdictSource::Times))
 }
 
 /// What a claim's verdicts are under a source, one for each outcome; a dash where it has none to give.
-pub fn verdicts(results: &ItemResults, source: Source, claim: usize) -> String {
+pub fn verdicts(results: &ItemResults, source: VerdictSource, claim: usize) -> String {
     if !can_judge(results, source, claim) {
         return "–".to_owned();
     }

@@ -95,7 +95,7 @@ pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])]
 pub const ITEM: Kind = Kind {
     names: &["result.json", "table.csv", "plot.svg", "manifest.json", "README.md"],
     folders: &[("", &["svg"])],
-    is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]),
+    is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]) || begins(dir, "README.md", 64, PAPERS_PAGE),
 };
 /// The page of all papers, beside which each paper has one.
 pub const PAPERS: Kind = Kind {

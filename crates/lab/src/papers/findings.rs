@@ -10,7 +10,7 @@ use spattn_eval::config::file::parse_toml;
 /// What is said first.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Findings {
+pub struct PaperFindings {
     /// What is known over all papers, a sentence each.
     pub findings: Vec<String>,
     /// The papers' questions.
@@ -32,7 +32,7 @@ pub struct PaperFinding {
     pub figure: Option<String>,
 }
 
-impl Findings {
+impl PaperFindings {
     /// Those that are part of the program.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn every_paper_has_a_question_and_a_figure_of_its_own() {
-        let findings = Findings::shipped().unwrap();
+        let findings = PaperFindings::shipped().unwrap();
         assert_eq!(findings.findings.len(), 5);
         assert!(findings.papers.iter().all(|one| PAPERS.iter().any(|paper| paper.name == one.name)));
         for paper in &PAPERS {
