@@ -17,7 +17,11 @@ use spattn_lab::papers::title_of;
 /// The page of an item, with the figures of each of its outcomes.
 pub fn item_page(results: &ItemResults, figures: &[Vec<Figure>]) -> String {
     let (paper, name) = results.name.split_once('/').unwrap_or(("", &results.name));
-    let title = format!("{}, {}: {}", paper_title(paper), title_of(name), results.item.title);
+    let named = match paper_title(paper) == paper {
+        true => results.name.clone(),
+        false => format!("{}, {}", paper_title(paper), title_of(name)),
+    };
+    let title = format!("{named}: {}", results.item.title);
     let mut text = format!("{MADE}\n# {}\n\n", in_markdown(&title));
     if paper_title(paper) != paper {
         let _ = writeln!(text, "[All of this paper](../../{paper}.md)\n");
@@ -143,7 +147,14 @@ fn settings(results: &ItemResults) -> String {
     }
     let mut text = String::new();
     for variant in variants {
-        let lines = setting_lines(&results.item, variant);
+        let mut lines = setting_lines(&results.item, variant);
+        let models = results.outcomes.iter().filter(|outcome| outcome.variant == variant.name());
+        let models: Vec<&str> =
+            models.map(|outcome| outcome.model.as_str()).filter(|model| !model.is_empty()).collect();
+        // The model may have been chosen on the command line.
+        if let Some(model) = lines.iter_mut().find(|line| line.setting == "model" && !models.is_empty()) {
+            model.here = models.join(", ");
+        }
         if lines.is_empty() {
             continue;
         }
@@ -153,19 +164,20 @@ fn settings(results: &ItemResults) -> String {
             Variant::Real => "the run on a small pretrained model",
         };
         let _ = write!(text, "\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n");
-        text += &setting_rows(&lines);
+        let same = if results.item.is_run(Variant::Paper) { "as published" } else { "not given in the item" };
+        text += &setting_rows(&lines, same);
     }
     text
 }
 
-/// The rows of a table of settings. Methods that are as published share one.
-fn setting_rows(lines: &[SettingLine]) -> String {
+/// The rows of a table of settings. Methods that do not differ share one; `as_published` is what is said of what does not differ.
+fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
     let is_method = |line: &&SettingLine| line.setting.starts_with("method of ");
     let same = lines.iter().filter(|line| is_method(line) && line.differs.is_none()).count();
     let mut text = String::new();
     for line in lines.iter().filter(|line| !is_method(line) || line.differs.is_some()) {
         let told = match &line.differs {
-            None => "as published".to_owned(),
+            None => as_published.to_owned(),
             Some(differs) => {
                 let because = differs.because.as_deref().unwrap_or("no reason is given");
                 format!("differs from {}: {because}", differs.paper)
@@ -175,7 +187,7 @@ fn setting_rows(lines: &[SettingLine]) -> String {
             writeln!(text, "| {} | {} | {} |", in_markdown(&line.setting), in_markdown(&line.here), in_markdown(&told));
     }
     if same > 0 {
-        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | as published |");
+        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {as_published} |");
     }
     text
 }

@@ -171,6 +171,18 @@ fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
 }
 
 #[test]
+fn the_pages_of_papers_are_drawn_again_in_a_clone() {
+    let dir = tempfile::tempdir().unwrap();
+    write_item(&results(vec![outcome(Variant::Builtin, "builtin")]), dir.path()).unwrap();
+    write_pages(dir.path()).unwrap();
+    fs::remove_file(dir.path().join(".written")).unwrap();
+    write_pages(dir.path()).unwrap();
+    fs::remove_file(dir.path().join(".written")).unwrap();
+    fs::write(dir.path().join("magicpig.md"), "# Mine\n").unwrap();
+    assert!(write_pages(dir.path()).unwrap_err().to_string().contains("spattn did not write it"));
+}
+
+#[test]
 fn the_front_page_counts_claims_by_verdict() {
     let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
     let figures = drawn(&both).unwrap();

@@ -100,7 +100,7 @@ pub const ITEM: Kind = Kind {
 /// The page of all papers, beside which each paper has one.
 pub const PAPERS: Kind = Kind {
     names: &["README.md"],
-    folders: &[],
+    folders: &[("", &["md"])],
     is_in: |dir| begins(dir, "README.md", 64, PAPERS_PAGE) || begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
 };
 /// The units of an item's analyses or calibrations, in a folder of their own.
