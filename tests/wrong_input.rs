@@ -443,7 +443,7 @@ fn stdout(args: &str) -> String {
 fn flags(command: &str) -> Vec<(String, bool)> {
     let help = stdout(&format!("{command} --help"));
     let lines = help.lines().map(str::trim).filter(|line| line.starts_with('-'));
-    let name = |line: &str| line.split([' ', ',']).find(|word| word.starts_with("--")).map(str::to_owned);
+    let name = |line: &str| line.split([' ', ',', '[']).find(|word| word.starts_with("--")).map(str::to_owned);
     lines.filter_map(|line| Some((name(line)?, line.contains('<')))).collect()
 }
 
@@ -490,8 +490,13 @@ fn the_table_covers_every_flag_that_takes_a_value() {
                 "--out" => "-o",
                 _ => "",
             };
-            let is_named =
-                |row: &&&Row| row.args.iter().any(|arg| *arg == *flag || (!short.is_empty() && arg == short));
+            let is_named = |row: &&&Row| {
+                row.args.iter().any(|arg| {
+                    *arg == *flag
+                        || arg.to_string_lossy().starts_with(&format!("{flag}="))
+                        || (!short.is_empty() && arg == short)
+                })
+            };
             if takes_value && of_command.iter().find(is_named).is_none() {
                 missing.push(format!("{command} {flag}"));
             }

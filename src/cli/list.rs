@@ -258,7 +258,7 @@ fn configs_text() -> Result<String> {
         text += &format!("{:<28} {:<14} {}\n", shipped.name, status(&item), item.title);
     }
     Ok(text
-        + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. `both` runs on the paper's model and on the built-in one, `model` and `builtin` on that one only; `times` uses times measured on a GPU; `missing` cannot be run, for the reason that the item gives.\n\
+        + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. `both` runs on the paper's model and on the built-in one, `model` and `builtin` on that one only; `times` uses times measured on a GPU; `missing` cannot be run, for the reason that the item gives. `+ real`: it runs on a small pretrained model, too (--real).\n\
            Use with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
            TOML file of your own with the same keys)")
 }
@@ -272,8 +272,9 @@ fn status(item: &Item) -> String {
         [false, false] if item.bench.is_some() => "times",
         [false, false] => "missing",
     };
+    let runs = if item.is_run(Variant::Real) { format!("{runs} + real") } else { runs.to_owned() };
     match item.claims.iter().filter(|claim| claim.test.is_some()).count() {
-        0 => runs.to_owned(),
+        0 => runs,
         1 => format!("{runs}, 1 test"),
         n => format!("{runs}, {n} tests"),
     }

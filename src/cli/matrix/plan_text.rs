@@ -30,6 +30,8 @@ pub(super) struct PlanSummary {
     pub(super) estimate: RunEstimate,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,
+    /// Whether it would run on the CPU that the estimate is for.
+    pub(super) is_timed: bool,
 }
 
 impl PlanSummary {
@@ -46,6 +48,7 @@ impl PlanSummary {
             records: left.records,
             estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
+            is_timed: config.device == Device::Cpu,
         })
     }
 }
@@ -120,12 +123,11 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         }
         let RunEstimate { prefill, index, steps, bytes } = d.estimate;
         let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
-        let _ = writeln!(
-            text,
-            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}",
-            d.records,
-            megabytes(bytes),
-        );
+        let time = match d.is_timed {
+            true => format!(", in about {all} (prefill {prefill}, indexes {index}, steps {steps})"),
+            false => String::new(),
+        };
+        let _ = writeln!(text, "\n{} records to make{time}, with up to {}", d.records, megabytes(bytes));
         if !d.gpus.is_empty() {
             let _ = writeln!(text, "memory of each GPU: {}", listed(&d.gpus));
         }
@@ -149,6 +151,7 @@ mod tests {
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
             gpus: Vec::new(),
+            is_timed: true,
         }
     }
 
@@ -164,6 +167,12 @@ mod tests {
         assert_eq!(fields("ruler/vt"), ["ruler/vt", "1024", "3"]);
         assert_eq!(fields("jsonl:rows"), ["jsonl:rows", "by", "file", "2"]);
         assert!(text.contains("10 records to make, in about 6 s"), "{text}");
+    }
+
+    #[test]
+    fn a_run_on_a_gpu_gets_no_times_of_the_cpu() {
+        let text = as_text(&[PlanSummary { is_timed: false, ..summary() }]);
+        assert!(text.contains("10 records to make, with up to ") && !text.contains("in about"), "{text}");
     }
 
     #[test]

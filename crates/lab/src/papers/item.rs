@@ -1,21 +1,23 @@
 //! One table or figure of a paper, as a TOML file describes it: what to run, the published numbers, and the claims.
 //!
-//! `[run]` and `[builtin]` are settings as in configs: the paper's own setting, and the nearest one that needs no download. `[[row]]` and
-//! `[[column]]` say which records a cell is made from; methods, tasks and lengths that the settings lack are those named by rows and
-//! columns. A cell that is not a score comes from analyses (`[analyze.run]`, `[analyze.builtin]`), from calibrations (`[learn.run]`,
-//! `[learn.builtin]`) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` are facts, `[[claim]]` tests
-//! on cells.
+//! `[run]`, `[builtin]` and `[real]` are settings as in configs: the paper's own setting, the nearest one on the built-in model, and one on
+//! a small pretrained model. `[[row]]` and `[[column]]` say which records a cell is made from; methods, tasks and lengths that the settings
+//! lack are those named by rows and columns. A cell that is not a score comes from analyses (`[analyze.run]` and so on), from calibrations
+//! (`[learn.run]` and so on) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` are facts, `[[claim]]`
+//! tests on cells, and `[[differs]]` says which settings are not the paper's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::claims::Test;
+use super::claim::{Claim, Differs};
 use super::derived::{Correlation, Reaching};
 use super::learning::Learning;
+use super::real_models::{REAL_MODELS, RealModel};
 use super::seen::{Observing, TableSelection};
 use super::times::{ReferenceBench, Timed};
 use super::values::Value;
+pub use super::variant::Variant;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, expand_grid};
 use spattn_base::error::UsageError;
@@ -40,6 +42,13 @@ pub struct Item {
     pub run: Option<Settings>,
     /// The nearest run on the built-in model.
     pub builtin: Option<Settings>,
+    /// The run on a small pretrained model; `model` is a name of [`REAL_MODELS`], by default the first.
+    pub real: Option<Settings>,
+    /// The settings that differ from the paper's.
+    #[serde(default)]
+    pub differs: Vec<Differs>,
+    /// Slips of the paper in this table or figure.
+    pub slip: Option<String>,
     /// The analyses, if attention itself is measured.
     #[serde(default)]
     pub analyze: Analyze,
@@ -64,7 +73,7 @@ pub struct Item {
     pub plot: Option<Plot>,
 }
 
-/// The analyses of an item: at the paper's own setting, and on the built-in model.
+/// The analyses of an item, by variant.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Analyze {
@@ -72,9 +81,11 @@ pub struct Analyze {
     pub run: Option<Observing>,
     /// On the built-in model.
     pub builtin: Option<Observing>,
+    /// On a small pretrained model.
+    pub real: Option<Observing>,
 }
 
-/// The calibrations of an item: at the paper's own setting, and on the built-in model.
+/// The calibrations of an item, by variant.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Learn {
@@ -82,10 +93,12 @@ pub struct Learn {
     pub run: Option<Learning>,
     /// On the built-in model.
     pub builtin: Option<Learning>,
+    /// On a small pretrained model.
+    pub real: Option<Learning>,
 }
 
 /// Defines [`Line`] and [`Select`], which have the same keys for what is selected: those of `keys`. TOML has them flat in a row or column
-/// and in its `builtin`. A flattened struct would lose the line of an error and the key that was meant.
+/// and in its `builtin` and `real`. A flattened struct would lose the line of an error and the key that was meant.
 macro_rules! selecting {
     (keys { $($(#[$doc:meta])* $key:ident: $type:ty,)* }) => {
         /// A row or column: its name and what it selects.
@@ -94,6 +107,8 @@ macro_rules! selecting {
         pub struct Line {
             /// The paper's name for it, by which claims and published numbers refer to it.
             pub name: String,
+            /// What it is called where its numbers are of another model than the paper's; by default its method. For rows with a `model`.
+            pub label: Option<String>,
             /// The value of its cells; the score if neither row nor column sets one.
             pub value: Option<Value>,
             /// Whether a share is shown in percent.
@@ -110,10 +125,12 @@ macro_rules! selecting {
             pub correlation: Option<Correlation>,
             /// What it selects instead on the built-in model. Keys that it lacks are as in the line.
             pub builtin: Option<Select>,
+            /// What it selects instead on a small pretrained model. Keys that it lacks are as in the line.
+            pub real: Option<Select>,
         }
 
         /// Which records, or numbers of analyses, a row or column selects.
-        #[derive(Debug, Clone, Default, Deserialize)]
+        #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Select {
             $($(#[$doc])* pub $key: $type,)*
@@ -155,20 +172,6 @@ pub struct Published {
     pub values: BTreeMap<String, f64>,
 }
 
-/// A statement of a paper about the numbers.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Claim {
-    /// The statement, paraphrased.
-    pub says: String,
-    /// Its test.
-    pub test: Option<Test>,
-    /// What is missing to test it.
-    pub missing: Option<String>,
-    /// The reason for the result on the built-in model, if it was investigated.
-    pub because: Option<String>,
-}
-
 /// What is drawn of an item.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -178,35 +181,34 @@ pub struct Plot {
     /// Whether rows run from left to right instead.
     #[serde(default)]
     pub over_rows: bool,
+    /// The axes of a heat map of the first column, whose places are the rows' names: `(8,75)`, `DS 1/4`.
+    pub grid: Option<GridAxes>,
 }
 
-/// One of an item's two runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variant {
-    /// The paper's own setting.
-    Paper,
-    /// On the built-in model.
-    Builtin,
-}
-
-impl Variant {
-    /// The name in folders.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Paper => "paper",
-            Self::Builtin => "builtin",
-        }
-    }
+/// The axes of a heat map.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GridAxes {
+    /// What the first part of a row's name is.
+    pub down: String,
+    /// What its second part is.
+    pub across: String,
+    /// What the numbers are, with their unit.
+    pub of: String,
 }
 
 impl Line {
     /// What the line selects under a variant.
     pub fn select(&self, variant: Variant) -> Select {
-        match (variant, self.builtin.clone()) {
-            (Variant::Builtin, Some(builtin)) => builtin.over(self.own()),
+        let instead = match variant {
+            Variant::Paper => return self.own(),
+            Variant::Builtin => &self.builtin,
+            Variant::Real => &self.real,
+        };
+        match instead.clone() {
+            Some(instead) => instead.over(self.own()),
             // The paper's models do not apply.
-            (Variant::Builtin, None) => Select { model: None, ..self.own() },
-            (Variant::Paper, _) => self.own(),
+            None => Select { model: None, ..self.own() },
         }
     }
 }
@@ -243,6 +245,7 @@ impl Item {
         let mut settings = match variant {
             Variant::Paper => self.run.clone(),
             Variant::Builtin => self.builtin.clone(),
+            Variant::Real => self.real.clone().map(with_default_model),
         }?;
         let lines = self.lines().map(|line| line.select(variant)).filter(|select| select.missing.is_none());
         let named: Vec<Select> = lines.collect();
@@ -271,6 +274,7 @@ impl Item {
         match variant {
             Variant::Paper => self.analyze.run.as_ref(),
             Variant::Builtin => self.analyze.builtin.as_ref(),
+            Variant::Real => self.analyze.real.as_ref(),
         }
     }
 
@@ -279,6 +283,7 @@ impl Item {
         match variant {
             Variant::Paper => self.learn.run.as_ref(),
             Variant::Builtin => self.learn.builtin.as_ref(),
+            Variant::Real => self.learn.real.as_ref(),
         }
     }
 
@@ -310,15 +315,21 @@ impl Item {
         column.value.or(row.value).unwrap_or(Value::Score)
     }
 
+    /// Whether the cells of a column are times, or computed from times.
+    pub fn is_time(&self, column: &Line) -> bool {
+        let is_timed = |name: &String| self.columns.iter().any(|other| other.name == *name && other.time.is_some());
+        column.time.is_some() || column.reaches.as_ref().is_some_and(|reaching| reaching.columns().all(is_timed))
+    }
+
     /// Rows and columns.
-    fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.rows.iter().chain(&self.columns)
     }
 
     fn check(&self) -> Result<(), UsageError> {
-        let is_measured = [Variant::Paper, Variant::Builtin].into_iter().any(|variant| self.is_run(variant));
+        let is_measured = Variant::ALL.into_iter().any(|variant| self.is_run(variant));
         if !is_measured && self.bench.is_none() && self.missing.is_none() {
-            return Err(UsageError::new("the item has no [run], [builtin], [bench] or `missing`")
+            return Err(UsageError::new("the item has no [run], [builtin], [real], [bench] or `missing`")
                 .hint("give [run] and [builtin], or say with `missing` what it would take"));
         }
         distinct("row", &self.rows)?;
@@ -334,20 +345,8 @@ impl Item {
             }
         }
         for claim in &self.claims {
-            match (&claim.test, &claim.missing) {
-                (None, None) => {
-                    return Err(UsageError::new(format!("the claim `{}` has no `test`", claim.says))
-                        .hint("say with `missing` what it would take, if it cannot be tested"));
-                }
-                (Some(_), Some(_)) => {
-                    return Err(UsageError::new(format!("the claim `{}` has both `test` and `missing`", claim.says))
-                        .hint("give one of them"));
-                }
-                _ => {}
-            }
+            claim.check()?;
             if let Some(test) = &claim.test {
-                test.check()
-                    .map_err(|e| UsageError { what: format!("the claim `{}`: {}", claim.says, e.what), ..e })?;
                 test.rows().try_for_each(|row| self.known("row", &self.rows, row))?;
                 test.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
             }
@@ -356,14 +355,15 @@ impl Item {
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
         }
-        [Variant::Paper, Variant::Builtin].into_iter().try_for_each(|variant| self.check_run(variant))
+        self.differs.iter().try_for_each(Differs::check)?;
+        self.check_real_models()?;
+        Variant::ALL.into_iter().try_for_each(|variant| self.check_run(variant))
     }
 
     /// Checks that the settings of a variant can be run, and that rows and columns name one method each.
     fn check_run(&self, variant: Variant) -> Result<(), UsageError> {
         let Some(settings) = self.settings(variant) else { return Ok(()) };
-        let table = if variant == Variant::Paper { "run" } else { "builtin" };
-        let within = |e: UsageError| UsageError { what: format!("[{table}]: {}", e.what), ..e };
+        let within = |e: UsageError| UsageError { what: format!("[{}]: {}", variant.table(), e.what), ..e };
         settings.check_values().map_err(|InvalidValue { key, error, .. }| {
             within(UsageError { what: format!("`{key}`: {}", error.what), ..error })
         })?;
@@ -376,15 +376,34 @@ impl Item {
         RunConfig::resolve(settings).map(drop).map_err(within)
     }
 
+    /// Checks that the runs on pretrained models name one of them each.
+    fn check_real_models(&self) -> Result<(), UsageError> {
+        let of_run = self.real.as_ref().and_then(|settings| settings.model.as_ref());
+        if of_run.is_some_and(|models| models.0.len() > 1) {
+            return Err(UsageError::new("[real]: `model` has several models")
+                .hint("name one; `spattn reproduce --real=NAME` runs another"));
+        }
+        let named = [
+            ("real", of_run.and_then(|models| models.0.first())),
+            ("analyze.real", self.analyze.real.as_ref().map(|observing| &observing.model)),
+            ("learn.real", self.learn.real.as_ref().map(|learning| &learning.model)),
+        ];
+        for (table, name) in named {
+            let Some(name) = name else { continue };
+            RealModel::find(name).map_err(|e| UsageError { what: format!("[{table}]: `model`: {}", e.what), ..e })?;
+        }
+        Ok(())
+    }
+
     /// Checks the settings of analyses, calibrations, times and derived cells.
     fn check_lines(&self) -> Result<(), UsageError> {
-        for (table, observing) in [("analyze.run", &self.analyze.run), ("analyze.builtin", &self.analyze.builtin)] {
-            let Some(observing) = observing else { continue };
-            observing.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
-        }
-        for (table, learning) in [("learn.run", &self.learn.run), ("learn.builtin", &self.learn.builtin)] {
-            let Some(learning) = learning else { continue };
-            learning.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
+        for variant in Variant::ALL {
+            let within = |kind: &str, e: UsageError| UsageError {
+                what: format!("[{kind}.{}]: {}", variant.table(), e.what),
+                ..e
+            };
+            self.observing(variant).map_or(Ok(()), Observing::check).map_err(|e| within("analyze", e))?;
+            self.learning(variant).map_or(Ok(()), Learning::check).map_err(|e| within("learn", e))?;
         }
         let table = self.bench.as_ref().map(ReferenceBench::read).transpose()?;
         for line in self.lines() {
@@ -412,11 +431,87 @@ impl Item {
     }
 }
 
+/// Settings of a run on a pretrained model, with the model that is run if none is named.
+fn with_default_model(settings: Settings) -> Settings {
+    let model = settings.model.clone().unwrap_or_else(|| REAL_MODELS[0].name.to_owned().into());
+    Settings { model: Some(model), ..settings }
+}
+
 fn distinct(what: &str, lines: &[Line]) -> Result<(), UsageError> {
     let mut names = BTreeSet::new();
     match lines.iter().find(|line| !names.insert(&line.name)) {
         None => Ok(()),
         Some(line) => Err(UsageError::new(format!("two {what}s have the name `{}`", line.name))
             .hint("claims and published numbers refer to rows and columns by name")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ITEM: &str = "
+title = 'a'
+slip = 'the unit of the last column'
+[run]
+model = 'x/y'
+tasks = ['ruler/vt']
+lengths = [16384]
+[builtin]
+lengths = [1024]
+[real]
+lengths = [4096, 8192]
+samples = 100
+[[row]]
+name = 'Top'
+method = 'topk:k=512'
+model = 'x/y'
+builtin = { method = 'topk:k=32' }
+real = { method = 'topk:k=128' }
+[[row]]
+name = 'Gone'
+method = 'quest'
+real = { missing = 'a model with more channels' }
+[[column]]
+name = 'VT'
+tasks = ['ruler/vt']
+real = { length = 4096 }
+[[differs]]
+setting = 'local'
+paper = '24'
+here = '64'
+because = 'as in its other tables'
+variant = 'real'
+";
+
+    #[test]
+    fn the_real_run_has_its_own_settings_and_selections() {
+        let item = Item::parse(ITEM, "item.toml").unwrap();
+        let settings = item.settings(Variant::Real).unwrap();
+        assert_eq!(settings.model.unwrap().0, [REAL_MODELS[0].name]);
+        assert_eq!(settings.lengths, Some(vec![4096, 8192]));
+        assert_eq!(settings.methods, Some(vec!["topk:k=128".to_owned()]), "a missing row runs nothing");
+        let (row, column) = (item.rows[0].select(Variant::Real), item.columns[0].select(Variant::Real));
+        assert_eq!((row.method.as_deref(), column.length), (Some("topk:k=128"), Some(4096)));
+        assert_eq!(column.tasks, Some(vec!["ruler/vt".to_owned()]), "as in the line");
+        assert_eq!(item.columns[0].select(Variant::Builtin).length, None);
+        assert!(item.is_run(Variant::Real) && item.differs[0].is_about(Variant::Real));
+        assert_eq!(item.slip.as_deref(), Some("the unit of the last column"));
+    }
+
+    #[test]
+    fn the_real_run_names_one_known_model() {
+        let with = |model: &str| Item::parse(&ITEM.replace("[real]", &format!("[real]\nmodel = {model}")), "item.toml");
+        assert!(with("'smollm2-135m'").is_ok());
+        let error = with("'smollm'").unwrap_err();
+        assert!(error.what.starts_with("item.toml: [real]: `model`: unknown pretrained model"), "{}", error.what);
+        let several = with("['smollm2-135m', 'qwen2.5-coder-0.5b']").unwrap_err();
+        assert!(several.what.contains("several models"), "{}", several.what);
+        let analysis = "[analyze.real]\nmodel = 'builtin'\nanalyses = ['mass']\ntasks = ['ruler/vt']\nlengths = [1024]\nsamples = 1\n";
+        let error = Item::parse(&format!("title = 'a'\n{analysis}"), "item.toml").unwrap_err();
+        assert!(error.what.contains("[analyze.real]: `model`: unknown"), "{}", error.what);
+        let known = analysis.replace("'builtin'", "'qwen2.5-coder-0.5b'");
+        let item = Item::parse(&format!("title = 'a'\n{known}"), "item.toml").unwrap();
+        assert!(item.is_run(Variant::Real) && !item.is_run(Variant::Paper));
     }
 }

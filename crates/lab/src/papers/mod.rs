@@ -1,20 +1,31 @@
 //! The papers' tables and figures: what is run for each, the published numbers, and tests of the claims.
 //!
-//! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). From a run's records, [`measure`] makes the cells of its table;
-//! [`claims`] defines the tests, and [`outcome`] joins both with the published numbers. Numbers that are not scores come from analyses
+//! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`], [`claim`]). From a run's records, [`measure`] makes the cells of its
+//! table ([`run_of`] says which rows a model's numbers are of); [`claims`] defines the tests, [`outcome`] joins both with the published numbers,
+//! and [`verdicts`] judges the claims. Numbers that are not scores come from analyses
 //! ([`seen`]), calibrations ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Nothing here runs or draws.
 
 pub mod calibrations;
+pub mod claim;
 pub mod claims;
 pub mod derived;
+pub mod findings;
+pub mod floor;
 pub mod item;
+pub mod judging;
 pub mod learning;
 pub mod measure;
+pub mod numbers;
 pub mod outcome;
 pub mod progress;
+pub mod real_models;
+pub mod run_of;
 pub mod seen;
+pub mod setting_lines;
 pub mod times;
 pub mod values;
+pub mod variant;
+pub mod verdicts;
 
 use self::item::Item;
 use spattn_base::error::UsageError;
@@ -167,6 +178,23 @@ impl Shipped {
     }
 }
 
+/// The order of an item within its paper: tables before figures, each by number.
+pub fn order_of(item_name: &str) -> (bool, usize, &str) {
+    let (kind, rest) = item_name.split_once('-').unwrap_or((item_name, ""));
+    let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    (kind != "table", rest[..digits].parse().unwrap_or(usize::MAX), rest)
+}
+
+/// An item's name in words: `Table 1, dense prefill`.
+pub fn title_of(item_name: &str) -> String {
+    let mut parts = item_name.split('-');
+    let first = parts.next().unwrap_or_default();
+    let mut title = first.get(..1).unwrap_or_default().to_uppercase() + first.get(1..).unwrap_or_default();
+    title.extend(parts.next().map(|number| format!(" {number}")));
+    let rest: Vec<&str> = parts.collect();
+    if rest.is_empty() { title } else { format!("{title}, {}", rest.join(" ")) }
+}
+
 /// The items of a paper, or a single `PAPER/ITEM`; all items without a name.
 ///
 /// # Errors
@@ -193,16 +221,16 @@ mod tests {
     use std::path::Path;
 
     use super::item::Variant;
-    use super::outcome::published_verdict;
+    use super::real_models::RealModel;
     use super::*;
-    use crate::papers::claims::ClaimVerdict;
     use spattn_eval::config::run_config::RunConfig;
 
     #[test]
     fn every_file_is_shipped_and_parses() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("papers");
         let mut files = BTreeSet::new();
-        for paper in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let papers = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        for paper in papers.filter(|path| path.is_dir()) {
             let name = paper.file_name().unwrap().to_string_lossy().into_owned();
             for file in std::fs::read_dir(&paper).unwrap() {
                 files.insert(format!("{name}/{}", file.unwrap().path().file_stem().unwrap().to_string_lossy()));
@@ -212,27 +240,28 @@ mod tests {
         for shipped in ITEMS {
             let item = shipped.parse().unwrap_or_else(|e| panic!("{}", e.what));
             assert!(PAPERS.iter().any(|paper| paper.name == shipped.paper()), "{}", shipped.name);
-            for variant in [Variant::Paper, Variant::Builtin] {
+            for variant in Variant::ALL {
                 let Some(settings) = item.settings(variant) else { continue };
                 let configs = RunConfig::resolve(settings).unwrap();
                 assert!(!configs[0].methods.is_empty(), "{}", shipped.name);
-                let is_builtin = configs.iter().all(|config| config.model == "builtin");
-                assert_eq!(is_builtin, variant == Variant::Builtin, "{}", shipped.name);
+                let is_of = |config: &RunConfig| match variant {
+                    Variant::Paper => config.model != "builtin" && RealModel::find(&config.model).is_err(),
+                    Variant::Builtin => config.model == "builtin",
+                    Variant::Real => RealModel::find(&config.model).is_ok(),
+                };
+                assert!(configs.iter().all(is_of), "{}: {variant:?}", shipped.name);
             }
         }
     }
 
     #[test]
-    fn claims_hold_in_the_numbers_that_they_are_about() {
-        for shipped in ITEMS {
-            let item = shipped.parse().unwrap();
-            for claim in &item.claims {
-                let Some(test) = &claim.test else { continue };
-                let verdict = published_verdict(&item, test);
-                let fine = [ClaimVerdict::Holds, ClaimVerdict::NotTested].contains(&verdict);
-                assert!(fine, "{}: {}: {verdict:?}", shipped.name, claim.says);
-            }
-        }
+    fn items_are_in_the_order_of_their_numbers() {
+        let mut names = ["figure-2", "table-10", "table-2", "table-1-sparse-prefill", "table-1-dense-prefill", "own"];
+        names.sort_by_key(|name| order_of(name));
+        let sorted = ["table-1-dense-prefill", "table-1-sparse-prefill", "table-2", "table-10", "figure-2", "own"];
+        assert_eq!(names, sorted);
+        assert_eq!(title_of("table-1-dense-prefill"), "Table 1, dense prefill");
+        assert_eq!(title_of("figure-12"), "Figure 12");
     }
 
     #[test]

@@ -1,0 +1,76 @@
+//! What a paper's item was measured on, as its page lists it: models, tasks, lengths, numbers of examples.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use spattn_eval::records::record::Record;
+use spattn_lab::papers::learning::Learning;
+use spattn_lab::papers::seen::AnalysisTables;
+
+/// What records say was run.
+pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
+    if records.is_empty() {
+        return Vec::new();
+    }
+    let list = |of: &dyn Fn(&Record) -> String| {
+        let all: BTreeSet<String> = records.iter().map(of).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let lengths: BTreeSet<usize> = records.iter().map(|r| r.length).collect();
+    let lengths: Vec<String> = lengths.into_iter().filter(|length| *length > 0).map(|n| n.to_string()).collect();
+    let examples: BTreeSet<_> = records.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
+    vec![
+        ("model".to_owned(), list(&|r| r.model.to_string())),
+        ("tasks".to_owned(), list(&|r| r.task.to_string())),
+        ("lengths".to_owned(), lengths.join(", ")),
+        ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
+        ("examples".to_owned(), format!("{}, {} records", examples.len(), records.len())),
+    ]
+}
+
+/// What units say was learned.
+pub(super) fn facts_of_learning(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
+    let Some(first) = seen.first() else { return Vec::new() };
+    let Learning { calibrations, tokens, length, .. } = learning;
+    vec![
+        ("learned".to_owned(), calibrations.join("; ")),
+        ("model".to_owned(), first.model.clone()),
+        ("of".to_owned(), format!("{tokens} tokens in blocks of up to {length}")),
+        (
+            "measured on".to_owned(),
+            format!("{} blocks of held-out text, by layer: {} layers", first.documents, seen.len()),
+        ),
+    ]
+}
+
+/// What units say was looked at.
+pub(super) fn facts_of_analyses(seen: &[AnalysisTables]) -> Vec<(String, String)> {
+    let Some(first) = seen.first() else { return Vec::new() };
+    let list = |of: &dyn Fn(&AnalysisTables) -> String| {
+        let all: BTreeSet<String> = seen.iter().map(of).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let lengths: BTreeSet<usize> = seen.iter().map(|one| one.length).collect();
+    let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+    let words = |key: &str| {
+        let all = first.identity[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+        all.map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    let queries = match first.identity["queries"].as_u64() {
+        Some(n) if n > 1 => format!("queries of the last {n} tokens"),
+        _ => "queries of the last token".to_owned(),
+    };
+    let documents: usize = seen.iter().map(|one| one.documents).sum();
+    let units = match documents == seen.len() {
+        true => format!("{documents}, each by itself"),
+        false => format!("{documents}, {} at a time", first.documents),
+    };
+    vec![
+        ("analyses".to_owned(), words("analyses")),
+        ("model".to_owned(), list(&|one| one.model.clone())),
+        ("prompts of".to_owned(), list(&|one| one.task.clone())),
+        ("lengths".to_owned(), lengths.join(", ")),
+        ("prompts".to_owned(), format!("{units}; {queries}")),
+    ]
+}

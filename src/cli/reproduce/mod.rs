@@ -1,0 +1,93 @@
+//! `spattn reproduce`: the papers' tables and figures, with published and measured numbers side by side.
+
+mod args;
+mod command;
+mod dry_run;
+mod facts;
+mod finish;
+mod item_run;
+mod measure;
+mod prepare;
+mod real_file;
+
+use anyhow::{Result, anyhow};
+
+use self::args::Named;
+pub use self::args::ReproduceArgs;
+use self::dry_run::Outlined;
+use super::exit::Done;
+use super::output::print_line;
+use crate::report::papers::write_pages;
+use spattn_base::error::{UsageError, in_one_line};
+use spattn_base::privacy;
+
+/// Runs, judges and draws the requested items, and then draws the pages of all.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; that parts could not be run.
+pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
+    if args.anonymous {
+        privacy::leave_out();
+    }
+    let items = args.items()?;
+    args.check_flags()?;
+    if args.dry_run {
+        return args.outline_all(&items).map(|()| Done::Completed);
+    }
+    args.check_free(&items)?;
+    let (mut failed, count) = (Vec::new(), items.len());
+    for (at, Named { name, item }) in items.iter().enumerate() {
+        if args.quiet.0.is_none() {
+            eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
+        }
+        let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
+            Ok(stopped @ (Done::Interrupted | Done::Preempted)) => return Ok(stopped),
+            Ok(Done::Completed | Done::NotSafe) => None,
+            Err(error) => Some(error.context(name.clone())),
+        };
+        args.finish(name, item, failure.as_ref())?;
+        // Pages are complete whenever a run is stopped.
+        if !args.draw_only {
+            write_pages(&args.out)?;
+        }
+        failed.extend(failure);
+    }
+    write_pages(&args.out)?;
+    // If there is only one item, its own error is the result.
+    if count == 1 {
+        return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
+    }
+    failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(error)));
+    match failed.len() {
+        0 => Ok(Done::Completed),
+        n => Err(anyhow!("{n} of {count} items could not be run completely")),
+    }
+}
+
+impl ReproduceArgs {
+    /// Prints what all items would run. Fails if one of them would fail, or if none has anything to run.
+    fn outline_all(&self, items: &[Named]) -> Result<()> {
+        let (mut failed, mut some) = (Vec::new(), false);
+        for Named { name, item } in items {
+            print_line(&format!("{name}: {}", item.title))?;
+            match self.outline(name, item) {
+                Ok(outlined) => some |= outlined == Outlined::Something,
+                Err(error) => failed.push(UsageError { what: format!("{name}: {}", error.what), ..error }),
+            }
+        }
+        let count = items.len();
+        match failed.len() {
+            0 if some => Ok(()),
+            0 => Err(UsageError::new(format!("there is nothing to run in {count} of {count} items"))
+                .hint(
+                    "--builtin, --real and --model choose what is run; `spattn list configs` shows what each item has",
+                )
+                .into()),
+            1 if count == 1 => Err(failed.remove(0).into()),
+            n => {
+                failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(&error.clone().into())));
+                Err(UsageError::new(format!("{n} of {count} items could not be run completely")).into())
+            }
+        }
+    }
+}

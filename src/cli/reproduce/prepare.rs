@@ -1,0 +1,41 @@
+//! The evaluation and the calibrations of an item, ready to start.
+
+use std::path::Path;
+
+use super::args::ReproduceArgs;
+use super::item_run::ItemRun;
+use crate::cli::matrix::{OnFailure, RunRequest};
+use crate::cli::verdict_flags::SafetyDemand;
+use crate::version::PROGRAM;
+use spattn_base::error::UsageError;
+use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::plan::contexts::Shard;
+use spattn_eval::records::store::OpenMode;
+use spattn_lab::papers::calibrations::Lesson;
+use spattn_lab::papers::learning::Learning;
+
+impl ReproduceArgs {
+    /// The evaluation of an item that has one. A run that stopped earlier is resumed.
+    pub(super) fn prepare(&self, run: &ItemRun) -> Result<RunRequest, UsageError> {
+        let settings = run.settings.clone().unwrap_or_default();
+        Ok(RunRequest {
+            configs: RunConfig::resolve(self.overrides().over(settings))?,
+            shard: Shard::WHOLE,
+            out: run.folder.clone(),
+            is_unnamed: false,
+            mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
+            quiet: self.quiet.0.is_some(),
+            json: false,
+            on_failure: OnFailure::GoOn,
+            is_elsewhere: false,
+            safety: SafetyDemand::default(),
+            until_certain: None,
+            resumes_by_itself: true,
+        })
+    }
+
+    pub(super) fn lesson<'a>(&self, learning: &'a Learning, folder: &'a Path) -> Result<Lesson<'a>, UsageError> {
+        let device = self.device()?.of_one_copy()?;
+        Ok(Lesson { learning, folder, device, overwrite: self.overwrite, program: PROGRAM })
+    }
+}
