@@ -21,7 +21,6 @@ mod output;
 mod prompt_args;
 pub mod report;
 pub mod reproduce;
-mod reproduce_facts;
 mod run_args;
 mod run_flags;
 pub mod score;

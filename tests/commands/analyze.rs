@@ -95,7 +95,8 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     assert!(planned.contains("builtin reads 4 prompts of 2048 tokens"), "{planned}");
     assert!(!out.join("runs").exists(), "a dry run leaves nothing");
     let printed = run(item);
-    assert!(printed.contains("**No other layer has more** – measured: **") && printed.contains("- analyses: entropy"));
+    assert!(printed.contains("No other layer has more | ") && printed.contains("- analyses: entropy"), "{printed}");
+    assert!(printed.contains("- command: `spattn reproduce topk/figure-5 --builtin --samples 2 --out "), "{printed}");
     let judged = || fs::read_to_string(out.join("topk/figure-5/result.json")).unwrap();
     let first = judged();
     let result: Value = serde_json::from_str(&first).unwrap();
@@ -116,7 +117,9 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     };
     let mean = files.iter().map(number).sum::<f64>() / files.len() as f64;
     assert!(files.len() == 4 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9, "{mean} {cell}");
-    assert!(out.join("topk/figure-5/plot.svg").exists() && out.join("RESULTS.md").exists());
+    for file in ["topk/figure-5/plot.svg", "topk/figure-5/README.md", "topk.md", "README.md"] {
+        assert!(out.join(file).exists(), "{file}");
+    }
     // A lost unit is analysed again, and the verdicts stay the same.
     fs::remove_file(&files[1]).unwrap();
     run(item);
@@ -133,9 +136,14 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
 
     let printed = run("double-sparsity/figure-5");
     assert!(printed.contains("on NVIDIA H200") && printed.contains("- made by: `spattn bench attention"), "{printed}");
-    assert!(printed.contains("against Flash, batch 32 | – / 2.39 ["), "{printed}");
-    let page = fs::read_to_string(out.join("RESULTS.md")).unwrap();
-    assert!(page.contains("### topk/figure-5: ") && page.contains("### double-sparsity/figure-5: "));
+    assert!(printed.contains("against Flash, batch 32 | 2.39 ["), "{printed}");
+    let page = fs::read_to_string(out.join("README.md")).unwrap();
+    assert!(
+        page.contains("](topk.md)") && page.contains("](double-sparsity.md)") && !page.contains("](hip.md)"),
+        "{page}"
+    );
+    let paper = fs::read_to_string(out.join("topk.md")).unwrap();
+    assert!(paper.contains("[Figure 5](topk/figure-5/README.md)"), "{paper}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::cli::output::{print, print_json};
 use spattn_eval::records::manifest_keys::MANIFEST;
 use spattn_eval::records::store::{OpenMode, load_records};
 use spattn_eval::run::estimate::Probe;
+use spattn_model::device::Device;
 
 impl RunRequest {
     /// Prints what would run, and its approximate cost.
@@ -31,8 +32,16 @@ impl RunRequest {
         }
         match self.json {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
-            false => print(&format!("{}{}\n", as_text(&models), this_machine(&self.configs[0])))?,
+            false => print(&format!("{}{}\n", as_text(&models), self.timed_for()))?,
         }
         reporter.verdict("would run").map(|()| Done::Completed)
+    }
+
+    /// What the times of a plan are for.
+    fn timed_for(&self) -> String {
+        match self.configs[0].device == Device::Cpu {
+            true => this_machine(&self.configs[0]),
+            false => "How long it takes on a GPU is not estimated.".to_owned(),
+        }
     }
 }

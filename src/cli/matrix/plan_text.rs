@@ -26,6 +26,8 @@ pub(super) struct PlanSummary {
     pub(super) cells: Vec<(String, usize, usize)>,
     pub(super) records: usize,
     pub(super) estimate: RunEstimate,
+    /// Whether it would run on the CPU that the estimate is for.
+    pub(super) is_timed: bool,
 }
 
 impl PlanSummary {
@@ -41,6 +43,7 @@ impl PlanSummary {
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
             estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
+            is_timed: config.device == Device::Cpu,
         })
     }
 }
@@ -113,12 +116,11 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         }
         let RunEstimate { prefill, index, steps, bytes } = d.estimate;
         let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
-        let _ = writeln!(
-            text,
-            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}\n",
-            d.records,
-            megabytes(bytes),
-        );
+        let time = match d.is_timed {
+            true => format!(", in about {all} (prefill {prefill}, indexes {index}, steps {steps})"),
+            false => String::new(),
+        };
+        let _ = writeln!(text, "\n{} records to make{time}, with up to {}\n", d.records, megabytes(bytes));
     }
     text
 }
@@ -137,6 +139,7 @@ mod tests {
             cells: vec![("ruler/vt".to_owned(), 1024, 3), ("jsonl:rows".to_owned(), 0, 2)],
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
+            is_timed: true,
         }
     }
 
@@ -152,6 +155,12 @@ mod tests {
         assert_eq!(fields("ruler/vt"), ["ruler/vt", "1024", "3"]);
         assert_eq!(fields("jsonl:rows"), ["jsonl:rows", "by", "file", "2"]);
         assert!(text.contains("10 records to make, in about 6 s"), "{text}");
+    }
+
+    #[test]
+    fn a_run_on_a_gpu_gets_no_times_of_the_cpu() {
+        let text = as_text(&[PlanSummary { is_timed: false, ..summary() }]);
+        assert!(text.contains("10 records to make, with up to ") && !text.contains("in about"), "{text}");
     }
 
     #[test]

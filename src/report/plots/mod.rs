@@ -13,11 +13,14 @@ pub(super) mod chart;
 mod figures;
 mod grid;
 mod heads;
+mod joins;
 mod labels;
 mod lengths;
 pub(super) mod looks;
 mod pages;
 mod palette;
+mod paper_grids;
+mod paper_rows;
 mod params;
 pub(super) mod pen;
 

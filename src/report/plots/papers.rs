@@ -1,6 +1,6 @@
 //! A paper's table as a drawing: columns (or rows) from left to right, with a line for each row (or column). Measured numbers are filled
-//! and have intervals, published ones are hollow and dashed. Lines join neighbours only, and only what belongs together: never a number with
-//! an average, nor settings of different methods or models.
+//! and have intervals, published ones are hollow and dashed. Lines join neighbours only, and only steps of one quantity (`joins.rs`): never a
+//! number with an average, nor different methods, tasks or models. Tables of two parameters are heat maps (`paper_grids.rs`).
 //!
 //! If lines or points each belong to a different method, they have its colour and marker (`looks.rs`). Lines for several settings of one
 //! method get colours and markers by position, because dashes mark published numbers.
@@ -11,14 +11,17 @@ use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::{Axis, tick_label};
+use super::joins::{Break, breaks};
 use super::looks::of_lines;
+use super::paper_grids;
+use super::paper_rows::{DrawnRow, drawn_rows};
 use super::pen::{
     CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, SeriesLook, TITLE_HEIGHT, draw, page_title,
     title_width,
 };
 use super::{Figure, paged};
-use spattn_lab::papers::item::{Item, Line};
-use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, OutcomeRow};
+use spattn_lab::papers::item::{Item, Line, Variant};
+use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, TIMES, model_title};
 use spattn_lab::papers::seen::TableSelection;
 use spattn_lab::papers::times::Timed;
 use spattn_lab::papers::values::Value;
@@ -34,8 +37,6 @@ const BELOW: i32 = 48;
 const STEP: i32 = 110;
 /// The greatest width of a row of columns. Further columns continue below.
 const MOST_WIDTH: i32 = 1320;
-const NOTE: &str = "filled: measured, with 95 % interval; hollow and dashed: published";
-
 /// The cells along a line.
 struct Series {
     name: String,
@@ -45,46 +46,117 @@ struct Series {
     cells: Vec<CellOutcome>,
 }
 
-/// The pages of an item's drawing; empty if there is no number to draw.
+/// The pages of an outcome's drawing, `file` and further ones; empty if there is no number to draw.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(outcome: &ItemOutcome, item: &Item) -> Result<Vec<Figure>> {
-    let drawn = drawn_columns(item);
+pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Figure>> {
+    let rows = drawn_rows(outcome, item);
+    let drawn = drawn_columns(item, outcome, &rows);
     let Some(first) = drawn.first() else { return Ok(Vec::new()) };
     // The points of a single column would lie on top of each other.
     let over_rows = drawn.len() == 1 || item.plot.as_ref().is_some_and(|plot| plot.over_rows);
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
-    let kind = Kind::of(item, &columns);
-    // A correlation is not comparable with the other numbers.
-    let rows: Vec<usize> = (0..item.rows.len()).filter(|i| item.rows[*i].correlation.is_none()).collect();
-    let (names, series) =
-        if over_rows { along_rows(outcome, item, &rows, &drawn) } else { along_columns(outcome, item, &rows, &drawn) };
+    let kinds = Kinds::of(item, outcome, &rows, &columns);
+    let title = format!("{}: {}", outcome.name, kinds.shown().label(column.percent, &item.title));
+    let title = if outcome.is_measured() { format!("{title}, {}", measured_on(outcome)) } else { title };
+    if let Some(grid) = item.plot.as_ref().and_then(|plot| plot.grid.as_ref()) {
+        return paper_grids::figures(grid, (&rows, *first), &title, file, kinds.has_published());
+    }
+    let (names, mut series) =
+        if over_rows { along_rows(item, &rows, &drawn) } else { along_columns(outcome, &rows, &drawn) };
+    if !kinds.has_published() {
+        series.iter_mut().flat_map(|line| &mut line.cells).for_each(|cell| cell.published = None);
+    }
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
         return Ok(Vec::new());
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
-    let axis = match kind {
-        Kind::Several(_) => Axis::of_perplexities(all.iter().copied()),
-        Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
+    let axis = match kinds.shown() {
+        Kind::Several(labels) if labels.iter().any(|label| label == PERPLEXITY) => {
+            Axis::of_perplexities(all.iter().copied())
+        }
+        Kind::Several(_) | Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
             Axis::of_scores(all.iter().copied())
         }
         Kind::Value(Value::Score) => Axis::of_perplexities(all.iter().copied()),
         _ if all.iter().any(|x| *x < 0.0) => Axis::of_values(&all),
         _ => Axis::of_costs(&all),
     };
-    let title = format!("{}: {}", outcome.name, kind.label(column.percent, &item.title));
-    let breaks = if over_rows { row_breaks(item, &rows) } else { vec![Break::None; drawn.len()] };
-    let breaks =
-        breaks.into_iter().zip(&names).map(|(at, name)| if is_average(name) { at.max(Break::Line) } else { at });
-    let breaks = after_averages(breaks.collect(), &names);
-    let drawing = Drawing { title: &title, axis, names, breaks, series };
-    Ok(paged("plot.svg", &title, drawing.pages()?))
+    let places: Vec<(&Line, Option<&str>)> = match over_rows {
+        true => rows.iter().map(|row| (row.line, row.model)).collect(),
+        false => columns.iter().map(|column| (*column, None)).collect(),
+    };
+    let breaks = breaks(&places, &names);
+    let note = note(outcome, &series);
+    let drawing = Drawing { title: &title, note: &note, axis, names, breaks, series };
+    Ok(paged(file, &title, drawing.pages()?))
+}
+
+/// What measured numbers were measured on, for titles and notes.
+fn measured_on(outcome: &ItemOutcome) -> String {
+    match outcome.variant.as_str() {
+        TIMES => "measured on a GPU".to_owned(),
+        _ if outcome.model.is_empty() => "measured on the rows' models".to_owned(),
+        _ => format!("measured on {}", model_title(&outcome.model)),
+    }
+}
+
+/// The meaning of marks.
+fn note(outcome: &ItemOutcome, series: &[Series]) -> String {
+    let has = |of: fn(&CellOutcome) -> bool| series.iter().any(|line| line.cells.iter().any(of));
+    let measured =
+        has(|cell| cell.measured.is_some()).then(|| format!("filled: {}, with 95 % interval", measured_on(outcome)));
+    let published = has(|cell| cell.published.is_some()).then(|| "hollow and dashed: published".to_owned());
+    measured.into_iter().chain(published).collect::<Vec<_>>().join("; ")
+}
+
+/// The quantities of an outcome's numbers: the published and the measured ones.
+struct Kinds {
+    published: Option<Kind>,
+    measured: Option<Kind>,
+}
+
+impl Kinds {
+    fn of(item: &Item, outcome: &ItemOutcome, rows: &[DrawnRow<'_>], columns: &[&Line]) -> Self {
+        let cells = |of: fn(&CellOutcome) -> bool| -> Vec<(&Line, &Line)> {
+            let mut found = Vec::new();
+            for row in rows {
+                for column in columns {
+                    let at = item.columns.iter().position(|line| line.name == column.name);
+                    let cell = at.and_then(|at| row.row.cells.get(at));
+                    found.extend(cell.filter(|cell| of(cell)).map(|_| (*column, row.line)));
+                }
+            }
+            found
+        };
+        let kind =
+            |variant: Variant, cells: &[(&Line, &Line)]| (!cells.is_empty()).then(|| Kind::of(item, variant, cells));
+        Self {
+            published: kind(Variant::Paper, &cells(|cell| cell.published.is_some())),
+            measured: kind(outcome.run().variant, &cells(|cell| cell.measured.is_some())),
+        }
+    }
+
+    /// The quantity on the axis: that of the measured numbers if there are some.
+    fn shown(&self) -> &Kind {
+        const NOTHING: &Kind = &Kind::Value(Value::Score);
+        self.measured.as_ref().or(self.published.as_ref()).unwrap_or(NOTHING)
+    }
+
+    /// Whether published numbers are of the quantity on the axis.
+    fn has_published(&self) -> bool {
+        match (&self.published, &self.measured) {
+            (Some(published), Some(measured)) => published == measured,
+            (published, _) => published.is_some(),
+        }
+    }
 }
 
 /// The quantity on the vertical axis.
+#[derive(PartialEq)]
 enum Kind {
     /// A value of records.
     Value(Value),
@@ -99,35 +171,34 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(item: &Item, columns: &[&Line]) -> Self {
-        let cells = || columns.iter().flat_map(|column| item.rows.iter().map(move |row| (*column, row)));
-        if columns.iter().any(|column| column.time.is_some()) {
-            let timed = |(column, row): (&Line, &Line)| Timed::over(column.time.clone(), row.time.clone());
-            let all: Vec<Timed> = cells().filter_map(timed).collect();
+    /// The quantity of some cells, each with its column and row.
+    fn of(item: &Item, variant: Variant, cells: &[(&Line, &Line)]) -> Self {
+        if cells.iter().any(|(column, _)| column.time.is_some()) {
+            let timed = |(column, row): &(&Line, &Line)| Timed::over(column.time.clone(), row.time.clone());
+            let all: Vec<Timed> = cells.iter().filter_map(timed).collect();
             return match all.iter().any(|timed| timed.against.is_some()) {
                 true => Self::Ratio(common(all.into_iter().map(|timed| timed.against))),
                 false => Self::Time(common(all.into_iter().map(|timed| timed.column))),
             };
         }
+        let selected = |line: &Line| line.select(variant).found;
         let found: Vec<TableSelection> =
-            cells().filter_map(|(column, row)| TableSelection::over(column.found.clone(), row.found.clone())).collect();
-        match (found.is_empty(), columns) {
-            (true, [column, ..]) => {
-                let mut labels: Vec<String> = Vec::new();
-                for (column, row) in cells().filter(|(_, row)| row.correlation.is_none()) {
-                    let label = value_label(item, row, column);
-                    if !labels.contains(&label) {
-                        labels.push(label);
-                    }
-                }
-                if labels.iter().any(|label| label == PERPLEXITY) {
-                    return Self::Several(labels);
-                }
-                let row = item.rows.first().and_then(|row| row.value);
-                Self::Value(column.value.or(row).unwrap_or(Value::Score))
-            }
-            _ => Self::Found(common(found.into_iter().map(|found| found.column))),
+            cells.iter().filter_map(|(column, row)| TableSelection::over(selected(column), selected(row))).collect();
+        if !found.is_empty() {
+            return Self::Found(common(found.into_iter().map(|found| found.column)));
         }
+        let mut labels: Vec<String> = Vec::new();
+        for (column, row) in cells {
+            let label = value_label(item, variant, row, column);
+            if !labels.contains(&label) {
+                labels.push(label);
+            }
+        }
+        if labels.iter().any(|label| label == PERPLEXITY) {
+            return Self::Several(labels);
+        }
+        let first = cells.first();
+        Self::Value(first.map_or(Value::Score, |(column, row)| item.value(row, column)))
     }
 
     /// The label of the axis; `title` if the lines show different quantities.
@@ -148,10 +219,12 @@ impl Kind {
 
 const PERPLEXITY: &str = "perplexity";
 
-/// The quantity of a cell, in words. A score is a perplexity if the paper's run scores every token of texts.
-fn value_label(item: &Item, row: &Line, column: &Line) -> String {
+/// The quantity of a cell, in words. A score is a perplexity if the run scores every token of texts.
+fn value_label(item: &Item, variant: Variant, row: &Line, column: &Line) -> String {
     let value = item.value(row, column);
-    let tasks = column.tasks.as_ref().or(row.tasks.as_ref()).or(item.run.as_ref().and_then(|run| run.tasks.as_ref()));
+    let (of_column, of_row) = (column.select(variant), row.select(variant));
+    let of_run = || item.settings(variant).and_then(|settings| settings.tasks);
+    let tasks = of_column.tasks.or(of_row.tasks).or_else(of_run);
     let is_of_texts = tasks.is_some_and(|tasks| tasks.iter().all(|task| task.starts_with("ppl/")));
     let is_ours = [row, column].iter().any(|line| line.model.as_deref() == Some("builtin"));
     match value == Value::Score && is_of_texts && !is_ours {
@@ -166,93 +239,60 @@ fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
     all.all(|other| other.as_ref() == Some(&first)).then_some(first)
 }
 
-/// The indices of the columns that are drawn.
-fn drawn_columns(item: &Item) -> Vec<usize> {
-    match &item.plot {
-        Some(plot) => {
+/// The indices of the columns that are drawn: those that the item names, or else those like the first one. If the outcome has no number
+/// there, those like the first column with one.
+fn drawn_columns(item: &Item, outcome: &ItemOutcome, rows: &[DrawnRow<'_>]) -> Vec<usize> {
+    let is_times = outcome.variant == TIMES;
+    let has = |at: usize, of: fn(&CellOutcome) -> bool| rows.iter().any(|row| row.row.cells.get(at).is_some_and(of));
+    let is_shown = |at: usize| match outcome.is_measured() {
+        true => item.is_time(&item.columns[at]) == is_times && has(at, |cell| cell.measured.is_some()),
+        false => has(at, |cell| cell.published.is_some()),
+    };
+    let kind = |line: &Line| (line.value, line.percent, line.time.is_some());
+    let like = |at: usize| -> Vec<usize> {
+        (0..item.columns.len()).filter(|i| kind(&item.columns[*i]) == kind(&item.columns[at])).collect()
+    };
+    let named = match &item.plot {
+        Some(plot) if !plot.columns.is_empty() => {
             plot.columns.iter().filter_map(|name| item.columns.iter().position(|c| c.name == *name)).collect()
         }
-        None => {
-            let kind = |line: &Line| (line.value, line.percent);
-            let same = |line: &Line| item.columns.first().is_some_and(|first| kind(first) == kind(line));
-            (0..item.columns.len()).filter(|i| same(&item.columns[*i])).collect()
-        }
+        _ if item.columns.is_empty() => Vec::new(),
+        _ => like(0),
+    };
+    if named.iter().any(|at| is_shown(*at)) {
+        return named;
     }
+    (0..item.columns.len()).find(|at| is_shown(*at)).map_or(Vec::new(), like)
 }
 
-fn along_columns(outcome: &ItemOutcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_columns(outcome: &ItemOutcome, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = drawn.iter().map(|i| outcome.columns[*i].clone()).collect();
-    let looks = of_lines(&methods_of(outcome, item, rows));
-    let one = |(i, look): (&usize, SeriesLook)| {
-        let row: &OutcomeRow = &outcome.rows[*i];
-        Series { name: row.name.clone(), look, points: None, cells: drawn.iter().map(|i| row.cells[*i]).collect() }
+    let looks = of_lines(&methods_of(rows));
+    let one = |(row, look): (&DrawnRow<'_>, SeriesLook)| {
+        let cells = drawn.iter().map(|i| row.row.cells[*i]).collect();
+        Series { name: row.row.name.clone(), look, points: None, cells }
     };
     (names, rows.iter().zip(looks).map(one).collect())
 }
 
-fn along_rows(outcome: &ItemOutcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
-    let names = rows.iter().map(|row| outcome.rows[*row].name.clone()).collect();
+fn along_rows(item: &Item, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+    let names = rows.iter().map(|row| row.row.name.clone()).collect();
     let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
     // If there is a single line, its points can show their methods.
-    let points =
-        (drawn.len() == 1).then(|| methods_of(outcome, item, rows)).filter(|of| of.iter().all(Option::is_some));
+    let points = (drawn.len() == 1).then(|| methods_of(rows)).filter(|of| of.iter().all(Option::is_some));
     let points = points.map(|of| of.iter().map(|method| of_lines(&[*method])[0]).collect::<Vec<_>>());
     let one = |(i, look): (&usize, SeriesLook)| Series {
-        name: outcome.columns[*i].clone(),
+        name: item.columns[*i].name.clone(),
         look: if points.is_some() { SeriesLook::Other } else { look },
         points: points.clone(),
-        cells: rows.iter().map(|row| outcome.rows[*row].cells[*i]).collect(),
+        cells: rows.iter().map(|row| row.row.cells[*i]).collect(),
     };
     (names, drawn.iter().zip(of_lines(&columns)).map(one).collect())
 }
 
-/// The method of each of some rows, as it was run or otherwise as in the paper.
-fn methods_of<'a>(outcome: &'a ItemOutcome, item: &'a Item, rows: &[usize]) -> Vec<Option<&'a str>> {
-    let in_paper = |name: &str| item.rows.iter().find(|row| row.name == name).and_then(|row| row.method.as_deref());
-    let of = |row: &'a OutcomeRow| row.method.as_deref().or_else(|| in_paper(&row.name));
-    rows.iter().map(|i| of(&outcome.rows[*i])).collect()
-}
-
-/// What ends before a place from left to right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Break {
-    /// Nothing: a line goes on.
-    None,
-    /// Lines.
-    Line,
-    /// Lines, and the row of places: another model begins.
-    Row,
-}
-
-/// Whether a row or column is a mean of others.
-fn is_average(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    ["avg", "average", "mean"].iter().any(|word| name.trim_end_matches('.') == *word)
-}
-
-/// The breaks, and one behind each average.
-fn after_averages(mut breaks: Vec<Break>, names: &[String]) -> Vec<Break> {
-    for at in 1..breaks.len() {
-        if is_average(&names[at - 1]) {
-            breaks[at] = breaks[at].max(Break::Line);
-        }
-    }
-    breaks
-}
-
-/// What ends before each of some rows: settings of one method on one model belong together.
-fn row_breaks(item: &Item, rows: &[usize]) -> Vec<Break> {
-    let method = |row: &Line| row.method.as_deref().map(|spec| spec.split(':').next().unwrap_or(spec).to_owned());
-    let between = |pair: &[usize]| {
-        let (before, here) = (&item.rows[pair[0]], &item.rows[pair[1]]);
-        match (before.model == here.model, method(before) == method(here)) {
-            (false, _) => Break::Row,
-            (true, false) => Break::Line,
-            (true, true) => Break::None,
-        }
-    };
-    let first = if rows.is_empty() { None } else { Some(Break::None) };
-    first.into_iter().chain(rows.windows(2).map(between)).collect()
+/// The method of each row, as it was run or otherwise as in the paper.
+fn methods_of<'a>(rows: &[DrawnRow<'a>]) -> Vec<Option<&'a str>> {
+    rows.iter().map(|row| row.row.method.as_deref().or(row.line.method.as_deref())).collect()
 }
 
 /// All numbers of a line, ends of intervals included.
@@ -267,6 +307,8 @@ fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
 /// The contents of all pages.
 struct Drawing<'a> {
     title: &'a str,
+    /// The meaning of marks, below the legend.
+    note: &'a str,
     axis: Axis,
     /// The names from left to right.
     names: Vec<String>,
@@ -344,7 +386,7 @@ impl Drawing<'_> {
             pen.text(&series.name, (x + 26, y(*line)), SIZE, HPos::Left)?;
         }
         let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
-        pen.text(NOTE, (LEFT, y(below)), SIZE - 2, HPos::Left)
+        pen.text(self.note, (LEFT, y(below)), SIZE - 2, HPos::Left)
     }
 }
 
@@ -408,9 +450,10 @@ impl Frame<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spattn_lab::papers::item::Variant;
+    use spattn_eval::records::testing::record;
+    use spattn_lab::papers::judging::judge;
     use spattn_lab::papers::measure::Evidence;
-    use spattn_lab::papers::outcome::judge;
+    use spattn_lab::papers::run_of::RunOf;
 
     /// An item with some rows (name and method), drawn over rows or columns.
     fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
@@ -428,7 +471,43 @@ mod tests {
             text += &format!("[[published]]\nrow = '{name}'\nvalues = {{ VT = 50, CWE = 60 }}\n");
         }
         let item = Item::parse(&text, "item.toml").unwrap();
-        figures(&judge("p/t", &item, Variant::Builtin, Evidence { records: &[], seen: &[] }).unwrap(), &item).unwrap()
+        figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence { records: &[], seen: &[] }).unwrap(), &item, "plot.svg")
+            .unwrap()
+    }
+
+    /// Scores that stand in for the paper's perplexities are no perplexities, and have no axis with them.
+    #[test]
+    fn measured_numbers_have_their_own_quantity() {
+        let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ppl/pg19']\n[builtin]\ntasks = ['ruler/vt']\n\
+                    [[row]]\nname = 'Full'\nmethod = 'full'\n[[column]]\nname = '8k'\n[[column]]\nname = '32k'\n\
+                    [[published]]\nrow = 'Full'\nvalues = { 8k = 7.5, 32k = 7.2 }\n";
+        let item = Item::parse(text, "item.toml").unwrap();
+        let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
+        let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+        let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+        let drawn = figures(&measured, &item, "plot-real.svg").unwrap().remove(0);
+        assert_eq!(
+            (drawn.title.as_str(), drawn.file.as_str()),
+            ("p/t: score, %, measured on built-in 11M", "plot-real.svg")
+        );
+        assert!(!drawn.svg.contains("published") && drawn.svg.contains("filled: measured on built-in 11M"));
+        let published = judge("p/t", &item, run, Evidence { records: &[], seen: &[] }).unwrap();
+        let drawn = figures(&published, &item, "plot.svg").unwrap().remove(0);
+        assert!(drawn.title == "p/t: perplexity" && !drawn.svg.contains("filled:"));
+    }
+
+    /// Columns without numbers are not drawn where others have some.
+    #[test]
+    fn a_figure_shows_the_columns_that_have_numbers() {
+        let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ppl/pg19']\n[builtin]\ntasks = ['ruler/vt']\n\
+                    [[row]]\nname = 'Full'\nmethod = 'full'\n[[column]]\nname = 'PPL'\nbuiltin = { missing = 'x' }\n\
+                    [[column]]\nname = 'Cost'\nvalue = 'density'\n";
+        let item = Item::parse(text, "item.toml").unwrap();
+        let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
+        let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+        let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+        let drawn = figures(&measured, &item, "plot.svg").unwrap().remove(0);
+        assert_eq!(drawn.title, "p/t: density, measured on built-in 11M");
     }
 
     #[test]
@@ -473,15 +552,13 @@ mod tests {
         assert!(joined > bare + 5, "{joined} {bare}");
         let average = dashes(&of(&[("A", "quest:page=16"), ("Avg.", "quest:page=32"), ("C", "quest")]));
         assert_eq!(average, bare, "an average is no neighbour, on neither side");
-        let text = "title = 't'\n[run]\nmodel = ['a', 'b']\ntasks = ['ruler/vt']\n[builtin]\n";
-        let row =
-            |model: &str, name: &str| format!("[[row]]\nname = '{model}{name}'\nmodel = '{model}'\nmethod = 'quest'\n");
-        let rows = ["a", "b"].map(|model| ["1", "2", "3", "4", "5"].map(|name| row(model, name)).concat()).concat();
-        let item = Item::parse(&format!("{text}{rows}[[column]]\nname = 'VT'\n"), "item.toml").unwrap();
-        let breaks = row_breaks(&item, &(0..10).collect::<Vec<_>>());
-        assert_eq!((breaks[4], breaks[5], breaks[6]), (Break::None, Break::Row, Break::None));
-        let names: Vec<String> = item.rows.iter().map(|row| row.name.repeat(14)).collect();
-        let drawing = Drawing { title: "t", axis: Axis::from_zero(1.0), names, breaks, series: Vec::new() };
+        let two = dashes(&of(&[("A", "quest:page=16,ratio=0.1"), ("B", "quest:page=32,ratio=0.2"), ("C", "hip")]));
+        assert_eq!(two, bare, "two parameters are no step of one quantity");
+        let names: Vec<String> = (0..10).map(|i| format!("row{i}").repeat(14)).collect();
+        let mut breaks = vec![Break::None; 10];
+        breaks[5] = Break::Row;
+        let axis = Axis::from_zero(1.0);
+        let drawing = Drawing { title: "t", note: "n", axis, names, breaks, series: Vec::new() };
         assert_eq!(drawing.rows(), [0..3, 3..5, 5..8, 8..10], "no row has two models");
     }
 
@@ -503,5 +580,26 @@ mod tests {
         }
         let on = |name: &String| pages.iter().filter(|page| page.svg.contains(&format!("\n{name}\n"))).count();
         assert!(names.iter().all(|name| on(name) == 1), "each once");
+    }
+
+    #[test]
+    fn a_table_of_two_parameters_is_a_heat_map() {
+        let mut text =
+            "title = 't'\nplot = { columns = ['S'], grid = { down = 'K', across = 'L', of = 'sampled, %' } }\n\
+                        [run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n[[column]]\nname = 'S'\n"
+                .to_owned();
+        for (name, number) in [("(7,75)", 14), ("(7,100)", 17), ("(8,75)", 6), ("(8,100)", 8), ("Full", 99)] {
+            text += &format!(
+                "[[row]]\nname = '{name}'\nmethod = 'full'\n[[published]]\nrow = '{name}'\nvalues = {{ S = {number} }}\n"
+            );
+        }
+        let item = Item::parse(&text, "item.toml").unwrap();
+        let outcome = judge("p/t", &item, RunOf::AS_NAMED, Evidence { records: &[], seen: &[] }).unwrap();
+        let [page] = &figures(&outcome, &item, "plot.svg").unwrap()[..] else { panic!("one page") };
+        let texts: Vec<&str> = page.svg.lines().collect();
+        for text in ["14", "17", "6", "8", "75", "100", "K", "L", "Full: 99 published"] {
+            assert!(texts.contains(&text), "{text}");
+        }
+        assert!(!page.svg.contains("<polyline"), "no line joins them");
     }
 }

@@ -35,10 +35,12 @@ enum Sign {
 
 use Sign::{Begins, Figure, Holds, Keys, Packed, Pixels, Table, Tensors};
 
+/// The first line of every page of the papers.
+pub const PAPERS_PAGE: &str = "<!-- Made by `spattn reproduce`. -->";
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
 /// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
-const SIGNS: [(&str, Sign); 34] = [
+const SIGNS: [(&str, Sign); 37] = [
     // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
@@ -62,6 +64,8 @@ const SIGNS: [(&str, Sign); 34] = [
     ("analyze.md", Begins(&["# What attention looks like\n"])),
     ("result.json", Keys(&["name", "variant", "ran"])),
     ("table.csv", Begins(&["row,column,published,measured,"])),
+    ("result-*.json", Keys(&["name", "variant", "ran"])),
+    ("manifest-*.json", Keys(&["program"])),
     ("RESULTS.md", Begins(&["# The papers, reproduced"])),
     ("plan.json", Keys(&["cells", "shards", "submissions"])),
     ("matrix.toml", Begins(&["# The matrix as it was planned"])),
@@ -71,6 +75,7 @@ const SIGNS: [(&str, Sign); 34] = [
     ("tables/*.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": ", "\"measure\": "])),
     ("tables/*.csv", Table),
     ("prompts/*.gz", Packed),
+    ("*.md", Begins(&[PAPERS_PAGE])),
     ("*.svg", Figure),
     ("*.png", Pixels),
     ("*.safetensors", Tensors),

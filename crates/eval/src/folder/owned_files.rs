@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+pub use super::file_signs::PAPERS_PAGE;
 use super::file_signs::is_shown;
 use spattn_base::disk::{check_plain, open_here, read_here, write_whole_here};
 use spattn_base::error::UsageError;
@@ -92,15 +93,15 @@ pub const ANALYSIS: Kind = Kind {
 pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])], is_in: |dir| ANALYSIS.is_in(dir) };
 /// The results of a paper's item.
 pub const ITEM: Kind = Kind {
-    names: &["result.json", "table.csv", "plot.svg", "manifest.json"],
+    names: &["result.json", "table.csv", "plot.svg", "manifest.json", "README.md"],
     folders: &[("", &["svg"])],
     is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]),
 };
-/// The page of all items.
+/// The page of all papers, beside which each paper has one.
 pub const PAPERS: Kind = Kind {
-    names: &["RESULTS.md"],
+    names: &["README.md"],
     folders: &[],
-    is_in: |dir| begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
+    is_in: |dir| begins(dir, "README.md", 64, PAPERS_PAGE) || begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
 };
 /// The units of an item's analyses or calibrations, in a folder of their own.
 pub const UNITS: Kind = Kind {

@@ -314,6 +314,7 @@ mod tests {
     use crate::papers::ITEMS;
     use crate::papers::item::{Item, Variant};
     use crate::papers::measure::{Evidence, MeasuredItem};
+    use crate::papers::run_of::RunOf;
 
     const TESTS: Program = Program { version: "0", commit: None, build: "test" };
 
@@ -406,7 +407,8 @@ mod tests {
             // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
             let evidence = Evidence { records: &[], seen: &seen };
-            let measured = MeasuredItem::new(&item, Variant::Builtin, evidence).unwrap().unwrap();
+            let measured =
+                MeasuredItem::of_run(&item, RunOf { variant: Variant::Builtin, model: None }, evidence).unwrap();
             let mut found = 0;
             for row in &item.rows {
                 for column in &item.columns {

@@ -7,7 +7,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::claims::Test;
-use super::item::Variant;
+use super::variant::Variant;
 use spattn_base::error::UsageError;
 
 /// A statement of a paper about the numbers.

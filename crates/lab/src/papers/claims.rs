@@ -146,6 +146,8 @@ pub enum ClaimVerdict {
     DoesNotHold,
     /// All are open.
     CannotBeTold,
+    /// It follows from how the method is defined, and the numbers do not contradict it.
+    ByConstruction,
     /// There is nothing to test the claim with.
     NotTested,
 }
@@ -157,7 +159,8 @@ impl ClaimVerdict {
             Self::Holds => "holds",
             Self::HoldsInPart => "holds in part",
             Self::DoesNotHold => "does not hold",
-            Self::CannotBeTold => "cannot be told at this n",
+            Self::CannotBeTold => "cannot be told",
+            Self::ByConstruction => "by construction",
             Self::NotTested => "not tested",
         }
     }

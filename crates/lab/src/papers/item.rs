@@ -17,6 +17,7 @@ use super::real_models::{REAL_MODELS, RealModel};
 use super::seen::{Observing, TableSelection};
 use super::times::{ReferenceBench, Timed};
 use super::values::Value;
+pub use super::variant::Variant;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, expand_grid};
 use spattn_base::error::UsageError;
@@ -106,6 +107,8 @@ macro_rules! selecting {
         pub struct Line {
             /// The paper's name for it, by which claims and published numbers refer to it.
             pub name: String,
+            /// What it is called where its numbers are of another model than the paper's; by default its method. For rows with a `model`.
+            pub label: Option<String>,
             /// The value of its cells; the score if neither row nor column sets one.
             pub value: Option<Value>,
             /// Whether a share is shown in percent.
@@ -127,7 +130,7 @@ macro_rules! selecting {
         }
 
         /// Which records, or numbers of analyses, a row or column selects.
-        #[derive(Debug, Clone, Default, Deserialize)]
+        #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Select {
             $($(#[$doc])* pub $key: $type,)*
@@ -178,41 +181,20 @@ pub struct Plot {
     /// Whether rows run from left to right instead.
     #[serde(default)]
     pub over_rows: bool,
+    /// The axes of a heat map of the first column, whose places are the rows' names: `(8,75)`, `DS 1/4`.
+    pub grid: Option<GridAxes>,
 }
 
-/// One of an item's runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Variant {
-    /// The paper's own setting.
-    Paper,
-    /// On the built-in model.
-    Builtin,
-    /// On a small pretrained model.
-    Real,
-}
-
-impl Variant {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Paper, Self::Builtin, Self::Real];
-
-    /// The name of its table in items.
-    pub fn table(self) -> &'static str {
-        match self {
-            Self::Paper => "run",
-            Self::Builtin => "builtin",
-            Self::Real => "real",
-        }
-    }
-
-    /// The name in folders.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Paper => "paper",
-            Self::Builtin => "builtin",
-            Self::Real => "real",
-        }
-    }
+/// The axes of a heat map.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GridAxes {
+    /// What the first part of a row's name is.
+    pub down: String,
+    /// What its second part is.
+    pub across: String,
+    /// What the numbers are, with their unit.
+    pub of: String,
 }
 
 impl Line {
@@ -333,8 +315,14 @@ impl Item {
         column.value.or(row.value).unwrap_or(Value::Score)
     }
 
+    /// Whether the cells of a column are times, or computed from times.
+    pub fn is_time(&self, column: &Line) -> bool {
+        let is_timed = |name: &String| self.columns.iter().any(|other| other.name == *name && other.time.is_some());
+        column.time.is_some() || column.reaches.as_ref().is_some_and(|reaching| reaching.columns().all(is_timed))
+    }
+
     /// Rows and columns.
-    fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.rows.iter().chain(&self.columns)
     }
 

@@ -4,13 +4,15 @@
 use std::collections::BTreeSet;
 
 use super::derived::{Correlation, Reaching};
-use super::item::{Item, Line, Select, Variant};
+use super::floor::why_at_floor;
+use super::item::{Item, Line, Select};
+use super::run_of::RunOf;
 use super::seen::{AnalysisTables, TableSelection, Units};
 use super::times::{Timed, Times};
 use super::values::Value;
 use spattn_base::error::UsageError;
 use spattn_eval::config::settings::Settings;
-use spattn_eval::records::record::Record;
+use spattn_eval::records::record::{REFERENCE, Record};
 use spattn_eval::summary::cells::{SummaryCell, group};
 use spattn_eval::summary::summarize;
 use spattn_stats::several::mean_of;
@@ -26,10 +28,10 @@ pub struct Evidence<'a> {
     pub seen: &'a [AnalysisTables],
 }
 
-/// The measurements, by the rows and columns of an item.
+/// The measurements of a run, or the times of its item, by the rows and columns of the item.
 pub struct MeasuredItem<'a> {
     item: &'a Item,
-    variant: Variant,
+    run: RunOf<'a>,
     /// The settings of the run; `None` if nothing is run.
     settings: Option<Settings>,
     cells: Vec<SummaryCell<'a>>,
@@ -52,21 +54,26 @@ pub struct Scored<'s, 'a> {
     parts: Vec<&'s SummaryCell<'a>>,
     value: Value,
     scale: f64,
+    at_floor: Option<String>,
 }
 
 impl<'a> MeasuredItem<'a> {
-    /// The measurements of `item`; `None` if there are none.
+    /// The measurements of a run; `None` if there are none.
+    pub fn of_run(item: &'a Item, run: RunOf<'a>, evidence: Evidence<'a>) -> Option<Self> {
+        let Evidence { records, seen } = evidence;
+        let is_empty = records.is_empty() && seen.is_empty();
+        let settings = item.settings(run.variant);
+        (!is_empty).then(|| Self { item, run, settings, cells: group(records, &[]), seen, times: None })
+    }
+
+    /// The times of an item; `None` if it has none.
     ///
     /// # Errors
-    /// If its table of times cannot be read.
-    pub fn new(item: &'a Item, variant: Variant, evidence: Evidence<'a>) -> Result<Option<Self>, UsageError> {
-        let Evidence { records, seen } = evidence;
-        if records.is_empty() && seen.is_empty() && item.bench.is_none() {
-            return Ok(None);
-        }
-        let times = item.bench.as_ref().map(super::times::ReferenceBench::read).transpose()?;
-        let settings = item.settings(variant);
-        Ok(Some(Self { item, variant, settings, cells: group(records, &[]), seen, times }))
+    /// If a table of times cannot be read.
+    pub fn of_times(item: &'a Item) -> Result<Option<Self>, UsageError> {
+        let Some(bench) = &item.bench else { return Ok(None) };
+        let times = Some(bench.read()?);
+        Ok(Some(Self { item, run: RunOf::AS_NAMED, settings: None, cells: Vec::new(), seen: &[], times }))
     }
 
     /// The cell of a row and a column, by name; `None` if it is not measured, or not on all of its tasks.
@@ -78,7 +85,10 @@ impl<'a> MeasuredItem<'a> {
         let (Some(row), Some(column)) = (find(&self.item.rows, row), find(&self.item.columns, column)) else {
             return Ok(None);
         };
-        let (first, second) = (row.select(self.variant), column.select(self.variant));
+        if self.item.is_time(column) != self.times.is_some() || !self.run.measures(self.item, row, column) {
+            return Ok(None);
+        }
+        let (first, second) = (row.select(self.run.variant), column.select(self.run.variant));
         if first.missing.is_some() || second.missing.is_some() {
             return Ok(None);
         }
@@ -95,7 +105,8 @@ impl<'a> MeasuredItem<'a> {
             return self.reached(&row.name, reaching, times_of(row, column));
         }
         let select = Select {
-            model: first.model.or(second.model),
+            // The records of a run on one model are all of that model.
+            model: first.model.or(second.model).filter(|_| self.run.model.is_none()),
             method: first.method.or(second.method),
             tasks: second.tasks.or(first.tasks),
             length: second.length.or(first.length),
@@ -122,8 +133,19 @@ impl<'a> MeasuredItem<'a> {
             |cell: &&&SummaryCell<'a>| cell.head().method == method.name && cell.head().params == method.params;
         let parts: Vec<&SummaryCell<'a>> = here.iter().filter(is_method).copied().collect();
         let places = |cells: &[&SummaryCell<'a>]| cells.iter().map(|cell| place(cell.head())).collect::<BTreeSet<_>>();
-        let is_whole = !parts.is_empty() && places(&parts) == places(&here);
-        Ok(is_whole.then_some(Spot::Records(Scored { parts, value, scale })))
+        let is_whole = |cells: &[&SummaryCell<'a>]| !cells.is_empty() && places(cells) == places(&here);
+        if !is_whole(&parts) {
+            return Ok(None);
+        }
+        let of = |name: &str| -> Vec<&SummaryCell<'a>> {
+            let cells: Vec<_> = here.iter().filter(|cell| cell.head().method == name).copied().collect();
+            if is_whole(&cells) { cells } else { Vec::new() }
+        };
+        let mut scored = Scored { parts, value, scale, at_floor: None };
+        if value.is_score() && !scored.is_perplexity() {
+            scored.at_floor = why_at_floor(&of(REFERENCE), &of(RANDOM));
+        }
+        Ok(Some(Spot::Records(scored)))
     }
 
     fn time(&self, timed: &Timed, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
@@ -154,6 +176,9 @@ impl<'a> MeasuredItem<'a> {
     }
 }
 
+/// The method that attends random tokens.
+const RANDOM: &str = "random";
+
 fn find<'a>(lines: &'a [Line], name: &str) -> Option<&'a Line> {
     lines.iter().find(|line| line.name == name)
 }
@@ -183,6 +208,14 @@ impl Spot<'_, '_> {
             Self::Records(scored) => scored.contexts(),
             Self::Units(units) => units.count(),
             Self::Number(_, n) => *n,
+        }
+    }
+
+    /// Why nothing is told from it: dense attention is at the floor.
+    pub fn at_floor(&self) -> Option<&str> {
+        match self {
+            Self::Records(scored) => scored.at_floor.as_deref(),
+            _ => None,
         }
     }
 
@@ -261,7 +294,7 @@ fn paired(a: &SummaryCell<'_>, b: &SummaryCell<'_>, value: Value, factor: f64) -
 }
 
 /// `a − factor·b` for independent examples.
-fn apart(a: Estimate, factor: f64, b: Estimate) -> Estimate {
+pub(super) fn apart(a: Estimate, factor: f64, b: Estimate) -> Estimate {
     let mean = a.mean - factor * b.mean;
     let ends = a.ends.zip(b.ends).map(|((a_low, a_high), (b_low, b_high))| {
         let down = (a.mean - a_low).hypot(factor * (b_high - b.mean));

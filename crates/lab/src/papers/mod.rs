@@ -1,22 +1,31 @@
 //! The papers' tables and figures: what is run for each, the published numbers, and tests of the claims.
 //!
 //! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`], [`claim`]). From a run's records, [`measure`] makes the cells of its
-//! table; [`claims`] defines the tests, and [`outcome`] joins both with the published numbers. Numbers that are not scores come from analyses
+//! table ([`run_of`] says which rows a model's numbers are of); [`claims`] defines the tests, [`outcome`] joins both with the published numbers,
+//! and [`verdicts`] judges the claims. Numbers that are not scores come from analyses
 //! ([`seen`]), calibrations ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Nothing here runs or draws.
 
 pub mod calibrations;
 pub mod claim;
 pub mod claims;
 pub mod derived;
+pub mod findings;
+pub mod floor;
 pub mod item;
+pub mod judging;
 pub mod learning;
 pub mod measure;
+pub mod numbers;
 pub mod outcome;
 pub mod progress;
 pub mod real_models;
+pub mod run_of;
 pub mod seen;
+pub mod setting_lines;
 pub mod times;
 pub mod values;
+pub mod variant;
+pub mod verdicts;
 
 use self::item::Item;
 use spattn_base::error::UsageError;
@@ -174,6 +183,23 @@ impl Shipped {
     }
 }
 
+/// The order of an item within its paper: tables before figures, each by number.
+pub fn order_of(item_name: &str) -> (bool, usize, &str) {
+    let (kind, rest) = item_name.split_once('-').unwrap_or((item_name, ""));
+    let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    (kind != "table", rest[..digits].parse().unwrap_or(usize::MAX), rest)
+}
+
+/// An item's name in words: `Table 1, dense prefill`.
+pub fn title_of(item_name: &str) -> String {
+    let mut parts = item_name.split('-');
+    let first = parts.next().unwrap_or_default();
+    let mut title = first.get(..1).unwrap_or_default().to_uppercase() + first.get(1..).unwrap_or_default();
+    title.extend(parts.next().map(|number| format!(" {number}")));
+    let rest: Vec<&str> = parts.collect();
+    if rest.is_empty() { title } else { format!("{title}, {}", rest.join(" ")) }
+}
+
 /// The items of a paper, or a single `PAPER/ITEM`; all items without a name.
 ///
 /// # Errors
@@ -266,6 +292,16 @@ mod tests {
                 assert!(claim.place.is_some(), "{}: {}", shipped.name, claim.says);
             }
         }
+    }
+
+    #[test]
+    fn items_are_in_the_order_of_their_numbers() {
+        let mut names = ["figure-2", "table-10", "table-2", "table-1-sparse-prefill", "table-1-dense-prefill", "own"];
+        names.sort_by_key(|name| order_of(name));
+        let sorted = ["table-1-dense-prefill", "table-1-sparse-prefill", "table-2", "table-10", "figure-2", "own"];
+        assert_eq!(names, sorted);
+        assert_eq!(title_of("table-1-dense-prefill"), "Table 1, dense prefill");
+        assert_eq!(title_of("figure-12"), "Figure 12");
     }
 
     #[test]

@@ -99,6 +99,6 @@ mod tests {
             assert!(model.sha256.len() == 64 && model.sha256.bytes().all(|digit| digit.is_ascii_hexdigit()));
             assert!(model.path().ends_with(model.file), "{:?}", model.path());
         }
-        assert_eq!(RealModel::find("smollm2").unwrap_err().hint.unwrap(), "did you mean `smollm2-135m`?");
+        assert_eq!(RealModel::find("smollm2-135").unwrap_err().hint.unwrap(), "did you mean `smollm2-135m`?");
     }
 }

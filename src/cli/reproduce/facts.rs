@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use spattn_base::error::UsageError;
 use spattn_eval::records::record::Record;
-use spattn_lab::papers::item::Item;
 use spattn_lab::papers::learning::Learning;
 use spattn_lab::papers::seen::AnalysisTables;
 
@@ -75,13 +73,4 @@ pub(super) fn facts_of_analyses(seen: &[AnalysisTables]) -> Vec<(String, String)
         ("lengths".to_owned(), lengths.join(", ")),
         ("prompts".to_owned(), format!("{units}; {queries}")),
     ]
-}
-
-/// Which table of times an item is judged by.
-pub(super) fn facts_of_times(item: &Item) -> Result<Vec<(String, String)>, UsageError> {
-    let Some(bench) = &item.bench else { return Ok(Vec::new()) };
-    let times = bench.read()?;
-    let quoted = |all: &[String]| all.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
-    let places = format!("{}, on {}", quoted(&times.places), times.machine());
-    Ok(vec![("times".to_owned(), places), ("made by".to_owned(), quoted(&bench.commands))])
 }

@@ -1,0 +1,66 @@
+//! What is said first on the pages: a few sentences over all papers, and for each paper its question and the figure that answers it.
+//!
+//! `configs/papers/findings.toml` has them, because they are written by people who read the results.
+
+use serde::Deserialize;
+
+use spattn_base::error::UsageError;
+use spattn_eval::config::file::parse_toml;
+
+/// What is said first.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Findings {
+    /// What is known over all papers, a sentence each.
+    pub findings: Vec<String>,
+    /// The papers' questions.
+    #[serde(default, rename = "paper")]
+    pub papers: Vec<PaperFinding>,
+}
+
+/// What is said first of a paper.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperFinding {
+    /// The paper's name.
+    pub name: String,
+    /// Its question.
+    pub question: String,
+    /// What is known of it.
+    pub answer: Option<String>,
+    /// The item whose figure answers it.
+    pub figure: Option<String>,
+}
+
+impl Findings {
+    /// Those that are part of the program.
+    ///
+    /// # Errors
+    /// None for the program's own file, which a test checks.
+    pub fn shipped() -> Result<Self, UsageError> {
+        parse_toml(include_str!("../../papers/findings.toml"), "configs/papers/findings.toml")
+    }
+
+    /// What is said of a paper.
+    pub fn of(&self, paper: &str) -> Option<&PaperFinding> {
+        self.papers.iter().find(|one| one.name == paper)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ITEMS, PAPERS};
+    use super::*;
+
+    #[test]
+    fn every_paper_has_a_question_and_a_figure_of_its_own() {
+        let findings = Findings::shipped().unwrap();
+        assert_eq!(findings.findings.len(), 5);
+        assert!(findings.papers.iter().all(|one| PAPERS.iter().any(|paper| paper.name == one.name)));
+        for paper in &PAPERS {
+            let own = findings.of(paper.name).unwrap();
+            let figure = format!("{}/{}", paper.name, own.figure.as_deref().unwrap());
+            assert!(ITEMS.iter().any(|item| item.name == figure), "{figure}");
+        }
+    }
+}

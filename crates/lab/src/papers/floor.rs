@@ -1,0 +1,90 @@
+//! When a model is too weak at a task for a comparison of methods to mean anything: dense attention itself is at the floor.
+//!
+//! The rule: scores of a place (tasks and lengths) are not judged if dense attention scores less than [`LEAST_SCORE`] there, or if the 95 %
+//! interval of its score reaches what guessing scores: chance, for questions with options, or on common examples the method `random`, where
+//! it was run. Perplexities, costs and errors have no floor.
+
+use spattn_eval::records::record::Record;
+use spattn_eval::summary::cells::SummaryCell;
+use spattn_stats::Estimate;
+use spattn_stats::several::mean_of;
+
+use super::numbers::short;
+
+/// The least score of dense attention, in percent, at which methods are compared.
+pub const LEAST_SCORE: f64 = 10.0;
+
+/// The percentage that guessing scores, of tasks with as many options in each question.
+const CHANCES: [(&str, f64); 8] = [
+    ("mcq/arc_challenge", 25.0),
+    ("mcq/arc_easy", 25.0),
+    ("mcq/boolq", 50.0),
+    ("mcq/hellaswag", 25.0),
+    ("mcq/mmlu", 25.0),
+    ("mcq/openbookqa", 25.0),
+    ("mcq/piqa", 50.0),
+    ("mcq/winogrande", 50.0),
+];
+
+/// What guessing scores in a task, in percent; `None` if there are no options to choose from.
+fn chance(task: &str) -> Option<f64> {
+    let name = task.split(':').next().unwrap_or(task);
+    CHANCES.iter().find(|(known, _)| *known == name).map(|(_, chance)| *chance)
+}
+
+/// Why scores are not judged; `None` if dense attention is above the floor. `dense` and `random` are the cells of both methods at the same
+/// places; `random` may be empty.
+pub(super) fn why_at_floor(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Option<String> {
+    let score = |cell: &&SummaryCell<'_>| spattn_stats::score(&cell.sample(|r: &Record| r.score));
+    let dense_score = mean_of(&dense.iter().map(score).collect::<Option<Vec<_>>>()?)?.scaled(100.0);
+    let chances: Option<Vec<f64>> = dense.iter().map(|cell| chance(&cell.head().task)).collect();
+    let chance = chances.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64);
+    reason(&dense_score, chance, above_random(dense, random).as_ref())
+}
+
+/// Dense attention less `random` on common examples, in percent.
+fn above_random(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Option<Estimate> {
+    let place = |cell: &SummaryCell<'_>| (cell.head().task.to_string(), cell.head().length);
+    let difference = |cell: &&SummaryCell<'_>| {
+        let other = random.iter().find(|other| place(other) == place(cell))?;
+        let pairs: Vec<_> = cell.pairs(other).into_iter().map(|(context, a, b)| (context, a.score - b.score)).collect();
+        spattn_stats::difference(&spattn_stats::Sample::new(pairs))
+    };
+    Some(mean_of(&dense.iter().map(difference).collect::<Option<Vec<_>>>()?)?.scaled(100.0))
+}
+
+fn reason(dense: &Estimate, chance: Option<f64>, above_random: Option<&Estimate>) -> Option<String> {
+    let interval = dense.ends.map_or(String::new(), |(low, high)| format!(" [{} {}]", short(low), short(high)));
+    let says = |than: String| Some(format!("dense attention scores {}{interval} there, {than}", short(dense.mean)));
+    if dense.mean < LEAST_SCORE {
+        return says(format!("less than {LEAST_SCORE}"));
+    }
+    if let Some(chance) = chance.filter(|chance| dense.low().is_none_or(|low| low <= *chance)) {
+        return says(format!("and guessing {}", short(chance)));
+    }
+    let is_no_better = above_random.is_some_and(|above| above.low().is_none_or(|low| low <= 0.0));
+    if is_no_better { says("no more than random tokens beyond noise".to_owned()) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(mean: f64, half: f64) -> Estimate {
+        Estimate { mean, ends: Some((mean - half, mean + half)) }
+    }
+
+    #[test]
+    fn the_floor_is_a_low_score_or_one_that_guessing_reaches() {
+        let of = |dense: Estimate, chance: Option<f64>, above: Option<Estimate>| {
+            reason(&dense, chance, above.as_ref()).is_some()
+        };
+        assert!(of(estimate(9.9, 1.0), None, None) && !of(estimate(10.1, 9.0), None, None));
+        assert!(of(estimate(30.0, 6.0), Some(25.0), None) && !of(estimate(30.0, 4.0), Some(25.0), None));
+        assert!(of(estimate(30.0, 6.0), None, Some(estimate(5.0, 6.0))));
+        assert!(!of(estimate(30.0, 6.0), None, Some(estimate(5.0, 4.0))));
+        let text = reason(&estimate(3.0, 2.0), None, None).unwrap();
+        assert_eq!(text, "dense attention scores 3 [1 5] there, less than 10");
+        assert_eq!((chance("mcq/piqa:shots=3"), chance("ruler/vt")), (Some(50.0), None));
+    }
+}

@@ -1,0 +1,372 @@
+//! Makes the outcome of a run from what was measured, and judges stored outcomes again by the item's present file, since claims may be stated
+//! anew after the run.
+
+use super::claims::{Comparison, Test};
+use super::item::{Item, Line, Select};
+use super::measure::{Evidence, MeasuredItem};
+use super::outcome::{Cell, CellOutcome, Compared, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
+use super::run_of::{BUILTIN, Role, RunOf};
+use super::times::ReferenceBench;
+use super::variant::Variant;
+use super::verdicts::{between, verdicts};
+use spattn_base::error::UsageError;
+use spattn_stats::Estimate;
+
+/// The outcome of a run of `item`; with the published numbers alone if nothing was measured.
+///
+/// # Errors
+/// As [`MeasuredItem::spot`]: if rows and columns select something that analyses do not have.
+pub fn judge(name: &str, item: &Item, run: RunOf<'_>, evidence: Evidence<'_>) -> Result<ItemOutcome, UsageError> {
+    let measured = MeasuredItem::of_run(item, run, evidence);
+    let variant = if measured.is_some() { run.variant.name() } else { "" };
+    outcome(name, item, (variant, run), measured.as_ref())
+}
+
+/// The outcome of an item's times; `None` if it has none.
+///
+/// # Errors
+/// If a table of times cannot be read, or a cell selects several times.
+pub fn judge_times(name: &str, item: &Item) -> Result<Option<ItemOutcome>, UsageError> {
+    let Some(measured) = MeasuredItem::of_times(item)? else { return Ok(None) };
+    let ran = item.bench.as_ref().map_or(Ok(Vec::new()), facts)?;
+    Ok(Some(ItemOutcome { ran, ..outcome(name, item, (TIMES, RunOf::AS_NAMED), Some(&measured))? }))
+}
+
+/// Which tables of times an item is judged by.
+fn facts(bench: &ReferenceBench) -> Result<Vec<(String, String)>, UsageError> {
+    let times = bench.read()?;
+    let quoted = |all: &[String]| all.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
+    let places = format!("{}, on {}", quoted(&times.places), times.machine());
+    Ok(vec![("times".to_owned(), places), ("made by".to_owned(), quoted(&bench.commands))])
+}
+
+fn outcome(
+    name: &str,
+    item: &Item,
+    (variant, run): (&str, RunOf<'_>),
+    measured: Option<&MeasuredItem<'_>>,
+) -> Result<ItemOutcome, UsageError> {
+    let mut floors: Vec<String> = Vec::new();
+    let mut cells = Vec::new();
+    for row in &item.rows {
+        for column in &item.columns {
+            let Some(spot) = measured.map(|m| m.spot(&row.name, &column.name)).transpose()?.flatten() else { continue };
+            let Some(Estimate { mean, ends }) = spot.estimate() else { continue };
+            if let Some(floor) = spot.at_floor() {
+                let text = format!("{}: {floor}", column.name);
+                floors.extend((!floors.contains(&text)).then_some(text));
+            }
+            let cell = (Number { mean, ends, n: spot.contexts() }, spot.at_floor().is_some());
+            cells.push(((row.name.as_str(), column.name.as_str()), cell));
+        }
+    }
+    let compared = measured.map_or(Ok(Vec::new()), |measured| compared(item, measured))?;
+    let number = |row: &str, column: &str| cells.iter().find(|(at, _)| *at == (row, column)).map(|(_, cell)| *cell);
+    let mut outcome = ItemOutcome {
+        name: name.to_owned(),
+        variant: variant.to_owned(),
+        model: run.model.unwrap_or_default().to_owned(),
+        rows: rows(item, run, number),
+        compared,
+        floors,
+        ..ItemOutcome::default()
+    };
+    outcome.take_texts(item);
+    outcome.claims = verdicts(item, &outcome);
+    Ok(outcome)
+}
+
+/// All comparisons of the claims that could be measured.
+fn compared(item: &Item, measured: &MeasuredItem<'_>) -> Result<Vec<Compared>, UsageError> {
+    let mut all: Vec<Compared> = Vec::new();
+    for comparison in item.claims.iter().filter_map(|claim| claim.test.as_ref()).flat_map(Test::comparisons) {
+        let Comparison { left, right, .. } = comparison;
+        let what = between(left, right);
+        if all.iter().any(|known| known.what == what) {
+            continue;
+        }
+        let Some(spot) = measured.spot(left.0, left.1)? else { continue };
+        let estimate = match right {
+            None => spot.estimate(),
+            Some((factor, right)) => measured.spot(right.0, right.1)?.and_then(|other| spot.less(factor, &other)),
+        };
+        all.extend(estimate.map(|Estimate { mean, ends }| Compared { what, mean, ends }));
+    }
+    Ok(all)
+}
+
+/// The rows of a run's table, given the number of a cell of the item.
+fn rows(item: &Item, run: RunOf<'_>, number: impl Fn(&str, &str) -> Option<Cell>) -> Vec<OutcomeRow> {
+    let cells = |row: &Line, is_own: bool| -> Vec<CellOutcome> {
+        let cell = |column: &Line| {
+            let is_measured = is_own == (run.role(item, row) == Role::Own);
+            let (measured, at_floor) = number(&row.name, &column.name).filter(|_| is_measured).unzip();
+            let published = if is_own { item.published(&row.name, &column.name) } else { None };
+            CellOutcome { published, measured, at_floor: at_floor.unwrap_or(false) }
+        };
+        item.columns.iter().map(cell).collect()
+    };
+    let method = |row: &Line| row.select(run.variant).method;
+    let own = |row: &Line| OutcomeRow {
+        name: row.name.clone(),
+        method: method(row),
+        stands_for: Vec::new(),
+        cells: cells(row, true),
+    };
+    let mut all: Vec<OutcomeRow> = item.rows.iter().map(own).collect();
+    let mut others: Vec<(Select, OutcomeRow)> = Vec::new();
+    for row in item.rows.iter().filter(|row| run.role(item, row) == Role::StandIn) {
+        let cells = cells(row, false);
+        if cells.iter().all(|cell| cell.measured.is_none()) {
+            continue;
+        }
+        // Rows that differ by their model alone have the same numbers here.
+        let select = Select { model: None, ..row.select(run.variant) };
+        match others.iter_mut().find(|(other, _)| *other == select) {
+            Some((_, other)) => other.stands_for.push(row.name.clone()),
+            None => {
+                let name = stand_in_name(row, &select, run.model.unwrap_or_default());
+                let stands_for = vec![row.name.clone()];
+                others.push((select, OutcomeRow { name, method: method(row), stands_for, cells }));
+            }
+        }
+    }
+    all.extend(others.into_iter().map(|(_, row)| row));
+    all
+}
+
+/// The name of a row of another model than the paper's: its label or method, and the model that was run.
+fn stand_in_name(row: &Line, select: &Select, model: &str) -> String {
+    /// Parameters that a table's methods share.
+    const SHARED: [&str; 3] = ["sink=", "local=", "dense_layers="];
+    let short = |spec: &String| {
+        let (method, params) = spec.split_once(':').unwrap_or((spec, ""));
+        let own: Vec<&str> =
+            params.split(',').filter(|part| !SHARED.iter().any(|shared| part.starts_with(shared))).collect();
+        if own.iter().all(|part| part.is_empty()) { method.to_owned() } else { format!("{method} {}", own.join(", ")) }
+    };
+    match row.label.clone().or_else(|| select.method.as_ref().map(short)) {
+        Some(label) => format!("{label} on {}", model_title(model)),
+        None => model_title(model),
+    }
+}
+
+impl ItemOutcome {
+    /// A stored outcome as of the item's present file: its texts, rows, columns and claims, with the measured numbers.
+    pub fn as_of(mut self, item: &Item) -> Self {
+        if self.model.is_empty() && self.variant == Variant::Builtin.name() {
+            self.model = BUILTIN.to_owned();
+        }
+        if self.compared.is_empty() {
+            self.compared =
+                self.claims.iter().flat_map(|claim| &claim.why).filter_map(|line| read_line(line)).collect();
+        }
+        let number = |row: &str, column: &str| {
+            let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
+            if is_time { None } else { self.number(row, column) }
+        };
+        let rows = rows(item, self.run(), number);
+        self.rows = rows;
+        self.take_texts(item);
+        if !self.is_measured() {
+            self.variant = String::new();
+        }
+        self.claims = verdicts(item, &self);
+        self
+    }
+
+    /// Takes over what the item's file says and a run cannot change.
+    fn take_texts(&mut self, item: &Item) {
+        let Item { title, missing, nearest, note, columns, .. } = item.clone();
+        self.columns = columns.into_iter().map(|column| column.name).collect();
+        (self.title, self.missing, self.nearest, self.note) = (title, missing, nearest, note);
+    }
+}
+
+/// A comparison from its line of text, as older results have it: `WHAT: MEAN [LOW to HIGH], BOUND? ANSWER`.
+fn read_line(line: &str) -> Option<Compared> {
+    let (head, rest) = line.rsplit_once(" [")?;
+    let (what, mean) = head.rsplit_once(": ")?;
+    let (interval, _) = rest.split_once("], ")?;
+    let ends = interval.split_once(" to ").and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
+    Some(Compared { what: what.to_owned(), mean: mean.parse().ok()?, ends })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::claims::ClaimVerdict;
+    use super::*;
+    use spattn_eval::records::record::Record;
+    use spattn_eval::records::testing::record;
+
+    const ITEM: &str = "
+title = 'two models'
+[run]
+model = ['x/One', 'x/Two']
+tasks = ['ruler/vt']
+[builtin]
+[real]
+[[row]]
+name = 'One Full'
+model = 'x/One'
+method = 'full'
+[[row]]
+name = 'One Top'
+model = 'x/One'
+method = 'topk:k=8,sink=4,local=64'
+[[row]]
+name = 'Two Full'
+model = 'x/Two'
+method = 'full'
+[[column]]
+name = 'VT'
+tasks = ['ruler/vt']
+[[published]]
+row = 'One Full'
+values = { VT = 90 }
+[[published]]
+row = 'One Top'
+values = { VT = 70 }
+[[claim]]
+says = 'dense is above'
+test = { above = { rows = ['One Full'], than = ['One Top'], columns = ['VT'], by = 10 } }
+[[claim]]
+says = 'the models differ'
+test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } }
+";
+
+    /// Records of `full` and top-k with these scores of both.
+    fn records(full: f64, top: f64) -> Vec<Record> {
+        let of = |method: &str, params: &str, i: usize, share: f64| Record {
+            params: params.into(),
+            ..record("ruler/vt", method, i, f64::from(u8::from((i as f64) < 40.0 * share)))
+        };
+        (0..40).flat_map(|i| [of("full", "", i, full), of("topk", "k=8", i, top)]).collect()
+    }
+
+    fn of(model: Option<&str>, variant: Variant, records: &[Record]) -> (Item, ItemOutcome) {
+        let item = Item::parse(ITEM, "item.toml").unwrap();
+        let evidence = Evidence { records, seen: &[] };
+        let outcome = judge("p/t", &item, RunOf { variant, model }, evidence).unwrap();
+        (item, outcome)
+    }
+
+    #[test]
+    fn the_numbers_of_another_model_are_rows_of_their_own() {
+        let (_, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let named: Vec<(&str, Option<f64>, Option<f64>)> = outcome
+            .rows
+            .iter()
+            .map(|row| (row.name.as_str(), row.cells[0].published, row.cells[0].measured.map(|m| m.mean)))
+            .collect();
+        assert_eq!(
+            named,
+            [
+                ("One Full", Some(90.0), None),
+                ("One Top", Some(70.0), None),
+                ("Two Full", None, None),
+                ("full on built-in 11M", None, Some(100.0)),
+                ("topk k=8 on built-in 11M", None, Some(50.0)),
+            ]
+        );
+        assert_eq!(outcome.rows[3].stands_for, ["One Full", "Two Full"]);
+        let verdicts: Vec<_> = outcome.claims.iter().map(|claim| claim.measured).collect();
+        assert_eq!(verdicts, [ClaimVerdict::Holds, ClaimVerdict::NotTested], "one model is not compared with itself");
+        let (_, own) = of(Some("./One"), Variant::Paper, &records(1.0, 0.5));
+        assert!(
+            own.rows.len() == 3 && own.rows[0].cells[0].measured.is_some() && !own.rows[2].cells[0].measured.is_some()
+        );
+    }
+
+    #[test]
+    fn nothing_is_told_where_dense_attention_is_at_the_floor() {
+        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(0.075, 0.0));
+        let claim = &outcome.claims[0];
+        assert!(claim.measured == ClaimVerdict::NotTested && claim.at_floor, "{claim:?}");
+        assert!(claim.why[0].contains("dense attention scores 7.5"), "{:?}", claim.why);
+        assert!(outcome.floors[0].starts_with("VT: dense attention scores 7.5"), "{:?}", outcome.floors);
+        assert!(outcome.rows[3].cells[0].at_floor);
+    }
+
+    #[test]
+    fn stored_outcomes_are_judged_by_the_claims_of_today() {
+        let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let text = serde_json::to_string(&outcome).unwrap();
+        let read: ItemOutcome = serde_json::from_str(&text).unwrap();
+        // The last digit of a number that was read may differ.
+        assert_eq!(read.clone().as_of(&item), read);
+        assert_eq!(read.claims, outcome.claims);
+        // A stricter bound is judged by the stored interval of the pairs.
+        let stricter = Item::parse(&ITEM.replace("by = 10", "by = 60"), "item.toml").unwrap();
+        assert_eq!(read.clone().as_of(&stricter).claims[0].measured, ClaimVerdict::CannotBeTold);
+        // A comparison that was none of the claims then is made of the cells.
+        let other = ITEM.replace("rows = ['One Full'], than = ['One Top']", "rows = ['One Top'], than = ['One Full']");
+        let other = read.as_of(&Item::parse(&other, "item.toml").unwrap());
+        assert_eq!(other.claims[0].measured, ClaimVerdict::DoesNotHold);
+        assert!(other.claims[0].why[0].contains("not paired"), "{:?}", other.claims[0].why);
+    }
+
+    #[test]
+    fn results_of_older_versions_are_read() {
+        let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let mut old = outcome.clone();
+        // They had measured numbers in the rows of the paper's models, and comparisons as text alone.
+        old.rows.truncate(3);
+        for (at, from) in [(0, 3), (1, 4), (2, 3)] {
+            old.rows[at].cells[0].measured = outcome.rows[from].cells[0].measured;
+        }
+        (old.compared, old.model) = (Vec::new(), String::new());
+        let new = old.as_of(&item);
+        assert_eq!(new.rows, outcome.rows);
+        assert_eq!(new.claims[0].measured, ClaimVerdict::Holds);
+        assert!(!new.claims[0].why[0].contains("not paired"), "{:?}", new.claims[0].why);
+        let line = "Avg.: A [x] − 0.5 × B: -1.5 [-2 to 0.25], at most 0? open";
+        let expected = Compared { what: "Avg.: A [x] − 0.5 × B".into(), mean: -1.5, ends: Some((-2.0, 0.25)) };
+        assert_eq!(read_line(line), Some(expected));
+        assert_eq!(read_line("Gone, VT: not measured"), None);
+    }
+
+    #[test]
+    fn times_are_judged_apart_and_definitions_are_no_findings() {
+        let text = "
+title = 'a'
+[builtin]
+tasks = ['ruler/vt']
+[bench]
+tables = ['hash_figure4']
+commands = []
+[[row]]
+name = 'Full'
+method = 'full'
+time = { method = 'full' }
+[[column]]
+name = 'VT'
+[[column]]
+name = 'Time'
+time = { op = 'attention', context = 32768 }
+[[claim]]
+says = 'it solves it'
+by_construction = 'it is dense'
+because = { builtin = 'b', times = 't' }
+test = { between = { rows = ['Full'], columns = ['VT'], at_least = 50 } }
+[[claim]]
+says = 'it takes no time'
+because = { builtin = 'b', times = 't' }
+test = { between = { rows = ['Full'], columns = ['Time'], at_most = 0.001 } }
+";
+        let item = Item::parse(text, "item.toml").unwrap();
+        let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
+        let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+        let run = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+        let of = |outcome: &ItemOutcome| {
+            outcome.claims.iter().map(|c| (c.measured, c.because.clone(), c.n.is_some())).collect::<Vec<_>>()
+        };
+        use ClaimVerdict::{ByConstruction, DoesNotHold, NotTested};
+        assert_eq!(of(&run), [(ByConstruction, Some("b".into()), true), (NotTested, None, false)]);
+        let times = judge_times("p/t", &item).unwrap().unwrap();
+        assert_eq!(of(&times), [(NotTested, None, false), (DoesNotHold, Some("t".into()), true)]);
+        let wrong = text.replace("at_least = 50", "at_most = 50");
+        let wrong = run.as_of(&Item::parse(&wrong, "item.toml").unwrap());
+        assert_eq!(wrong.claims[0].measured, DoesNotHold, "what contradicts a definition is said");
+    }
+}

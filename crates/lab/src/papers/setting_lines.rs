@@ -1,0 +1,162 @@
+//! The settings of an item's run, each as published or different, as its page lists them.
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use super::item::{Item, Variant};
+
+/// A setting of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingLine {
+    /// Its key.
+    pub setting: String,
+    /// Its value here.
+    pub here: String,
+    /// How it differs from the paper's; `None` if it does not.
+    pub differs: Option<Difference>,
+}
+
+/// The paper's value of a setting, and why this one is another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The paper's value.
+    pub paper: String,
+    /// The reason; `None` if none is given.
+    pub because: Option<String>,
+}
+
+/// What a setting has that neither run names.
+const DEFAULT: &str = "default";
+
+/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says.
+pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
+    let (here, paper) = (settings(item, variant), settings(item, Variant::Paper));
+    if here.is_empty() {
+        return Vec::new();
+    }
+    let mut lines: Vec<SettingLine> = Vec::new();
+    let keys = here.keys().chain(paper.keys().filter(|key| !here.contains_key(*key)));
+    for key in keys {
+        let (own, published) = (value(&here, key), value(&paper, key));
+        let differs = own != published && !paper.is_empty();
+        let differs = differs.then_some(Difference { paper: published, because: None });
+        lines.push(SettingLine { setting: key.clone(), here: own, differs });
+    }
+    lines.extend(methods(item, variant));
+    for stated in item.differs.iter().filter(|differs| differs.is_about(variant)) {
+        let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
+        match lines.iter_mut().find(|line| line.setting == stated.setting) {
+            Some(line) => (line.here, line.differs) = (stated.here.clone(), Some(difference)),
+            None => lines.push(SettingLine {
+                setting: stated.setting.clone(),
+                here: stated.here.clone(),
+                differs: Some(difference),
+            }),
+        }
+    }
+    lines
+}
+
+/// The settings of a run, its analyses and its calibrations, by key.
+fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
+    let mut all = Map::new();
+    let mut add = |found: Json| {
+        if let Json::Object(map) = found {
+            let own = map.into_iter().filter(|(key, value)| key != "about" && key != "methods" && !is_unset(value));
+            all.extend(own);
+        }
+    };
+    item.settings(variant).iter().for_each(|run| add(json(run)));
+    item.observing(variant).iter().for_each(|observing| add(json(observing)));
+    item.learning(variant).iter().for_each(|learning| add(json(learning)));
+    all
+}
+
+fn json(value: &impl Serialize) -> Json {
+    serde_json::to_value(value).unwrap_or_default()
+}
+
+fn is_unset(value: &Json) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
+}
+
+fn value(settings: &Map<String, Json>, key: &str) -> String {
+    settings.get(key).map_or(DEFAULT.to_owned(), text)
+}
+
+fn text(value: &Json) -> String {
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Array(all) => all.iter().map(text).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
+}
+
+/// The methods of rows and columns.
+fn methods(item: &Item, variant: Variant) -> impl Iterator<Item = SettingLine> {
+    item.lines().filter_map(move |line| {
+        let select = line.select(variant);
+        let here = select.method.filter(|_| select.missing.is_none())?;
+        let paper = line.method.clone().unwrap_or_else(|| DEFAULT.to_owned());
+        let differs = (here != paper).then_some(Difference { paper, because: None });
+        Some(SettingLine { setting: format!("method of {}", line.name), here, differs })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_as_published_or_differs() {
+        let item = Item::parse(
+            "
+title = 'a'
+[run]
+model = 'x/y'
+tasks = ['ruler/vt']
+samples = 50
+chat = false
+[real]
+tasks = ['ruler/vt']
+samples = 100
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=64'
+real = { method = 'topk:k=8' }
+[[differs]]
+setting = 'samples'
+paper = '50'
+here = '100'
+because = 'to tell more'
+[[differs]]
+setting = 'local'
+paper = '24'
+here = '64'
+because = 'of the code'
+variant = 'real'
+",
+            "item.toml",
+        )
+        .unwrap();
+        let lines = setting_lines(&item, Variant::Real);
+        let of = |setting: &str| lines.iter().find(|line| line.setting == setting).unwrap();
+        let differs = |setting: &str| of(setting).differs.clone();
+        assert_eq!(differs("tasks"), None);
+        let told = |paper: &str, because: Option<&str>| {
+            Some(Difference { paper: paper.to_owned(), because: because.map(str::to_owned) })
+        };
+        assert_eq!(differs("samples"), told("50", Some("to tell more")));
+        assert_eq!((of("chat").here.as_str(), differs("chat")), (DEFAULT, told("false", None)));
+        assert_eq!(differs("method of Full"), None);
+        assert_eq!(differs("method of Top"), told("topk:k=64", None));
+        assert_eq!((of("local").here.as_str(), differs("local")), ("64", told("24", Some("of the code"))));
+        let paper = setting_lines(&item, Variant::Paper);
+        assert!(paper.iter().all(|line| line.setting != "local"));
+        assert_eq!(paper.iter().filter(|line| line.differs.is_some()).count(), 1, "{paper:?}");
+        assert_eq!(setting_lines(&item, Variant::Builtin), []);
+    }
+}

@@ -1,0 +1,133 @@
+//! The verdicts on an item's claims, from the measured numbers of an outcome and from the published ones.
+
+use super::claim::Claim;
+use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
+use super::item::Item;
+use super::measure::apart;
+use super::numbers::short;
+use super::outcome::{ItemOutcome, Judged, Number, TIMES};
+use spattn_stats::Estimate;
+
+/// What is known of a comparison.
+struct Told {
+    answer: BoundVerdict,
+    text: String,
+    at_floor: bool,
+    n: Option<usize>,
+}
+
+/// The claims of an item with their verdicts on an outcome's numbers.
+pub fn verdicts(item: &Item, outcome: &ItemOutcome) -> Vec<Judged> {
+    item.claims.iter().map(|claim| judged(item, claim, outcome)).collect()
+}
+
+fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
+    let Claim { says, test, missing, because, .. } = claim;
+    let (mut told, mut why, mut n, mut at_floor) = (Vec::new(), Vec::new(), None, false);
+    for comparison in test.as_ref().map(Test::comparisons).unwrap_or_default() {
+        // Times are judged apart from what was run.
+        let is_time = item.columns.iter().any(|line| line.name == comparison.left.1 && item.is_time(line));
+        if is_time != (outcome.variant == TIMES) {
+            continue;
+        }
+        let one = tell(item, outcome, &comparison);
+        told.push((one.answer, comparison.is_lenient));
+        n = n.into_iter().chain(one.n).min();
+        at_floor |= one.at_floor;
+        // Single steps are listed only if they are contradicted or unmeasured.
+        let is_worth = !comparison.is_lenient || matches!(one.answer, BoundVerdict::No | BoundVerdict::Unmeasured);
+        if is_worth && outcome.is_measured() && !why.contains(&one.text) {
+            why.push(one.text);
+        }
+    }
+    why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
+    let measured = match (ClaimVerdict::of(&told), &claim.by_construction) {
+        // What contradicts a definition is worth saying.
+        (told @ (ClaimVerdict::NotTested | ClaimVerdict::DoesNotHold), _) | (told, None) => told,
+        (_, Some(_)) => ClaimVerdict::ByConstruction,
+    };
+    let because = match outcome.variant.as_str() {
+        "paper" => &because.paper,
+        "builtin" => &because.builtin,
+        "real" => &because.real,
+        TIMES => &because.times,
+        _ => &None,
+    };
+    Judged {
+        says: says.clone(),
+        published: test.as_ref().map_or(ClaimVerdict::NotTested, |test| published_verdict(item, test)),
+        measured,
+        at_floor: at_floor && measured == ClaimVerdict::NotTested,
+        n: n.filter(|_| measured != ClaimVerdict::NotTested),
+        why,
+        because: because.clone().filter(|_| measured != ClaimVerdict::NotTested),
+    }
+}
+
+/// The verdict of the published numbers on a test; not tested if one is missing.
+pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
+    let number = |(row, column): CellName<'_>| item.published(row, column);
+    let of = |c: &Comparison<'_>| {
+        let left = number(c.left)?;
+        let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
+        Some((if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No }, c.is_lenient))
+    };
+    let told: Option<Vec<_>> = test.comparisons().iter().map(of).collect();
+    told.map_or(ClaimVerdict::NotTested, |told| ClaimVerdict::of(&told))
+}
+
+/// The verdict of measured cells on a comparison, and a line that explains it.
+fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
+    let unmeasured = |text: String| Told { answer: BoundVerdict::Unmeasured, text, at_floor: false, n: None };
+    let row = |name: &str| item.rows.iter().find(|line| line.name == name);
+    if let (Some((_, right)), run) = (c.right, outcome.run())
+        && let (Some(a), Some(b)) = (row(c.left.0), row(right.0))
+        && !run.compares(item, a, b)
+    {
+        return unmeasured(format!("{}: two models, of which one was run", between(c.left, c.right)));
+    }
+    let mut cells: Vec<(Number, bool)> = Vec::new();
+    for cell in [Some(c.left), c.right.map(|(_, right)| right)].into_iter().flatten() {
+        match outcome.number(cell.0, cell.1) {
+            Some(number) => cells.push(number),
+            None => return unmeasured(format!("{}, {}: not measured", cell.0, cell.1)),
+        }
+    }
+    let what = between(c.left, c.right);
+    if cells.iter().any(|(_, at_floor)| *at_floor) {
+        let floor = outcome.floors.iter().find_map(|floor| floor.strip_prefix(&format!("{}: ", c.left.1)));
+        let floor = floor.unwrap_or("dense attention is at the floor there");
+        return Told { at_floor: true, ..unmeasured(format!("{what}: not judged, since {floor}")) };
+    }
+    let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
+    let (estimate, remark) = match (outcome.compared.iter().find(|known| known.what == what), c.right, cells.as_slice())
+    {
+        (Some(known), ..) => (Estimate { mean: known.mean, ends: known.ends }, ""),
+        (None, Some((factor, _)), [(left, _), (right, _)]) => {
+            (apart(of(left), factor, of(right)), " (of stored means, not paired)")
+        }
+        (None, _, [(left, _), ..]) => (of(left), ""),
+        (None, _, []) => return unmeasured(format!("{what}: not measured")),
+    };
+    let answer = c.bound.told(&estimate);
+    let word = match answer {
+        BoundVerdict::Yes => "yes",
+        BoundVerdict::No => "no",
+        _ => "open",
+    };
+    let interval =
+        estimate.ends.map_or("no interval".to_owned(), |(low, high)| format!("{} to {}", short(low), short(high)));
+    let text = format!("{what}: {} [{interval}], {}? {word}{remark}", short(estimate.mean), c.bound);
+    Told { answer, text, at_floor: false, n: cells.iter().map(|(number, _)| number.n).min() }
+}
+
+/// A comparison as text, without repeating what two cells share.
+pub(super) fn between((row, column): CellName<'_>, right: Option<(f64, CellName<'_>)>) -> String {
+    let Some((factor, (other, from))) = right else { return format!("{row}, {column}") };
+    let times = if factor == 1.0 { String::new() } else { format!("{factor} × ") };
+    match (row == other, column == from) {
+        (_, true) => format!("{column}: {row} − {times}{other}"),
+        (true, _) => format!("{row}: {column} − {times}{from}"),
+        _ => format!("({row}, {column}) − {times}({other}, {from})"),
+    }
+}

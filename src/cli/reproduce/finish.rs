@@ -1,0 +1,120 @@
+//! Judges what an item's run left, stores the outcome beside those of other runs, and draws the item's page.
+
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::facts::{facts_of_analyses, facts_of_learning, facts_of_records};
+use super::item_run::ItemRun;
+use super::{FOUND, LEARNED, ReproduceArgs};
+use crate::cli::output::print;
+use crate::cli::setup::find_data;
+use crate::report::merge;
+use crate::report::papers::{ItemResults, store, suffix, write_item};
+use crate::version::PROGRAM;
+use spattn_base::error::in_one_line;
+use spattn_base::privacy;
+use spattn_eval::folder::owned_files;
+use spattn_eval::records::record::Record;
+use spattn_eval::records::store::load_manifest;
+use spattn_lab::analyze::units::Order;
+use spattn_lab::papers::item::Item;
+use spattn_lab::papers::judging::judge;
+use spattn_lab::papers::measure::Evidence;
+use spattn_lab::papers::outcome::ItemOutcome;
+use spattn_lab::papers::seen::AnalysisTables;
+
+impl ReproduceArgs {
+    /// Judges and draws an item's results, and prints its page.
+    pub(super) fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
+        // If the model's file is not there, that was reported, and what is stored is drawn.
+        let run = match self.item_run(name, item) {
+            Ok(run) => Some(run),
+            Err(error) if failure.is_none() => return Err(error.into()),
+            Err(_) => None,
+        };
+        let is_new = run.map_or(Ok(false), |run| self.judge(name, item, &run, failure))?;
+        if !is_new && failure.is_some() {
+            // The earlier drawing stays.
+            return Ok(());
+        }
+        let results = ItemResults::read(&self.out, name, item.clone())?;
+        print(&write_item(&results, &self.out)?)
+    }
+
+    /// Judges what was measured and stores the outcome; whether anything was measured.
+    fn judge(&self, name: &str, item: &Item, run: &ItemRun, failure: Option<&anyhow::Error>) -> Result<bool> {
+        let folder = &run.folder;
+        let merged =
+            folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(folder))).transpose()?;
+        let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
+        // If an earlier step failed, units with other settings have been reported there.
+        let seen = if failure.is_some() { self.seen(run).unwrap_or_default() } else { self.seen(run)? };
+        if records.is_empty() && seen.is_empty() {
+            return Ok(false);
+        }
+        let judged = judge(name, item, run.run_of(), Evidence { records, seen: &seen })?;
+        let failure = failure.map(|error| privacy::text(&in_one_line(error)));
+        let outcome = ItemOutcome { ran: ran(run, records, &seen), command: self.command(name), failure, ..judged };
+        let dir = self.out.join(name);
+        store(&outcome, &dir)?;
+        let mut manifest = match (records.is_empty(), seen.first()) {
+            (true, Some(first)) => {
+                json!({ "program": first.program, "identity": first.identity, "units": seen.len() })
+            }
+            _ => load_manifest(folder).unwrap_or_default(),
+        };
+        manifest["command"] = json!(outcome.command);
+        write_manifest(&dir, &suffix(&outcome.variant, &outcome.model), &manifest)?;
+        Ok(true)
+    }
+
+    /// The stored units of an item's analyses and calibrations.
+    fn seen(&self, run: &ItemRun) -> Result<Vec<AnalysisTables>> {
+        Ok([self.found(run)?, self.learned(run)?].concat())
+    }
+
+    fn learned(&self, run: &ItemRun) -> Result<Vec<AnalysisTables>> {
+        let folder = run.folder.join(LEARNED);
+        let Some(learning) = run.learning.as_ref().filter(|_| folder.exists()) else { return Ok(Vec::new()) };
+        self.lesson(learning, &folder)?.kept_all()
+    }
+
+    fn found(&self, run: &ItemRun) -> Result<Vec<AnalysisTables>> {
+        let folder = run.folder.join(FOUND);
+        let Some(observing) = run.observing.as_ref().filter(|_| folder.exists()) else { return Ok(Vec::new()) };
+        let data = self.data.as_deref().map(find_data).transpose()?;
+        let data = data.as_ref().map(|data| data.folder.as_path());
+        Order { observing, folder: &folder, data, overwrite: false, program: PROGRAM }.kept_all()
+    }
+}
+
+/// What was run, as the page lists it.
+fn ran(run: &ItemRun, records: &[Record], seen: &[AnalysisTables]) -> Vec<(String, String)> {
+    let observed = match &run.learning {
+        Some(learning) => facts_of_learning(seen, learning),
+        None => facts_of_analyses(seen),
+    };
+    let mut all = [facts_of_records(records), observed].concat();
+    if let Some(file) = &run.real {
+        all.retain(|(what, _)| what != "model");
+        all.splice(0..0, file.facts());
+    }
+    all.extend(run.left_out.clone().map(|left_out| ("left out".to_owned(), left_out)));
+    all
+}
+
+/// The run's manifest without what is of this machine or of this moment alone.
+fn write_manifest(dir: &Path, suffix: &str, manifest: &Value) -> Result<()> {
+    const KEPT: [&str; 8] = ["program", "identity", "units", "calibration", "methods", "config", "model", "command"];
+    let kept: serde_json::Map<String, Value> = manifest
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(key, _)| KEPT.contains(&key.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    let name = format!("manifest{suffix}.json");
+    owned_files::write_all(dir, &[(name, format!("{:#}\n", json!(kept)))]).map(drop)
+}

@@ -1,0 +1,147 @@
+//! What an item runs under the chosen variant and model: an evaluation, an analysis, calibrations, and the folder of their records.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::ReproduceArgs;
+use super::real_file::RealFile;
+use crate::report::papers::slug;
+use spattn_base::error::UsageError;
+use spattn_eval::config::settings::Settings;
+use spattn_lab::papers::item::{Item, Variant};
+use spattn_lab::papers::learning::Learning;
+use spattn_lab::papers::real_models::{REAL_MODELS, RealModel};
+use spattn_lab::papers::run_of::{BUILTIN, RunOf};
+use spattn_lab::papers::seen::Observing;
+use spattn_model::source::recorded;
+
+/// The runs of an item.
+#[derive(Debug)]
+pub(super) struct ItemRun {
+    pub variant: Variant,
+    /// The only model, by its name in tables; `None` if the paper's models are run.
+    pub model: Option<String>,
+    pub real: Option<RealFile>,
+    pub settings: Option<Settings>,
+    pub observing: Option<Observing>,
+    pub learning: Option<Learning>,
+    pub folder: PathBuf,
+    /// Why parts that the item has are not run.
+    pub left_out: Option<String>,
+}
+
+impl ItemRun {
+    /// The run, as judgements take it.
+    pub(super) fn run_of(&self) -> RunOf<'_> {
+        RunOf { variant: self.variant, model: self.model.as_deref() }
+    }
+
+    /// Whether nothing is run.
+    pub(super) fn is_empty(&self) -> bool {
+        self.settings.is_none() && self.observing.is_none() && self.learning.is_none()
+    }
+
+    /// Leaves out lengths that a model was not trained for.
+    fn within(mut self, most: usize, title: &str) -> Self {
+        let mut beyond = Vec::new();
+        let mut keep = |lengths: &mut Vec<usize>| {
+            beyond.extend(lengths.iter().copied().filter(|length| *length > most));
+            lengths.retain(|length| *length <= most);
+            !lengths.is_empty()
+        };
+        let run_fits = self.settings.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
+        let seen_fits = self.observing.as_mut().is_none_or(|observing| keep(&mut observing.lengths));
+        let learned_fits = self.learning.as_ref().is_none_or(|learning| learning.length <= most);
+        beyond.extend(self.learning.as_ref().map(|learning| learning.length).filter(|_| !learned_fits));
+        self.settings = self.settings.filter(|_| run_fits);
+        self.observing = self.observing.filter(|_| seen_fits);
+        self.learning = self.learning.filter(|_| learned_fits);
+        if !beyond.is_empty() {
+            let lengths: Vec<String> = beyond.iter().map(ToString::to_string).collect();
+            self.left_out = Some(format!("{title} was trained for {most} tokens; left out: {}", lengths.join(", ")));
+        }
+        self
+    }
+}
+
+impl ReproduceArgs {
+    /// The chosen variant.
+    pub(super) fn variant(&self) -> Variant {
+        match (self.builtin, &self.real) {
+            (true, _) => Variant::Builtin,
+            (_, Some(_)) => Variant::Real,
+            _ => Variant::Paper,
+        }
+    }
+
+    /// The pretrained model that an item's run on one is of.
+    fn real_model(&self, item: &Item) -> Result<&'static RealModel, UsageError> {
+        let named = self.real.as_deref().filter(|name| !name.is_empty());
+        let of_run = item.settings(Variant::Real).and_then(|settings| settings.model?.0.into_iter().next());
+        let of_others = item.observing(Variant::Real).map(|observing| observing.model.clone());
+        let of_others = of_others.or_else(|| item.learning(Variant::Real).map(|learning| learning.model.clone()));
+        match named.map(str::to_owned).or(of_run).or(of_others) {
+            Some(name) => RealModel::find(&name),
+            None => Ok(&REAL_MODELS[0]),
+        }
+    }
+
+    /// The file of the pretrained model, which is read once.
+    fn real_file(&self, item: &Item) -> Result<RealFile, UsageError> {
+        if let Some(source) = &self.model {
+            return Ok(self.files.of("", || Ok(RealFile::of_flag(source)))?);
+        }
+        let model = self.real_model(item)?;
+        self.files.of(model.name, || RealFile::of_list(model, !self.draw_only))
+    }
+
+    /// What an item runs.
+    ///
+    /// # Errors
+    /// If a pretrained model's file is missing or another one.
+    pub(super) fn item_run(&self, name: &str, item: &Item) -> Result<ItemRun, UsageError> {
+        let variant = self.variant();
+        // An item without such a run needs no file.
+        let real = if variant == Variant::Real && item.is_run(variant) { Some(self.real_file(item)?) } else { None };
+        let model = match (variant, &real, &self.model) {
+            (Variant::Builtin, ..) => Some(BUILTIN.to_owned()),
+            (_, Some(file), _) => Some(file.title.clone()),
+            (_, None, Some(model)) => Some(recorded(model)),
+            _ => None,
+        };
+        let source = real.as_ref().map(|file| file.source.clone()).or_else(|| self.model.clone());
+        let with_model = |settings: Settings| Settings {
+            model: source.clone().map(Into::into).or(settings.model.clone()),
+            ..settings
+        };
+        let of = |own: &String| source.clone().unwrap_or_else(|| own.clone());
+        let observing = item.observing(variant).cloned().map(|own| {
+            let samples = self.samples.map(|samples| samples.next_multiple_of(own.together));
+            Observing { model: of(&own.model), samples: samples.unwrap_or(own.samples), ..own }
+        });
+        let run = ItemRun {
+            variant,
+            settings: item.settings(variant).map(with_model),
+            observing,
+            learning: item.learning(variant).cloned().map(|own| Learning { model: of(&own.model), ..own }),
+            folder: self.folder_of_run(name, variant, model.as_deref()),
+            left_out: None,
+            model,
+            real,
+        };
+        Ok(match run.real.clone().and_then(|file| Some((file.most_tokens()?, file.title))) {
+            Some((most, title)) => run.within(most, &title),
+            None => run,
+        })
+    }
+
+    /// The folder of a run's records: those of different models are apart.
+    fn folder_of_run(&self, name: &str, variant: Variant, model: Option<&str>) -> PathBuf {
+        let runs = self.out.join(super::RUNS).join(variant.name());
+        match model.filter(|_| variant != Variant::Builtin) {
+            Some(model) => runs.join(slug(model)).join(name),
+            None => runs.join(name),
+        }
+    }
+}

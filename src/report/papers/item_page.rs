@@ -1,0 +1,180 @@
+//! An item's page: its claims with verdicts on everything that was run, its numbers, figures and settings.
+
+use std::fmt::Write as _;
+
+use super::files::ItemResults;
+use super::table::table;
+use super::words::{MADE, Source, model, paper_title, published, verdict, verdicts};
+use crate::report::plots::Figure;
+use spattn_base::text::in_markdown;
+use spattn_lab::papers::claim::Claim;
+use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::item::Variant;
+use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
+use spattn_lab::papers::setting_lines::{SettingLine, setting_lines};
+use spattn_lab::papers::title_of;
+
+/// The page of an item, with the figures of each of its outcomes.
+pub fn item_page(results: &ItemResults, figures: &[Vec<Figure>]) -> String {
+    let (paper, name) = results.name.split_once('/').unwrap_or(("", &results.name));
+    let title = format!("{}, {}: {}", paper_title(paper), title_of(name), results.item.title);
+    let mut text = format!("{MADE}\n# {}\n\n", in_markdown(&title));
+    if paper_title(paper) != paper {
+        let _ = writeln!(text, "[All of this paper](../../{paper}.md)\n");
+    }
+    let item = &results.item;
+    let stated = [("note", &item.note), ("slip of the paper", &item.slip), ("cannot be run here", &item.missing)];
+    for (what, value) in stated {
+        value.iter().for_each(|value| text += &line(what, value));
+    }
+    item.nearest.iter().for_each(|nearest| text += &line("nearest", &format!("`{nearest}`")));
+    text += &claims(results);
+    for (outcome, figures) in results.outcomes.iter().zip(figures) {
+        text += &numbers(results, outcome, figures);
+    }
+    text + &settings(results)
+}
+
+fn line(what: &str, value: &str) -> String {
+    format!("- {}: {}\n", in_markdown(what), in_markdown(value))
+}
+
+/// The heading of the table of verdicts.
+pub fn verdict_heading(first: &str) -> String {
+    let sources = Source::ALL.map(Source::heading).join(" | ");
+    format!(
+        "| {first} | the paper's numbers | {sources} |\n|{}\n",
+        "---|".repeat(2 + Source::ALL.len() + first.matches('|').count())
+    )
+}
+
+/// A claim's line in a table of verdicts, without its first cells.
+pub fn verdict_cells(results: &ItemResults, at: usize) -> String {
+    let own = results.outcomes.first().and_then(|outcome| outcome.claims.get(at)).map_or("–", published);
+    let of = |source: Source| verdicts(results, source, at);
+    format!("{own} | {}", Source::ALL.map(of).join(" | "))
+}
+
+fn claims(results: &ItemResults) -> String {
+    let item = &results.item;
+    if item.claims.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n## Claims\n\n{}", verdict_heading("claim"));
+    for (at, claim) in item.claims.iter().enumerate() {
+        let _ = writeln!(text, "| {}. {} | {} |", at + 1, in_markdown(&claim.says), verdict_cells(results, at));
+    }
+    for (at, claim) in item.claims.iter().enumerate() {
+        text += &claim_text(results, at, claim);
+    }
+    text
+}
+
+/// What a claim says and how it was judged.
+fn claim_text(results: &ItemResults, at: usize, claim: &Claim) -> String {
+    let Claim { says, quote, place, missing, by_construction, slip, .. } = claim;
+    let mut text = format!("\n### {}. {}\n\n", at + 1, in_markdown(says));
+    let place = place.as_ref().map_or(String::new(), |place| format!(" ({})", in_markdown(place)));
+    match quote {
+        Some(quote) => text += &format!("> “{}”{place}\n\n", in_markdown(quote)),
+        None if !place.is_empty() => text += &format!("In the paper:{place}\n\n"),
+        None => {}
+    }
+    by_construction.iter().for_each(|why| text += &line("by construction", why));
+    slip.iter().for_each(|slip| text += &line("slip of the paper", slip));
+    missing.iter().for_each(|missing| text += &line("missing", missing));
+    for outcome in &results.outcomes {
+        text += &judged(results, outcome, at);
+    }
+    text
+}
+
+/// How a claim was judged on one outcome; nothing where it was not.
+fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
+    let Some(Judged { measured, at_floor, why, because, .. }) = outcome.claims.get(at) else { return String::new() };
+    if !outcome.is_measured() || *measured == ClaimVerdict::NotTested && !at_floor {
+        return String::new();
+    }
+    const MOST: usize = 8;
+    let mut text = format!("\n**{}**, on {}:\n\n", verdict(results, outcome, at), in_markdown(&model(outcome)));
+    why.iter().take(MOST).for_each(|why| text += &format!("- {}\n", in_markdown(why)));
+    if why.len() > MOST {
+        let _ = writeln!(text, "- and {} more comparisons (in the result file)", why.len() - MOST);
+    }
+    because.iter().for_each(|because| text += &line("why", because));
+    text
+}
+
+/// The numbers of an outcome, and its figures.
+fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> String {
+    let table = table(results, outcome);
+    if table.is_empty() && figures.is_empty() {
+        return String::new();
+    }
+    let heading = match outcome.variant.as_str() {
+        "" => "The paper's numbers".to_owned(),
+        TIMES => "Times".to_owned(),
+        _ => format!("On {}", model(outcome)),
+    };
+    let mut text = format!("\n## {}\n\n", in_markdown(&heading));
+    if !outcome.command.is_empty() {
+        text += &line("command", &format!("`{}`", outcome.command));
+    }
+    outcome.ran.iter().for_each(|(what, value)| text += &line(what, value));
+    outcome.floors.iter().for_each(|floor| text += &line("at the floor, not judged", floor));
+    outcome.failure.iter().for_each(|failure| text += &line("failed", failure));
+    let _ = write!(text, "\n{table}");
+    figures.iter().for_each(|figure| {
+        let _ = write!(text, "\n![{}]({})\n", in_markdown(&figure.title), figure.file);
+    });
+    text
+}
+
+/// The settings of every run that was made; of the paper's if none was.
+fn settings(results: &ItemResults) -> String {
+    let mut variants: Vec<Variant> = Vec::new();
+    for outcome in results.outcomes.iter().filter(|outcome| outcome.variant != TIMES && !outcome.variant.is_empty()) {
+        let variant = outcome.run().variant;
+        variants.extend((!variants.contains(&variant)).then_some(variant));
+    }
+    if variants.is_empty() {
+        variants.push(Variant::Paper);
+    }
+    let mut text = String::new();
+    for variant in variants {
+        let lines = setting_lines(&results.item, variant);
+        if lines.is_empty() {
+            continue;
+        }
+        let of = match variant {
+            Variant::Paper => "the paper's run",
+            Variant::Builtin => "the run on the built-in model",
+            Variant::Real => "the run on a small pretrained model",
+        };
+        let _ = write!(text, "\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n");
+        text += &setting_rows(&lines);
+    }
+    text
+}
+
+/// The rows of a table of settings. Methods that are as published share one.
+fn setting_rows(lines: &[SettingLine]) -> String {
+    let is_method = |line: &&SettingLine| line.setting.starts_with("method of ");
+    let same = lines.iter().filter(|line| is_method(line) && line.differs.is_none()).count();
+    let mut text = String::new();
+    for line in lines.iter().filter(|line| !is_method(line) || line.differs.is_some()) {
+        let told = match &line.differs {
+            None => "as published".to_owned(),
+            Some(differs) => {
+                let because = differs.because.as_deref().unwrap_or("no reason is given");
+                format!("differs from {}: {because}", differs.paper)
+            }
+        };
+        let _ =
+            writeln!(text, "| {} | {} | {} |", in_markdown(&line.setting), in_markdown(&line.here), in_markdown(&told));
+    }
+    if same > 0 {
+        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | as published |");
+    }
+    text
+}

@@ -1,0 +1,82 @@
+//! The pages of the papers: one of all, one for each paper, and one for each table or figure, with published and measured numbers and
+//! verdicts on claims. All are drawn from stored outcomes and from the items' files.
+
+mod files;
+mod item_page;
+mod paper_page;
+mod table;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+pub use self::files::{ItemResults, result_file, slug, store, suffix};
+use self::paper_page::Drawn;
+use super::plots::Figure;
+use super::plots::papers::figures;
+use spattn_lab::papers::findings::Findings;
+use spattn_lab::papers::{ITEMS, PAPERS};
+
+/// The figures of each outcome of an item. Only the first file's name has no suffix.
+fn drawn(results: &ItemResults) -> Result<Vec<Vec<Figure>>> {
+    let mut all = Vec::new();
+    let mut names: Vec<String> = Vec::new();
+    for outcome in &results.outcomes {
+        let mut name = format!("plot{}.svg", suffix(&outcome.variant, &outcome.model));
+        if outcome.variant == spattn_lab::papers::outcome::TIMES && !names.contains(&"plot.svg".to_owned()) {
+            name = "plot.svg".to_owned();
+        }
+        let of = figures(outcome, &results.item, &name)?;
+        names.extend(of.iter().map(|figure| figure.file.clone()));
+        all.push(of);
+    }
+    Ok(all)
+}
+
+/// Writes an item's outcomes, page, table and figures into its folder. Returns the page.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write_item(results: &ItemResults, out: &Path) -> Result<String> {
+    let dir = out.join(&results.name);
+    results.outcomes.iter().try_for_each(|outcome| store(outcome, &dir))?;
+    let figures = drawn(results)?;
+    let page = item_page::item_page(results, &figures);
+    let mut files =
+        vec![("README.md".to_owned(), page.clone()), ("table.csv".to_owned(), table::csv(&results.outcomes)?)];
+    files.extend(figures.into_iter().flatten().map(|figure| (figure.file, figure.svg)));
+    super::write_files(files, &[], &dir)?;
+    Ok(page)
+}
+
+/// The pages of all papers, from all results in a folder: file names and texts.
+///
+/// # Errors
+/// If a result exists and cannot be read.
+pub fn pages(out: &Path) -> Result<Vec<(String, String)>> {
+    let mut all: Vec<Drawn> = Vec::new();
+    for shipped in ITEMS.iter().filter(|shipped| out.join(shipped.name).is_dir()) {
+        let results = ItemResults::read(out, shipped.name, shipped.parse()?)?;
+        let figures = drawn(&results)?;
+        all.push((results, figures));
+    }
+    let findings = Findings::shipped()?;
+    let mut pages = vec![("README.md".to_owned(), paper_page::front_page(&findings, &all))];
+    for paper in &PAPERS {
+        let page = paper_page::paper_page(paper, &findings, &all);
+        pages.extend(page.map(|page| (format!("{}.md", paper.name), page)));
+    }
+    Ok(pages)
+}
+
+/// Writes the pages of all papers.
+///
+/// # Errors
+/// As [`pages`], and if a file cannot be written.
+pub fn write_pages(out: &Path) -> Result<Vec<PathBuf>> {
+    super::write_files(pages(out)?, &[], out)
+}
+
+#[cfg(test)]
+mod tests;

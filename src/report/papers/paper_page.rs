@@ -1,0 +1,159 @@
+//! The page of a paper, and the page of all papers.
+
+use std::fmt::Write as _;
+
+use super::files::ItemResults;
+use super::item_page::{verdict_cells, verdict_heading};
+use super::words::{MADE, Source};
+use crate::report::plots::Figure;
+use spattn_base::text::in_markdown;
+use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::findings::{Findings, PaperFinding};
+use spattn_lab::papers::floor::LEAST_SCORE;
+use spattn_lab::papers::outcome::ItemOutcome;
+use spattn_lab::papers::real_models::REAL_MODELS;
+use spattn_lab::papers::{PAPERS, Paper, order_of, title_of};
+
+/// The verdicts, in the order of the counts.
+const VERDICTS: [ClaimVerdict; 6] = [
+    ClaimVerdict::Holds,
+    ClaimVerdict::HoldsInPart,
+    ClaimVerdict::DoesNotHold,
+    ClaimVerdict::CannotBeTold,
+    ClaimVerdict::ByConstruction,
+    ClaimVerdict::NotTested,
+];
+
+/// An item's results with the figures of each outcome.
+pub type Drawn = (ItemResults, Vec<Vec<Figure>>);
+
+/// The items of a paper in the order of their numbers.
+fn of_paper<'a>(all: &'a [Drawn], paper: &str) -> Vec<&'a Drawn> {
+    let is_own = |name: &str| name.split_once('/').is_some_and(|(own, _)| own == paper);
+    let mut own: Vec<&Drawn> = all.iter().filter(|(results, _)| is_own(&results.name)).collect();
+    own.sort_by_key(|(results, _)| order_of(results.item_name()));
+    own
+}
+
+/// The page of a paper: its question, the figure that answers it, its claims with verdicts, and its items.
+pub fn paper_page(paper: &Paper, findings: &Findings, all: &[Drawn]) -> Option<String> {
+    let own = of_paper(all, paper.name);
+    if own.is_empty() {
+        return None;
+    }
+    let mut text = format!("{MADE}\n# {}\n\n[All papers](README.md)\n", paper.title);
+    let said = findings.of(paper.name);
+    if let Some(PaperFinding { question, answer, .. }) = said {
+        let _ = write!(text, "\n**The question.** {}\n", in_markdown(question));
+        answer.iter().for_each(|answer| text += &format!("\n**The answer.** {}\n", in_markdown(answer)));
+    }
+    text += &figure(paper, said, &own);
+    text += &counts("what claims are judged on", &by_source(&own));
+    let _ = write!(text, "\n## Claims\n\n{}", verdict_heading("item | claim"));
+    for (results, _) in &own {
+        for (at, claim) in results.item.claims.iter().enumerate() {
+            let name = results.item_name();
+            let link = format!("[{}]({}/README.md)", title_of(name), results.name);
+            let _ = writeln!(text, "| {link} | {} | {} |", in_markdown(&claim.says), verdict_cells(results, at));
+        }
+    }
+    text += "\n## Tables and figures\n\n";
+    for (results, _) in &own {
+        let name = title_of(results.item_name());
+        let _ = writeln!(text, "- [{name}]({}/README.md): {}", results.name, in_markdown(&results.item.title));
+    }
+    Some(text)
+}
+
+/// The figure that answers a paper's question: of a pretrained model if there is one, else of the built-in model.
+fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String {
+    let Some(name) = said.and_then(|said| said.figure.as_ref()) else { return String::new() };
+    let full = format!("{}/{name}", paper.name);
+    let Some((results, figures)) = own.iter().find(|(results, _)| results.name == full) else { return String::new() };
+    let drawn = results.outcomes.iter().zip(figures).filter(|(_, figures)| !figures.is_empty());
+    let best = drawn.max_by_key(|(outcome, _)| (Source::Pretrained.has(outcome), Source::Builtin.has(outcome)));
+    best.and_then(|(_, figures)| figures.first()).map_or(String::new(), |figure| {
+        format!("\n[![{}]({full}/{})]({full}/README.md)\n", in_markdown(&figure.title), figure.file)
+    })
+}
+
+/// The number of claims by verdict, for each source that judged any.
+fn by_source(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
+    let of = |source: Source| (source.heading().to_owned(), count(own, source));
+    Source::ALL.map(of).into_iter().collect()
+}
+
+/// The number of claims by their verdict under a source. Of several runs the one that tells most counts.
+fn count(own: &[&Drawn], source: Source) -> [usize; 6] {
+    let mut counts = [0; 6];
+    for (results, _) in own {
+        for at in 0..results.item.claims.len() {
+            let verdict = |outcome: &ItemOutcome| outcome.claims.get(at).map(|claim| claim.measured);
+            let all = results.outcomes.iter().filter(|outcome| source.has(outcome)).filter_map(verdict);
+            let place = |verdict: ClaimVerdict| VERDICTS.iter().position(|known| *known == verdict).unwrap_or(5);
+            counts[all.map(place).min().unwrap_or(5)] += 1;
+        }
+    }
+    counts
+}
+
+fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
+    let mut text = format!("\n| {first} | {} |\n|{}\n", VERDICTS.map(ClaimVerdict::text).join(" | "), "---|".repeat(7));
+    for (name, counts) in lines {
+        let _ = writeln!(text, "| {name} | {} |", counts.map(|count| count.to_string()).join(" | "));
+    }
+    text
+}
+
+/// The page of all papers.
+pub fn front_page(findings: &Findings, all: &[Drawn]) -> String {
+    let mut text = format!("{MADE}\n# The papers, reproduced\n\nWhat is known now, over all papers:\n\n");
+    for (at, finding) in findings.findings.iter().enumerate() {
+        let _ = writeln!(text, "{}. {}", at + 1, in_markdown(finding));
+    }
+    text += "\n| paper | its question |\n|---|---|\n";
+    let shown: Vec<(&Paper, Vec<&Drawn>)> =
+        PAPERS.iter().map(|paper| (paper, of_paper(all, paper.name))).filter(|(_, own)| !own.is_empty()).collect();
+    for (paper, _) in &shown {
+        let question = findings.of(paper.name).map_or(String::new(), |said| in_markdown(&said.question).into_owned());
+        let _ = writeln!(text, "| [{}]({}.md) | {question} |", paper.title, paper.name);
+    }
+    let items: usize = shown.iter().map(|(_, own)| own.len()).sum();
+    let claims: usize = shown.iter().flat_map(|(_, own)| own).map(|(results, _)| results.item.claims.len()).sum();
+    let _ = write!(text, "\n## {claims} claims of {items} tables and figures\n");
+    let every: Vec<&Drawn> = shown.iter().flat_map(|(_, own)| own.iter().copied()).collect();
+    let mut lines = by_source(&every);
+    lines.insert(0, ("the paper's own numbers".to_owned(), published(&every)));
+    text += &counts("judged on", &lines);
+    for source in Source::ALL {
+        let lines: Vec<(String, [usize; 6])> =
+            shown.iter().map(|(paper, own)| (paper.name.to_owned(), count(own, source))).collect();
+        text += &counts(source.heading(), &lines);
+    }
+    text + &how_to_read()
+}
+
+/// What the papers' own numbers say of their claims, by verdict.
+fn published(own: &[&Drawn]) -> [usize; 6] {
+    let mut counts = [0; 6];
+    let first = |results: &ItemResults| results.outcomes.first().map(|outcome| outcome.claims.clone());
+    for claim in own.iter().filter_map(|(results, _)| first(results)).flatten() {
+        counts[VERDICTS.iter().position(|known| *known == claim.published).unwrap_or(5)] += 1;
+    }
+    counts
+}
+
+fn how_to_read() -> String {
+    let models: Vec<String> = REAL_MODELS.iter().map(spattn_lab::papers::real_models::RealModel::description).collect();
+    format!(
+        "\n## How to read it\n\n\
+         A claim is what a paper says. *The paper's numbers* is its test on the numbers that the paper prints. The other verdicts are of what was \
+         measured here: on the built-in model (11M parameters, trained on RULER's templates), on pretrained models ({}), and as times on a GPU. \
+         A verdict is about the shape of a claim on the model that was run, never about whether two models have the same number.\n\n\
+         A comparison is told where its 95 % interval, paired by example, lies on one side of the bound; each interval holds by itself. A claim *holds in \
+         part* if some of its comparisons are told in its favour, and *cannot be told* if none is told. *By construction* is what follows from a method's \
+         definition. A score is not judged where dense attention is at the floor: below {LEAST_SCORE} %, or where its interval reaches what guessing scores.\n\n\
+         `spattn reproduce --draw-only` makes these pages from the stored results, and docs/papers.md says how to run them.\n",
+        models.join(" and ")
+    )
+}

@@ -1,0 +1,136 @@
+//! An item's numbers as a Markdown table for each run, and all of them as CSV.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::files::ItemResults;
+use super::words::{lengths, tokens};
+use crate::report::csv::finished;
+use spattn_base::text::in_markdown;
+use spattn_lab::papers::item::{Item, Line};
+use spattn_lab::papers::numbers::short;
+use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
+
+/// The headings of a column: over the paper's numbers and over measured ones.
+struct Headings {
+    at: usize,
+    published: Option<String>,
+    measured: Option<String>,
+}
+
+/// The table of an outcome: for each column the paper's numbers and the measured ones, each under the name of its model.
+pub fn table(results: &ItemResults, outcome: &ItemOutcome) -> String {
+    let columns = headings(&results.item, outcome);
+    let names: Vec<String> =
+        columns.iter().flat_map(|column| [&column.published, &column.measured]).flatten().cloned().collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("| | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));
+    for row in &outcome.rows {
+        let cells: Vec<String> = columns.iter().flat_map(|column| cells(column, row)).collect();
+        if cells.iter().any(|cell| !cell.is_empty()) {
+            let _ = writeln!(text, "| {} | {} |", in_markdown(&row.name), cells.join(" | "));
+        }
+    }
+    text
+}
+
+/// The columns with numbers.
+fn headings(item: &Item, outcome: &ItemOutcome) -> Vec<Headings> {
+    let paper = paper_model(item);
+    let is_times = outcome.variant == TIMES;
+    let own =
+        item.columns.iter().enumerate().filter(|(_, line)| !outcome.is_measured() || item.is_time(line) == is_times);
+    let heading = |(at, line): (usize, &Line)| {
+        let has = |of: fn(&CellOutcome) -> bool| outcome.rows.iter().any(|row| row.cells.get(at).is_some_and(of));
+        let published = has(|cell| cell.published.is_some());
+        let measured = has(|cell| cell.measured.is_some());
+        Headings {
+            at,
+            published: published.then(|| format!("{}: {paper}", in_markdown(&line.name))),
+            measured: measured.then(|| measured_heading(line, outcome)),
+        }
+    };
+    own.map(heading).collect()
+}
+
+/// The paper's model, as the heading of its numbers.
+pub fn paper_model(item: &Item) -> String {
+    match item.run.as_ref().and_then(|run| run.model.as_ref()).map(|models| models.0.as_slice()) {
+        Some([one]) => format!("paper ({})", model_title(one)),
+        _ => "paper".to_owned(),
+    }
+}
+
+/// What a column is on the model that was run, where it is not what the paper's column is.
+fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
+    let own = line.select(outcome.run().variant);
+    let mut differs = Vec::new();
+    if own.length != line.length {
+        differs.extend(own.length.map(tokens));
+    }
+    if own.tasks != line.tasks {
+        let names = own.tasks.iter().flatten().map(String::as_str).collect::<Vec<_>>();
+        differs.push(if names.len() > 2 { format!("{} tasks", names.len()) } else { names.join(", ") });
+    }
+    let name = match differs.is_empty() {
+        true => in_markdown(&line.name).into_owned(),
+        false => format!("{} here", in_markdown(&differs.join(", "))),
+    };
+    format!("{name}: measured ({})", in_markdown(&measured_on(outcome)))
+}
+
+/// The model or machine of measured numbers, with lengths.
+pub fn measured_on(outcome: &ItemOutcome) -> String {
+    let model = match outcome.variant.as_str() {
+        TIMES => "GPU".to_owned(),
+        _ if outcome.model.is_empty() => "the row's model".to_owned(),
+        _ => model_title(&outcome.model),
+    };
+    lengths(outcome).map_or(model.clone(), |lengths| format!("{model}, {lengths}"))
+}
+
+fn cells(column: &Headings, row: &OutcomeRow) -> Vec<String> {
+    let cell = row.cells.get(column.at).copied().unwrap_or_default();
+    let published = column.published.as_ref().map(|_| cell.published.map_or(String::new(), |x| x.to_string()));
+    let measured = column.measured.as_ref().map(|_| cell.measured.map_or(String::new(), number));
+    published.into_iter().chain(measured).collect()
+}
+
+/// A number with its interval.
+fn number(Number { mean, ends, .. }: Number) -> String {
+    match ends.map(|(low, high)| (short(low), short(high))) {
+        Some((low, high)) if low != high => format!("{} [{low} {high}]", short(mean)),
+        _ => short(mean),
+    }
+}
+
+/// A line for each cell of each outcome: row, column, published, measured, both ends of its interval, n, and what was run.
+pub fn csv(outcomes: &[ItemOutcome]) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record(["row", "column", "published", "measured", "ci_low", "ci_high", "n", "variant", "model"])?;
+    for outcome in outcomes {
+        for row in &outcome.rows {
+            for (column, cell) in outcome.columns.iter().zip(&row.cells) {
+                let text = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+                let ends = cell.measured.and_then(|m| m.ends);
+                let measured = cell.measured.is_some();
+                let of = |text: &str| if measured { text.to_owned() } else { String::new() };
+                writer.write_record([
+                    row.name.clone(),
+                    column.clone(),
+                    text(cell.published),
+                    text(cell.measured.map(|m| m.mean)),
+                    text(ends.map(|ends| ends.0)),
+                    text(ends.map(|ends| ends.1)),
+                    cell.measured.map_or(String::new(), |m| m.n.to_string()),
+                    of(&outcome.variant),
+                    of(&outcome.model),
+                ])?;
+            }
+        }
+    }
+    finished(writer)
+}

@@ -1,0 +1,177 @@
+use std::fs;
+
+use super::*;
+use spattn_eval::records::record::Record;
+use spattn_eval::records::testing::record;
+use spattn_lab::papers::item::{Item, Variant};
+use spattn_lab::papers::judging::judge;
+use spattn_lab::papers::measure::Evidence;
+use spattn_lab::papers::outcome::ItemOutcome;
+use spattn_lab::papers::run_of::RunOf;
+
+const ITEM: &str = "
+title = 'a table'
+slip = 'the last column is in percent'
+[run]
+model = 'x/Big-7B'
+tasks = ['ruler/vt']
+lengths = [16384]
+samples = 50
+[builtin]
+lengths = [1024]
+samples = 40
+[real]
+lengths = [4096]
+samples = 40
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=64'
+builtin.method = 'topk:k=8'
+real.method = 'topk:k=8'
+[[row]]
+name = 'Gone'
+method = 'quest'
+missing = 'no such pages'
+[[column]]
+name = '16K'
+tasks = ['ruler/vt']
+length = 16384
+builtin = { length = 1024 }
+real = { length = 1024 }
+[[column]]
+name = 'Cost'
+value = 'density'
+percent = true
+[[published]]
+row = 'Full'
+values = { 16K = 90.5, Cost = 100 }
+[[published]]
+row = 'Top'
+values = { 16K = 70, Cost = 2.5 }
+[[differs]]
+setting = 'samples'
+paper = '50'
+here = '40'
+because = 'as many as there are'
+[[claim]]
+says = 'dense is above'
+quote = 'dense wins'
+where = 'Table 1'
+because = { builtin = 'it is small' }
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['16K'], by = 30 } }
+[[claim]]
+says = 'dense is above what is not there'
+test = { above = { rows = ['Full'], than = ['Gone'], columns = ['16K'] } }
+[[claim]]
+says = 'dense attends all'
+by_construction = 'that is what dense means'
+test = { between = { rows = ['Full'], columns = ['Cost'], at_least = 99 } }
+[[claim]]
+says = 'something else'
+missing = 'a wind tunnel'
+";
+
+fn records(model: &str) -> Vec<Record> {
+    let of = |method: &str, params: &str, i: usize, score: f64, density: f64| Record {
+        params: params.into(),
+        model: model.into(),
+        density,
+        ..record("ruler/vt", method, i, score)
+    };
+    (0..40)
+        .flat_map(|i| [of("full", "", i, 1.0, 1.0), of("topk", "k=8", i, f64::from(u8::from(i % 4 == 0)), 0.05)])
+        .collect()
+}
+
+fn outcome(variant: Variant, model: &str) -> ItemOutcome {
+    let item = Item::parse(ITEM, "item.toml").unwrap();
+    let records = records(model);
+    let run = RunOf { variant, model: Some(model) };
+    let judged = judge("magicpig/table-1", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+    let ran = vec![("lengths".to_owned(), "1024".to_owned())];
+    ItemOutcome { ran, command: "spattn reproduce magicpig/table-1 --builtin".to_owned(), ..judged }
+}
+
+fn results(outcomes: Vec<ItemOutcome>) -> ItemResults {
+    ItemResults { name: "magicpig/table-1".to_owned(), item: Item::parse(ITEM, "item.toml").unwrap(), outcomes }
+}
+
+const REAL: &str = "Qwen2.5-Coder-0.5B-Instruct";
+
+/// The page of a small item. `UPDATE_PAGES=1` writes it again.
+#[test]
+fn the_page_of_an_item_is_as_it_was() {
+    let results = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    let page = item_page::item_page(&results, &drawn(&results).unwrap());
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/paper_item.md");
+    if std::env::var_os("UPDATE_PAGES").is_some() {
+        fs::write(&golden, &page).unwrap();
+    }
+    assert_eq!(page, fs::read_to_string(golden).unwrap());
+}
+
+#[test]
+fn measured_numbers_carry_the_model_that_was_run() {
+    let results = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    let page = item_page::item_page(&results, &drawn(&results).unwrap());
+    let has = |text: &str| assert!(page.contains(text), "{text}\n{page}");
+    has(
+        "| | 16K: paper (Big-7B) | 1K here: measured (built-in 11M, 1K) | Cost: paper (Big-7B) | Cost: measured (built-in 11M, 1K) |",
+    );
+    has("1K here: measured (Qwen2.5-Coder-0.5B-Instruct, 1K)");
+    has("| Full | 90.5 | 100 [91.19 100] | 100 | 100 |");
+    has("| Top | 70 | 25 [12.69 41.2] | 2.5 | 5 |");
+    has(
+        "| 1. dense is above | do not support it | holds (1K, n = 40) | holds (Qwen2.5-Coder-0.5B-Instruct, 1K, n = 40) | – |",
+    );
+    has("| 3. dense attends all | support it | by construction (1K, n = 40) |");
+    has("| 4. something else | no numbers to test | not tested | not tested | – |");
+    has("> “dense wins” (Table 1)");
+    has("| samples | 40 | differs from 50: as many as there are |");
+    has("- slip of the paper: the last column is in percent");
+    assert_eq!(page.matches("- why: it is small").count(), 1, "a reason is of its run alone");
+    let csv = table::csv(&results.outcomes).unwrap();
+    assert!(csv.starts_with("row,column,published,measured,ci_low,ci_high,n,variant,model\nFull,16K,90.5,100,91.1"));
+    assert!(csv.contains(&format!(",40,real,{REAL}\n")) && csv.contains("\nGone,Cost,,,,,,,\n"), "{csv}");
+}
+
+#[test]
+fn results_of_several_runs_are_side_by_side_in_one_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    write_item(&both, dir.path()).unwrap();
+    let folder = dir.path().join("magicpig/table-1");
+    for file in ["result.json", "result-real-qwen2.5-coder-0.5b-instruct.json", "plot.svg", "README.md", "table.csv"] {
+        assert!(folder.join(file).exists(), "{file}");
+    }
+    assert!(folder.join("plot-real-qwen2.5-coder-0.5b-instruct.svg").exists());
+    let before = fs::read(folder.join("result.json")).unwrap();
+    let again = ItemResults::read(dir.path(), "magicpig/table-1", both.item.clone()).unwrap();
+    assert_eq!(again.outcomes.iter().map(|o| o.variant.as_str()).collect::<Vec<_>>(), ["builtin", "real"]);
+    write_item(&again, dir.path()).unwrap();
+    assert_eq!(fs::read(folder.join("result.json")).unwrap(), before, "what is the same is not written again");
+}
+
+#[test]
+fn the_front_page_counts_claims_by_verdict() {
+    let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    let figures = drawn(&both).unwrap();
+    let all = vec![(both, figures)];
+    let findings = Findings::shipped().unwrap();
+    let page = paper_page::front_page(&findings, &all);
+    assert!(page.contains(&format!("1. {}", spattn_base::text::in_markdown(&findings.findings[0]))), "{page}");
+    assert!(page.contains("## 4 claims of 1 tables and figures"), "{page}");
+    assert!(
+        page.contains("| the paper's own numbers | 1 | 0 | 1 | 0 | 0 | 2 |\n| built-in 11M | 1 | 0 | 0 | 0 | 1 | 2 |"),
+        "{page}"
+    );
+    let paper = paper_page::paper_page(&PAPERS[0], &findings, &all).unwrap();
+    assert!(
+        paper.contains("| [Table 1](magicpig/table-1/README.md) | dense is above | do not support it |"),
+        "{paper}"
+    );
+    assert_eq!(paper_page::paper_page(&PAPERS[1], &findings, &all), None);
+}
