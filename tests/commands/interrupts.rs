@@ -207,6 +207,17 @@ fn a_dry_run_needs_no_weights_and_fails_where_the_run_would() {
     let refused = spattn(dir.path(), &item).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(refused.status.code() == Some(2) && said.contains("error: "), "{said}");
+    // Dense attention could run, and a method without its calibration could not: the run would fail, and so does the plan.
+    let text = "title = 'a'\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\nlengths = [1024]\nsamples = 1\n\
+                [[row]]\nname = 'a'\nmethod = 'METHOD'\n";
+    for (method, status) in [("loki", 2), ("quest", 0)] {
+        fs::write(dir.path().join("item.toml"), text.replace("METHOD", method)).unwrap();
+        let item = ["reproduce", "item.toml", "--model", "model", "--dry-run", "--out", "papers"];
+        let planned = spattn(dir.path(), &item).output().unwrap();
+        let said = String::from_utf8(planned.stderr).unwrap();
+        assert_eq!(planned.status.code(), Some(status), "{method}: {said}");
+        assert_eq!(said.contains("method `loki` needs a calibration"), status == 2, "{said}");
+    }
 }
 
 #[test]

@@ -32,7 +32,8 @@ pub fn item_page(results: &ItemResults, figures: &[Vec<Figure>]) -> String {
     for (outcome, figures) in results.outcomes.iter().zip(figures) {
         text += &numbers(results, outcome, figures);
     }
-    text + &settings(results)
+    text += &settings(results);
+    text.replace("\n\n\n", "\n\n")
 }
 
 fn line(what: &str, value: &str) -> String {

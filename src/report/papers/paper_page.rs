@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::files::ItemResults;
 use super::item_page::{verdict_cells, verdict_heading};
-use super::words::{MADE, Source};
+use super::words::{MADE, Source, can_judge};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claims::ClaimVerdict;
@@ -83,11 +83,11 @@ fn by_source(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
     Source::ALL.map(of).into_iter().collect()
 }
 
-/// The number of claims by their verdict under a source. Of several runs the one that tells most counts.
+/// The number of claims that a source can judge, by their verdict. Of several runs the one that tells most counts.
 fn count(own: &[&Drawn], source: Source) -> [usize; 6] {
     let mut counts = [0; 6];
     for (results, _) in own {
-        for at in 0..results.item.claims.len() {
+        for at in (0..results.item.claims.len()).filter(|at| can_judge(results, source, *at)) {
             let verdict = |outcome: &ItemOutcome| outcome.claims.get(at).map(|claim| claim.measured);
             let all = results.outcomes.iter().filter(|outcome| source.has(outcome)).filter_map(verdict);
             let place = |verdict: ClaimVerdict| VERDICTS.iter().position(|known| *known == verdict).unwrap_or(5);

@@ -78,6 +78,7 @@ fn records(model: &str) -> Vec<Record> {
     let of = |method: &str, params: &str, i: usize, score: f64, density: f64| Record {
         params: params.into(),
         model: model.into(),
+        length: 1024,
         density,
         ..record("ruler/vt", method, i, score)
     };

@@ -118,8 +118,20 @@ pub fn word(judged: &Judged) -> &'static str {
     if judged.at_floor { "not judged: dense at the floor" } else { judged.measured.text() }
 }
 
-/// What a claim's verdicts are under a source, one for each outcome.
+/// Whether a source can have a verdict on a claim: times are judged apart from what is run.
+pub fn can_judge(results: &ItemResults, source: Source, claim: usize) -> bool {
+    let Some(test) = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref()) else {
+        return source != Source::Times;
+    };
+    let is_time = |name: &str| results.item.columns.iter().any(|line| line.name == name && results.item.is_time(line));
+    test.comparisons().iter().any(|comparison| is_time(comparison.left.1) == (source == Source::Times))
+}
+
+/// What a claim's verdicts are under a source, one for each outcome; a dash where it has none to give.
 pub fn verdicts(results: &ItemResults, source: Source, claim: usize) -> String {
+    if !can_judge(results, source, claim) {
+        return "–".to_owned();
+    }
     let of = results.outcomes.iter().filter(|outcome| source.has(outcome));
     let all: Vec<String> = of.map(|outcome| verdict(results, outcome, claim)).collect();
     // What one run tells is not hidden by what another did not test.

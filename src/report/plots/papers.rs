@@ -69,6 +69,10 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
     if !kinds.has_published() {
         series.iter_mut().flat_map(|line| &mut line.cells).for_each(|cell| cell.published = None);
     }
+    if let Kind::Value(value) = kinds.shown() {
+        let is_other = |row: &DrawnRow<'_>, column: &Line| item.value(row.line, column) != *value;
+        leave_out_others(&mut series, (&rows, &columns), over_rows, is_other);
+    }
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
         return Ok(Vec::new());
@@ -93,6 +97,23 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
     let note = note(outcome, &series);
     let drawing = Drawing { title: &title, note: &note, axis, names, breaks, series };
     Ok(paged(file, &title, drawing.pages()?))
+}
+
+/// Leaves out the cells of other quantities than the one on the axis.
+fn leave_out_others(
+    series: &mut [Series],
+    (rows, columns): (&[DrawnRow<'_>], &[&Line]),
+    over_rows: bool,
+    is_other: impl Fn(&DrawnRow<'_>, &Line) -> bool,
+) {
+    for (line, of_line) in series.iter_mut().enumerate() {
+        for (at, cell) in of_line.cells.iter_mut().enumerate() {
+            let (row, column) = if over_rows { (at, line) } else { (line, at) };
+            if is_other(&rows[row], columns[column]) {
+                *cell = CellOutcome::default();
+            }
+        }
+    }
 }
 
 /// What measured numbers were measured on, for titles and notes.
@@ -246,23 +267,26 @@ fn drawn_columns(item: &Item, outcome: &ItemOutcome, rows: &[DrawnRow<'_>]) -> V
     let has = |at: usize, of: fn(&CellOutcome) -> bool| rows.iter().any(|row| row.row.cells.get(at).is_some_and(of));
     let is_shown = |at: usize| match outcome.is_measured() {
         true => item.is_time(&item.columns[at]) == is_times && has(at, |cell| cell.measured.is_some()),
-        false => has(at, |cell| cell.published.is_some()),
+        // Published times are drawn beside measured ones.
+        false => !item.is_time(&item.columns[at]) && has(at, |cell| cell.published.is_some()),
     };
     let kind = |line: &Line| (line.value, line.percent, line.time.is_some());
     let like = |at: usize| -> Vec<usize> {
         (0..item.columns.len()).filter(|i| kind(&item.columns[*i]) == kind(&item.columns[at])).collect()
     };
-    let named = match &item.plot {
+    let is_known = outcome.is_measured() || item.is_run(Variant::Paper);
+    let named: Vec<usize> = match &item.plot {
         Some(plot) if !plot.columns.is_empty() => {
             plot.columns.iter().filter_map(|name| item.columns.iter().position(|c| c.name == *name)).collect()
         }
-        _ if item.columns.is_empty() => Vec::new(),
+        // Nothing says what the columns are of a table that cannot be run, so they are not drawn together.
+        _ if item.columns.is_empty() || !is_known => Vec::new(),
         _ => like(0),
     };
     if named.iter().any(|at| is_shown(*at)) {
         return named;
     }
-    (0..item.columns.len()).find(|at| is_shown(*at)).map_or(Vec::new(), like)
+    (0..item.columns.len()).find(|at| is_known && is_shown(*at)).map_or(Vec::new(), like)
 }
 
 fn along_columns(outcome: &ItemOutcome, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
@@ -519,6 +543,20 @@ mod tests {
         assert_eq!(drawn_of("ppl/wikitext2", "", &ours).remove(0).title, "p/t: perplexity; score, %");
     }
 
+    /// Rows of two quantities have no common axis.
+    #[test]
+    fn a_figure_shows_one_quantity() {
+        let text = "title = 't'\nplot = { columns = ['A', 'B'] }\n[run]\nmodel = 'x/y'\n[builtin]\ntasks = ['ruler/vt']\n\
+                    [[row]]\nname = 'scores'\n[[row]]\nname = 'densities'\nvalue = 'density'\n\
+                    [[column]]\nname = 'A'\nmethod = 'full'\n[[column]]\nname = 'B'\nmethod = 'topk:k=8'\n";
+        let item = Item::parse(text, "item.toml").unwrap();
+        let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
+        let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+        let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+        let drawn = figures(&measured, &item, "plot.svg").unwrap().remove(0);
+        assert!(drawn.svg.contains("\nscores\n") && !drawn.svg.contains("\ndensities\n"));
+    }
+
     fn colours(svg: &str) -> Vec<String> {
         let hollow = |look: SeriesLook| {
             let colour = look.colour();
@@ -554,7 +592,7 @@ mod tests {
         assert_eq!(average, bare, "an average is no neighbour, on neither side");
         let two = dashes(&of(&[("A", "quest:page=16,ratio=0.1"), ("B", "quest:page=32,ratio=0.2"), ("C", "hip")]));
         assert_eq!(two, bare, "two parameters are no step of one quantity");
-        let names: Vec<String> = (0..10).map(|i| format!("row{i}").repeat(14)).collect();
+        let names: Vec<String> = (0..10).map(|i| format!("r{i}").repeat(14)).collect();
         let mut breaks = vec![Break::None; 10];
         breaks[5] = Break::Row;
         let axis = Axis::from_zero(1.0);

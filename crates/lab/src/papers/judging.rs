@@ -56,7 +56,7 @@ fn outcome(
                 let text = format!("{}: {floor}", column.name);
                 floors.extend((!floors.contains(&text)).then_some(text));
             }
-            let cell = (Number { mean, ends, n: spot.contexts() }, spot.at_floor().is_some());
+            let cell = (Number { mean, ends, n: spot.contexts() }.stored(), spot.at_floor().is_some());
             cells.push(((row.name.as_str(), column.name.as_str()), cell));
         }
     }
@@ -90,7 +90,7 @@ fn compared(item: &Item, measured: &MeasuredItem<'_>) -> Result<Vec<Compared>, U
             None => spot.estimate(),
             Some((factor, right)) => measured.spot(right.0, right.1)?.and_then(|other| spot.less(factor, &other)),
         };
-        all.extend(estimate.map(|Estimate { mean, ends }| Compared { what, mean, ends }));
+        all.extend(estimate.map(|Estimate { mean, ends }| Compared { what, mean, ends }.stored()));
     }
     Ok(all)
 }
@@ -163,7 +163,7 @@ impl ItemOutcome {
         }
         let number = |row: &str, column: &str| {
             let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
-            if is_time { None } else { self.number(row, column) }
+            self.number(row, column).filter(|_| !is_time).map(|(number, at_floor)| (number.stored(), at_floor))
         };
         let rows = rows(item, self.run(), number);
         self.rows = rows;

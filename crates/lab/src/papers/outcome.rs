@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::claims::ClaimVerdict;
+use super::numbers::stored;
 use super::run_of::{BUILTIN, RunOf};
 use super::variant::Variant;
 
@@ -109,6 +110,20 @@ pub struct Compared {
     pub mean: f64,
     /// Both ends of the 95 % interval, if there is one.
     pub ends: Option<(f64, f64)>,
+}
+
+impl Number {
+    /// With as many digits as are stored.
+    pub(super) fn stored(self) -> Self {
+        Self { mean: stored(self.mean), ends: self.ends.map(|(low, high)| (stored(low), stored(high))), ..self }
+    }
+}
+
+impl Compared {
+    /// With as many digits as are stored.
+    pub(super) fn stored(self) -> Self {
+        Self { mean: stored(self.mean), ends: self.ends.map(|(low, high)| (stored(low), stored(high))), ..self }
+    }
 }
 
 /// A claim with its verdicts.

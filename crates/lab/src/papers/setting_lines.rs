@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::item::{Item, Variant};
+use super::run_of::BUILTIN;
 
 /// A setting of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +26,8 @@ pub struct Difference {
     pub because: Option<String>,
 }
 
-/// What a setting has that neither run names.
-const DEFAULT: &str = "default";
+/// What stands for a setting that is not named.
+const DEFAULT: &str = "not set";
 
 /// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says.
 pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
@@ -60,16 +61,20 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
 /// The settings of a run, its analyses and its calibrations, by key.
 fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
     let mut all = Map::new();
-    let mut add = |found: Json| {
-        if let Json::Object(map) = found {
-            let own = map.into_iter().filter(|(key, value)| key != "about" && key != "methods" && !is_unset(value));
-            all.extend(own);
-        }
-    };
-    item.settings(variant).iter().for_each(|run| add(json(run)));
+    item.settings(variant).iter().for_each(|run| add_to(&mut all, json(run)));
+    if variant == Variant::Builtin && !all.is_empty() {
+        all.entry("model").or_insert_with(|| BUILTIN.into());
+    }
+    let mut add = |found: Json| add_to(&mut all, found);
     item.observing(variant).iter().for_each(|observing| add(json(observing)));
     item.learning(variant).iter().for_each(|learning| add(json(learning)));
     all
+}
+
+/// Adds the keys of an object but for texts, methods, and what is not set.
+fn add_to(all: &mut Map<String, Json>, found: Json) {
+    let Json::Object(map) = found else { return };
+    all.extend(map.into_iter().filter(|(key, value)| key != "about" && key != "methods" && !is_unset(value)));
 }
 
 fn json(value: &impl Serialize) -> Json {
