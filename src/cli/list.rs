@@ -302,8 +302,8 @@ mod tests {
         let statuses: Vec<(&str, String)> =
             ITEMS.iter().map(|shipped| (shipped.name, status(&shipped.parse().unwrap()))).collect();
         let of = |name: &str| statuses.iter().find(|(other, _)| *other == name).unwrap().1.split(',').next().unwrap();
-        let names = ["magicpig/figure-2", "topk/table-3", "hip/figure-14", "double-sparsity/figure-5", "hip/table-4"];
-        assert_eq!(names.map(of), ["both", "both", "both", "times", "missing"]);
+        let names = ["magicpig/figure-2", "topk/table-3", "hip/figure-14", "double-sparsity/figure-5", "hip/table-10"];
+        assert_eq!(names.map(of), ["both + real", "both + real", "both + real", "times", "missing"]);
         let text = analyses_text();
         assert!(ANALYSES.iter().all(|analysis| text.contains(analysis.about) && text.contains(analysis.reference)));
     }
