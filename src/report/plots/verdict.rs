@@ -203,7 +203,7 @@ mod tests {
     fn drawn(methods: &[(&str, &str, usize)]) -> Figures {
         let of = |(method, params, lost): &(&str, &str, usize)| run("vt", method, params, *lost, 600);
         let runs: Vec<_> = std::iter::once(run("vt", "full", "", 0, 600)).chain(methods.iter().map(of)).collect();
-        figures(&tables(&runs, 1.0), 9).unwrap()
+        figures(&tables(&runs, 1.5), 9).unwrap()
     }
 
     #[test]
