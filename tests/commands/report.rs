@@ -219,7 +219,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
         files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
     };
     let first = made(&records);
-    let figures = ["score_vs_bytes", "score_vs_cost", "score_vs_density", "time"];
+    let figures = ["score_vs_bytes", "score_vs_cost", "score_vs_density", "time", "verdict"];
     let drawn = figures.iter().flat_map(|f| ["png", "svg"].map(|ending| format!("plots/{f}.{ending}")));
     let tables = ["report.html", "summary.csv", "summary.md", "verdict.json"].map(str::to_owned);
     assert_eq!(first.keys().cloned().collect::<Vec<_>>(), drawn.chain(tables).collect::<Vec<_>>());

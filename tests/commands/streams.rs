@@ -24,7 +24,7 @@ fn spattn(args: &[&str]) -> Command {
 /// Standard error without the self-checks' warning about the small number of examples.
 fn said(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    stderr.lines().filter(|line| !line.starts_with("warning: n = ")).map(|line| format!("{line}\n")).collect()
+    stderr.lines().filter(|line| !line.starts_with("warning: only ")).map(|line| format!("{line}\n")).collect()
 }
 
 #[track_caller]

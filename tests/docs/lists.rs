@@ -296,7 +296,7 @@ fn the_page_of_calibration_has_every_calibration() {
 
 #[test]
 fn pages_name_and_count_the_papers() {
-    let first = paragraph(&page("docs/papers.md"), "Each table or figure of ").to_owned();
+    let first = paragraph(&page("docs/papers.md"), "Each table and figure of ").to_owned();
     for paper in &PAPERS {
         let name =
             paper.title.split(" (").next().unwrap().split(" over ").next().unwrap().trim_end_matches(" attention");

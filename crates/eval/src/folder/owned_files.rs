@@ -94,7 +94,8 @@ pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])]
 /// The results of a paper's item.
 pub const ITEM: Kind = Kind {
     names: &["result.json", "table.csv", "plot.svg", "manifest.json", "README.md"],
-    folders: &[("", &["svg"])],
+    // `result-*.json` and `manifest-*.json` are of further runs.
+    folders: &[("", &["svg", "json"])],
     is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]) || begins(dir, "README.md", 64, PAPERS_PAGE),
 };
 /// The page of all papers, beside which each paper has one.
@@ -480,6 +481,17 @@ mod tests {
             OwnFolder::of(temp.path()).unwrap().clear(&[kind]).unwrap();
             assert_eq!(text(temp.path(), name), "theirs");
         }
+    }
+
+    #[test]
+    fn the_results_of_an_items_further_runs_are_known_without_a_list() {
+        let result = |variant: &str| format!(r#"{{"name": "a", "variant": "{variant}", "ran": []}}"#);
+        let temp = tempfile::tempdir().unwrap();
+        put(temp.path(), "result.json", &result("builtin"));
+        put(temp.path(), "result-times.json", &result("times"));
+        put(temp.path(), "result-real-mine.json", r#"{"anything": "else"}"#);
+        write_all(temp.path(), &[("result.json", "new"), ("result-times.json", "new")]).unwrap();
+        assert!(write_all(temp.path(), &[("result-real-mine.json", "new")]).is_err(), "it is somebody else's");
     }
 
     #[test]
