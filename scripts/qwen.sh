@@ -14,10 +14,10 @@ model=model/$(basename "$("$(dirname "$0")/fetch_model.sh" qwen2.5-coder-0.5b "$
 out=$(realpath "$out") program=$(realpath "$program")
 
 methods=()
-for method in topk magicpig hash_attention double_sparsity knn hip quest pqcache snapkv streaming_llm; do
+for method in topk magicpig double_sparsity loki hip quest pqcache infllm snapkv streaming_llm; do
     methods+=(-m "$method:density={0.05,0.1,0.2}")
 done
 cd "$out"
 common=(--model "$model" --device "${DEVICE:-cuda}" --quiet)
-(exec -a spattn "$program" calibrate "${common[@]}" -m double_sparsity -m hash_attention)
+(exec -a spattn "$program" calibrate "${common[@]}" -m double_sparsity -m loki)
 (exec -a spattn "$program" eval "${common[@]}" -t ruler -l "${LENGTH:-4K}" -n "${EXAMPLES:-20}" "${methods[@]}" --out "ruler-${LENGTH:-4K}")
