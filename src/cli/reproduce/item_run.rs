@@ -90,7 +90,7 @@ impl ReproduceArgs {
     /// The file of the pretrained model, which is read once.
     fn real_file(&self, item: &Item) -> Result<RealFile, UsageError> {
         if let Some(source) = &self.model {
-            return Ok(self.files.of("", || Ok(RealFile::of_flag(source)))?);
+            return self.files.of("", || Ok(RealFile::of_flag(source)));
         }
         let model = self.real_model(item)?;
         self.files.of(model.name, || RealFile::of_list(model, !self.draw_only))

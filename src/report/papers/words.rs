@@ -56,7 +56,7 @@ impl VerdictSource {
 
 /// A number of tokens, in units of 1,024 where it is a multiple.
 pub fn tokens(length: usize) -> String {
-    if length >= 1024 && length % 1024 == 0 { format!("{}K", length / 1024) } else { length.to_string() }
+    if length >= 1024 && length.is_multiple_of(1024) { format!("{}K", length / 1024) } else { length.to_string() }
 }
 
 /// Lengths as a range.
