@@ -274,7 +274,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         assert_eq!(verdicts, [ClaimVerdict::Holds, ClaimVerdict::NotTested], "one model is not compared with itself");
         let (_, own) = of(Some("./One"), Variant::Paper, &records(1.0, 0.5));
         assert!(
-            own.rows.len() == 3 && own.rows[0].cells[0].measured.is_some() && !own.rows[2].cells[0].measured.is_some()
+            own.rows.len() == 3 && own.rows[0].cells[0].measured.is_some() && own.rows[2].cells[0].measured.is_none()
         );
     }
 
