@@ -170,7 +170,8 @@ fn settings(results: &ItemResults) -> String {
     text
 }
 
-/// The rows of a table of settings. Methods that do not differ share one; `as_published` is what is said of what does not differ.
+/// The rows of a table of settings: each with its value, and how it differs from the paper's. Methods set as the paper has them share one row.
+/// `as_published` is the text of a setting that does not differ.
 fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
     let is_method = |line: &&SettingLine| line.setting.starts_with("method of ");
     let same = lines.iter().filter(|line| is_method(line) && line.differs.is_none()).count();

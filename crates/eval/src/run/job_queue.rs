@@ -1,4 +1,4 @@
-//! Jobs that lanes take, and the answers that come back: every job that was taken is answered, or the lane that lost it is named.
+//! A queue of jobs for several workers, and their answers. Each job that a worker took is answered, or the worker that lost it is named.
 //!
 //! What a job is, and what is done with its answer, is in `side_by_side`.
 
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use crate::plan::planner::RunPlan;
 
-/// How long it may take until lanes hear that the run is to stop, or until a lost answer is noticed.
-const HEARING: Duration = Duration::from_millis(50);
+/// How often a thread that waits for an answer looks whether the run has to stop, or the answer was lost.
+const POLL: Duration = Duration::from_millis(50);
 
-/// What lanes do next.
+/// What workers do next.
 pub(super) struct JobQueue {
     state: Mutex<QueueState>,
     changed: Condvar,
@@ -27,18 +27,18 @@ pub(super) struct QueueState {
     /// A job to be run again.
     again: Option<usize>,
     is_closed: bool,
-    /// By job: the lane that took it last.
+    /// By job: the worker that took it last.
     taken_by: Vec<Option<usize>>,
-    /// By lane: the job that it has taken and not laid down.
-    in_hand: Vec<Option<usize>>,
+    /// By worker: the job that it is running.
+    running: Vec<Option<usize>>,
     /// The plan, without the methods whose failures were reported so far.
     pub(super) plan: RunPlan,
 }
 
 impl JobQueue {
-    pub(super) fn new(jobs: usize, lanes: usize, plan: RunPlan) -> Self {
-        let (taken_by, in_hand) = (vec![None; jobs], vec![None; lanes]);
-        let state = QueueState { next: 0, again: None, is_closed: false, taken_by, in_hand, plan };
+    pub(super) fn new(jobs: usize, workers: usize, plan: RunPlan) -> Self {
+        let (taken_by, running) = (vec![None; jobs], vec![None; workers]);
+        let state = QueueState { next: 0, again: None, is_closed: false, taken_by, running, plan };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -46,8 +46,8 @@ impl JobQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job, for a lane, and the plan that it is begun with; waits while there is none. `None` once the queue is closed.
-    pub(super) fn take(&self, lane: usize) -> Option<(TakenJob<'_>, RunPlan)> {
+    /// The next job, for a worker, and the plan that it is begun with; waits while there is none. `None` once the queue is closed.
+    pub(super) fn take(&self, worker: usize) -> Option<(TakenJob<'_>, RunPlan)> {
         let mut state = self.state();
         loop {
             if state.is_closed {
@@ -56,9 +56,9 @@ impl JobQueue {
             let fresh = (state.next < state.taken_by.len()).then_some(state.next);
             if let Some(number) = state.again.take().or(fresh) {
                 state.next = state.next.max(number + 1);
-                state.taken_by[number] = Some(lane);
-                state.in_hand[lane] = Some(number);
-                return Some((TakenJob { queue: self, lane, number }, state.plan.clone()));
+                state.taken_by[number] = Some(worker);
+                state.running[worker] = Some(number);
+                return Some((TakenJob { queue: self, worker, number }, state.plan.clone()));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -75,23 +75,23 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// The lane that took a job and has laid it down; `None` while the job waits for a lane, or is in one's hand.
-    fn laid_down_by(&self, job: usize) -> Option<usize> {
+    /// The worker that took a job and no longer runs it; `None` while the job waits for a worker, or is run by one.
+    fn dropped_by(&self, job: usize) -> Option<usize> {
         let state = self.state();
-        let lane = state.taken_by[job].filter(|_| state.again != Some(job))?;
-        (state.in_hand[lane] != Some(job)).then_some(lane)
+        let worker = state.taken_by[job].filter(|_| state.again != Some(job))?;
+        (state.running[worker] != Some(job)).then_some(worker)
     }
 }
 
-/// A job in a lane's hand. Dropped, it is laid down, whether or not it was answered before.
+/// A job that a worker runs. When this is dropped, the worker no longer runs it, answered or not.
 pub(super) struct TakenJob<'q> {
     queue: &'q JobQueue,
-    lane: usize,
+    worker: usize,
     pub(super) number: usize,
 }
 
 impl TakenJob<'_> {
-    /// Answers the job and lays it down, in this order. Whether anybody listens.
+    /// Answers the job, and only then drops it. Returns whether anybody still waits for answers.
     pub(super) fn answer<T>(self, tell: &Sender<Answer<T>>, made: Result<T, Panic>) -> bool {
         tell.send((self.number, made)).is_ok()
     }
@@ -99,11 +99,11 @@ impl TakenJob<'_> {
 
 impl Drop for TakenJob<'_> {
     fn drop(&mut self) {
-        self.queue.state().in_hand[self.lane] = None;
+        self.queue.state().running[self.worker] = None;
     }
 }
 
-/// Closes a queue and raises a flag when it is dropped, be it by a panic: lanes end.
+/// Closes a queue and raises a flag when it is dropped, be it by a panic: workers end.
 pub(super) struct Closing<'a>(pub(super) &'a JobQueue, pub(super) &'a AtomicBool);
 
 impl Drop for Closing<'_> {
@@ -116,40 +116,40 @@ impl Drop for Closing<'_> {
 /// What a thread panicked with.
 pub(super) type Panic = Box<dyn Any + Send>;
 
-/// A job's number, and what was made of it; or why its lane panicked.
+/// A job's number, and what was made of it; or why its worker panicked.
 pub(super) type Answer<T> = (usize, Result<T, Panic>);
 
 /// A job that will not be answered any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LostJob {
     pub(super) job: usize,
-    /// The lane that had it; `None` if all lanes ended before one took it.
-    pub(super) lane: Option<usize>,
+    /// The worker that had it; `None` if all workers ended before one took it.
+    pub(super) worker: Option<usize>,
 }
 
-/// The answers of lanes, in whatever order they come.
+/// The answers of workers, in whatever order they come.
 pub(super) struct Answers<'a, T> {
     queue: &'a JobQueue,
-    told: Receiver<Answer<T>>,
-    /// Those that came and were not asked for yet.
+    received: Receiver<Answer<T>>,
+    /// Answers that came before they were waited for, by job.
     arrived: BTreeMap<usize, T>,
-    /// Raised by whoever wants the run to stop.
+    /// Set from outside to stop the run.
     stop: &'a AtomicBool,
-    /// Raised for the lanes then.
+    /// Set here once `stop` is set, for the workers.
     halt: &'a AtomicBool,
 }
 
 impl<'a, T> Answers<'a, T> {
-    /// No answers yet, and what lanes send theirs by.
+    /// No answers yet, and what workers send theirs by.
     pub(super) fn new(queue: &'a JobQueue, stop: &'a AtomicBool, halt: &'a AtomicBool) -> (Sender<Answer<T>>, Self) {
-        let (tell, told) = channel();
-        (tell, Self { queue, told, arrived: BTreeMap::new(), stop, halt })
+        let (tell, received) = channel();
+        (tell, Self { queue, received, arrived: BTreeMap::new(), stop, halt })
     }
 
-    /// Waits for a job's answer. A panic of a lane goes on here.
+    /// Waits for a job's answer. A panic of a worker goes on here.
     ///
     /// # Errors
-    /// If no lane will answer the job any more.
+    /// If no worker will answer the job any more.
     pub(super) fn wait_for(&mut self, job: usize) -> Result<T, LostJob> {
         loop {
             if let Some(answer) = self.arrived.remove(&job) {
@@ -158,21 +158,23 @@ impl<'a, T> Answers<'a, T> {
             if self.stop.load(Ordering::Relaxed) {
                 self.halt.store(true, Ordering::Relaxed);
             }
-            // Asked first: a lane answers before it lays a job down, so that the answer of such a job is on its way already.
-            let laid_down = self.queue.laid_down_by(job);
-            match self.told.recv_timeout(HEARING) {
+            // Looked up before the answers are read: a worker answers a job before it drops it, so the answer to a dropped job is there already.
+            let dropped_by = self.queue.dropped_by(job);
+            match self.received.recv_timeout(POLL) {
                 Ok((other, Ok(answer))) => drop(self.arrived.insert(other, answer)),
                 Ok((_, Err(panic))) => resume_unwind(panic),
-                Err(RecvTimeoutError::Timeout) if laid_down.is_some() => return Err(LostJob { job, lane: laid_down }),
+                Err(RecvTimeoutError::Timeout) if dropped_by.is_some() => {
+                    return Err(LostJob { job, worker: dropped_by });
+                }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(LostJob { job, lane: self.queue.laid_down_by(job) }),
+                Err(RecvTimeoutError::Disconnected) => return Err(LostJob { job, worker: self.queue.dropped_by(job) }),
             }
         }
     }
 
     /// The answers that are there to jobs from `first` on, without waiting for more.
     pub(super) fn rest(mut self, first: usize) -> BTreeMap<usize, T> {
-        self.arrived.extend(self.told.try_iter().filter_map(|(job, answer)| Some((job, answer.ok()?))));
+        self.arrived.extend(self.received.try_iter().filter_map(|(job, answer)| Some((job, answer.ok()?))));
         self.arrived.split_off(&first)
     }
 }
@@ -184,8 +186,8 @@ mod tests {
     use super::super::testing::within_a_minute;
     use super::*;
 
-    /// Runs `lanes` lanes, each of which does `work`, and waits for jobs 0, 1, ... in turn. A further sender is held all the time, as that
-    /// of a lane that goes on.
+    /// Runs `workers` workers, each of which does `work`, and waits for jobs 0, 1, ... in turn. A further sender is held all the time, as that
+    /// of a worker that goes on.
     fn answered(
         jobs: usize,
         work: impl Fn(TakenJob<'_>, &Sender<Answer<usize>>) + Sync,
@@ -195,10 +197,10 @@ mod tests {
         let (tell, mut answers) = Answers::new(&queue, &stop, &halt);
         thread::scope(|scope| {
             let _closing = Closing(&queue, &halt);
-            for lane in 0..2 {
+            for worker in 0..2 {
                 let (tell, queue, work) = (tell.clone(), &queue, &work);
                 scope.spawn(move || {
-                    while let Some((job, _)) = queue.take(lane) {
+                    while let Some((job, _)) = queue.take(worker) {
                         work(job, &tell);
                     }
                 });
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_a_lane_lays_down_unanswered_is_lost_at_once() {
+    fn a_job_that_a_worker_drops_unanswered_is_lost_at_once() {
         let got = within_a_minute(|| {
             answered(9, |job, tell| {
                 if job.number != 4 {
@@ -232,11 +234,11 @@ mod tests {
         });
         let lost = got.unwrap_err();
         assert_eq!(lost.job, 4);
-        assert!(lost.lane.is_some());
+        assert!(lost.worker.is_some());
     }
 
     #[test]
-    fn a_repeat_that_is_lost_is_told_with_its_lane() {
+    fn a_repeat_that_is_lost_is_told_with_its_worker() {
         let lost = within_a_minute(|| {
             let queue = JobQueue::new(2, 3, RunPlan::default());
             let (stop, halt) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -244,17 +246,17 @@ mod tests {
             assert!(queue.take(0).unwrap().0.answer(&tell, Ok(1)));
             assert_eq!(answers.wait_for(0), Ok(1));
             queue.repeat(0);
-            assert_eq!(queue.laid_down_by(0), None, "it waits for a lane");
+            assert_eq!(queue.dropped_by(0), None, "it waits for a worker");
             let (again, _) = queue.take(2).unwrap();
-            assert_eq!((again.number, queue.laid_down_by(0)), (0, None), "it is in the hand of lane 2");
+            assert_eq!((again.number, queue.dropped_by(0)), (0, None), "worker 2 runs it");
             drop(again);
             answers.wait_for(0)
         });
-        assert_eq!(lost, Err(LostJob { job: 0, lane: Some(2) }));
+        assert_eq!(lost, Err(LostJob { job: 0, worker: Some(2) }));
     }
 
     #[test]
-    fn a_job_that_no_lane_is_left_to_take_is_lost_by_none() {
+    fn a_job_that_no_worker_is_left_to_take_is_lost_by_none() {
         let lost = within_a_minute(|| {
             let queue = JobQueue::new(1, 1, RunPlan::default());
             let (stop, halt) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -262,6 +264,6 @@ mod tests {
             drop(tell);
             answers.wait_for(0)
         });
-        assert_eq!(lost, Err(LostJob { job: 0, lane: None }));
+        assert_eq!(lost, Err(LostJob { job: 0, worker: None }));
     }
 }

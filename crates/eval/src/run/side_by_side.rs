@@ -1,7 +1,7 @@
 //! Contexts that several devices run side by side, each with a copy of the model.
 //!
-//! A lane is a thread with one of the copies; lanes take contexts in the order of the plan. What comes of a context waits until all before it
-//! are told of, so that the store and the observer see the same as if they had been run in turn. A failure leaves methods out of the rest of
+//! A worker is a thread with one of the copies; workers take contexts in the order of the plan. The records of a context are written after those of
+//! all contexts before it, so that the store and the observer see the same as if contexts had been run in turn. A failure leaves methods out of the rest of
 //! their cell: a context that was begun without knowing that is run again.
 
 use std::collections::HashSet;
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) context: Vec<usize>,
 }
 
-/// What a lane has made of a job.
+/// What a worker has made of a job.
 struct Finished {
     events: Vec<ContextEvent>,
     /// Parts of the job's place that were left out when it was begun.
@@ -54,46 +54,46 @@ impl Runner<'_> {
             of.contexts.iter().map(move |context| Job { cell, place, context }).collect::<Vec<_>>()
         };
         let jobs: Vec<Job> = cells.iter().enumerate().flat_map(of_cell).collect();
-        let lanes: Vec<&Decoder> = self.model.decoders().collect();
-        let queue = JobQueue::new(jobs.len(), lanes.len(), plan);
+        let workers: Vec<&Decoder> = self.model.decoders().collect();
+        let queue = JobQueue::new(jobs.len(), workers.len(), plan);
         let (known, halt) = (ledger.store().keys().clone(), AtomicBool::new(stop.load(Ordering::Relaxed)));
         thread::scope(|scope| {
             let (tell, answers) = Answers::new(&queue, stop, &halt);
             let (jobs, queue, known, halt) = (&jobs, &queue, &known, &halt);
-            let lane = |(number, decoder)| {
+            let worker = |(number, decoder)| {
                 let tell = tell.clone();
-                scope.spawn(move || Lane { runner: self, number, jobs, queue, known, halt }.run(decoder, &tell))
+                scope.spawn(move || Worker { runner: self, number, jobs, queue, known, halt }.run(decoder, &tell))
             };
-            let lanes: Vec<_> = lanes.into_iter().enumerate().map(lane).collect();
+            let workers: Vec<_> = workers.into_iter().enumerate().map(worker).collect();
             drop(tell);
             let ended = {
                 let _closing = Closing(queue, halt);
                 Telling { runner: self, cells, jobs, queue, halt }.tell_all(answers, &mut ledger)
             };
             let mut spent = PhaseTimes::default();
-            for lane in lanes {
-                spent += lane.join().unwrap_or_else(|panic| resume_unwind(panic));
+            for worker in workers {
+                spent += worker.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
             Ok((ended?, spent))
         })
     }
 
     /// The error for a job that will not be answered.
-    pub(super) fn lost(&self, LostJob { job, lane }: LostJob, jobs: &[Job]) -> anyhow::Error {
+    pub(super) fn lost(&self, LostJob { job, worker }: LostJob, jobs: &[Job]) -> anyhow::Error {
         let Job { place, context, .. } = &jobs[job];
         let what = self.example_name(*place, context[0]);
-        let Some(lane) = lane else { return anyhow!("{what}: no copy of the model runs any more") };
+        let Some(worker) = worker else { return anyhow!("{what}: no copy of the model runs any more") };
         let device = self.config.device.copies().ok().filter(|copies| copies.len() > 1);
-        let device = device.and_then(|copies| copies.get(lane).map(|device| format!(" on {device}")));
+        let device = device.and_then(|copies| copies.get(worker).map(|device| format!(" on {device}")));
         let device = device.unwrap_or_default();
-        UsageError::new(format!("{what}: copy {} of the model{device} ended without an answer", lane + 1))
+        UsageError::new(format!("{what}: copy {} of the model{device} ended without an answer", worker + 1))
             .hint("resume the run; if it happens again, leave that GPU out by CUDA_VISIBLE_DEVICES")
             .into()
     }
 }
 
 /// A copy of the model, and what it takes its work from.
-struct Lane<'a> {
+struct Worker<'a> {
     runner: &'a Runner<'a>,
     /// From 0 on, in the order of the copies.
     number: usize,
@@ -104,7 +104,7 @@ struct Lane<'a> {
     halt: &'a AtomicBool,
 }
 
-impl Lane<'_> {
+impl Worker<'_> {
     /// Runs jobs until there are none.
     fn run(&self, decoder: &Decoder, tell: &Sender<Answer<Finished>>) -> PhaseTimes {
         let mut runner = ExampleRunner::new(decoder, self.halt);
@@ -137,7 +137,7 @@ impl Lane<'_> {
     }
 }
 
-/// Tells of what lanes have finished, in the order of the jobs.
+/// Tells of what workers have finished, in the order of the jobs.
 struct Telling<'a> {
     runner: &'a Runner<'a>,
     cells: &'a [PlanCell],

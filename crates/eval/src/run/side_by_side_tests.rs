@@ -271,7 +271,7 @@ impl Task for Broken {
 
 #[test]
 #[should_panic(expected = "no example 2")]
-fn a_panic_on_a_lane_is_the_run_s() {
+fn a_panic_on_a_worker_is_the_run_s() {
     in_time(|| {
         let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 4\nmethods = ['topk:k=16']";
         let own = |_: &mut RunConfig, tasks: &mut Vec<Box<dyn Task>>| *tasks = vec![Box::new(Broken)];
@@ -289,8 +289,8 @@ fn a_copy_that_ends_without_an_answer_is_named_with_its_example() {
         Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
     let runner = Runner { planner, model: &model };
     let jobs = [2, 5].map(|index| Job { cell: 0, place: TaskLength { task: 0, length: 400 }, context: vec![index] });
-    let told = |lane| {
-        let error = runner.lost(LostJob { job: 1, lane }, &jobs);
+    let told = |worker| {
+        let error = runner.lost(LostJob { job: 1, worker }, &jobs);
         let hint = error.downcast_ref::<UsageError>().and_then(|error| error.hint.clone());
         (error.to_string(), hint.unwrap_or_default())
     };

@@ -1,4 +1,4 @@
-//! What is said first on the pages: a few sentences over all papers, and for each paper its question and the figure that answers it.
+//! Findings: the sentences at the top of the papers' pages, and each paper's question with the figure that answers it.
 //!
 //! `configs/papers/findings.toml` has them, because they are written by people who read the results.
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use spattn_base::error::UsageError;
 use spattn_eval::config::file::parse_toml;
 
-/// What is said first.
+/// All findings.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperFindings {
@@ -18,7 +18,7 @@ pub struct PaperFindings {
     pub papers: Vec<PaperFinding>,
 }
 
-/// What is said first of a paper.
+/// The finding on one paper.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperFinding {
@@ -41,7 +41,7 @@ impl PaperFindings {
         parse_toml(include_str!("../../papers/findings.toml"), "configs/papers/findings.toml")
     }
 
-    /// What is said of a paper.
+    /// The question and the answer of a paper, by its name; `None` if the file has none.
     pub fn of(&self, paper: &str) -> Option<&PaperFinding> {
         self.papers.iter().find(|one| one.name == paper)
     }
