@@ -9,8 +9,8 @@ use super::net::{Affine, LAYERS, SignNet};
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::matmul::{matmul, transposed};
 
-/// Rows that a thread passes through a net at once.
-const BLOCK: usize = 256;
+/// Numbers that a thread takes at once, a multiple of every vector's width.
+const BLOCK: usize = 1 << 14;
 /// Parts into which the rows of a product are divided among threads, each a multiple of `PART_ROWS`.
 const PARTS: usize = 16;
 const PART_ROWS: usize = 16;
@@ -96,18 +96,8 @@ impl SoftNet {
         all.split_at(self.shape.d * self.shape.outputs(layer))
     }
 
-    /// Runs the net on `x: [row][d]`. Rows do not depend on each other, so blocks of them run in parallel with the same result.
+    /// Runs the net on `x: [row][d]`.
     pub(super) fn forward(&self, x: &[f32]) -> Trace {
-        let blocks: Vec<Trace> = x.par_chunks(BLOCK * self.shape.d).map(|x| self.forward_block(x)).collect();
-        let joined = |part: &dyn Fn(&Trace) -> &Vec<f32>| blocks.iter().flat_map(part).copied().collect::<Vec<f32>>();
-        Trace {
-            inputs: (0..LAYERS).map(|layer| joined(&|block| &block.inputs[layer])).collect(),
-            slopes: (1..LAYERS).map(|layer| joined(&|block| &block.slopes[layer - 1])).collect(),
-            signature: joined(&|block| &block.signature),
-        }
-    }
-
-    fn forward_block(&self, x: &[f32]) -> Trace {
         let d = self.shape.d;
         let standard = |row: &[f32]| -> Vec<f32> {
             row.iter().zip(&self.mean).zip(&self.factor).map(|((x, m), f)| (x - m) * f).collect()
@@ -119,11 +109,11 @@ impl SoftNet {
             let mut gate = vec![0.0; z.len()];
             if layer + 1 == LAYERS {
                 let double: Vec<f32> = z.iter().map(|z| 2.0 * z).collect();
-                sigmoid(&double, &mut gate);
+                sigmoid_in_parts(&double, &mut gate);
                 let signature = gate.iter().map(|s| 2.0 * s - 1.0).collect();
                 return Trace { inputs, slopes, signature };
             }
-            sigmoid(&z, &mut gate);
+            sigmoid_in_parts(&z, &mut gate);
             slopes.push(z.iter().zip(&gate).map(|(z, s)| s * (1.0 + z * (1.0 - s))).collect());
             inputs.push(z.iter().zip(&gate).map(|(z, s)| z * s).collect());
         }
@@ -134,7 +124,7 @@ impl SoftNet {
         let (weight, bias) = self.layer(layer);
         let outputs = bias.len();
         let mut out = vec![0.0; x.len() / self.shape.d * outputs];
-        matmul(x, self.shape.d, weight, outputs, &mut out);
+        matmul_by_rows(x, self.shape.d, weight, outputs, &mut out);
         for row in out.chunks_exact_mut(outputs) {
             row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
@@ -312,6 +302,11 @@ impl GroupNets {
         let keys = self.keys.iter().zip(&keys).zip(&by_columns).map(of_key_net).collect();
         (loss, Gradients { keys, queries: by_queries })
     }
+}
+
+/// [`sigmoid`] of each number, with blocks of them in parallel.
+fn sigmoid_in_parts(x: &[f32], out: &mut [f32]) {
+    x.par_chunks(BLOCK).zip(out.par_chunks_mut(BLOCK)).for_each(|(x, out)| sigmoid(x, out));
 }
 
 /// [`matmul`], with blocks of the rows of `a` in parallel. Each output is the same sum in the same order.
