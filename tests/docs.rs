@@ -176,7 +176,7 @@ fn a_broken_link_is_told() {
     for (link, is_whole) in [
         ("https://example.org/nothing", true),
         ("../README.md", true),
-        ("../README.md#two-commands", true),
+        ("../README.md#reading-the-table", true),
         ("methods.md#combining", true),
         ("../README.md#no-such-heading", false),
         ("no-such-page.md", false),
