@@ -13,7 +13,7 @@ pub fn names() -> Vec<String> {
 
 /// The folder that holds them, where the tests were built or where they are run.
 pub fn root() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = if built.exists() { built } else { Path::new(".") };
-    root.join("tests/golden/models")
+    const MODELS: &str = "tests/golden/models";
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODELS);
+    if built.exists() { built } else { PathBuf::from(MODELS) }
 }

@@ -1,7 +1,7 @@
 //! Products of two f32 matrices in row-major order, for training small networks.
 //!
-//! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: callers divide the
-//! rows of `a` among threads, which changes no sum.
+//! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: many small networks
+//! are trained in parallel.
 
 use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};

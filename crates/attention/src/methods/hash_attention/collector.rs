@@ -365,7 +365,7 @@ impl Trainer {
         Asked {
             keys: rows.to_vec(),
             context: positions.iter().map(|p| chunk.first + p + 1).collect(),
-            wanted: queries.par_iter().map(wanted).collect(),
+            wanted: queries.iter().map(wanted).collect(),
             seen,
             queries,
         }

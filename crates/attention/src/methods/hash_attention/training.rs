@@ -3,17 +3,9 @@
 //! Derivatives are written by hand with this workspace's matrix product instead of a library's graph. The nets of a KV head and
 //! its group are a few small matrices each; most of the time goes to the `queries × keys` logits, for which three passes suffice.
 
-use rayon::prelude::*;
-
 use super::net::{Affine, LAYERS, SignNet};
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::matmul::{matmul, transposed};
-
-/// Numbers that a thread takes at once, a multiple of every vector's width.
-const BLOCK: usize = 1 << 14;
-/// Parts into which the rows of a product are divided among threads, each a multiple of `PART_ROWS`.
-const PARTS: usize = 16;
-const PART_ROWS: usize = 16;
 
 /// Widths of a net's layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,11 +101,11 @@ impl SoftNet {
             let mut gate = vec![0.0; z.len()];
             if layer + 1 == LAYERS {
                 let double: Vec<f32> = z.iter().map(|z| 2.0 * z).collect();
-                sigmoid_in_parts(&double, &mut gate);
+                sigmoid(&double, &mut gate);
                 let signature = gate.iter().map(|s| 2.0 * s - 1.0).collect();
                 return Trace { inputs, slopes, signature };
             }
-            sigmoid_in_parts(&z, &mut gate);
+            sigmoid(&z, &mut gate);
             slopes.push(z.iter().zip(&gate).map(|(z, s)| s * (1.0 + z * (1.0 - s))).collect());
             inputs.push(z.iter().zip(&gate).map(|(z, s)| z * s).collect());
         }
@@ -124,7 +116,7 @@ impl SoftNet {
         let (weight, bias) = self.layer(layer);
         let outputs = bias.len();
         let mut out = vec![0.0; x.len() / self.shape.d * outputs];
-        matmul_by_rows(x, self.shape.d, weight, outputs, &mut out);
+        matmul(x, self.shape.d, weight, outputs, &mut out);
         for row in out.chunks_exact_mut(outputs) {
             row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
@@ -142,7 +134,7 @@ impl SoftNet {
             let outputs = self.shape.outputs(layer);
             let input = &trace.inputs[layer];
             let (by_weight, by_bias) = gradient[self.shape.of_layer(layer)].split_at_mut(d * outputs);
-            matmul_by_rows(&transposed(input, d), input.len() / d, &by_output, outputs, by_weight);
+            matmul(&transposed(input, d), input.len() / d, &by_output, outputs, by_weight);
             for row in by_output.chunks_exact(outputs) {
                 by_bias.iter_mut().zip(row).for_each(|(b, g)| *b += g);
             }
@@ -150,7 +142,7 @@ impl SoftNet {
                 break;
             }
             let mut by_input = vec![0.0; input.len()];
-            matmul_by_rows(&by_output, outputs, &transposed(self.layer(layer).0, outputs), d, &mut by_input);
+            matmul(&by_output, outputs, &transposed(self.layer(layer).0, outputs), d, &mut by_input);
             by_input.iter_mut().zip(&trace.slopes[layer - 1]).for_each(|(g, slope)| *g *= slope);
             by_output = by_input;
         }
@@ -275,45 +267,27 @@ impl GroupNets {
         let keys: Vec<Trace> = self.keys.iter().map(|net| net.forward(&batch.keys)).collect();
         let columns: Vec<Vec<f32>> = keys.iter().map(|keys| transposed(&keys.signature, bits)).collect();
         let count = batch.keys.len() / self.queries[0].shape.d;
-        let of_head = |(head, net): (usize, &SoftNet)| {
+        let mut by_columns = vec![vec![0.0; columns[0].len()]; keys.len()];
+        let (mut loss, mut by_queries) = (0.0, Vec::new());
+        for (head, net) in self.queries.iter().enumerate() {
             let of = self.key_net(head);
             let queries = net.forward(&batch.queries[head]);
             let mut logits = vec![0.0; batch.seen.len() * count];
             matmul(&queries.signature, bits, &columns[of], count, &mut logits);
-            let loss = batch.cross_entropy(head, rule.scale, total, &mut logits);
+            loss += batch.cross_entropy(head, rule.scale, total, &mut logits);
             // From here on, `logits` are derivatives by the inner products.
             let mut by_signature = vec![0.0; queries.signature.len()];
             matmul(&logits, count, &keys[of].signature, bits, &mut by_signature);
-            let mut by_columns = vec![0.0; columns[of].len()];
-            matmul(&transposed(&queries.signature, bits), batch.seen.len(), &logits, count, &mut by_columns);
-            (loss, by_columns, net.backward(&queries, &by_signature))
-        };
-        let of_heads: Vec<(f64, Vec<f32>, Vec<f32>)> = self.queries.par_iter().enumerate().map(of_head).collect();
-        // Summed in the order of heads, whatever thread was first.
-        let mut by_columns = vec![vec![0.0; columns[0].len()]; keys.len()];
-        let (mut loss, mut by_queries) = (0.0, Vec::new());
-        for (head, (of_head, part, by_query)) in of_heads.into_iter().enumerate() {
-            loss += of_head;
-            by_columns[self.key_net(head)].iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-            by_queries.push(by_query);
+            let mut part = vec![0.0; columns[of].len()];
+            matmul(&transposed(&queries.signature, bits), batch.seen.len(), &logits, count, &mut part);
+            by_columns[of].iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            by_queries.push(net.backward(&queries, &by_signature));
         }
         let of_key_net =
             |((net, trace), columns): ((&SoftNet, &Trace), &Vec<f32>)| net.backward(trace, &transposed(columns, count));
         let keys = self.keys.iter().zip(&keys).zip(&by_columns).map(of_key_net).collect();
         (loss, Gradients { keys, queries: by_queries })
     }
-}
-
-/// [`sigmoid`] of each number, with blocks of them in parallel.
-fn sigmoid_in_parts(x: &[f32], out: &mut [f32]) {
-    x.par_chunks(BLOCK).zip(out.par_chunks_mut(BLOCK)).for_each(|(x, out)| sigmoid(x, out));
-}
-
-/// [`matmul`], with blocks of the rows of `a` in parallel. Each output is the same sum in the same order.
-fn matmul_by_rows(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
-    let rows = (a.len() / depth).div_ceil(PARTS).next_multiple_of(PART_ROWS);
-    let parts = a.par_chunks(rows * depth).zip(out.par_chunks_mut(rows * width));
-    parts.for_each(|(a, out)| matmul(a, depth, b, width, out));
 }
 
 impl Batch {
