@@ -109,7 +109,9 @@ fn the_page_of_downloads_says_where_each_data_set_comes_from() {
 #[test]
 fn pages_name_every_family_of_models() {
     let (models, readme) = (page("docs/models.md"), page("README.md"));
-    for text in [paragraph(&models, "| family | `architectures` |"), paragraph(&readme, "A folder in Hugging Face layout")] {
+    for text in
+        [paragraph(&models, "| family | `architectures` |"), paragraph(&readme, "A folder in Hugging Face layout")]
+    {
         for family in FAMILIES {
             assert!(text.contains(family.name), "{} is not named: {text}", family.name);
         }
