@@ -11,7 +11,7 @@ use super::pages::Pages;
 use super::pen::{
     self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
-use super::{Figures, suffix};
+use super::{Figures, end_of, suffix};
 use crate::report::verdict::matrix::{VerdictMatrix, about_full, costs};
 use crate::report::verdict::words;
 use spattn_attention::Role;
@@ -52,11 +52,20 @@ pub fn figures(tables: &[VerdictTable], most: usize) -> Result<Figures> {
     for table in &worth {
         let file = file(table, &worth);
         if !figures.is_full(&file) {
-            let title = words::title(table, tables);
+            let title = title(table, tables);
             figures.pages(&file, &title, Picture::of(table, &title).pages(figures.pages_left)?);
         }
     }
     Ok(figures)
+}
+
+/// The title: as above the table, with the model, since a figure may stand alone.
+fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
+    let title = words::title(table, among);
+    match among.iter().all(|other| other.model == table.model) {
+        true => format!("Verdict: {}, {title}", end_of(&table.model)),
+        false => format!("Verdict: {title}"),
+    }
 }
 
 /// The name of a table's file, with what tells it from the others.
@@ -96,7 +105,7 @@ impl<'t> Picture<'t> {
         let full = about_full(table).map_or(String::new(), |full| format!("{full} "));
         Self {
             matrix: VerdictMatrix::of(table),
-            title: format!("Verdict: {title}"),
+            title: title.to_owned(),
             notes: format!("{full}{}", words::rule(table)),
             table,
         }
@@ -216,7 +225,7 @@ mod tests {
             ("topk", "density=0.2", 0),
         ]);
         let [figure] = figures.drawn().collect::<Vec<_>>()[..] else { panic!("{figures:?}") };
-        assert_eq!(figure.file, "verdict.svg");
+        assert_eq!((figure.file.as_str(), figure.title.as_str()), ("verdict.svg", "Verdict: builtin, vt at 4K tokens"));
         let count = |text: &str| figure.svg.matches(text).count();
         for (word, times) in [("\nsafe\n", 2), ("\nnot safe\n", 1), ("\ntoo few examples\n", 1), ("\noracle\n", 1)] {
             assert_eq!(count(word), times, "{word}");
