@@ -11,7 +11,7 @@ use super::pages::Pages;
 use super::pen::{
     self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
-use super::{Figures, end_of, suffix};
+use super::{Figures, suffix};
 use crate::report::verdict::matrix::{VerdictMatrix, about_full, costs};
 use crate::report::verdict::words;
 use spattn_attention::Role;
@@ -63,7 +63,7 @@ pub fn figures(tables: &[VerdictTable], most: usize) -> Result<Figures> {
 fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
     let title = words::title(table, among);
     match among.iter().all(|other| other.model == table.model) {
-        true => format!("Verdict: {}, {title}", end_of(&table.model)),
+        true => format!("Verdict: {}, {title}", table.model),
         false => format!("Verdict: {title}"),
     }
 }
