@@ -21,7 +21,7 @@ pub(super) enum Data {
     Parts(Vec<Part>),
 }
 
-/// Some rows of a matrix: what a tensor of the checkpoint has become.
+/// Some rows of a matrix: what tensors of the checkpoint that follow each other have become.
 pub(super) enum Part {
     /// So many rows in the storage type.
     Plain { data: Buffer, outputs: usize },
@@ -102,12 +102,23 @@ impl ToDevice<'_> {
         (self.checkpoint.keeps_blocks && inputs.is_multiple_of(block_type.numbers())).then_some(block_type)
     }
 
-    fn part(&self, tensor: &StoredTensor, inputs: usize) -> Result<Part, GpuError> {
-        match self.kept(tensor, inputs) {
-            Some(block_type) => self.gpu.upload_blocks(block_type, &tensor.bytes, inputs).map(Part::Blocks),
+    /// Tensors on top of one another as few parts: those that follow each other in blocks of the same type are one, and so are those that
+    /// follow each other as plain numbers. Each part takes a launch, during whose beginning and end memory is read slowly.
+    fn parts(&self, tensors: &[StoredTensor], inputs: usize) -> Result<Vec<Part>, GpuError> {
+        let alike = |a: &StoredTensor, b: &StoredTensor| self.kept(a, inputs) == self.kept(b, inputs);
+        tensors.chunk_by(alike).map(|run| self.part(run, inputs)).collect()
+    }
+
+    /// A run of tensors of one kind.
+    fn part(&self, run: &[StoredTensor], inputs: usize) -> Result<Part, GpuError> {
+        match self.kept(&run[0], inputs) {
+            Some(block_type) => {
+                let blocks: Vec<&[u8]> = run.iter().map(|tensor| tensor.bytes.as_slice()).collect();
+                self.gpu.upload_blocks(block_type, &blocks.concat(), inputs).map(Part::Blocks)
+            }
             None => {
-                let data = self.convert(std::slice::from_ref(tensor))?;
-                Ok(Part::Plain { data, outputs: tensor.len() / inputs })
+                let outputs = run.iter().map(|tensor| tensor.len() / inputs).sum();
+                Ok(Part::Plain { data: self.convert(run)?, outputs })
             }
         }
     }
@@ -122,7 +133,7 @@ impl Source for ToDevice<'_> {
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Matrix, LoadFailure> {
         let tensors = self.checkpoint.matrices(names, outputs, inputs)?;
         let data = match tensors.iter().any(|tensor| self.kept(tensor, inputs).is_some()) {
-            true => Data::Parts(tensors.iter().map(|tensor| self.part(tensor, inputs)).collect::<Result<_, _>>()?),
+            true => Data::Parts(self.parts(&tensors, inputs)?),
             false => Data::Plain(self.convert(&tensors)?),
         };
         Ok(Matrix { data, outputs: outputs.iter().sum(), inputs })
