@@ -363,18 +363,30 @@ __device__ void gemv(const Fields& w, const void* x, int stored, int rows, void*
 // For one row of x: a warp keeps what it needs of x in registers and goes from outputs to outputs. Its share of a row of W is SPAN units,
 // two for each thread; so many warps as a row has shares work on the same TILE outputs, and add up in shared memory. A block has `groups`
 // groups of `shares` warps.
+//
+// TILE is 4 or 2, the same as in the launcher. Four outputs share more work; with two, the last round of blocks leaves fewer idle.
 constexpr int SPAN = 64, TILE = 4, MOST_WARPS = 8;
+// Threads from the sum of an output to that of the next one, see warp_sums.
+constexpr int SUM_STEP = 32 / TILE;
 
-// Adds up a number of each of four outputs over a warp; those of output o end in thread 8 o.
+// Adds up a number of each of TILE outputs over a warp; those of output o end in thread SUM_STEP * o.
 __device__ __forceinline__ float warp_sums(const float (&sums)[TILE], int lane) {
-    const bool upper = lane & 16, odd = lane & 8;
-    float first = upper ? sums[2] : sums[0], second = upper ? sums[3] : sums[1];
-    first += __shfl_xor_sync(~0u, upper ? sums[0] : sums[2], 16);
-    second += __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 16);
-    float sum = odd ? second : first;
-    sum += __shfl_xor_sync(~0u, odd ? first : second, 8);
+    float left[TILE];
 #pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    for (int o = 0; o < TILE; ++o) left[o] = sums[o];
+    // Half of the threads go on with half of the outputs, until each has one.
+#pragma unroll
+    for (int step = 16, half = TILE / 2; half > 0; step /= 2, half /= 2) {
+        const bool upper = lane & step;
+#pragma unroll
+        for (int o = 0; o < half; ++o) {
+            const float given = __shfl_xor_sync(~0u, upper ? left[o] : left[o + half], step);
+            left[o] = (upper ? left[o + half] : left[o]) + given;
+        }
+    }
+    float sum = left[0];
+#pragma unroll
+    for (int step = SUM_STEP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     return sum;
 }
 
@@ -435,6 +447,9 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     const unsigned pair = share * (SPAN / 2) + lane;
     const bool there = 2 * pair < units;
     const int tiles = (outputs + TILE - 1) / TILE;
+    // W does not wait for x: the first blocks are in flight while x is read.
+    Tile<F> tile;
+    if (there && blockIdx.x * groups < tiles) tile.read(w, (blockIdx.x * groups + group) * TILE, outputs, units, pair);
     float4 own[2][2][4];
     float totals[2][2];
 #pragma unroll
@@ -464,12 +479,12 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     for (int base = blockIdx.x * groups; base < tiles; base += stride, buffer ^= 1) {
         float sums[TILE] = {};
         if (there) {
-            Tile<F> tile;
-            tile.read(w, (base + group) * TILE, outputs, units, pair);
             tile.multiply(pair, own, totals, sums);
+            // The next blocks are in flight while sums are added up over warps.
+            if (base + stride < tiles) tile.read(w, (base + stride + group) * TILE, outputs, units, pair);
         }
         const float sum = warp_sums(sums, lane);
-        if (lane % 8 == 0) partial[buffer][warp][lane / 8] = sum;
+        if (lane % SUM_STEP == 0) partial[buffer][warp][lane / SUM_STEP] = sum;
         // The other buffer is written next, so one barrier is enough.
         __syncthreads();
         const int output = (base + group) * TILE + lane;

@@ -12,7 +12,8 @@ const OUTPUTS: usize = 32;
 const ROW_SHARED: usize = 8 * 129 * 16 + 2 * 128 * 4;
 /// Numbers of a unit, which a thread reads at a time.
 const UNIT: usize = 32;
-/// For one row of activations: outputs that a warp computes at a time, units of a row that are its share, and warps of a block.
+/// For one row of activations, as in the kernels: outputs that a warp computes at a time, units of a row that are its share, and warps of a
+/// block.
 const TILE: usize = 4;
 const SPAN: usize = 64;
 const BLOCK_WARPS: usize = 4;
