@@ -364,8 +364,9 @@ __device__ void gemv(const Fields& w, const void* x, int stored, int rows, void*
 // two for each thread; so many warps as a row has shares work on the same TILE outputs, and add up in shared memory. A block has `groups`
 // groups of `shares` warps.
 //
-// TILE is 4 or 2, the same as in the launcher. Four outputs share more work; with two, the last round of blocks leaves fewer idle.
-constexpr int SPAN = 64, TILE = 4, MOST_WARPS = 8;
+// TILE is 2 or 4, the same as in the launcher. Four outputs add up over warps less often. With two there are registers for what is read
+// ahead in every format, and the last round of blocks leaves fewer multiprocessors idle.
+constexpr int SPAN = 64, TILE = 2, MOST_WARPS = 8;
 // Threads from the sum of an output to that of the next one, see warp_sums.
 constexpr int SUM_STEP = 32 / TILE;
 
@@ -394,16 +395,14 @@ __device__ __forceinline__ float warp_sums(const float (&sums)[TILE], int lane) 
 template <typename F> struct Tile {
     typename F::Raw raw[TILE][2];
 
-    __device__ __forceinline__ void read(const Fields& w, int first, int outputs, int units, unsigned pair) {
+    // Reads its units of row `first + o`.
+    __device__ __forceinline__ void read(int o, const Fields& w, int first, int outputs, int units, unsigned pair) {
+        // The last output stands in for those that are not there.
+        const size_t row = static_cast<size_t>(min(first + o, outputs - 1)) * (units / F::UNITS);
 #pragma unroll
-        for (int o = 0; o < TILE; ++o) {
-            // The last output stands in for those that are not there.
-            const size_t row = static_cast<size_t>(min(first + o, outputs - 1)) * (units / F::UNITS);
-#pragma unroll
-            for (unsigned u = 0; u < 2; ++u) {
-                const unsigned unit = unit_of(pair, u, units);
-                raw[o][u] = F::read(w, row + unit / F::UNITS, unit % F::UNITS);
-            }
+        for (unsigned u = 0; u < 2; ++u) {
+            const unsigned unit = unit_of(pair, u, units);
+            raw[o][u] = F::read(w, row + unit / F::UNITS, unit % F::UNITS);
         }
     }
 
@@ -412,30 +411,29 @@ template <typename F> struct Tile {
         return F::UNITS > 1 ? pair << 1 | u : min(pair << 1 | u, static_cast<unsigned>(units - 1));
     }
 
-    __device__ __forceinline__ void multiply(unsigned pair, const float4 (&x)[2][2][4], const float (&totals)[2][2],
-                                             float (&sums)[TILE]) const {
+    // The product of what was read of row o.
+    __device__ __forceinline__ float multiply(int o, unsigned pair, const float4 (&x)[2][2][4], const float (&totals)[2][2]) const {
+        float sum = 0.0f;
 #pragma unroll
-        for (int o = 0; o < TILE; ++o) {
+        for (unsigned u = 0; u < 2; ++u) {
+            Unit unit;
+            F::unpack(raw[o][u], (pair << 1 | u) % F::UNITS, unit);
 #pragma unroll
-            for (unsigned u = 0; u < 2; ++u) {
-                Unit unit;
-                F::unpack(raw[o][u], (pair << 1 | u) % F::UNITS, unit);
+            for (int half = 0; half < 2; ++half) {
+                float dot = 0.0f;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float dot = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const uint32_t word = unit.codes[half][i];
-                        dot = fmaf(biased<F::WIDE>(word, 0), x[u][half][i].x, dot);
-                        dot = fmaf(biased<F::WIDE>(word, 1), x[u][half][i].y, dot);
-                        dot = fmaf(biased<F::WIDE>(word, 2), x[u][half][i].z, dot);
-                        dot = fmaf(biased<F::WIDE>(word, 3), x[u][half][i].w, dot);
-                    }
-                    const float offset = fmaf(-BIAS<F::WIDE>, unit.scale[half], unit.offset[half]);
-                    sums[o] += fmaf(offset, totals[u][half], unit.scale[half] * dot);
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t word = unit.codes[half][i];
+                    dot = fmaf(biased<F::WIDE>(word, 0), x[u][half][i].x, dot);
+                    dot = fmaf(biased<F::WIDE>(word, 1), x[u][half][i].y, dot);
+                    dot = fmaf(biased<F::WIDE>(word, 2), x[u][half][i].z, dot);
+                    dot = fmaf(biased<F::WIDE>(word, 3), x[u][half][i].w, dot);
                 }
+                const float offset = fmaf(-BIAS<F::WIDE>, unit.scale[half], unit.offset[half]);
+                sum += fmaf(offset, totals[u][half], unit.scale[half] * dot);
             }
         }
+        return sum;
     }
 };
 
@@ -449,7 +447,10 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     const int tiles = (outputs + TILE - 1) / TILE;
     // W does not wait for x: the first blocks are in flight while x is read.
     Tile<F> tile;
-    if (there && blockIdx.x * groups < tiles) tile.read(w, (blockIdx.x * groups + group) * TILE, outputs, units, pair);
+    if (there && blockIdx.x * groups < tiles) {
+#pragma unroll
+        for (int o = 0; o < TILE; ++o) tile.read(o, w, (blockIdx.x * groups + group) * TILE, outputs, units, pair);
+    }
     float4 own[2][2][4];
     float totals[2][2];
 #pragma unroll
@@ -479,9 +480,13 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     for (int base = blockIdx.x * groups; base < tiles; base += stride, buffer ^= 1) {
         float sums[TILE] = {};
         if (there) {
-            tile.multiply(pair, own, totals, sums);
-            // The next blocks are in flight while sums are added up over warps.
-            if (base + stride < tiles) tile.read(w, (base + stride + group) * TILE, outputs, units, pair);
+            const bool more = base + stride < tiles;
+#pragma unroll
+            for (int o = 0; o < TILE; ++o) {
+                sums[o] = tile.multiply(o, pair, own, totals);
+                // So the next blocks are in flight while these are multiplied, and while sums are added up over warps.
+                if (more) tile.read(o, w, (base + stride + group) * TILE, outputs, units, pair);
+            }
         }
         const float sum = warp_sums(sums, lane);
         if (lane % SUM_STEP == 0) partial[buffer][warp][lane / SUM_STEP] = sum;

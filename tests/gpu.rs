@@ -193,6 +193,9 @@ fn products_with_quantised_blocks_and_their_rows() {
         (7, 65, 256),
         (1, 5, 14336),
         (9, 200, 1024),
+        // More outputs than fit all multiprocessors at once, with one warp for a row and with two of which one is idle in part.
+        (1, 9001, 512),
+        (1, 2203, 2304),
     ];
     for block_type in BlockType::ALL {
         for (rows, outputs, inputs) in shapes {

@@ -14,7 +14,7 @@ const ROW_SHARED: usize = 8 * 129 * 16 + 2 * 128 * 4;
 const UNIT: usize = 32;
 /// For one row of activations, as in the kernels: outputs that a warp computes at a time, units of a row that are its share, and warps of a
 /// block.
-const TILE: usize = 4;
+const TILE: usize = 2;
 const SPAN: usize = 64;
 const BLOCK_WARPS: usize = 4;
 const MOST_WARPS: usize = 8;
@@ -298,6 +298,13 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_have_the_same_constants() {
+        let kernels = include_str!("../kernels/quantised.cu");
+        let line = format!("constexpr int SPAN = {SPAN}, TILE = {TILE}, MOST_WARPS = {MOST_WARPS};");
+        assert!(kernels.contains(&line), "no such line: {line}");
+    }
 
     #[test]
     fn fields_make_up_blocks() {
