@@ -11,9 +11,9 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// The folder that holds them, where the tests were built or where they are run.
+/// The folder that holds them, where the tests are run or where they were built.
 pub fn root() -> PathBuf {
     const MODELS: &str = "tests/golden/models";
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODELS);
-    if built.exists() { built } else { PathBuf::from(MODELS) }
+    let here = Path::new(MODELS);
+    if here.exists() { here.to_owned() } else { Path::new(env!("CARGO_MANIFEST_DIR")).join(MODELS) }
 }
