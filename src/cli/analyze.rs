@@ -122,6 +122,13 @@ pub struct AnalyzeArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = numbers::draws, allow_negative_numbers = true)]
     draws: usize,
 
+    /// Where the model reads the prompts: cpu, a GPU, or several GPUs that divide its layers (in builds with the feature `cuda`); the analysis
+    /// runs on the CPU
+    ///
+    /// Example: --device cuda
+    #[arg(long, value_name = "cpu|cuda[:i,...]", default_value = "cpu")]
+    device: String,
+
     /// Storage type of weights, keys and values; the checkpoint's own if not given
     ///
     /// Example: --dtype bf16
@@ -187,7 +194,8 @@ pub fn run_analyze(args: &AnalyzeArgs) -> Result<Done> {
     let data = data.as_ref().map(|data| data.folder.as_path());
     let system = system_prompt(args.system_prompt.as_deref())?;
     let system = system.as_deref();
-    let reader = DocumentReader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
+    let device = args.device.parse::<Device>()?.of_one_copy()?;
+    let reader = DocumentReader::open(&Request { data, system, ..args.request(device, args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
     interrupt::end_with(|| "nothing was written, except by --dump".to_owned());
@@ -248,10 +256,10 @@ impl AnalyzeArgs {
         Policy { sink: self.sink, ..Policy::default() }
     }
 
-    fn request<'a>(&'a self, dtype: Option<KvDtype>, tasks: &'a [String]) -> Request<'a> {
+    fn request<'a>(&'a self, device: Device, dtype: Option<KvDtype>, tasks: &'a [String]) -> Request<'a> {
         Request {
             model: &self.model,
-            device: Device::Cpu,
+            device,
             dtype,
             tasks,
             text: self.text.as_deref(),
@@ -303,6 +311,7 @@ impl AnalyzeArgs {
             "program": PROGRAM.as_json(),
             "model": loaded.model.id,
             "revision": loaded.model.revision,
+            "device": self.device,
             "weights_sha256": loaded.model.weights_sha256,
             "read": loaded.tasks(),
             "system_prompt": system.map(privacy::system_prompt),

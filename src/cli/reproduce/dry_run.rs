@@ -69,19 +69,28 @@ impl ReproduceArgs {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
         let folder = run.folder.join(FOUND);
-        let order = Order { observing, folder: &folder, data, overwrite: false, program: PROGRAM };
+        let device = self.device()?.of_one_copy()?;
+        let order = Order { observing, folder: &folder, data, device, overwrite: false, program: PROGRAM };
         let Outlook { documents, seconds, bytes } = order.check()?;
+        let reading = self.reading_time(seconds)?;
         let list = |names: &[String]| names.join(", ");
         let lengths: Vec<String> = observing.lengths.iter().map(ToString::to_string).collect();
         print_line(&format!(
-            "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}: about {} on this CPU, with up to {}\n",
+            "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}: {reading}, with up to {}\n",
             observing.model,
             list(&lengths),
             list(&observing.tasks),
             observing.analyses.join(" "),
-            duration(seconds),
             megabytes(bytes),
         ))
+    }
+
+    /// How long the prompts take to read, which is estimated for the CPU alone.
+    fn reading_time(&self, seconds: f64) -> Result<String> {
+        Ok(match self.device()? == Device::Cpu {
+            true => format!("reading takes about {}", duration(seconds)),
+            false => "how long a GPU takes is not known".to_owned(),
+        })
     }
 
     fn outline_calibrations(&self, run: &ItemRun) -> Result<()> {
@@ -89,10 +98,7 @@ impl ReproduceArgs {
         let Learning { model, tokens, length, .. } = learning;
         let lesson = self.lesson(learning, &run.folder.join(LEARNED))?.check()?;
         let (seconds, bytes) = lesson;
-        let reading = match self.device()? == Device::Cpu {
-            true => format!("reading takes about {}", duration(seconds)),
-            false => "how long a GPU takes is not known".to_owned(),
-        };
+        let reading = self.reading_time(seconds)?;
         print_line(&format!(
             "{model} is calibrated {} times, with {tokens} tokens each in blocks of up to {length}: {}; {reading}, with up to {}, and training comes on top\n",
             learning.calibrations.len(),

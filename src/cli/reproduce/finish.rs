@@ -24,6 +24,7 @@ use spattn_lab::papers::judging::judge;
 use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::ItemOutcome;
 use spattn_lab::papers::seen::AnalysisTables;
+use spattn_model::device::Device;
 
 impl ReproduceArgs {
     /// Judges and draws an item's results, and prints its page.
@@ -86,7 +87,8 @@ impl ReproduceArgs {
         let Some(observing) = run.observing.as_ref().filter(|_| folder.exists()) else { return Ok(Vec::new()) };
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
-        Order { observing, folder: &folder, data, overwrite: false, program: PROGRAM }.kept_all()
+        let device = Device::Cpu; // Stored units are only read.
+        Order { observing, folder: &folder, data, device, overwrite: false, program: PROGRAM }.kept_all()
     }
 }
 

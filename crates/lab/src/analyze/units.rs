@@ -55,6 +55,8 @@ pub struct Order<'a> {
     pub folder: &'a Path,
     /// The folder with the data files of tasks.
     pub data: Option<&'a Path>,
+    /// The device that reads the prompts; the analysis itself runs on the CPU.
+    pub device: Device,
     /// Whether stored units are deleted first.
     pub overwrite: bool,
     /// The program that looks.
@@ -158,7 +160,7 @@ impl<'a> Order<'a> {
         let Observing { model, tasks, samples, queries, layers, .. } = self.observing;
         Request {
             model,
-            device: Device::Cpu,
+            device: self.device,
             dtype: None,
             tasks,
             text: None,
@@ -343,7 +345,14 @@ mod tests {
     fn units_that_were_seen_are_kept_and_others_come_to_them() {
         let temp = tempfile::tempdir().unwrap();
         let observing = observing();
-        let order = Order { observing: &observing, folder: temp.path(), data: None, overwrite: false, program: TESTS };
+        let order = Order {
+            observing: &observing,
+            folder: temp.path(),
+            data: None,
+            device: Device::Cpu,
+            overwrite: false,
+            program: TESTS,
+        };
         let outlook = order.check().unwrap();
         assert!(outlook.documents == 4 && outlook.seconds > 0.0 && outlook.bytes > 1 << 20, "{outlook:?}");
         let go = AtomicBool::new(false);
@@ -402,7 +411,14 @@ mod tests {
                 settings.len() - 1
             });
             let folder = temp.path().join(at.to_string());
-            let order = Order { observing: &short, folder: &folder, data: None, overwrite: false, program: TESTS };
+            let order = Order {
+                observing: &short,
+                folder: &folder,
+                data: None,
+                device: Device::Cpu,
+                overwrite: false,
+                program: TESTS,
+            };
             let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
             // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
