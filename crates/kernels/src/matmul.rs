@@ -16,19 +16,40 @@ const ROWS: usize = 192;
 /// # Panics
 /// If the slices do not have these shapes.
 pub fn matmul(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+    checked(a, depth, b, width, out, Write::Replace);
+}
+
+/// As [`matmul`], with the product added to `out`.
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmul_add(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+    checked(a, depth, b, width, out, Write::Add);
+}
+
+/// As [`matmul`], where the sums begin at what `out` holds. So the product of long factors can be made of parts of their depth, in order:
+/// zeros that are continued by each part are the same bits as the product of all.
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmul_continue(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+    checked(a, depth, b, width, out, Write::Continue);
+}
+
+fn checked(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32], write: Write) {
     let rows = a.len() / depth;
     assert_eq!(a.len(), rows * depth, "`a` is not `[rows][depth]`");
     assert_eq!(b.len(), depth * width, "`b` is not `[depth][width]`");
     assert_eq!(out.len(), rows * width, "the output is not `[rows][width]`");
-    panels(a, depth, b, width, out);
+    panels(a, depth, b, width, out, write);
 }
 
 dispatch! {
-    fn panels[](a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) = panels_kernel
+    fn panels[](a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32], write: Write) = panels_kernel
 }
 
 #[inline(always)]
-unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32], write: Write) {
     for (a, out) in a.chunks(ROWS * depth).zip(out.chunks_mut(ROWS * width)) {
         let rows = a.len() / depth;
         for first in (0..width).step_by(PANEL) {
@@ -36,7 +57,7 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
             let (a, b) = (RowMajor { data: a, stride: depth }, RowMajor { data: &b[first..], stride: width });
             let factors = Factors { a, b, rows, depth, width: columns };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-            unsafe { product::<S>(factors, &mut out[first..], width, Write::Replace) };
+            unsafe { product::<S>(factors, &mut out[first..], width, write) };
         }
     }
 }
@@ -78,6 +99,28 @@ mod tests {
                     assert!((f64::from(out[r * width + c]) - exact).abs() < 1e-4, "{rows}x{depth}x{width}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_the_depth_continue_to_the_same_bits_and_products_are_added() {
+        let noise = |n: usize, s: f64| (0..n).map(|i| ((i as f64 * s).sin()) as f32).collect::<Vec<f32>>();
+        for (rows, depth, width) in [(1, 5, 1), (5, 30, 2), (63, 70, 64), (193, 70, 65), (3, 500, 37), (2, 33, 300)] {
+            let (a, b) = (noise(rows * depth, 0.7), noise(depth * width, 1.3));
+            let mut whole = vec![f32::NAN; rows * width];
+            matmul(&a, depth, &b, width, &mut whole);
+            let mut continued = vec![0.0; rows * width];
+            let cut = depth / 3 + 1;
+            for part in [0..cut, cut..depth] {
+                let a: Vec<f32> = a.chunks_exact(depth).flat_map(|row| &row[part.clone()]).copied().collect();
+                let b = &b[part.start * width..part.end * width];
+                matmul_continue(&a, part.len(), b, width, &mut continued);
+            }
+            assert_eq!(continued, whole, "{rows}x{depth}x{width}");
+            let mut sum = noise(rows * width, 2.1);
+            let expected: Vec<f32> = sum.iter().zip(&whole).map(|(x, product)| x + product).collect();
+            matmul_add(&a, depth, &b, width, &mut sum);
+            assert_eq!(sum, expected, "{rows}x{depth}x{width}");
         }
     }
 

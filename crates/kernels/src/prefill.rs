@@ -604,6 +604,8 @@ pub(super) enum Write {
     Replace,
     /// The product is added to them.
     Add,
+    /// They are where its sums begin: products over parts of the depth, one after the other, are the same bits as one over all of it.
+    Continue,
 }
 
 /// Writes `A · B` to `c`, `[rows][width]` with rows `c_stride` numbers apart.
@@ -624,7 +626,7 @@ pub(super) unsafe fn product<S: Simd>(factors: Factors<'_>, c: &mut [f32], c_str
         ldb: b.stride,
         c: c.as_mut_ptr(),
         ldc: c_stride,
-        accumulate: write == Write::Add,
+        write,
     };
     let mut j = 0;
     while j < width {
@@ -654,7 +656,7 @@ struct Product {
     ldb: usize,
     c: *mut f32,
     ldc: usize,
-    accumulate: bool,
+    write: Write,
 }
 
 /// # Safety
@@ -674,9 +676,12 @@ unsafe fn columns<S: Simd, const C: usize>(p: Product, rows: usize, j: usize) ->
             tile::<S, 4, C>(p, i, j);
             i += 4;
         }
-        while i < rows {
-            tile::<S, 1, C>(p, i, j);
-            i += 1;
+        // One row alone waits for its own sums: what is left is one tile.
+        match rows - i {
+            0 => {}
+            1 => tile::<S, 1, C>(p, i, j),
+            2 => tile::<S, 2, C>(p, i, j),
+            _ => tile::<S, 3, C>(p, i, j),
         }
     }
     C * S::LANES
@@ -689,6 +694,13 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize>(p: Product, i: usize, j:
     // SAFETY: all accesses are inside the tile and the depth (caller).
     unsafe {
         let mut acc = [[S::splat(0.0); C]; R];
+        if p.write == Write::Continue {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                for (v, sum) in acc.iter_mut().enumerate() {
+                    *sum = S::load(p.c.add((i + r) * p.ldc + j + v * S::LANES));
+                }
+            }
+        }
         for k in 0..p.depth {
             let row = p.b.add(k * p.ldb + j);
             let mut b = [S::splat(0.0); C];
@@ -705,7 +717,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize>(p: Product, i: usize, j:
         for (r, acc) in acc.iter().enumerate() {
             for (v, sum) in acc.iter().enumerate() {
                 let out = p.c.add((i + r) * p.ldc + j + v * S::LANES);
-                let sum = if p.accumulate { S::add(S::load(out), *sum) } else { *sum };
+                let sum = if p.write == Write::Add { S::add(S::load(out), *sum) } else { *sum };
                 S::store(out, sum);
             }
         }
@@ -719,12 +731,12 @@ unsafe fn one_column(p: Product, rows: usize, j: usize) -> usize {
     for i in 0..rows {
         // SAFETY: inside the product (caller).
         unsafe {
-            let mut sum = 0.0;
+            let out = p.c.add(i * p.ldc + j);
+            let mut sum = if p.write == Write::Continue { *out } else { 0.0 };
             for k in 0..p.depth {
                 sum += *p.a.add(i * p.lda + k) * *p.b.add(k * p.ldb + j);
             }
-            let out = p.c.add(i * p.ldc + j);
-            *out = if p.accumulate { *out + sum } else { sum };
+            *out = if p.write == Write::Add { *out + sum } else { sum };
         }
     }
     1

@@ -314,6 +314,9 @@ pub struct Calibration {
     pub start: StartCollector,
     /// Imports what others learned about a model of this shape, from the bytes of their file. `None` if no such files can be read.
     pub import: Option<Import>,
+    /// The most bytes of queries and keys that are kept until they are learned from, while a model of this shape reads prompts of so many
+    /// tokens.
+    pub waiting: fn(&ModelShape, usize) -> usize,
 }
 
 /// Makes a collector from its settings.

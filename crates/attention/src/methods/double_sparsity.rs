@@ -131,6 +131,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     reading: Reading::STATISTICS,
     text: None,
     import: None,
+    waiting: |_, _| 0,
     start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model, assignment.rotation.clone()))),
 };
 

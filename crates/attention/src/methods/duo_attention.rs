@@ -77,6 +77,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     reading: Reading { text: ReadingText::Rows, tokens: 65_536, length: 8192, held_out: 0 },
     text: None,
     import: None,
+    waiting: |_, _| 0,
     start: |assignment, params| Ok(Box::new(StreamingErrors::new(assignment.model, Settings::read(params)?))),
 };
 

@@ -87,6 +87,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     reading: Reading::STATISTICS,
     text: None,
     import: None,
+    waiting: |_, _| 0,
     start: |assignment, _| Ok(Box::new(KeyCovariances::new(assignment.model))),
 };
 

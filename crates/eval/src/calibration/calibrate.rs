@@ -388,7 +388,10 @@ impl CalibrationPlan<'_> {
             return Err(UsageError::new(what).hint("choose a shorter --length"));
         }
         let dimensions = &model.dimensions;
-        let needed = dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false));
+        let shape = model.shape();
+        let waiting: usize = self.orders.iter().map(|order| (order.calibration.waiting)(&shape, block)).sum();
+        let needed =
+            dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false)).saturating_add(waiting);
         let what = format!("{} reading blocks of {block} tokens takes", model.id);
         memory::check(needed as u64, what, "choose a shorter --length")
     }

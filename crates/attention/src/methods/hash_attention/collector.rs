@@ -19,10 +19,15 @@
 //! All random numbers follow from the seed, the layer and the number of tokens read, not from earlier draws. So
 //! training that resumes from a checkpoint gives the same nets.
 //!
-//! Training runs on the CPU. Elsewhere, only the matrix product and the logistic function of
+//! **Threads.** The nets of a KV head of a layer learn from nothing but its own queries and keys. These are copied while a
+//! prompt is read ([`Lesson`]), up to a [bound](lesson::MOST_WAITING), and then all KV heads of all layers learn at once, each on
+//! one thread and in the order of the prompt. So the nets do not depend on the number of threads or on the bound.
+//!
+//! Training runs on the CPU, in stretches of 2,048 tokens also if a device reads more at once. Elsewhere, only the matrix product and the logistic function of
 //! [`training`](super::training) could give other results.
 
 mod held_out;
+mod lesson;
 mod settings;
 
 use rand::{RngExt, SeedableRng};
@@ -33,17 +38,18 @@ use super::super::ParamInfo;
 use super::super::planes::RandomPlanes;
 use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
 use super::net::SignNet;
-use super::training::{Adam, Batch, GroupNets, Shape, SoftNet};
+use super::training::{Adam, Batch, Gradients, GroupNets, Shape, SoftNet};
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{
-    Assignment, Calibration, Collected, Collector, HostChunk, PrefillChunk, Reading, ReadingText, TextKind,
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use crate::kv::KvError;
-use crate::methods::hash_attention::kind::{BITS, KEY_NETS, LABEL, NAME, TEXT, in_blocks};
+use crate::methods::hash_attention::kind::{BITS, KEY_NETS, LABEL, NAME, TEXT};
 use crate::{Params, mix_seed};
+use held_out::Measured;
+use lesson::{Lesson, MOST_WAITING, Stretch, Waiting};
 pub(super) use settings::training_of;
 use settings::{Largest, Settings};
-use spattn_kernels::linear::scores;
 use spattn_kernels::topk::top_k;
 
 pub(in super::super) const CALIBRATION: Calibration = Calibration {
@@ -107,6 +113,7 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         Ok(Box::new(Trainer::new(assignment, settings)))
     },
     import: Some(super::import::import),
+    waiting: lesson::most_waiting,
 };
 
 /// A query is trained on only if it sees at least this many times the wanted tokens.
@@ -130,6 +137,11 @@ struct Trainer {
     tokens_read: usize,
     layers: Vec<Vec<Learner>>,
     curve: Vec<Point>,
+    /// Lessons to learn, and those to examine.
+    waiting: Waiting,
+    exams: Waiting,
+    /// The most bytes of each.
+    most_waiting: usize,
     /// Measurements on held-out text; `None` before it is read.
     examined: Option<Examined>,
 }
@@ -215,13 +227,20 @@ impl SoftSums {
         self.cosines.map(|sum| sum / self.pairs.max(1) as f64)
     }
 
-    /// Adds the loss and cosines of some queries of a group.
-    fn add(&mut self, nets: &GroupNets, asked: &Asked, settings: &Settings, d: usize) {
-        self.loss += nets.loss(&asked.batch(settings), settings.rule).0;
-        self.groups += 1;
+    fn add(&mut self, other: &Self) {
+        self.loss += other.loss;
+        self.groups += other.groups;
+        self.cosines.iter_mut().zip(other.cosines).for_each(|(sum, x)| *sum += x);
+        self.pairs += other.pairs;
+    }
+
+    /// The loss and cosines of some queries of a group.
+    fn of(nets: &GroupNets, asked: &Asked<'_>, settings: &Settings, d: usize) -> Self {
+        let loss = nets.loss(&asked.batch(settings), settings.rule).0;
+        let mut sums = Self { loss, groups: 1, ..Self::default() };
         let bits = settings.kind.bits;
         let soft = |net: &SoftNet, x: &[f32]| net.forward(x).signature;
-        let keys: Vec<Vec<f32>> = nets.keys.iter().map(|net| soft(net, &asked.keys)).collect();
+        let keys: Vec<Vec<f32>> = nets.keys.iter().map(|net| soft(net, asked.keys)).collect();
         for (h, net) in nets.queries.iter().enumerate() {
             let (queries, keys) = (soft(net, &asked.queries[h]), of_head(&keys, h));
             for (i, wanted) in asked.wanted[h].iter().enumerate() {
@@ -231,11 +250,12 @@ impl SoftSums {
                     let signs = |x: &[f32]| x.iter().map(|x| if *x > 0.0 { 1.0 } else { -1.0 }).collect::<Vec<f32>>();
                     let cosines =
                         [cosine(query.0, key.0), cosine(query.1, key.1), cosine(&signs(query.1), &signs(key.1))];
-                    self.cosines.iter_mut().zip(cosines).for_each(|(sum, x)| *sum += x);
-                    self.pairs += 1;
+                    sums.cosines.iter_mut().zip(cosines).for_each(|(sum, x)| *sum += x);
+                    sums.pairs += 1;
                 }
             }
         }
+        sums
     }
 }
 
@@ -274,9 +294,9 @@ impl Mean {
 }
 
 /// Queries of a chunk, and the keys that they should find.
-struct Asked {
+struct Asked<'a> {
     /// Keys `[key][d]` after the sink.
-    keys: Vec<f32>,
+    keys: &'a [f32],
     /// Number of keys that each query sees.
     seen: Vec<usize>,
     /// Tokens in context of each query, the query's own included.
@@ -315,6 +335,9 @@ impl Trainer {
             tokens_read: 0,
             layers,
             curve: Vec::new(),
+            waiting: Waiting::default(),
+            exams: Waiting::default(),
+            most_waiting: MOST_WAITING,
             examined: None,
         }
     }
@@ -329,97 +352,94 @@ impl Trainer {
         self.statics() + LEAST_SEEN * self.settings.top
     }
 
-    /// Draws `count` positions of the chunk that have `least` tokens before them; ascending and distinct, so possibly
+    /// Draws `count` positions of the stretch that have `least` tokens before them; ascending and distinct, so possibly
     /// fewer. Empty if there is no such position.
-    fn positions(&self, chunk: &PrefillChunk<'_>, least: usize, count: usize, draw: u64) -> Vec<usize> {
-        let from = least.saturating_sub(chunk.first);
-        if from >= chunk.tokens() {
+    fn positions(&self, stretch: Stretch, least: usize, count: usize, draw: u64) -> Vec<usize> {
+        let from = least.saturating_sub(stretch.first);
+        if from >= stretch.tokens {
             return Vec::new();
         }
-        let position = mix_seed(self.seed, (self.tokens_read + chunk.first) as u64);
-        let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(position, chunk.layer as u64), draw));
-        let mut positions: Vec<usize> = (0..count).map(|_| rng.random_range(from..chunk.tokens())).collect();
+        let position = mix_seed(self.seed, (self.tokens_read + stretch.first) as u64);
+        let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(position, stretch.layer as u64), draw));
+        let mut positions: Vec<usize> = (0..count).map(|_| rng.random_range(from..stretch.tokens)).collect();
         positions.sort_unstable();
         positions.dedup();
         positions
     }
 
-    /// The queries at some positions of the chunk for one KV head, and the keys that they should find.
-    fn ask(&self, chunk: &HostChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
-        let (d, group, divisor) = (chunk.d(), self.model.group(), chunk.scale().divisor() as f32);
-        let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
-        let all = seen.last().copied().unwrap_or(0);
-        let rows = &keys.rows[..all * d];
-        let queries: Vec<Vec<f32>> = (0..group)
-            .map(|h| positions.iter().flat_map(|p| chunk.query(*p, kv_head * group + h)).copied().collect())
-            .collect();
-        let wanted = |queries: &Vec<f32>| {
-            let mut exact = vec![0.0; seen.len() * all];
-            scores(queries, rows, d, &mut exact);
-            let of_query = |(row, seen): (&mut [f32], &usize)| {
-                row.iter_mut().zip(&keys.further).for_each(|(score, x)| *score += x);
-                largest(&row[..*seen], self.settings.top, divisor)
-            };
-            exact.chunks_exact_mut(all).zip(&seen).map(of_query).collect()
-        };
-        Asked {
-            keys: rows.to_vec(),
-            context: positions.iter().map(|p| chunk.first + p + 1).collect(),
-            wanted: queries.iter().map(wanted).collect(),
-            seen,
-            queries,
-        }
-    }
-
-    /// The keys of one KV head that queries of a chunk may see.
-    fn keys(&self, chunk: &HostChunk<'_>, kv_head: usize) -> Keys {
-        let d = chunk.d();
-        let range = self.settings.sink.min(chunk.end())..chunk.end();
-        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
-        let further = match self.settings.kind.by_norm {
-            false => vec![0.0; range.len()],
-            true => {
-                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
-                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
-                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
-                let divisor = chunk.scale().divisor() as f32;
-                squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
-            }
-        };
-        Keys { rows, further }
-    }
-
-    /// Trains the nets of one KV head on a chunk; returns the loss and recall before the first step.
-    fn train(
+    /// What `draws` draws of `count` positions give in each stretch of a chunk that has any with `least` tokens before them.
+    fn drawn(
         &self,
-        learner: &mut Learner,
-        chunk: &HostChunk<'_>,
-        kv_head: usize,
-        draws: &[Vec<usize>],
-    ) -> (f64, Found) {
-        let keys = self.keys(chunk, kv_head);
-        let group = self.model.group();
-        if self.settings.standardises && !learner.standardised {
-            learner.nets.keys.iter_mut().for_each(|net| net.standardise(&keys.rows));
-            for (h, net) in learner.nets.queries.iter_mut().enumerate() {
-                let all = (0..chunk.tokens()).flat_map(|t| chunk.query(t, kv_head * group + h)).copied();
-                net.standardise(&all.collect::<Vec<f32>>());
-            }
-            learner.standardised = true;
+        chunk: &PrefillChunk<'_>,
+        least: usize,
+        count: usize,
+        draws: impl Iterator<Item = u64> + Clone,
+    ) -> Vec<(Stretch, Vec<Vec<usize>>)> {
+        let of = |stretch| draws.clone().map(|draw| self.positions(stretch, least, count, draw)).collect::<Vec<_>>();
+        let stretches = Stretch::all(chunk.layer, chunk.first, chunk.tokens());
+        stretches.map(|stretch| (stretch, of(stretch))).filter(|(_, draws)| !draws[0].is_empty()).collect()
+    }
+
+    /// Learns what waits: the KV heads of all layers side by side, each its lessons in order.
+    fn learn(&mut self) {
+        let lessons = std::mem::take(&mut self.waiting).lessons;
+        let points: Vec<usize> = lessons.iter().map(|lesson| self.point_of(lesson)).collect();
+        let (settings, kv_heads) = (&self.settings, self.model.kv_heads);
+        let rates: Vec<f32> = lessons.iter().map(|lesson| self.rate_of(lesson)).collect();
+        let mut pieces: Vec<(&mut Learner, Vec<(usize, Lesson)>)> =
+            self.layers.iter_mut().flatten().map(|learner| (learner, Vec::new())).collect();
+        for (number, lesson) in lessons.into_iter().enumerate() {
+            pieces[lesson.stretch.layer * kv_heads + lesson.kv_head].1.push((number, lesson));
         }
-        let progress = (self.tokens_read + chunk.first) as f64 / self.planned_tokens.max(1) as f64;
-        let left = if self.settings.decays { (1.0 - progress).max(0.0) as f32 } else { 1.0 };
-        let rate = self.settings.rate * left;
-        let mut before = (0.0, Found::default());
-        for (i, positions) in draws.iter().enumerate() {
-            let asked = self.ask(chunk, kv_head, &keys, positions);
-            let found = (i == 0).then(|| watched(&learner.nets, &asked));
-            let loss = learner.step(&asked, &self.settings, rate);
-            if let Some(found) = found {
-                before = (loss, found);
-            }
+        pieces.retain(|(_, lessons)| !lessons.is_empty());
+        let of_piece = |(learner, lessons): (&mut Learner, Vec<(usize, Lesson)>)| -> Vec<(usize, (f64, Found))> {
+            lessons
+                .into_iter()
+                .map(|(number, lesson)| (number, learner.learn(&lesson, settings, rates[number])))
+                .collect()
+        };
+        let mut learned: Vec<(usize, (f64, Found))> =
+            pieces.into_par_iter().with_max_len(1).flat_map_iter(of_piece).collect();
+        // Sums of the curve are in the order of reading.
+        learned.sort_unstable_by_key(|(number, _)| *number);
+        for (number, (loss, found)) in learned {
+            let point = &mut self.curve[points[number]];
+            point.loss += loss;
+            point.found.recall += found.recall;
+            point.found.mass += found.mass;
+            point.heads += 1;
         }
-        before
+    }
+
+    /// The point of the learning curve that a lesson counts to.
+    fn point_of(&mut self, lesson: &Lesson) -> usize {
+        let tokens = self.tokens_read + lesson.stretch.first;
+        self.curve.iter().rposition(|point| point.tokens == tokens).unwrap_or_else(|| {
+            self.curve.push(Point { tokens, loss: 0.0, found: Found::default(), heads: 0 });
+            self.curve.len() - 1
+        })
+    }
+
+    /// The rate at which a lesson is learned.
+    fn rate_of(&self, lesson: &Lesson) -> f32 {
+        let progress = (self.tokens_read + lesson.stretch.first) as f64 / self.planned_tokens.max(1) as f64;
+        self.settings.rate * if self.settings.decays { (1.0 - progress).max(0.0) as f32 } else { 1.0 }
+    }
+
+    /// Measures the nets on what waits to be examined.
+    fn examine_waiting(&mut self) {
+        let lessons = std::mem::take(&mut self.exams).lessons;
+        if lessons.is_empty() {
+            return;
+        }
+        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
+        let of = |lesson: &Lesson| {
+            let soft = &self.layers[lesson.stretch.layer][lesson.kv_head].nets;
+            examined.measure(soft, lesson, &self.settings)
+        };
+        let measured: Vec<Measured> = lessons.par_iter().with_max_len(1).map(of).collect();
+        lessons.iter().zip(measured).for_each(|(lesson, measured)| examined.add(lesson.stretch.layer, measured));
+        self.examined = Some(examined);
     }
 }
 
@@ -432,20 +452,30 @@ fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
     keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }
 
-/// Keys of one KV head after the sink, and the number that is added to each one's scores (`√d·ln‖v‖`, or 0).
-struct Keys {
-    rows: Vec<f32>,
-    further: Vec<f32>,
-}
-
 impl Learner {
-    /// One step of all nets; returns the loss before it.
-    fn step(&mut self, asked: &Asked, settings: &Settings, rate: f32) -> f64 {
-        let batch = asked.batch(settings);
-        let (loss, gradients) = self.nets.loss(&batch, settings.rule);
+    /// Learns a lesson; returns the loss and recall before the first step.
+    fn learn(&mut self, lesson: &Lesson, settings: &Settings, rate: f32) -> (f64, Found) {
+        let labels = lesson.labels(settings);
+        let mut before = (0.0, Found::default());
+        for (i, positions) in lesson.draws.iter().enumerate() {
+            let asked = lesson.ask(&labels, positions);
+            let batch = asked.batch(settings);
+            let gradients = if i == 0 {
+                let (loss, gradients) = self.nets.loss(&batch, settings.rule);
+                before = (loss, watched(&self.nets, &asked));
+                gradients
+            } else {
+                self.nets.gradients(&batch, settings.rule)
+            };
+            self.step(&gradients, rate);
+        }
+        before
+    }
+
+    /// One step of all nets.
+    fn step(&mut self, gradients: &Gradients, rate: f32) {
         let all = self.tensors_mut().zip(gradients.keys.iter().chain(&gradients.queries));
         all.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
-        loss
     }
 
     /// The key nets and then the query nets, with their moments: the state of a checkpoint.
@@ -461,14 +491,14 @@ impl Learner {
 }
 
 /// The share of the wanted keys that the nets find in their present state, averaged over a few queries of every head.
-fn watched(nets: &GroupNets, asked: &Asked) -> Found {
+fn watched(nets: &GroupNets, asked: &Asked<'_>) -> Found {
     let bits = nets.queries[0].shape.bits;
     let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
         net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
     };
     // Spread over the drawn positions, which are ascending.
     let every = asked.seen.len().div_ceil(WATCHED);
-    let of_net = |net: &SoftNet| Signatures::new(&packed(net, &asked.keys), words_of(bits));
+    let of_net = |net: &SoftNet| Signatures::new(&packed(net, asked.keys), words_of(bits));
     let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
     let mut mean = Mean::default();
     for (h, net) in nets.queries.iter().enumerate() {
@@ -483,13 +513,13 @@ fn of_head<T>(nets: &[T], head: usize) -> &T {
     if nets.len() == 1 { &nets[0] } else { &nets[head] }
 }
 
-impl Asked {
+impl Asked<'_> {
     /// The batch with the wanted keys weighted.
-    fn batch(&self, settings: &Settings) -> Batch {
+    fn batch(&self, settings: &Settings) -> Batch<'_> {
         let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
         let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&self.context).map(of_query).collect();
         Batch {
-            keys: self.keys.clone(),
+            keys: self.keys.into(),
             queries: self.queries.clone(),
             seen: self.seen.clone(),
             wanted: self.wanted.iter().map(of_head).collect(),
@@ -514,69 +544,38 @@ impl Asked {
 
 impl Collector for Trainer {
     fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
-        let draws: Vec<Vec<usize>> = (0..self.settings.steps as u64)
-            .map(|i| self.positions(chunk, self.least(), self.settings.queries, i))
-            .collect();
-        if !draws[0].is_empty() {
-            let chunk = &chunk.on_host()?;
-            let mut learners = std::mem::take(&mut self.layers[chunk.layer]);
-            let before: Vec<(f64, Found)> = learners
-                .par_iter_mut()
-                .enumerate()
-                .map(|(kv_head, learner)| self.train(learner, chunk, kv_head, &draws))
-                .collect();
-            self.layers[chunk.layer] = learners;
-            if chunk.layer == 0 {
-                self.curve.push(Point {
-                    tokens: self.tokens_read + chunk.first,
-                    loss: 0.0,
-                    found: Found::default(),
-                    heads: 0,
-                });
-            }
-            if let Some(point) = self.curve.last_mut() {
-                for (loss, found) in before {
-                    point.loss += loss;
-                    point.found.recall += found.recall;
-                    point.found.mass += found.mass;
-                    point.heads += 1;
-                }
-            }
+        let (least, steps) = (self.least(), self.settings.steps as u64);
+        let drawn = self.drawn(chunk, least, self.settings.queries, 0..steps);
+        let Some(first) = drawn.first().map(|(stretch, _)| *stretch) else { return Ok(()) };
+        let chunk = &chunk.on_host()?;
+        let lessons = self.lessons(chunk, drawn);
+        if self.settings.standardises {
+            self.standardise(chunk, first, &lessons);
         }
+        if !self.waiting.has_room(&lessons, self.most_waiting) {
+            self.learn();
+        }
+        self.waiting.add(lessons);
         Ok(())
     }
 
     fn end_prompt(&mut self, tokens: usize) {
+        self.learn();
+        self.examine_waiting();
         self.tokens_read += tokens;
     }
 
     fn examine(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         let least = self.least().max(PICKED_SHARE * self.settings.top);
-        let positions = self.positions(chunk, least, EXAMINED, u64::MAX);
-        if positions.is_empty() {
+        let drawn = self.drawn(chunk, least, EXAMINED, std::iter::once(u64::MAX));
+        if drawn.is_empty() {
             return Ok(());
         }
-        let chunk = &chunk.on_host()?;
-        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
-        let d = chunk.d();
-        for kv_head in 0..self.model.kv_heads {
-            let all_keys = self.keys(chunk, kv_head);
-            let asked = self.ask(chunk, kv_head, &all_keys, &positions);
-            let nets = &examined.nets[chunk.layer][kv_head];
-            let words = words_of(self.settings.kind.bits);
-            let of_net = |net: &SignNet| Signatures::new(&in_blocks(net, &asked.keys, d), words);
-            let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
-            for (h, net) in nets.queries.iter().enumerate() {
-                let learned = &mut examined.learned[chunk.layer];
-                let queries = net.signatures(&asked.queries[h]);
-                asked.found_by(h, of_head(&keys, h), &queries, 1, |found| learned.add(found));
-            }
-            let soft = &self.layers[chunk.layer][kv_head].nets;
-            examined.soft[chunk.layer].add(soft, &asked, &self.settings, d);
-            let further = &all_keys.further[..asked.keys.len() / d];
-            examined.random.iter_mut().for_each(|random| random.examine(chunk.layer, &asked, further, d));
+        let lessons = self.lessons(&chunk.on_host()?, drawn);
+        if !self.exams.has_room(&lessons, self.most_waiting) {
+            self.examine_waiting();
         }
-        self.examined = Some(examined);
+        self.exams.add(lessons);
         Ok(())
     }
 

@@ -252,7 +252,7 @@ fn soft_net(shape: Shape, seed: u64) -> SoftNet {
     SoftNet::new(shape, || numbers.next().unwrap())
 }
 
-fn small_problem(key_nets: u64) -> (GroupNets, Batch) {
+fn small_problem(key_nets: u64) -> (GroupNets, Batch<'static>) {
     let shape = Shape { d: 6, bits: 5 };
     let keys = (0..key_nets).map(|net| soft_net(shape, 1 + 10 * net)).collect();
     let mut nets = GroupNets { keys, queries: vec![soft_net(shape, 2), soft_net(shape, 3)] };
@@ -266,7 +266,7 @@ fn small_problem(key_nets: u64) -> (GroupNets, Batch) {
         vec![wanted(&[0, 3], 3.0), wanted(&[2], 5.0), wanted(&[4, 8], 7.0)],
         vec![wanted(&[1], 3.0), wanted(&[0, 1, 2], 5.0), wanted(&[5], 0.5)],
     ];
-    (nets, Batch { keys, queries, seen: vec![4, 6, 9], wanted })
+    (nets, Batch { keys: keys.into(), queries, seen: vec![4, 6, 9], wanted })
 }
 
 /// `tanh` of three layers with SiLU between them, from the net's parameters.
@@ -291,7 +291,7 @@ fn naive_signature(net: &SoftNet, x: &[f32]) -> Vec<f64> {
 }
 
 /// Weighted binary cross-entropy pair by pair: its sum, the sum of weights, and the number of pairs.
-fn naive_loss(nets: &GroupNets, batch: &Batch, scale: f64) -> (f64, f64, f64) {
+fn naive_loss(nets: &GroupNets, batch: &Batch<'_>, scale: f64) -> (f64, f64, f64) {
     let (mut sum, mut weights, mut pairs) = (0.0, 0.0, 0.0);
     for (head, net) in nets.queries.iter().enumerate() {
         let key_net = &nets.keys[if nets.keys.len() > 1 { head } else { 0 }];

@@ -2,10 +2,17 @@
 //!
 //! Derivatives are written by hand with this workspace's matrix product instead of a library's graph. The nets of a KV head and
 //! its group are a few small matrices each; most of the time goes to the `queries × keys` logits, for which three passes suffice.
+//! Keys pass in [blocks](KEY_BLOCK) from their first layer to their derivatives, so all of it stays in a core's cache. Sums are
+//! continued from block to block in the order of keys: no bit depends on how many keys a block has.
+
+use std::borrow::Cow;
 
 use super::net::{Affine, LAYERS, SignNet};
 use spattn_kernels::elementwise::sigmoid;
-use spattn_kernels::matmul::{matmul, transposed};
+use spattn_kernels::matmul::{matmul, matmul_add, matmul_continue, transposed};
+
+/// Keys that pass the nets together; a multiple of a vector's and of a panel's width, so that each key's numbers come about in the same way.
+const KEY_BLOCK: usize = 256;
 
 /// Widths of a net's layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +51,9 @@ pub(super) struct SoftNet {
     /// Parameters of all layers, at [`Shape::of_layer`].
     pub(super) parameters: Vec<f32>,
 }
+
+/// Weights `[output][input]` of all layers but the first.
+struct Reversed(Vec<Vec<f32>>);
 
 /// Results of the forward pass that the backward pass needs, each `[row][width]`.
 pub(super) struct Trace {
@@ -90,11 +100,11 @@ impl SoftNet {
 
     /// Runs the net on `x: [row][d]`.
     pub(super) fn forward(&self, x: &[f32]) -> Trace {
-        let d = self.shape.d;
-        let standard = |row: &[f32]| -> Vec<f32> {
-            row.iter().zip(&self.mean).zip(&self.factor).map(|((x, m), f)| (x - m) * f).collect()
-        };
-        let mut inputs = vec![x.chunks_exact(d).flat_map(standard).collect::<Vec<f32>>()];
+        let mut standard = x.to_vec();
+        for row in standard.chunks_exact_mut(self.shape.d) {
+            row.iter_mut().zip(&self.mean).zip(&self.factor).for_each(|((x, m), f)| *x = (*x - m) * f);
+        }
+        let mut inputs = vec![standard];
         let mut slopes = Vec::new();
         for layer in 0..LAYERS {
             let z = self.affine(layer, &inputs[layer]);
@@ -123,10 +133,14 @@ impl SoftNet {
         out
     }
 
-    /// Derivatives of a loss by all parameters, given those by the signature, `[row][bits]`.
-    pub(super) fn backward(&self, trace: &Trace, by_signature: &[f32]) -> Vec<f32> {
+    /// The weights as the backward pass reads them.
+    fn reversed(&self) -> Reversed {
+        Reversed((1..LAYERS).map(|layer| transposed(self.layer(layer).0, self.shape.outputs(layer))).collect())
+    }
+
+    /// Continues `gradient`, the derivatives of a loss by all parameters, with some rows, given those by the signature, `[row][bits]`.
+    fn backward(&self, reversed: &Reversed, trace: &Trace, by_signature: &[f32], gradient: &mut [f32]) {
         let d = self.shape.d;
-        let mut gradient = vec![0.0; self.parameters.len()];
         // tanh' = 1 − tanh².
         let mut by_output: Vec<f32> =
             by_signature.iter().zip(&trace.signature).map(|(g, y)| g * (1.0 - y * y)).collect();
@@ -134,7 +148,7 @@ impl SoftNet {
             let outputs = self.shape.outputs(layer);
             let input = &trace.inputs[layer];
             let (by_weight, by_bias) = gradient[self.shape.of_layer(layer)].split_at_mut(d * outputs);
-            matmul(&transposed(input, d), input.len() / d, &by_output, outputs, by_weight);
+            matmul_continue(&transposed(input, d), input.len() / d, &by_output, outputs, by_weight);
             for row in by_output.chunks_exact(outputs) {
                 by_bias.iter_mut().zip(row).for_each(|(b, g)| *b += g);
             }
@@ -142,11 +156,10 @@ impl SoftNet {
                 break;
             }
             let mut by_input = vec![0.0; input.len()];
-            matmul(&by_output, outputs, &transposed(self.layer(layer).0, outputs), d, &mut by_input);
+            matmul(&by_output, outputs, &reversed.0[layer - 1], d, &mut by_input);
             by_input.iter_mut().zip(&trace.slopes[layer - 1]).for_each(|(g, slope)| *g *= slope);
             by_output = by_input;
         }
-        gradient
     }
 
     /// The net as the method uses it: standardising becomes part of the first layer, and weights are rounded.
@@ -225,14 +238,14 @@ pub(super) enum LossMean {
 
 /// Queries of one group, the keys that they see, and the keys that they should find.
 #[derive(Debug, Clone)]
-pub(super) struct Batch {
+pub(super) struct Batch<'a> {
     /// `[key][d]`.
-    pub keys: Vec<f32>,
+    pub keys: Cow<'a, [f32]>,
     /// `[query][d]` for each query head.
     pub queries: Vec<Vec<f32>>,
-    /// Number of keys that each query sees: the first ones.
+    /// Number of keys that each query sees: the first ones. Ascending.
     pub seen: Vec<usize>,
-    /// The wanted keys of each query head and query.
+    /// The wanted keys of each query head and query, ascending.
     pub wanted: Vec<Vec<Vec<Wanted>>>,
 }
 
@@ -252,6 +265,11 @@ pub(super) struct Gradients {
 }
 
 impl GroupNets {
+    /// Width of keys and queries.
+    pub(super) fn width(&self) -> usize {
+        self.queries[0].shape.d
+    }
+
     /// Index of the key net with which a query head is compared.
     fn key_net(&self, head: usize) -> usize {
         if self.keys.len() == 1 { 0 } else { head }
@@ -261,36 +279,97 @@ impl GroupNets {
     ///
     /// Weighted binary cross-entropy of `σ(scale·⟨φ_q, φ_k⟩)` (HashAttention §4.2), averaged over all pairs of a query
     /// and a key that it sees, over all query heads, as `rule` states.
-    pub(super) fn loss(&self, batch: &Batch, rule: LossRule) -> (f64, Gradients) {
-        let bits = self.queries[0].shape.bits;
+    pub(super) fn loss(&self, batch: &Batch<'_>, rule: LossRule) -> (f64, Gradients) {
+        let mut loss = 0.0;
+        let gradients = self.pass(batch, rule, Some(&mut loss));
+        (loss, gradients)
+    }
+
+    /// As [`loss`](Self::loss), without the loss itself, whose logarithms take a third of the time.
+    pub(super) fn gradients(&self, batch: &Batch<'_>, rule: LossRule) -> Gradients {
+        self.pass(batch, rule, None)
+    }
+
+    fn pass(&self, batch: &Batch<'_>, rule: LossRule, mut loss: Option<&mut f64>) -> Gradients {
+        let Shape { d, bits } = self.queries[0].shape;
         let total: f64 = batch.divisor(rule.mean);
-        let keys: Vec<Trace> = self.keys.iter().map(|net| net.forward(&batch.keys)).collect();
-        let columns: Vec<Vec<f32>> = keys.iter().map(|keys| transposed(&keys.signature, bits)).collect();
-        let count = batch.keys.len() / self.queries[0].shape.d;
-        let mut by_columns = vec![vec![0.0; columns[0].len()]; keys.len()];
-        let (mut loss, mut by_queries) = (0.0, Vec::new());
-        for (head, net) in self.queries.iter().enumerate() {
-            let of = self.key_net(head);
-            let queries = net.forward(&batch.queries[head]);
-            let mut logits = vec![0.0; batch.seen.len() * count];
-            matmul(&queries.signature, bits, &columns[of], count, &mut logits);
-            loss += batch.cross_entropy(head, rule.scale, total, &mut logits);
-            // From here on, `logits` are derivatives by the inner products.
-            let mut by_signature = vec![0.0; queries.signature.len()];
-            matmul(&logits, count, &keys[of].signature, bits, &mut by_signature);
-            let mut part = vec![0.0; columns[of].len()];
-            matmul(&transposed(&queries.signature, bits), batch.seen.len(), &logits, count, &mut part);
-            by_columns[of].iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-            by_queries.push(net.backward(&queries, &by_signature));
+        let mut heads: Vec<Head> =
+            self.queries.iter().zip(&batch.queries).map(|(net, queries)| Head::new(net.forward(queries))).collect();
+        let reversed: Vec<Reversed> = self.keys.iter().map(SoftNet::reversed).collect();
+        let mut by_keys: Vec<Vec<f32>> = self.keys.iter().map(|net| vec![0.0; net.parameters.len()]).collect();
+        let mut scratch = Scratch::default();
+        for (block, keys) in batch.keys.chunks(KEY_BLOCK * d).enumerate() {
+            let count = keys.len() / d;
+            let keys: Vec<Trace> = self.keys.iter().map(|net| net.forward(keys)).collect();
+            let columns: Vec<Vec<f32>> = keys.iter().map(|keys| transposed(&keys.signature, bits)).collect();
+            let mut by_columns = vec![vec![0.0; columns[0].len()]; keys.len()];
+            let part = Part::new(batch, block * KEY_BLOCK, count);
+            for (number, head) in heads.iter_mut().enumerate() {
+                let of = self.key_net(number);
+                let logits = scratch.logits(part.queries() * count);
+                head.begin_at(part.from, bits);
+                matmul(&head.trace.signature[part.from * bits..], bits, &columns[of], count, logits);
+                let loss = loss.as_deref_mut();
+                part.cross_entropy(number, (rule.scale, total), logits, loss);
+                // From here on, `logits` are derivatives by the inner products.
+                matmul_continue(logits, count, &keys[of].signature, bits, &mut head.by_signature[part.from * bits..]);
+                matmul_add(&head.columns, part.queries(), logits, count, &mut by_columns[of]);
+            }
+            for (((net, reversed), trace), (columns, gradient)) in
+                self.keys.iter().zip(&reversed).zip(&keys).zip(by_columns.iter().zip(&mut by_keys))
+            {
+                net.backward(reversed, trace, &transposed(columns, count), gradient);
+            }
         }
-        let of_key_net =
-            |((net, trace), columns): ((&SoftNet, &Trace), &Vec<f32>)| net.backward(trace, &transposed(columns, count));
-        let keys = self.keys.iter().zip(&keys).zip(&by_columns).map(of_key_net).collect();
-        (loss, Gradients { keys, queries: by_queries })
+        let of_query = |(net, head): (&SoftNet, &Head)| {
+            let mut gradient = vec![0.0; net.parameters.len()];
+            net.backward(&net.reversed(), &head.trace, &head.by_signature, &mut gradient);
+            gradient
+        };
+        Gradients { keys: by_keys, queries: self.queries.iter().zip(&heads).map(of_query).collect() }
     }
 }
 
-impl Batch {
+/// The queries of a head, while blocks of keys pass.
+struct Head {
+    trace: Trace,
+    /// Signatures of the queries from `from` on, `[bit][query]`.
+    columns: Vec<f32>,
+    from: Option<usize>,
+    /// Derivatives by the signatures, `[query][bit]`.
+    by_signature: Vec<f32>,
+}
+
+impl Head {
+    fn new(trace: Trace) -> Self {
+        let by_signature = vec![0.0; trace.signature.len()];
+        Self { trace, columns: Vec::new(), from: None, by_signature }
+    }
+
+    /// Leaves out the queries before `from` from here on.
+    fn begin_at(&mut self, from: usize, bits: usize) {
+        if self.from != Some(from) {
+            self.columns = transposed(&self.trace.signature[from * bits..], bits);
+            self.from = Some(from);
+        }
+    }
+}
+
+/// Memory that is used for every block.
+#[derive(Default)]
+struct Scratch(Vec<f32>);
+
+impl Scratch {
+    /// Room for so many logits; what it holds is arbitrary.
+    fn logits(&mut self, count: usize) -> &mut [f32] {
+        if self.0.len() < count {
+            self.0.resize(count, 0.0);
+        }
+        &mut self.0[..count]
+    }
+}
+
+impl Batch<'_> {
     /// Divisor of the loss of all pairs.
     fn divisor(&self, mean: LossMean) -> f64 {
         let of_query = |(wanted, seen): (&Vec<Wanted>, &usize)| match mean {
@@ -300,31 +379,63 @@ impl Batch {
         let of_head = |wanted: &Vec<Vec<Wanted>>| -> f64 { wanted.iter().zip(&self.seen).map(of_query).sum() };
         self.wanted.iter().map(of_head).sum::<f64>().max(1.0)
     }
+}
 
-    /// This head's part of the loss. Replaces `inner: [query][key]` by the derivatives by these inner products.
-    fn cross_entropy(&self, head: usize, scale: f32, total: f64, inner: &mut [f32]) -> f64 {
-        let count = inner.len() / self.seen.len();
-        let mut loss = 0.0;
-        let mut agree = vec![0.0; count];
-        for (query, row) in inner.chunks_exact_mut(count).enumerate() {
-            let seen = self.seen[query];
+/// A block of the keys, and the queries that see any of them.
+struct Part<'b> {
+    batch: &'b Batch<'b>,
+    /// The first key, and the number of keys.
+    first: usize,
+    count: usize,
+    /// The first query that sees a key; those after it do, too.
+    from: usize,
+}
+
+impl<'b> Part<'b> {
+    fn new(batch: &'b Batch<'b>, first: usize, count: usize) -> Self {
+        Self { batch, first, count, from: batch.seen.partition_point(|seen| *seen <= first) }
+    }
+
+    fn queries(&self) -> usize {
+        self.batch.seen.len() - self.from
+    }
+
+    /// Replaces `inner: [query][key]` of a head by the derivatives by these inner products. Adds the block's part of the loss to `loss`.
+    fn cross_entropy(&self, head: usize, (scale, total): (f32, f64), inner: &mut [f32], mut loss: Option<&mut f64>) {
+        let unit = scale / total as f32;
+        let mut agree = vec![0.0; self.count];
+        for (query, row) in (self.from..).zip(inner.chunks_exact_mut(self.count)) {
+            let seen = (self.batch.seen[query] - self.first).min(self.count);
             row.iter_mut().for_each(|x| *x *= scale);
             sigmoid(row, &mut agree);
-            // −ln(1 − σ(z)) = z − ln σ(z); a wanted key has −ln σ(z). Below −80 σ no longer falls.
-            let mut of_row: f64 =
-                -log_of_product(&agree[..seen]) + row[..seen].iter().map(|z| f64::from(z.max(-80.0))).sum::<f64>();
-            let wanted = &self.wanted[head][query];
-            for Wanted { key, weight } in wanted {
-                let (z, log) = (f64::from(row[*key as usize]), log_sigmoid(row[*key as usize]));
-                of_row -= z - log + f64::from(*weight) * log;
+            let wanted = self.wanted(head, query);
+            if let Some(loss) = loss.as_deref_mut() {
+                *loss += self.loss_of_row(wanted, &row[..seen], &agree[..seen]) / total;
             }
-            loss += of_row / total;
-            let unit = scale / total as f32;
             row.iter_mut().zip(&agree).for_each(|(g, s)| *g = s * unit);
             row[seen..].fill(0.0);
             for Wanted { key, weight } in wanted {
-                row[*key as usize] = weight * (agree[*key as usize] - 1.0) * unit;
+                let place = *key as usize - self.first;
+                row[place] = weight * (agree[place] - 1.0) * unit;
             }
+        }
+    }
+
+    /// The keys of the block that a query wants.
+    fn wanted(&self, head: usize, query: usize) -> &'b [Wanted] {
+        let wanted = &self.batch.wanted[head][query];
+        let before = |key: usize| wanted.partition_point(|wanted| (wanted.key as usize) < key);
+        &wanted[before(self.first)..before(self.first + self.count)]
+    }
+
+    /// A query's part of the loss, from its logits and their probabilities.
+    fn loss_of_row(&self, wanted: &[Wanted], logits: &[f32], agree: &[f32]) -> f64 {
+        // −ln(1 − σ(z)) = z − ln σ(z); a wanted key has −ln σ(z). Below −80 σ no longer falls.
+        let mut loss: f64 = -log_of_product(agree) + logits.iter().map(|z| f64::from(z.max(-80.0))).sum::<f64>();
+        for Wanted { key, weight } in wanted {
+            let z = logits[*key as usize - self.first];
+            let log = log_sigmoid(z);
+            loss -= f64::from(z) - log + f64::from(*weight) * log;
         }
         loss
     }

@@ -2,10 +2,15 @@
 
 use std::fmt::Write as _;
 
+use super::lesson::Lesson;
+use super::settings::Settings;
 use super::{
     Asked, Examined, Found, Learner, Mean, NEAREST, PICKED_SHARE, POINTS, Point, Random, SoftSums, Trainer, UsedNets,
+    of_head,
 };
-use crate::methods::hash_attention::training::SoftNet;
+use crate::methods::hash_attention::kind::in_blocks;
+use crate::methods::hash_attention::net::SignNet;
+use crate::methods::hash_attention::training::{GroupNets, SoftNet};
 use crate::methods::lsh_bits::{augment_keys, side_signatures};
 use crate::methods::planes::RandomPlanes;
 use crate::methods::signatures::{Signatures, words_of};
@@ -96,17 +101,53 @@ impl Trainer {
     }
 }
 
+/// What was found in a lesson.
+pub(super) struct Measured {
+    learned: Vec<Found>,
+    soft: SoftSums,
+    /// For each number of bits.
+    random: Vec<Vec<Found>>,
+}
+
+impl Examined {
+    /// Measures the nets of one KV head on a lesson, and random signatures beside them; `soft` are the nets as they were trained.
+    pub(super) fn measure(&self, soft: &GroupNets, lesson: &Lesson, settings: &Settings) -> Measured {
+        let asked = lesson.ask_all(settings);
+        let (nets, d) = (&self.nets[lesson.stretch.layer][lesson.kv_head], soft.width());
+        let of_net = |net: &SignNet| Signatures::new(&in_blocks(net, asked.keys, d), words_of(settings.kind.bits));
+        let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
+        let mut learned = Vec::new();
+        for (h, net) in nets.queries.iter().enumerate() {
+            let queries = net.signatures(&asked.queries[h]);
+            asked.found_by(h, of_head(&keys, h), &queries, 1, |found| learned.push(found));
+        }
+        let further = &lesson.keys.further[..asked.keys.len() / d];
+        let random = self.random.iter().map(|random| random.find(&asked, further, d)).collect();
+        Measured { learned, soft: SoftSums::of(soft, &asked, settings, d), random }
+    }
+
+    /// Adds what was found in a lesson of a layer.
+    pub(super) fn add(&mut self, layer: usize, measured: Measured) {
+        measured.learned.into_iter().for_each(|found| self.learned[layer].add(found));
+        self.soft[layer].add(&measured.soft);
+        for (random, found) in self.random.iter_mut().zip(measured.random) {
+            found.into_iter().for_each(|found| random.found[layer].add(found));
+        }
+    }
+}
+
 impl Random {
-    /// Measures the random signatures on the queries of a layer; `further` is what a key's score has beyond `q·k`.
-    pub(super) fn examine(&mut self, layer: usize, asked: &Asked, further: &[f32], d: usize) {
+    /// What the random signatures find for each head and query; `further` is what a key's score has beyond `q·k`.
+    fn find(&self, asked: &Asked<'_>, further: &[f32], d: usize) -> Vec<Found> {
         let planes = self.planes.of_width(d + 2);
-        let augmented = augment_keys(&asked.keys, d, Some(further));
+        let augmented = augment_keys(asked.keys, d, Some(further));
         let keys = Signatures::new(&side_signatures(&planes, &augmented), words_of(self.bits));
+        let mut all = Vec::new();
         for (h, queries) in asked.queries.iter().enumerate() {
             let rows = queries.chunks_exact(d);
             let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
-            let found = &mut self.found[layer];
-            asked.found_by(h, &keys, &side_signatures(&planes, &augmented), 1, |of_query| found.add(of_query));
+            asked.found_by(h, &keys, &side_signatures(&planes, &augmented), 1, |found| all.push(found));
         }
+        all
     }
 }

@@ -56,6 +56,7 @@ pub(in super::super) fn training_of(preset: &str) -> String {
 }
 
 /// One of the keys with the largest scores of a query.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Largest {
     pub(super) key: u32,
     /// Its share of what the query gives to all wanted keys: of `a`, or of `a·‖v‖`.

@@ -1,4 +1,5 @@
 use super::super::super::tests::noise;
+use super::lesson::{STRETCH, most_waiting};
 use super::*;
 use crate::kv::{KvDtype, LayerKv};
 
@@ -37,8 +38,10 @@ fn loss_and_cosines_on_held_out_text_are_those_of_the_definitions() {
         let spec = format!("bits=6,top=5,sink=2,local=3,alpha=7,mass=0.5,scale=0.4,mean=pairs,key_nets={nets}");
         let mut trainer = trainer(&spec, &model);
         trainer.examine(&chunk).unwrap();
-        let positions = trainer.positions(&chunk, PICKED_SHARE * 5, EXAMINED, u64::MAX);
-        let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+        trainer.examine_waiting();
+        trainer.examine(&chunk).unwrap();
+        let lesson = &trainer.exams.lessons[0];
+        let asked = lesson.ask_all(&trainer.settings);
         let found = &trainer.examined.as_ref().unwrap().soft[0];
         let learner = &trainer.layers[0][0].nets;
         let (mut loss, mut pairs, mut cosines, mut count) = (0.0, 0.0, [0.0; 3], 0.0);
@@ -96,7 +99,9 @@ fn queries_want_the_largest_tokens_that_are_not_static() {
         [("sink=3,local=10", 3, 10), ("sink=3,local=10,label=av", 3, 10), ("label=av,sink=0,local=1", 0, 1)]
     {
         let trainer = trainer(&format!("top={top},{spec}"), &model);
-        let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+        let stretch = Stretch { layer: 0, first: 0, tokens: n };
+        let lesson = trainer.lessons(&chunk, vec![(stretch, vec![positions.to_vec()])]).remove(0);
+        let asked = lesson.ask_all(&trainer.settings);
         let mut answer = Vec::new();
         for head in 0..2 {
             for (i, position) in positions.iter().enumerate() {
@@ -144,4 +149,116 @@ fn means_are_of_what_was_added() {
     mean.add(Found { recall: 0.5, mass: 1.0 });
     mean.add(Found { recall: 1.0, mass: 0.25 });
     assert_eq!(mean.value(), Found { recall: 0.75, mass: 0.625 });
+}
+
+/// Three layers of two KV heads, each of two queries, of a long prompt: keys, values and queries.
+struct Prompt {
+    layers: Vec<(LayerKv, Vec<f32>)>,
+    tokens: usize,
+}
+
+const LAYERS: usize = 3;
+const WIDTH: usize = 8;
+
+fn wide_model() -> ModelShape {
+    ModelShape { weights_sha256: "x".into(), layers: LAYERS, heads: 4, kv_heads: 2, head_dim: WIDTH }
+}
+
+impl Prompt {
+    fn new(tokens: usize, seed: u64) -> Self {
+        let of_layer = |layer: u64| {
+            let rows = |what: u64, heads: usize| noise(tokens * heads * WIDTH, 100 * seed + 10 * layer + what);
+            let mut kv = LayerKv::new(KvDtype::F32, 2, WIDTH, tokens);
+            let (keys, values) = (rows(0, 2), rows(1, 2));
+            keys.chunks(2 * WIDTH).zip(values.chunks(2 * WIDTH)).for_each(|(key, value)| kv.append(key, value));
+            (kv, rows(2, 4))
+        };
+        Self { layers: (0..LAYERS as u64).map(of_layer).collect(), tokens }
+    }
+
+    /// The first `end` tokens' keys and values of a layer.
+    fn up_to(&self, layer: usize, end: usize) -> LayerKv {
+        let mut kv = LayerKv::new(KvDtype::F32, 2, WIDTH, end);
+        let of = |store: &crate::kv::KvStore| [0, 1].map(|head| store.head(head).to_f32());
+        let (keys, values) = (of(&self.layers[layer].0.keys), of(&self.layers[layer].0.values));
+        let row = |rows: &[Vec<f32>; 2], t: usize| rows.each_ref().map(|r| &r[t * WIDTH..][..WIDTH]).concat();
+        (0..end).for_each(|t| kv.append(&row(&keys, t), &row(&values, t)));
+        kv
+    }
+
+    /// Has a trainer learn or examine it in chunks of `chunk` tokens.
+    fn teach(&self, trainer: &mut Trainer, chunk: usize, learns: bool) {
+        for first in (0..self.tokens).step_by(chunk) {
+            let end = (first + chunk).min(self.tokens);
+            for layer in 0..LAYERS {
+                let kv = self.up_to(layer, end);
+                let queries = &self.layers[layer].1[first * 4 * WIDTH..end * 4 * WIDTH];
+                let chunk = PrefillChunk::new(layer, first, queries, 4, &kv);
+                if learns { trainer.observe(&chunk) } else { trainer.examine(&chunk) }.unwrap();
+            }
+        }
+        trainer.end_prompt(self.tokens);
+    }
+}
+
+/// What a trainer knows after three prompts and an examination: its state, and what it gives.
+fn taught(spec: &str, most_waiting: usize, chunk: usize, threads: usize) -> (Collected, Collected) {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let mut trainer = trainer(spec, &wide_model());
+    trainer.most_waiting = most_waiting;
+    pool.install(|| {
+        for (seed, tokens) in [(1, 4500), (2, 300), (3, 2100)] {
+            Prompt::new(tokens, seed).teach(&mut trainer, chunk, true);
+        }
+        Prompt::new(2500, 4).teach(&mut trainer, chunk, false);
+    });
+    (trainer.checkpoint(), Box::new(trainer).finish())
+}
+
+/// One layer at a time on one thread is what training was first written as.
+#[test]
+fn nets_do_not_depend_on_threads_on_what_waits_or_on_the_chunks_of_a_device() {
+    for kind in ["label=a", "label=av,key_nets=query_head,decay=none"] {
+        let spec = format!("bits=8,top=8,steps=3,queries=12,rate=0.01,sink=2,local=5,{kind}");
+        let alone = taught(&spec, 0, STRETCH, 1);
+        assert!(alone.1.held_out.as_ref().is_some_and(|table| table.lines().count() > LAYERS), "{alone:?}");
+        assert_eq!(alone.0.settings["steps"], "18", "three steps in each of six stretches");
+        for (most_waiting, chunk, threads) in
+            [(MOST_WAITING, STRETCH, 1), (MOST_WAITING, STRETCH, 5), (0, STRETCH, 3), (700_000, STRETCH, 2)]
+        {
+            let other = taught(&spec, most_waiting, chunk, threads);
+            assert!(other == alone, "{kind}: {most_waiting} bytes, chunks of {chunk}, {threads} threads");
+        }
+        // A device reads four times as many tokens at once.
+        assert!(taught(&spec, MOST_WAITING, 4 * STRETCH, 4) == alone, "{kind}: chunks of a device");
+    }
+}
+
+#[test]
+fn no_more_waits_than_is_stated() {
+    let mut trainer = trainer("steps=2,queries=16,top=8", &wide_model());
+    let prompt = Prompt::new(5000, 1);
+    let all = most_waiting(&wide_model(), 5000);
+    // A layer of the last chunk has 2 KV heads of 5,000 keys, and at most 32 queries of 4 heads.
+    let layer = 4 * 2 * 5000 * (WIDTH + 1) + 4 * 4 * 32 * WIDTH + 2 * 32 * 8;
+    for most in [usize::MAX, 2 * layer, 0] {
+        trainer.most_waiting = most;
+        let mut waited = Vec::new();
+        for end in [2048, 4096, 5000] {
+            let first = (end - 1) / STRETCH * STRETCH;
+            for layer in 0..LAYERS {
+                let (kv, width) = (prompt.up_to(layer, end), 4 * WIDTH);
+                let queries = &prompt.layers[layer].1[first * width..end * width];
+                trainer.observe(&PrefillChunk::new(layer, first, queries, 4, &kv)).unwrap();
+                waited.push(trainer.waiting.bytes());
+            }
+        }
+        let found = *waited.iter().max().unwrap();
+        assert!(found <= most.max(layer) && found <= all, "{most}: {found} of {all}");
+        assert!(!trainer.waiting.lessons.is_empty(), "something waits");
+        trainer.end_prompt(5000);
+        assert_eq!((trainer.waiting.bytes(), trainer.waiting.lessons.len()), (0, 0));
+    }
+    let large = ModelShape { weights_sha256: "x".into(), layers: 32, heads: 32, kv_heads: 8, head_dim: 128 };
+    assert_eq!(most_waiting(&large, 8192), MOST_WAITING);
 }

@@ -1,0 +1,242 @@
+//! What a chunk of a prompt teaches the nets of one KV head, copied so that reading goes on before they learn it.
+
+use std::sync::Arc;
+
+use super::settings::{Largest, Settings};
+use super::{Asked, Trainer, largest};
+use crate::calibration::artefact::ModelShape;
+use crate::calibration::collector::HostChunk;
+use rayon::prelude::*;
+use spattn_kernels::linear::scores;
+
+/// Tokens of a prompt that nets learn from at a time, on every device: a chunk of the CPU's prefill.
+pub(super) const STRETCH: usize = 2048;
+/// The most bytes of lessons that wait until they are learned; those of one layer may be more.
+pub(super) const MOST_WAITING: usize = 1 << 30;
+/// Queries whose largest keys are looked for together.
+const LABELLED: usize = 32;
+
+/// At most [`STRETCH`] tokens of a prompt at one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Stretch {
+    pub(super) layer: usize,
+    /// Position of its first token in the prompt.
+    pub(super) first: usize,
+    pub(super) tokens: usize,
+}
+
+impl Stretch {
+    /// The stretches of some tokens from position `first` on.
+    pub(super) fn all(layer: usize, first: usize, tokens: usize) -> impl Iterator<Item = Self> {
+        let end = first + tokens;
+        (first..end).step_by(STRETCH).map(move |first| Self { layer, first, tokens: STRETCH.min(end - first) })
+    }
+
+    /// Number of tokens up to its last, from the beginning of the prompt.
+    pub(super) fn end(self) -> usize {
+        self.first + self.tokens
+    }
+}
+
+/// Keys of one KV head after the sink, and the number that is added to each one's scores (`√d·ln‖v‖`, or 0).
+pub(super) struct Keys {
+    pub(super) rows: Vec<f32>,
+    pub(super) further: Vec<f32>,
+}
+
+/// What the nets of one KV head learn from a stretch.
+pub(super) struct Lesson {
+    pub(super) stretch: Stretch,
+    pub(super) kv_head: usize,
+    /// Keys of all tokens that were read with the stretch. Its own queries see the first of them.
+    pub(super) keys: Arc<Keys>,
+    /// Positions in the stretch whose queries are learned from; ascending and distinct.
+    positions: Vec<usize>,
+    /// `[position][d]` for each head of the group.
+    queries: Vec<Vec<f32>>,
+    /// The positions of each step.
+    pub(super) draws: Arc<Vec<Vec<usize>>>,
+    /// First tokens that no query has to find, and those at both ends.
+    sink: usize,
+    statics: usize,
+    d: usize,
+    /// Divisor of the logits.
+    divisor: f32,
+}
+
+/// The largest keys of each head and position of a lesson.
+pub(super) struct Labels(Vec<Vec<Vec<Largest>>>);
+
+impl Trainer {
+    /// The keys of one KV head that queries of a chunk may see.
+    fn keys(&self, chunk: &HostChunk<'_>, kv_head: usize) -> Keys {
+        let d = chunk.d();
+        let range = self.settings.sink.min(chunk.end())..chunk.end();
+        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
+        let further = match self.settings.kind.by_norm {
+            false => vec![0.0; range.len()],
+            true => {
+                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
+                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
+                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
+                let divisor = chunk.scale().divisor() as f32;
+                squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
+            }
+        };
+        Keys { rows, further }
+    }
+
+    /// The lessons of a chunk, by stretch and KV head: the queries at the positions of each draw, and the keys.
+    pub(super) fn lessons(&self, chunk: &HostChunk<'_>, drawn: Vec<(Stretch, Vec<Vec<usize>>)>) -> Vec<Lesson> {
+        let keys: Vec<Arc<Keys>> =
+            (0..chunk.kv_heads()).into_par_iter().map(|head| Arc::new(self.keys(chunk, head))).collect();
+        let of_stretch = |(stretch, draws): (Stretch, Vec<Vec<usize>>)| {
+            let mut positions = draws.concat();
+            positions.sort_unstable();
+            positions.dedup();
+            let draws = Arc::new(draws);
+            let of_head = |(kv_head, keys): (usize, &Arc<Keys>)| Lesson {
+                stretch,
+                kv_head,
+                keys: keys.clone(),
+                queries: self.queries(chunk, stretch, kv_head, &positions),
+                positions: positions.clone(),
+                draws: draws.clone(),
+                sink: self.settings.sink,
+                statics: self.statics(),
+                d: chunk.d(),
+                divisor: chunk.scale().divisor() as f32,
+            };
+            keys.iter().enumerate().map(of_head).collect::<Vec<_>>()
+        };
+        drawn.into_par_iter().flat_map_iter(of_stretch).collect()
+    }
+
+    /// The queries `[position][d]` at some positions of a stretch, for each head of a group.
+    fn queries(&self, chunk: &HostChunk<'_>, stretch: Stretch, kv_head: usize, positions: &[usize]) -> Vec<Vec<f32>> {
+        let (group, before) = (self.model.group(), stretch.first - chunk.first);
+        let of = |head: usize| positions.iter().flat_map(move |p| chunk.query(before + p, head)).copied().collect();
+        (kv_head * group..(kv_head + 1) * group).map(of).collect()
+    }
+
+    /// Standardises the inputs of a layer's nets by all tokens up to the end of the first stretch that they see.
+    pub(super) fn standardise(&mut self, chunk: &HostChunk<'_>, stretch: Stretch, lessons: &[Lesson]) {
+        let all: Vec<usize> = (0..stretch.tokens).collect();
+        let mut learners = std::mem::take(&mut self.layers[stretch.layer]);
+        for (kv_head, learner) in learners.iter_mut().enumerate().filter(|(_, learner)| !learner.standardised) {
+            let of = |lesson: &&Lesson| (lesson.stretch, lesson.kv_head) == (stretch, kv_head);
+            let Some(lesson) = lessons.iter().find(of) else { continue };
+            learner.nets.keys.iter_mut().for_each(|net| net.standardise(lesson.rows()));
+            let queries = self.queries(chunk, stretch, kv_head, &all);
+            learner.nets.queries.iter_mut().zip(&queries).for_each(|(net, queries)| net.standardise(queries));
+            learner.standardised = true;
+        }
+        self.layers[stretch.layer] = learners;
+    }
+}
+
+impl Lesson {
+    /// Keys `[key][d]` after the sink up to the end of the stretch.
+    fn rows(&self) -> &[f32] {
+        &self.keys.rows[..self.stretch.end().saturating_sub(self.sink) * self.d]
+    }
+
+    /// Bytes of its queries and positions; keys are shared.
+    pub(super) fn bytes(&self) -> usize {
+        let queries: usize = self.queries.iter().map(|queries| size_of_val(queries.as_slice())).sum();
+        queries + size_of_val(self.positions.as_slice())
+    }
+
+    /// Number of keys that the query at a position of the stretch sees.
+    fn seen(&self, position: usize) -> usize {
+        self.stretch.first + position + 1 - self.statics
+    }
+
+    /// The largest keys of every query.
+    pub(super) fn labels(&self, settings: &Settings) -> Labels {
+        let of_head = |queries: &Vec<f32>| {
+            let parts = queries.chunks(LABELLED * self.d).zip(self.positions.chunks(LABELLED));
+            parts.flat_map(|(queries, positions)| self.largest_of(queries, positions, settings)).collect()
+        };
+        Labels(self.queries.iter().map(of_head).collect())
+    }
+
+    /// The largest keys of some queries, whose positions ascend.
+    fn largest_of(&self, queries: &[f32], positions: &[usize], settings: &Settings) -> Vec<Vec<Largest>> {
+        let all = positions.last().map_or(0, |position| self.seen(*position));
+        let mut exact = vec![0.0; positions.len() * all];
+        scores(queries, &self.keys.rows[..all * self.d], self.d, &mut exact);
+        let of_query = |(row, position): (&mut [f32], &usize)| {
+            row.iter_mut().zip(&self.keys.further).for_each(|(score, x)| *score += x);
+            largest(&row[..self.seen(*position)], settings.top, self.divisor)
+        };
+        exact.chunks_exact_mut(all).zip(positions).map(of_query).collect()
+    }
+
+    /// The queries at some of its positions, which ascend, and the keys that they should find.
+    pub(super) fn ask(&self, labels: &Labels, positions: &[usize]) -> Asked<'_> {
+        let place = |position: &usize| self.positions.binary_search(position).expect("a step's positions were copied");
+        let places: Vec<usize> = positions.iter().map(place).collect();
+        let seen: Vec<usize> = positions.iter().map(|position| self.seen(*position)).collect();
+        let all = seen.last().copied().unwrap_or(0);
+        let queries =
+            |of_head: &Vec<f32>| places.iter().flat_map(|p| &of_head[p * self.d..][..self.d]).copied().collect();
+        let wanted = |of_head: &Vec<Vec<Largest>>| places.iter().map(|place| of_head[*place].clone()).collect();
+        Asked {
+            keys: &self.keys.rows[..all * self.d],
+            context: positions.iter().map(|position| self.stretch.first + position + 1).collect(),
+            queries: self.queries.iter().map(queries).collect(),
+            wanted: labels.0.iter().map(wanted).collect(),
+            seen,
+        }
+    }
+
+    /// All of its queries, and the keys that they should find.
+    pub(super) fn ask_all(&self, settings: &Settings) -> Asked<'_> {
+        self.ask(&self.labels(settings), &self.positions)
+    }
+}
+
+/// Lessons that wait until they are learned.
+#[derive(Default)]
+pub(super) struct Waiting {
+    pub(super) lessons: Vec<Lesson>,
+    bytes: usize,
+}
+
+impl Waiting {
+    /// Adds the lessons of a chunk at one layer.
+    pub(super) fn add(&mut self, lessons: Vec<Lesson>) {
+        self.bytes += bytes(&lessons);
+        self.lessons.extend(lessons);
+    }
+
+    /// Bytes of what waits.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether these can be added while no more than `most` bytes wait.
+    pub(super) fn has_room(&self, lessons: &[Lesson], most: usize) -> bool {
+        self.bytes + bytes(lessons) <= most
+    }
+}
+
+/// Bytes of the lessons of a chunk at one layer, which share keys by KV head.
+fn bytes(lessons: &[Lesson]) -> usize {
+    let first = lessons.first().map(|lesson| lesson.stretch);
+    let keys = |lesson: &Lesson| size_of_val(lesson.keys.rows.as_slice()) + size_of_val(lesson.keys.further.as_slice());
+    let shared: usize = lessons.iter().filter(|lesson| Some(lesson.stretch) == first).map(keys).sum();
+    shared + lessons.iter().map(Lesson::bytes).sum::<usize>()
+}
+
+/// The most bytes of lessons that wait while a model reads prompts of `tokens` tokens.
+pub(super) fn most_waiting(model: &ModelShape, tokens: usize) -> usize {
+    let of_layer = |stretch: Stretch| {
+        let keys = model.kv_heads * stretch.end() * (model.head_dim + 1);
+        size_of::<f32>() * (keys + model.heads * stretch.tokens * model.head_dim)
+    };
+    let layer: usize = Stretch::all(0, 0, tokens).map(of_layer).sum();
+    (model.layers * layer).min(MOST_WAITING.max(layer))
+}
