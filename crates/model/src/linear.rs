@@ -11,7 +11,7 @@ use super::tensors::{StoredTensor, StoredType, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
-use spattn_kernels::quantised::{BlockRows, BlockType, linear_quantised};
+use spattn_kernels::quantised::{BlockRows, BlockType, RowLayout, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -38,12 +38,25 @@ enum Data {
 #[derive(Debug)]
 struct Blocks {
     block_type: BlockType,
+    layout: RowLayout,
     bytes: Vec<u8>,
 }
 
 impl Blocks {
+    /// The rows of a tensor. As many as make whole strips are laid side by side, without a second copy; the rest stays as it is.
+    fn of_rows(block_type: BlockType, mut bytes: Vec<u8>, columns: usize) -> Vec<Self> {
+        let strip_bytes = block_type.strip_rows().unwrap_or(usize::MAX).saturating_mul(block_type.bytes_of(columns));
+        let rest = bytes.split_off(bytes.len() / strip_bytes * strip_bytes);
+        if !bytes.is_empty() {
+            block_type.lay_side_by_side(&mut bytes, columns);
+        }
+        let strips = Self { block_type, layout: RowLayout::Strips, bytes };
+        let rows = Self { block_type, layout: RowLayout::Rows, bytes: rest };
+        [strips, rows].into_iter().filter(|part| !part.bytes.is_empty()).collect()
+    }
+
     fn rows(&self) -> BlockRows<'_> {
-        BlockRows { block_type: self.block_type, blocks: &self.bytes }
+        BlockRows { block_type: self.block_type, layout: self.layout, blocks: &self.bytes }
     }
 
     /// Number of rows of so many columns.
@@ -84,8 +97,8 @@ impl Matrix {
         }
         let data = match staying == tensors.len() {
             true => {
-                let blocks = |tensor: StoredTensor| Some(Blocks { block_type: stays(&tensor)?, bytes: tensor.bytes });
-                Data::Blocks(tensors.into_iter().filter_map(blocks).collect())
+                let blocks = |tensor: StoredTensor| Some(Blocks::of_rows(stays(&tensor)?, tensor.bytes, columns));
+                Data::Blocks(tensors.into_iter().filter_map(blocks).flatten().collect())
             }
             false => {
                 Data::Mixed(tensors.into_iter().map(|one| Self::stack_blocks(vec![one], columns, dtype)).collect())
@@ -132,8 +145,7 @@ impl Matrix {
             Data::Tiles(tiles) => tiles.read_row(row, out),
             Data::Blocks(parts) => {
                 let (part, row) = part_of(parts, row, |part| part.len(self.columns));
-                let bytes = part.block_type.bytes_of(self.columns);
-                part.block_type.dequantise(&part.bytes[row * bytes..][..bytes], out);
+                part.rows().read_row(row, out);
             }
             Data::Mixed(parts) => {
                 let (part, row) = part_of(parts, row, Self::len);

@@ -19,6 +19,11 @@ pub(super) trait Lanes: Simd {
     type Codes: Copy;
     /// What turns codes of four bits into numbers.
     type Table: Copy;
+    /// The same instructions with eight lanes.
+    type Eight: Lanes;
+
+    /// `LANES` codes of 32 bits, in the processor's order of bytes.
+    unsafe fn load_words(ptr: *const u8) -> Self::Codes;
 
     /// `LANES` unsigned bytes.
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes;
@@ -84,7 +89,13 @@ const NEXT_BITS: u32 = 0x3030_3030;
 impl Lanes for Portable {
     type Codes = [u32; 8];
     type Table = (Self::V, Self::V);
+    type Eight = Self;
 
+    #[inline(always)]
+    unsafe fn load_words(ptr: *const u8) -> Self::Codes {
+        // SAFETY: caller's contract: 32 readable bytes.
+        unsafe { ptr.cast::<[[u8; 4]; 8]>().read_unaligned() }.map(u32::from_ne_bytes)
+    }
     #[inline(always)]
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes {
         // SAFETY: caller's contract: 8 readable bytes.
@@ -169,7 +180,12 @@ mod x86 {
         type Codes = __m512i;
         /// The numbers of all sixteen codes.
         type Table = __m512;
+        type Eight = Avx2;
 
+        #[inline(always)]
+        unsafe fn load_words(ptr: *const u8) -> __m512i {
+            unsafe { _mm512_loadu_si512(ptr.cast()) }
+        }
         #[inline(always)]
         unsafe fn load_u8(ptr: *const u8) -> __m512i {
             unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast())) }
@@ -309,7 +325,12 @@ mod x86 {
     impl Lanes for Avx2 {
         type Codes = __m256i;
         type Table = (__m256, __m256);
+        type Eight = Self;
 
+        #[inline(always)]
+        unsafe fn load_words(ptr: *const u8) -> __m256i {
+            unsafe { _mm256_loadu_si256(ptr.cast()) }
+        }
         #[inline(always)]
         unsafe fn load_u8(ptr: *const u8) -> __m256i {
             unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast())) }
