@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use super::tensors::{StoredTensor, StoredType, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
+use spattn_kernels::memory::begin_with_line;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use spattn_kernels::quantised::{BlockRows, BlockType, RowLayout, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
@@ -40,6 +41,8 @@ struct Blocks {
     block_type: BlockType,
     layout: RowLayout,
     bytes: Vec<u8>,
+    /// Where blocks begin in `bytes`.
+    first: usize,
 }
 
 impl Blocks {
@@ -47,21 +50,23 @@ impl Blocks {
     fn of_rows(block_type: BlockType, mut bytes: Vec<u8>, columns: usize) -> Vec<Self> {
         let strip_bytes = block_type.strip_rows().unwrap_or(usize::MAX).saturating_mul(block_type.bytes_of(columns));
         let rest = bytes.split_off(bytes.len() / strip_bytes * strip_bytes);
-        if !bytes.is_empty() {
-            block_type.lay_side_by_side(&mut bytes, columns);
+        let rows = Self { block_type, layout: RowLayout::Rows, bytes: rest, first: 0 };
+        if bytes.is_empty() {
+            return vec![rows];
         }
-        let strips = Self { block_type, layout: RowLayout::Strips, bytes };
-        let rows = Self { block_type, layout: RowLayout::Rows, bytes: rest };
+        let first = begin_with_line(&mut bytes);
+        block_type.lay_side_by_side(&mut bytes[first..], columns);
+        let strips = Self { block_type, layout: RowLayout::Strips, bytes, first };
         [strips, rows].into_iter().filter(|part| !part.bytes.is_empty()).collect()
     }
 
     fn rows(&self) -> BlockRows<'_> {
-        BlockRows { block_type: self.block_type, layout: self.layout, blocks: &self.bytes }
+        BlockRows { block_type: self.block_type, layout: self.layout, blocks: &self.bytes[self.first..] }
     }
 
     /// Number of rows of so many columns.
     fn len(&self, columns: usize) -> usize {
-        self.bytes.len() / self.block_type.bytes_of(columns)
+        self.rows().blocks.len() / self.block_type.bytes_of(columns)
     }
 }
 
@@ -131,7 +136,7 @@ impl Matrix {
             Data::F16(v) => size_of_val(v.as_slice()),
             Data::Bf16(v) => size_of_val(v.as_slice()),
             Data::Tiles(tiles) => tiles.bytes(),
-            Data::Blocks(parts) => parts.iter().map(|part| part.bytes.len()).sum(),
+            Data::Blocks(parts) => parts.iter().map(|part| part.rows().blocks.len()).sum(),
             Data::Mixed(parts) => parts.iter().map(Self::bytes).sum(),
         }
     }
@@ -251,6 +256,32 @@ mod tests {
                 assert_eq!(read, exact, "row {row}");
             }
             assert_eq!(stack.times(&x), expected.times(&x));
+        }
+    }
+
+    #[test]
+    fn a_matrix_of_larger_blocks_is_the_same_in_strips_and_the_rows_behind_them() {
+        let columns = 512;
+        for block_type in [BlockType::Q4K, BlockType::Q5K, BlockType::Q6K] {
+            let of = |rows: usize| Weights::random_in(5, block_type).read("layer.weight", &[rows, columns]).unwrap();
+            for rows in [3, 16, 37] {
+                let (above, below) = (of(rows), of(21));
+                assert_eq!(above.dtype, StoredType::Blocks(block_type));
+                let all: Vec<f32> = [&above, &below].into_iter().flat_map(StoredTensor::to_f32).collect();
+                let stack = Matrix::stack_blocks(vec![above, below], columns, WeightDtype::F32);
+                assert_eq!((stack.len(), stack.bytes()), (rows + 21, block_type.bytes_of(all.len())));
+                for (row, exact) in all.chunks_exact(columns).enumerate() {
+                    let mut read = vec![f32::NAN; columns];
+                    stack.read_row(row, &mut read);
+                    assert_eq!(read, exact, "row {row}");
+                }
+                let x: Vec<f32> = (0..9 * columns).map(|i| (i as f32 * 0.7).sin()).collect();
+                for batch in [1, 5, 9] {
+                    let mut expected = vec![0.0; batch * (rows + 21)];
+                    linear_rows(&x[..batch * columns], &all, columns, &mut expected);
+                    assert_eq!(stack.times(&x[..batch * columns]), expected, "{rows} rows, {batch} at a time");
+                }
+            }
         }
     }
 

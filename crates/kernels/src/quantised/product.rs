@@ -104,7 +104,12 @@ dispatch! {
 }
 
 #[inline(always)]
-unsafe fn products_kernel<S: Lanes, F: Format>(x: &[f32], blocks: &[u8], columns: usize, out: OutputColumns) {
+pub(super) unsafe fn products_kernel<S: Lanes, F: Format>(
+    x: &[f32],
+    blocks: &[u8],
+    columns: usize,
+    out: OutputColumns,
+) {
     let row_bytes = columns / F::NUMBERS * F::BYTES;
     let weights =
         Weights::<F> { blocks, row_bytes, outputs: blocks.len() / row_bytes, format: std::marker::PhantomData };

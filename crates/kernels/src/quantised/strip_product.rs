@@ -325,12 +325,13 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
             }
         }
         for set in 0..BLOCK / set_columns {
-            let bundles = cell.add(S::LANES * F::HEAD + (BUNDLES * set + first) * F::WORDS * word_bytes);
+            let mut bundles = cell.add(S::LANES * F::HEAD + (BUNDLES * set + first) * F::WORDS * word_bytes);
             let x = x.add(set * set_columns + first);
             each_code!(F, I => {
                 let group = (set * set_columns + BUNDLES * I) / F::GROUP;
                 let scale = S::mul(of.scales[group], S::splat(1.0 / (1u32 << code_shift::<F>(I)) as f32));
                 let half = BUNDLES * I % S::LANES / BUNDLES;
+                bundles = read_anew(bundles);
                 for j in 0..J {
                     let code = code::<S, F>(bundles.add(j * F::WORDS * word_bytes), word_bytes, I);
                     let numbers = S::fma(S::to_f32(code), scale, of.offsets[group]);
@@ -347,6 +348,23 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
             }
         }
     }
+}
+
+/// The same pointer, as a new one to the compiler. It would keep all words of a set in registers, where there is room for sums only, and
+/// move them to the stack and back; an instruction can use a word as it reads it.
+#[inline(always)]
+fn read_anew(ptr: *const u8) -> *const u8 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let same;
+        // SAFETY: there is no instruction.
+        unsafe {
+            std::arch::asm!("/* {0} */", inlateout(reg) ptr => same, options(pure, nomem, nostack, preserves_flags));
+        }
+        same
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    ptr
 }
 
 /// Writes the numbers of eight rows of a cell of `rows`, from lane `first` on, to rows of `out` that are `stride` apart.
@@ -415,4 +433,48 @@ unsafe fn transposed<E: Lanes>(mut v: [E::V; 8]) -> [E::V; 8] {
         v = [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]];
     }
     v
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantised::product;
+    use crate::simd::PortableLanes;
+
+    /// Compares strips with rows in vectors of `N` lanes.
+    fn check<const N: usize, F: StripFormat>(seed: u32) {
+        let (strips, columns) = (3, 5 * BLOCK);
+        let outputs = strips * N;
+        let row_bytes = columns / BLOCK * F::BYTES;
+        // Bytes below 32, so that scales are numbers.
+        let blocks: Vec<u8> =
+            (0..(outputs * row_bytes) as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 27) as u8).collect();
+        let mut laid = vec![0; blocks.len()];
+        for (strip, blocks) in laid.chunks_exact_mut(N * row_bytes).zip(blocks.chunks_exact(N * row_bytes)) {
+            write_strip::<F>(blocks, N, strip);
+        }
+        let x: Vec<f32> = (0..11 * columns).map(|i| (i as f32 * 0.37).sin()).collect();
+        for rows in 1..=11 {
+            let x = &x[..rows * columns];
+            let (mut out, mut expected) = (vec![f32::NAN; rows * outputs], vec![f32::NAN; rows * outputs]);
+            // SAFETY: portable code runs on every CPU.
+            unsafe {
+                let to = OutputColumns::new(&mut expected, outputs);
+                product::products_kernel::<PortableLanes<N>, F>(x, &blocks, columns, to);
+                products_kernel::<PortableLanes<N>, F>(x, &laid, columns, OutputColumns::new(&mut out, outputs));
+            }
+            assert!(expected.iter().all(|sum| sum.is_finite() && *sum != 0.0));
+            assert_eq!(out, expected, "{rows} rows, {N} lanes");
+        }
+    }
+
+    #[test]
+    fn vectors_of_either_width_sum_in_the_order_of_rows() {
+        check::<8, Q4K>(1);
+        check::<8, Q5K>(2);
+        check::<8, Q6K>(3);
+        check::<16, Q4K>(4);
+        check::<16, Q5K>(5);
+        check::<16, Q6K>(6);
+    }
 }

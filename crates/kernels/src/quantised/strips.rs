@@ -85,7 +85,8 @@ pub(super) unsafe fn code<S: Lanes, F: StripFormat>(words: *const u8, stride: us
     unsafe {
         if i >= F::WORDS * F::WHOLE {
             let [a, b, c] = &F::IN_PIECES[i - F::WORDS * F::WHOLE];
-            let (a, b, c) = (read::<S>(words, stride, a), read::<S>(words, stride, b), read::<S>(words, stride, c));
+            let (a, b, c) =
+                (in_place::<S>(words, stride, a), in_place::<S>(words, stride, b), in_place::<S>(words, stride, c));
             return S::or(S::or(a, b), c);
         }
         let word = S::load_words(words.add(i / F::WHOLE * stride));
@@ -99,20 +100,28 @@ pub(super) unsafe fn code<S: Lanes, F: StripFormat>(words: *const u8, stride: us
 }
 
 #[inline(always)]
-unsafe fn read<S: Lanes>(words: *const u8, stride: usize, piece: &Piece) -> S::Codes {
+unsafe fn in_place<S: Lanes>(words: *const u8, stride: usize, piece: &Piece) -> S::Codes {
     // SAFETY: the caller's.
     unsafe { S::and(S::shift_right(S::load_words(words.add(piece.word * stride)), piece.shift), piece.mask) }
 }
 
-/// Word `w` of a bundle with these codes.
-fn word<F: StripFormat>(codes: impl Fn(usize) -> u8, w: usize) -> u32 {
-    let whole = (0..F::WHOLE).map(|i| u32::from(codes(w * F::WHOLE + i)) << (F::BITS * i));
-    let pieces = F::IN_PIECES.iter().enumerate().flat_map(|(code, pieces)| {
-        let of_word = pieces.iter().filter(|piece| piece.word == w);
-        of_word.map(move |piece| (code, piece))
-    });
-    let pieces = pieces.map(|(code, piece)| (u32::from(codes(F::WORDS * F::WHOLE + code)) & piece.mask) << piece.shift);
-    whole.chain(pieces).fold(0, |word, bits| word | bits)
+/// Word `w` of each of the eight bundles of a set with these codes.
+fn words_of<F: StripFormat>(codes: &[u8], w: usize) -> [u32; BUNDLES] {
+    let mut words = [0; BUNDLES];
+    let mut add = |code: usize, mask: u32, shift: usize| {
+        for (word, code) in words.iter_mut().zip(&codes[BUNDLES * code..][..BUNDLES]) {
+            *word |= (u32::from(*code) & mask) << shift;
+        }
+    };
+    for i in 0..F::WHOLE {
+        add(w * F::WHOLE + i, u32::MAX, F::BITS * i);
+    }
+    for (i, pieces) in F::IN_PIECES.iter().enumerate() {
+        for piece in pieces.iter().filter(|piece| piece.word == w) {
+            add(F::WORDS * F::WHOLE + i, piece.mask, piece.shift as usize);
+        }
+    }
+    words
 }
 
 /// Writes the cells of a strip: `blocks` are those of its `rows`, row by row.
@@ -133,12 +142,14 @@ fn write_block<F: StripFormat>(block: &[u8], rows: usize, r: usize, cell: &mut [
         cell[rows * begin + bytes * r..][..bytes].copy_from_slice(&head[begin..begin + bytes]);
         begin += bytes;
     }
-    let words = cell[rows * F::HEAD..].chunks_exact_mut(rows * WORD);
-    for (at, out) in words.enumerate() {
-        let (bundle, w) = (at / F::WORDS, at % F::WORDS);
-        let first = bundle / BUNDLES * BUNDLES * F::CODES + bundle % BUNDLES;
-        let word = word::<F>(|i| codes[first + BUNDLES * i], w);
-        out[WORD * r..][..WORD].copy_from_slice(&word.to_le_bytes());
+    let sets = cell[rows * F::HEAD..].chunks_exact_mut(BUNDLES * F::WORDS * rows * WORD);
+    for (set, codes) in sets.zip(codes.chunks_exact(BUNDLES * F::CODES)) {
+        for w in 0..F::WORDS {
+            for (bundle, word) in words_of::<F>(codes, w).into_iter().enumerate() {
+                let at = ((bundle * F::WORDS + w) * rows + r) * WORD;
+                set[at..at + WORD].copy_from_slice(&word.to_le_bytes());
+            }
+        }
     }
 }
 
@@ -171,6 +182,18 @@ unsafe fn scales_of_six_bits<S: Lanes>(cell: *const u8, rows: usize, first: usiz
     }
 }
 
+/// Codes of four bits: 64 in each 32 bytes, the first 32 in the lower halves.
+fn four_bits(bytes: &[u8]) -> [u8; BLOCK] {
+    let mut codes = [0; BLOCK];
+    for (codes, bytes) in codes.chunks_exact_mut(64).zip(bytes.chunks_exact(32)) {
+        let (lower, upper) = codes.split_at_mut(32);
+        for ((lower, upper), byte) in lower.iter_mut().zip(upper).zip(bytes) {
+            (*lower, *upper) = (byte & 15, byte >> 4);
+        }
+    }
+    codes
+}
+
 fn head_of_six_bits(block: &[u8]) -> [u8; 18] {
     std::array::from_fn(|i| if i < 16 { block[i] } else { 0 })
 }
@@ -187,7 +210,7 @@ impl StripFormat for Q4K {
     }
 
     fn codes(block: &[u8]) -> [u8; BLOCK] {
-        std::array::from_fn(|i| block[16 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15)
+        four_bits(&block[16..])
     }
 
     #[inline(always)]
@@ -210,10 +233,13 @@ impl StripFormat for Q5K {
     }
 
     fn codes(block: &[u8]) -> [u8; BLOCK] {
-        std::array::from_fn(|i| {
-            let four = block[48 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
-            four | (block[16 + i % 32] >> (i / 32) & 1) << 4
-        })
+        let mut codes = four_bits(&block[48..]);
+        for (group, codes) in codes.chunks_exact_mut(32).enumerate() {
+            for (code, fifths) in codes.iter_mut().zip(&block[16..48]) {
+                *code |= (fifths >> group & 1) << 4;
+            }
+        }
+        codes
     }
 
     #[inline(always)]
@@ -236,11 +262,15 @@ impl StripFormat for Q6K {
     }
 
     fn codes(block: &[u8]) -> [u8; BLOCK] {
-        std::array::from_fn(|i| {
-            let (half, quarter, place) = (i / 128, i % 128 / 32, i % 32);
-            let lower = block[64 * half + 32 * (quarter % 2) + place] >> (quarter / 2 * 4) & 15;
-            lower | (block[128 + 32 * half + place] >> (2 * quarter) & 3) << 4
-        })
+        let mut codes = [0; BLOCK];
+        for (at, codes) in codes.chunks_exact_mut(32).enumerate() {
+            let (half, quarter) = (at / 4, at % 4);
+            let (lower, higher) = (&block[64 * half + 32 * (quarter % 2)..], &block[128 + 32 * half..]);
+            for ((code, lower), higher) in codes.iter_mut().zip(lower).zip(higher) {
+                *code = lower >> (quarter / 2 * 4) & 15 | (higher >> (2 * quarter) & 3) << 4;
+            }
+        }
+        codes
     }
 
     #[inline(always)]
