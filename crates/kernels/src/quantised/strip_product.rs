@@ -261,7 +261,7 @@ unsafe fn cells_sums<S: Lanes, F: StripFormat, const R: usize, const J: usize>(
 ) -> [S::V; R] {
     // SAFETY: columns are read within the cells, and activations at these columns (caller).
     unsafe {
-        let mut sums = [[[S::splat(0.0); BUNDLES]; 2]; R];
+        let mut sums: ColumnSums<S, R> = [[[S::splat(0.0); R]; BUNDLES]; 2];
         for (block, cell) in cells.chunks_exact(S::LANES * F::BYTES).enumerate() {
             for byte in (0..S::LANES * F::BYTES).step_by(LINE) {
                 // A prefetch may take any address, even an invalid one.
@@ -273,34 +273,35 @@ unsafe fn cells_sums<S: Lanes, F: StripFormat, const R: usize, const J: usize>(
             }
         }
         let mut out = [S::splat(0.0); R];
-        for (out, sums) in out.iter_mut().zip(sums) {
-            *out = sum_of_columns::<S>(sums);
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = sum_of_columns::<S, R>(&sums, r);
         }
         out
     }
 }
 
-/// The sum of the sums of each column, in the order in which [`Simd::sum`] adds up lanes.
+/// Sums for all lanes, by half of a vector, column within the half, and row of activations.
+type ColumnSums<S, const R: usize> = [[[<S as Simd>::V; R]; BUNDLES]; 2];
+
+/// The sum of the sums of each column for row `r`, in the order in which [`Simd::sum`] adds up lanes.
 ///
 /// # Safety
 /// The CPU supports `S`.
 #[inline(always)]
-unsafe fn sum_of_columns<S: Lanes>([low, high]: [[S::V; BUNDLES]; 2]) -> S::V {
+unsafe fn sum_of_columns<S: Lanes, const R: usize>([low, high]: &ColumnSums<S, R>, r: usize) -> S::V {
     // SAFETY: value operations only (caller).
     unsafe {
-        let mut sums = low;
-        if S::LANES == MOST_LANES {
-            for (sum, high) in sums.iter_mut().zip(high) {
-                *sum = S::add(*sum, high);
-            }
+        let mut sums = [S::splat(0.0); BUNDLES];
+        for (sum, (low, high)) in sums.iter_mut().zip(low.iter().zip(high)) {
+            *sum = if S::LANES == MOST_LANES { S::add(low[r], high[r]) } else { low[r] };
         }
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| (sums[i], sums[i + 4]));
-        let (a, b, c, d) = (S::add(a.0, a.1), S::add(b.0, b.1), S::add(c.0, c.1), S::add(d.0, d.1));
-        S::add(S::add(a, c), S::add(b, d))
+        let [a, b, c, d, e, f, g, h] = sums;
+        let (ae, bf, cg, dh) = (S::add(a, e), S::add(b, f), S::add(c, g), S::add(d, h));
+        S::add(S::add(ae, cg), S::add(bf, dh))
     }
 }
 
-/// Adds the products of a cell's bundles `first..first + J` of each set to `sums`: by row of activations, and by column within a vector.
+/// Adds the products of a cell's bundles `first..first + J` of each set to `sums`.
 ///
 /// # Safety
 /// The cell is readable, and the rows of `x` have its columns; the CPU supports `S`.
@@ -311,18 +312,16 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
     cell: *const u8,
     of: &StripScales<S>,
     first: usize,
-    sums: &mut [[[S::V; BUNDLES]; 2]; R],
+    sums: &mut ColumnSums<S, R>,
 ) {
     let word_bytes = 4 * S::LANES;
     let set_columns = BUNDLES * F::CODES;
     // SAFETY: bundles are read within the cell, and activations within its columns (caller).
     unsafe {
         // On their own, they stay in registers.
-        let mut own = [[[S::splat(0.0); J]; 2]; R];
-        for r in 0..R {
-            for half in 0..2 {
-                own[r][half].copy_from_slice(&sums[r][half][first..first + J]);
-            }
+        let mut own = [[[S::splat(0.0); R]; J]; 2];
+        for (own, sums) in own.iter_mut().zip(&*sums) {
+            own.copy_from_slice(&sums[first..first + J]);
         }
         for set in 0..BLOCK / set_columns {
             let mut bundles = cell.add(S::LANES * F::HEAD + (BUNDLES * set + first) * F::WORDS * word_bytes);
@@ -332,26 +331,24 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
                 let scale = S::mul(of.scales[group], S::splat(1.0 / (1u32 << code_shift::<F>(I)) as f32));
                 let half = BUNDLES * I % S::LANES / BUNDLES;
                 bundles = read_anew(bundles);
-                for j in 0..J {
+                for (j, own) in own[half].iter_mut().enumerate() {
                     let code = code::<S, F>(bundles.add(j * F::WORDS * word_bytes), word_bytes, I);
                     let numbers = S::fma(S::to_f32(code), scale, of.offsets[group]);
-                    for r in 0..R {
-                        let factor = S::splat(*x.add(r * stride + BUNDLES * I + j));
-                        own[r][half][j] = S::fma(factor, numbers, own[r][half][j]);
+                    for (r, sum) in own.iter_mut().enumerate() {
+                        *sum = S::fma(S::splat(*x.add(r * stride + BUNDLES * I + j)), numbers, *sum);
                     }
                 }
             });
         }
-        for r in 0..R {
-            for half in 0..2 {
-                sums[r][half][first..first + J].copy_from_slice(&own[r][half]);
-            }
+        for (own, sums) in own.iter().zip(sums) {
+            sums[first..first + J].copy_from_slice(own);
         }
     }
 }
 
 /// The same pointer, as a new one to the compiler. It would keep all words of a set in registers, where there is room for sums only, and
 /// move them to the stack and back; an instruction can use a word as it reads it.
+#[allow(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction that could read")]
 #[inline(always)]
 fn read_anew(ptr: *const u8) -> *const u8 {
     #[cfg(target_arch = "x86_64")]
