@@ -13,7 +13,7 @@ use spattn::kernels::cpu::hamming::{TieBreakOffsets, hamming_scores};
 use spattn::kernels::cpu::hyperplanes::Hyperplanes;
 use spattn::kernels::cpu::linear::{linear_rows, scores};
 use spattn::kernels::cpu::prefill::{PackedHead, RowVisibility, block_attention, causal_attention};
-use spattn::kernels::cpu::quantised::{BlockRows, BlockType, linear_quantised};
+use spattn::kernels::cpu::quantised::{BlockRows, BlockType, RowLayout, linear_quantised};
 use spattn::kernels::cpu::roof::read_all;
 use spattn::kernels::cpu::share::top_share;
 use spattn::kernels::cpu::topk::top_k;
@@ -218,12 +218,19 @@ fn memory(c: &mut Criterion) {
     for block_type in BlockType::ALL {
         // Any bytes are blocks.
         let bytes = block_type.bytes_of(inputs * outputs);
-        let blocks: Vec<u8> = (0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 27) as u8).collect();
-        let parts = [BlockRows { block_type, blocks: &blocks }];
+        let mut blocks: Vec<u8> = (0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 27) as u8).collect();
         group.throughput(Throughput::Bytes(bytes as u64));
-        group.bench_function(format!("linear_quantised/{}/1x{inputs}x{outputs}", block_type.name()), |b| {
-            b.iter(|| linear_quantised(&x, &parts, inputs, black_box(&mut out)))
-        });
+        for layout in [RowLayout::Rows, RowLayout::Strips] {
+            if layout == RowLayout::Strips {
+                if block_type.strip_rows().is_none() {
+                    continue;
+                }
+                block_type.lay_side_by_side(&mut blocks, inputs);
+            }
+            let parts = [BlockRows { block_type, layout, blocks: &blocks }];
+            let name = format!("linear_quantised/{}/{layout:?}/1x{inputs}x{outputs}", block_type.name());
+            group.bench_function(name, |b| b.iter(|| linear_quantised(&x, &parts, inputs, black_box(&mut out))));
+        }
     }
 }
 

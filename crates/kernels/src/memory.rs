@@ -1,4 +1,4 @@
-//! Memory layout for reads at distant places.
+//! Memory layout for reads at distant places, and for reads of whole vectors.
 
 /// Advises the system to back `memory` by large pages, which makes random reads faster. To be called before memory is first written. A hint
 /// only: nothing is done for little memory, or where the system has no large pages.
@@ -25,6 +25,21 @@ pub fn in_large_pages<T>(memory: &mut [T]) {
     let _ = memory;
 }
 
+/// Moves bytes within their own memory, so that they begin with a line of the cache. Returns where they begin: bytes in front are zero.
+///
+/// A vector that is read from two lines takes twice as long.
+pub fn begin_with_line(bytes: &mut Vec<u8>) -> usize {
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    let len = bytes.len();
+    bytes.reserve_exact(LINE - 1);
+    let first = bytes.as_ptr().align_offset(LINE).min(LINE - 1);
+    bytes.resize(first + len, 0);
+    bytes.copy_within(..len, first);
+    bytes[..first].fill(0);
+    first
+}
+
 /// Whether large pages were requested for the mapping that holds the middle of `memory`. For tests.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
@@ -45,7 +60,7 @@ pub fn is_asked_for<T>(memory: &[T]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::in_large_pages;
+    use super::{begin_with_line, in_large_pages};
 
     #[test]
     fn what_is_in_memory_stays_there() {
@@ -54,6 +69,18 @@ mod tests {
             let mut numbers: Vec<u32> = (0..count).map(number).collect();
             in_large_pages(&mut numbers);
             assert!(numbers.iter().enumerate().all(|(i, x)| *x == number(i)));
+        }
+    }
+
+    #[test]
+    fn bytes_are_moved_to_the_beginning_of_a_line() {
+        for len in [0, 1, 63, 64, 1000, 1 << 20] {
+            let byte = |i: usize| (i * 7 + 1) as u8;
+            let mut bytes: Vec<u8> = (0..len).map(byte).collect();
+            let first = begin_with_line(&mut bytes);
+            assert_eq!((bytes.len(), bytes[first..].as_ptr().addr() % 64), (first + len, 0));
+            assert!(bytes[first..].iter().enumerate().all(|(i, x)| *x == byte(i)));
+            assert!(bytes[..first].iter().all(|x| *x == 0));
         }
     }
 

@@ -127,53 +127,58 @@ pub trait Simd: Copy + 'static {
     unsafe fn positive(v: Self::V) -> u32;
 }
 
-/// Portable fallback: eight lanes, vectorised by the compiler where it can.
+/// Portable fallback, vectorised by the compiler where it can. With other numbers of lanes than eight, tests do in a vector's order of sums
+/// what processors with such vectors do.
 #[derive(Clone, Copy)]
-pub struct Portable;
+pub struct PortableLanes<const N: usize>;
 
-impl Simd for Portable {
-    type V = [f32; 8];
-    const LANES: usize = 8;
+/// The portable fallback with its eight lanes.
+pub type Portable = PortableLanes<8>;
+
+impl<const N: usize> Simd for PortableLanes<N> {
+    type V = [f32; N];
+    const LANES: usize = N;
     const TILE_ROWS: usize = 4;
     const DOT_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
-        [x; 8]
+        [x; N]
     }
     #[inline(always)]
     unsafe fn load(ptr: *const f32) -> Self::V {
-        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
-        unsafe { ptr.cast::<[f32; 8]>().read_unaligned() }
+        // SAFETY: caller's contract: `N` readable elements; the read is unaligned.
+        unsafe { ptr.cast::<[f32; N]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn load_f16(ptr: *const u16) -> Self::V {
-        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
-        let raw = unsafe { ptr.cast::<[u16; 8]>().read_unaligned() };
+        // SAFETY: caller's contract: `N` readable elements; the read is unaligned.
+        let raw = unsafe { ptr.cast::<[u16; N]>().read_unaligned() };
         raw.map(|x| half::f16::from_bits(x).to_f32())
     }
     #[inline(always)]
     unsafe fn load_bf16(ptr: *const u16) -> Self::V {
-        // SAFETY: caller's contract: 8 readable elements; the read is unaligned.
-        let raw = unsafe { ptr.cast::<[u16; 8]>().read_unaligned() };
+        // SAFETY: caller's contract: `N` readable elements; the read is unaligned.
+        let raw = unsafe { ptr.cast::<[u16; N]>().read_unaligned() };
         raw.map(|x| f32::from_bits((x as u32) << 16))
     }
     #[inline(always)]
     unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE] {
-        // SAFETY: caller's contract: 8 readable bytes; the read is unaligned.
-        let bytes = unsafe { ptr.cast::<[u8; 8]>().read_unaligned() };
+        // SAFETY: caller's contract: `N` readable bytes; the read is unaligned.
+        let bytes = unsafe { ptr.cast::<[u8; N]>().read_unaligned() };
         let bits = 8 / PER_BYTE;
         std::array::from_fn(|i| bytes.map(|byte| f32::from(byte >> (i * bits) & ((1 << bits) - 1))))
     }
     #[inline(always)]
     unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2] {
-        [[a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]], [a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]]]
+        let pair = |i: usize| if i.is_multiple_of(2) { a[i / 2] } else { b[i / 2] };
+        [std::array::from_fn(pair), std::array::from_fn(|i| pair(N + i))]
     }
     #[inline(always)]
     unsafe fn store(ptr: *mut f32, v: Self::V) {
-        // SAFETY: caller's contract: 8 writable elements; the write is unaligned.
-        unsafe { ptr.cast::<[f32; 8]>().write_unaligned(v) }
+        // SAFETY: caller's contract: `N` writable elements; the write is unaligned.
+        unsafe { ptr.cast::<[f32; N]>().write_unaligned(v) }
     }
     #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
@@ -196,8 +201,15 @@ impl Simd for Portable {
         std::array::from_fn(|i| a[i] / b[i])
     }
     #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+    unsafe fn sum(mut v: Self::V) -> f32 {
+        let mut half = N / 2;
+        while half > 0 {
+            for i in 0..half {
+                v[i] += v[i + half];
+            }
+            half /= 2;
+        }
+        v[0]
     }
     #[inline(always)]
     unsafe fn maximum(v: Self::V) -> f32 {

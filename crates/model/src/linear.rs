@@ -10,8 +10,9 @@ use half::{bf16, f16};
 use super::tensors::{StoredTensor, StoredType, WeightDtype};
 use spattn_kernels::Rows;
 use spattn_kernels::linear::linear_rows;
+use spattn_kernels::memory::begin_with_line;
 use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
-use spattn_kernels::quantised::{BlockRows, BlockType, linear_quantised};
+use spattn_kernels::quantised::{BlockRows, BlockType, RowLayout, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -38,17 +39,34 @@ enum Data {
 #[derive(Debug)]
 struct Blocks {
     block_type: BlockType,
+    layout: RowLayout,
     bytes: Vec<u8>,
+    /// Where blocks begin in `bytes`.
+    first: usize,
 }
 
 impl Blocks {
+    /// The rows of a tensor. As many as make whole strips are laid side by side, without a second copy; the rest stays as it is.
+    fn of_rows(block_type: BlockType, mut bytes: Vec<u8>, columns: usize) -> Vec<Self> {
+        let strip_bytes = block_type.strip_rows().unwrap_or(usize::MAX).saturating_mul(block_type.bytes_of(columns));
+        let rest = bytes.split_off(bytes.len() / strip_bytes * strip_bytes);
+        let rows = Self { block_type, layout: RowLayout::Rows, bytes: rest, first: 0 };
+        if bytes.is_empty() {
+            return vec![rows];
+        }
+        let first = begin_with_line(&mut bytes);
+        block_type.lay_side_by_side(&mut bytes[first..], columns);
+        let strips = Self { block_type, layout: RowLayout::Strips, bytes, first };
+        [strips, rows].into_iter().filter(|part| !part.bytes.is_empty()).collect()
+    }
+
     fn rows(&self) -> BlockRows<'_> {
-        BlockRows { block_type: self.block_type, blocks: &self.bytes }
+        BlockRows { block_type: self.block_type, layout: self.layout, blocks: &self.bytes[self.first..] }
     }
 
     /// Number of rows of so many columns.
     fn len(&self, columns: usize) -> usize {
-        self.bytes.len() / self.block_type.bytes_of(columns)
+        self.rows().blocks.len() / self.block_type.bytes_of(columns)
     }
 }
 
@@ -84,8 +102,8 @@ impl Matrix {
         }
         let data = match staying == tensors.len() {
             true => {
-                let blocks = |tensor: StoredTensor| Some(Blocks { block_type: stays(&tensor)?, bytes: tensor.bytes });
-                Data::Blocks(tensors.into_iter().filter_map(blocks).collect())
+                let blocks = |tensor: StoredTensor| Some(Blocks::of_rows(stays(&tensor)?, tensor.bytes, columns));
+                Data::Blocks(tensors.into_iter().filter_map(blocks).flatten().collect())
             }
             false => {
                 Data::Mixed(tensors.into_iter().map(|one| Self::stack_blocks(vec![one], columns, dtype)).collect())
@@ -118,7 +136,7 @@ impl Matrix {
             Data::F16(v) => size_of_val(v.as_slice()),
             Data::Bf16(v) => size_of_val(v.as_slice()),
             Data::Tiles(tiles) => tiles.bytes(),
-            Data::Blocks(parts) => parts.iter().map(|part| part.bytes.len()).sum(),
+            Data::Blocks(parts) => parts.iter().map(|part| part.rows().blocks.len()).sum(),
             Data::Mixed(parts) => parts.iter().map(Self::bytes).sum(),
         }
     }
@@ -132,8 +150,7 @@ impl Matrix {
             Data::Tiles(tiles) => tiles.read_row(row, out),
             Data::Blocks(parts) => {
                 let (part, row) = part_of(parts, row, |part| part.len(self.columns));
-                let bytes = part.block_type.bytes_of(self.columns);
-                part.block_type.dequantise(&part.bytes[row * bytes..][..bytes], out);
+                part.rows().read_row(row, out);
             }
             Data::Mixed(parts) => {
                 let (part, row) = part_of(parts, row, Self::len);
@@ -239,6 +256,32 @@ mod tests {
                 assert_eq!(read, exact, "row {row}");
             }
             assert_eq!(stack.times(&x), expected.times(&x));
+        }
+    }
+
+    #[test]
+    fn a_matrix_of_larger_blocks_is_the_same_in_strips_and_the_rows_behind_them() {
+        let columns = 512;
+        for block_type in [BlockType::Q4K, BlockType::Q5K, BlockType::Q6K] {
+            let of = |rows: usize| Weights::random_in(5, block_type).read("layer.weight", &[rows, columns]).unwrap();
+            for rows in [3, 16, 37] {
+                let (above, below) = (of(rows), of(21));
+                assert_eq!(above.dtype, StoredType::Blocks(block_type));
+                let all: Vec<f32> = [&above, &below].into_iter().flat_map(StoredTensor::to_f32).collect();
+                let stack = Matrix::stack_blocks(vec![above, below], columns, WeightDtype::F32);
+                assert_eq!((stack.len(), stack.bytes()), (rows + 21, block_type.bytes_of(all.len())));
+                for (row, exact) in all.chunks_exact(columns).enumerate() {
+                    let mut read = vec![f32::NAN; columns];
+                    stack.read_row(row, &mut read);
+                    assert_eq!(read, exact, "row {row}");
+                }
+                let x: Vec<f32> = (0..9 * columns).map(|i| (i as f32 * 0.7).sin()).collect();
+                for batch in [1, 5, 9] {
+                    let mut expected = vec![0.0; batch * (rows + 21)];
+                    linear_rows(&x[..batch * columns], &all, columns, &mut expected);
+                    assert_eq!(stack.times(&x[..batch * columns]), expected, "{rows} rows, {batch} at a time");
+                }
+            }
         }
     }
 

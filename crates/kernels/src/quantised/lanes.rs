@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use crate::simd::{Portable, Simd};
+use crate::simd::{Portable, PortableLanes, Simd};
 
 /// What the groups of a larger block share: eight scales and eight offsets, or sixteen scales. They are in one line of the cache, from where
 /// each is read into all lanes.
@@ -19,6 +19,11 @@ pub(super) trait Lanes: Simd {
     type Codes: Copy;
     /// What turns codes of four bits into numbers.
     type Table: Copy;
+    /// The same instructions with eight lanes.
+    type Eight: Lanes;
+
+    /// `LANES` codes of 32 bits, the lowest byte first.
+    unsafe fn load_words(ptr: *const u8) -> Self::Codes;
 
     /// `LANES` unsigned bytes.
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes;
@@ -81,19 +86,25 @@ const SIX_BITS: u32 = 0x3F3F_3F3F;
 const FOUR_BITS: u32 = 0x0F0F_0F0F;
 const NEXT_BITS: u32 = 0x3030_3030;
 
-impl Lanes for Portable {
-    type Codes = [u32; 8];
+impl<const N: usize> Lanes for PortableLanes<N> {
+    type Codes = [u32; N];
     type Table = (Self::V, Self::V);
+    type Eight = Portable;
 
     #[inline(always)]
+    unsafe fn load_words(ptr: *const u8) -> Self::Codes {
+        // SAFETY: caller's contract: `N` readable words.
+        unsafe { ptr.cast::<[[u8; 4]; N]>().read_unaligned() }.map(u32::from_le_bytes)
+    }
+    #[inline(always)]
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes {
-        // SAFETY: caller's contract: 8 readable bytes.
-        unsafe { ptr.cast::<[u8; 8]>().read_unaligned() }.map(u32::from)
+        // SAFETY: caller's contract: `N` readable bytes.
+        unsafe { ptr.cast::<[u8; N]>().read_unaligned() }.map(u32::from)
     }
     #[inline(always)]
     unsafe fn load_i8(ptr: *const u8) -> Self::Codes {
-        // SAFETY: caller's contract: 8 readable bytes.
-        unsafe { ptr.cast::<[i8; 8]>().read_unaligned() }.map(|byte| i32::from(byte).cast_unsigned())
+        // SAFETY: caller's contract: `N` readable bytes.
+        unsafe { ptr.cast::<[i8; N]>().read_unaligned() }.map(|byte| i32::from(byte).cast_unsigned())
     }
     #[inline(always)]
     unsafe fn shift_right(codes: Self::Codes, bits: u32) -> Self::Codes {
@@ -127,7 +138,7 @@ impl Lanes for Portable {
     unsafe fn splat_f16(ptr: *const u8) -> Self::V {
         // SAFETY: caller's contract: 2 readable bytes.
         let bytes = unsafe { ptr.cast::<[u8; 2]>().read_unaligned() };
-        [f16::from_le_bytes(bytes).to_f32(); 8]
+        [f16::from_le_bytes(bytes).to_f32(); N]
     }
     #[inline(always)]
     unsafe fn table(scale: Self::V, offset: Self::V) -> Self::Table {
@@ -169,7 +180,12 @@ mod x86 {
         type Codes = __m512i;
         /// The numbers of all sixteen codes.
         type Table = __m512;
+        type Eight = Avx2;
 
+        #[inline(always)]
+        unsafe fn load_words(ptr: *const u8) -> __m512i {
+            unsafe { _mm512_loadu_si512(ptr.cast()) }
+        }
         #[inline(always)]
         unsafe fn load_u8(ptr: *const u8) -> __m512i {
             unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast())) }
@@ -309,7 +325,12 @@ mod x86 {
     impl Lanes for Avx2 {
         type Codes = __m256i;
         type Table = (__m256, __m256);
+        type Eight = Self;
 
+        #[inline(always)]
+        unsafe fn load_words(ptr: *const u8) -> __m256i {
+            unsafe { _mm256_loadu_si256(ptr.cast()) }
+        }
         #[inline(always)]
         unsafe fn load_u8(ptr: *const u8) -> __m256i {
             unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast())) }

@@ -14,17 +14,28 @@ use crate::linear::{COLUMN_BLOCK, OutputColumns, PARALLEL_WORK, ROW_BLOCK, dot_t
 use crate::simd::dispatch;
 
 /// Most rows of activations that are multiplied without a panel.
-const FUSED_ROWS: usize = 8;
+pub(super) const FUSED_ROWS: usize = 8;
 /// How many bytes ahead of the multiplication blocks are prefetched, in the order in which it reads them.
-const AHEAD: usize = 16 << 10;
+pub(super) const AHEAD: usize = 16 << 10;
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
-/// Rows of a matrix in blocks of one type, one row after the other.
+/// How the blocks of a matrix follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowLayout {
+    /// One row after the other, as in a file.
+    Rows,
+    /// [`BlockType::strip_rows`] rows side by side, rearranged by [`BlockType::lay_side_by_side`].
+    Strips,
+}
+
+/// Rows of a matrix in blocks of one type.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockRows<'a> {
     /// The layout of blocks.
     pub block_type: BlockType,
+    /// How they follow each other.
+    pub layout: RowLayout,
     /// The blocks; each row is whole blocks.
     pub blocks: &'a [u8],
 }
@@ -41,8 +52,8 @@ pub fn linear_quantised(x: &[f32], parts: &[BlockRows<'_>], columns: usize, out:
     let all = OutputColumns::new(out, outputs);
     let threads = rayon::current_num_threads();
     let is_small = threads == 1 || rows * outputs * columns < PARALLEL_WORK;
-    // A few chunks per thread even out their progress. A multiple of four keeps register tiles whole.
-    let chunk = if is_small { outputs } else { outputs.div_ceil(threads * 4).next_multiple_of(4) };
+    // A few chunks per thread even out their progress. A multiple of sixteen keeps register tiles and strips whole.
+    let chunk = if is_small { outputs } else { outputs.div_ceil(threads * 4) }.next_multiple_of(16);
     let mut chunks = Vec::new();
     let mut first = 0;
     for part in parts {
@@ -81,7 +92,10 @@ impl BlockRows<'_> {
     }
 
     fn multiply(&self, x: &[f32], columns: usize, out: OutputColumns) {
-        with_format!(self.block_type, F => products::<F>(x, self.blocks, columns, out));
+        match self.layout {
+            RowLayout::Rows => with_format!(self.block_type, F => products::<F>(x, self.blocks, columns, out)),
+            RowLayout::Strips => self.multiply_strips(x, columns, out),
+        }
     }
 }
 
@@ -90,7 +104,12 @@ dispatch! {
 }
 
 #[inline(always)]
-unsafe fn products_kernel<S: Lanes, F: Format>(x: &[f32], blocks: &[u8], columns: usize, out: OutputColumns) {
+pub(super) unsafe fn products_kernel<S: Lanes, F: Format>(
+    x: &[f32],
+    blocks: &[u8],
+    columns: usize,
+    out: OutputColumns,
+) {
     let row_bytes = columns / F::NUMBERS * F::BYTES;
     let weights =
         Weights::<F> { blocks, row_bytes, outputs: blocks.len() / row_bytes, format: std::marker::PhantomData };
@@ -115,7 +134,7 @@ struct Weights<'a, F> {
 }
 
 /// The columns that are summed together, from the beginning of a row on.
-fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..columns).step_by(COLUMN_BLOCK).map(move |first| (first, COLUMN_BLOCK.min(columns - first)))
 }
 
@@ -154,10 +173,10 @@ impl Prefetch {
 
 /// Which weights a panel has: columns `first..first + span` of the rows of outputs `o..o + 4`.
 #[derive(Clone, Copy)]
-struct PanelColumns {
-    o: usize,
-    first: usize,
-    span: usize,
+pub(super) struct PanelColumns {
+    pub(super) o: usize,
+    pub(super) first: usize,
+    pub(super) span: usize,
 }
 
 impl<F: Format> Weights<'_, F> {
@@ -246,48 +265,9 @@ impl<F: Format> Weights<'_, F> {
                     // SAFETY: the rows of `x` and of the weights have the span, as has each row of the panel; the rest is the caller's.
                     unsafe {
                         self.fill::<S>(&mut panel, o, first, span);
-                        self.multiply_panel::<S>(x, columns, &panel, PanelColumns { o, first, span }, out);
+                        multiply_panel::<S>(x, columns, &panel, PanelColumns { o, first, span }, self.outputs, out);
                     }
                 }
-            }
-        }
-    }
-
-    /// Multiplies rows of activations by a panel, and writes outputs `o..o+4` as far as they exist, or adds to them behind the first columns.
-    ///
-    /// # Safety
-    /// `x` is rows of `columns`, which exist in the output; the panel's columns are theirs; `o` is an output; the CPU supports `S`.
-    #[inline(always)]
-    unsafe fn multiply_panel<S: Lanes>(
-        &self,
-        x: &[f32],
-        columns: usize,
-        panel: &[f32],
-        at: PanelColumns,
-        out: OutputColumns,
-    ) {
-        const STARTS: [usize; 4] = [0, COLUMN_BLOCK, 2 * COLUMN_BLOCK, 3 * COLUMN_BLOCK];
-        let PanelColumns { o, first, span } = at;
-        let (rows, is_first) = (x.len() / columns, first == 0);
-        let mut r = 0;
-        while r < rows {
-            // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the rest is the caller's.
-            unsafe {
-                let x = x.as_ptr().add(r * columns + first);
-                r += match (rows - r).min(S::DOT_ROWS) {
-                    4.. => {
-                        let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first)
-                    }
-                    2 | 3 => {
-                        let sums = dot_tile::<S, f32, 2>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first)
-                    }
-                    _ => {
-                        let sums = dot_tile::<S, f32, 1>(x, columns, panel.as_ptr(), STARTS, span);
-                        out.add_tile(r, o, self.outputs, &sums, is_first)
-                    }
-                };
             }
         }
     }
@@ -314,6 +294,45 @@ impl<F: Format> Weights<'_, F> {
         for (row, out) in self.rows::<4>(o, first).into_iter().zip(panel.chunks_exact_mut(COLUMN_BLOCK)) {
             // SAFETY: the caller guarantees the columns and the CPU; `out` holds `COLUMN_BLOCK` numbers, at least `span`.
             unsafe { dequantise_row::<S, F>(row, out.as_mut_ptr(), span) };
+        }
+    }
+}
+
+/// Multiplies rows of activations by a panel, and writes outputs `o..o+4` as far as they exist, or adds to them behind the first columns.
+///
+/// # Safety
+/// `x` is rows of `columns`, which exist in the output; the panel's columns are theirs; `o` is an output; the CPU supports `S`.
+#[inline(always)]
+pub(super) unsafe fn multiply_panel<S: Lanes>(
+    x: &[f32],
+    columns: usize,
+    panel: &[f32],
+    at: PanelColumns,
+    outputs: usize,
+    out: OutputColumns,
+) {
+    const STARTS: [usize; 4] = [0, COLUMN_BLOCK, 2 * COLUMN_BLOCK, 3 * COLUMN_BLOCK];
+    let PanelColumns { o, first, span } = at;
+    let (rows, is_first) = (x.len() / columns, first == 0);
+    let mut r = 0;
+    while r < rows {
+        // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the rest is the caller's.
+        unsafe {
+            let x = x.as_ptr().add(r * columns + first);
+            r += match (rows - r).min(S::DOT_ROWS) {
+                4.. => {
+                    let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), STARTS, span);
+                    out.add_tile(r, o, outputs, &sums, is_first)
+                }
+                2 | 3 => {
+                    let sums = dot_tile::<S, f32, 2>(x, columns, panel.as_ptr(), STARTS, span);
+                    out.add_tile(r, o, outputs, &sums, is_first)
+                }
+                _ => {
+                    let sums = dot_tile::<S, f32, 1>(x, columns, panel.as_ptr(), STARTS, span);
+                    out.add_tile(r, o, outputs, &sums, is_first)
+                }
+            };
         }
     }
 }

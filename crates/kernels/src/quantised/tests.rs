@@ -119,7 +119,12 @@ fn products_are_those_of_the_numbers() {
             let blocks = blocks(block_type, outputs * columns / block_type.numbers(), 2);
             let (x, exact) = (noise(rows * columns), numbers(block_type, &blocks));
             let mut out = vec![f32::NAN; rows * outputs];
-            linear_quantised(&x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
+            linear_quantised(
+                &x,
+                &[BlockRows { block_type, layout: RowLayout::Rows, blocks: &blocks }],
+                columns,
+                &mut out,
+            );
             for (i, got) in out.iter().enumerate() {
                 let (x, w) = (&x[i / outputs * columns..][..columns], &exact[i % outputs * columns..][..columns]);
                 let products = || x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
@@ -140,7 +145,12 @@ fn products_have_the_bits_of_those_with_the_dequantised_matrix() {
                 let (mut out, mut expected) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
                 let x = &x[..rows * columns];
                 linear_rows(x, &wide, columns, &mut expected);
-                linear_quantised(x, &[BlockRows { block_type, blocks: &blocks }], columns, &mut out);
+                linear_quantised(
+                    x,
+                    &[BlockRows { block_type, layout: RowLayout::Rows, blocks: &blocks }],
+                    columns,
+                    &mut out,
+                );
                 assert_eq!(out, expected, "{}: {rows} rows", block_type.name());
             }
         }
@@ -157,8 +167,11 @@ fn parts_of_several_types_are_one_matrix_on_any_number_of_threads() {
         .zip(outputs)
         .map(|(block_type, outputs)| blocks(*block_type, outputs * columns / block_type.numbers(), 4))
         .collect();
-    let parts: Vec<BlockRows<'_>> =
-        types.iter().zip(&all).map(|(block_type, blocks)| BlockRows { block_type: *block_type, blocks }).collect();
+    let parts: Vec<BlockRows<'_>> = types
+        .iter()
+        .zip(&all)
+        .map(|(block_type, blocks)| BlockRows { block_type: *block_type, layout: RowLayout::Rows, blocks })
+        .collect();
     let wide: Vec<f32> = parts.iter().flat_map(|part| dequantised(part.block_type, part.blocks)).collect();
     for rows in [1, 4] {
         let x = noise(rows * columns);
@@ -180,5 +193,122 @@ fn parts_of_several_types_are_one_matrix_on_any_number_of_threads() {
 #[should_panic(expected = "columns are not whole blocks")]
 fn rows_end_with_a_block() {
     let blocks = blocks(BlockType::Q4K, 1, 5);
-    linear_quantised(&[0.0; 128], &[BlockRows { block_type: BlockType::Q4K, blocks: &blocks }], 128, &mut [0.0; 2]);
+    linear_quantised(
+        &[0.0; 128],
+        &[BlockRows { block_type: BlockType::Q4K, layout: RowLayout::Rows, blocks: &blocks }],
+        128,
+        &mut [0.0; 2],
+    );
+}
+
+/// The blocks of whole strips, side by side.
+fn side_by_side(block_type: BlockType, blocks: &[u8], columns: usize) -> Vec<u8> {
+    let mut strips = blocks.to_vec();
+    block_type.lay_side_by_side(&mut strips, columns);
+    strips
+}
+
+fn types_with_strips() -> impl Iterator<Item = (BlockType, usize)> {
+    BlockType::ALL.into_iter().filter_map(|block_type| Some((block_type, block_type.strip_rows()?)))
+}
+
+#[test]
+fn the_larger_blocks_can_be_side_by_side() {
+    let types: Vec<BlockType> = types_with_strips().map(|(block_type, _)| block_type).collect();
+    assert_eq!(types, [BlockType::Q4K, BlockType::Q5K, BlockType::Q6K]);
+}
+
+#[test]
+fn rows_of_strips_have_the_bits_of_rows() {
+    for (block_type, strip_rows) in types_with_strips() {
+        let (rows, columns) = (3 * strip_rows, 1280);
+        let blocks = blocks(block_type, rows * columns / block_type.numbers(), 6);
+        let strips = side_by_side(block_type, &blocks, columns);
+        assert_eq!(strips.len(), blocks.len());
+        let own = BlockRows { block_type, layout: RowLayout::Strips, blocks: &strips };
+        let plain = BlockRows { block_type, layout: RowLayout::Rows, blocks: &blocks };
+        for row in 0..rows {
+            let (mut got, mut expected) = (vec![f32::NAN; columns], vec![f32::NAN; columns]);
+            own.read_row(row, &mut got);
+            plain.read_row(row, &mut expected);
+            assert_eq!(got, expected, "{}: row {row}", block_type.name());
+            let exact =
+                numbers(block_type, &blocks[row * block_type.bytes_of(columns)..][..block_type.bytes_of(columns)]);
+            assert!(got.iter().zip(exact).all(|(got, exact)| *got == exact as f32), "{}: row {row}", block_type.name());
+        }
+    }
+}
+
+#[test]
+fn products_with_strips_have_the_bits_of_those_with_rows() {
+    for (block_type, strip_rows) in types_with_strips() {
+        for (strips, columns) in [(1, 256), (3, 1024), (5, 1536), (2, 4352)] {
+            let outputs = strips * strip_rows;
+            let blocks = blocks(block_type, outputs * columns / block_type.numbers(), 7);
+            let strips = side_by_side(block_type, &blocks, columns);
+            let x = noise(70 * columns);
+            for rows in [0, 1, 2, 3, 4, 5, 8, 9, 70] {
+                let product = |layout: RowLayout, blocks: &[u8]| {
+                    let mut out = vec![f32::NAN; rows * outputs];
+                    linear_quantised(
+                        &x[..rows * columns],
+                        &[BlockRows { block_type, layout, blocks }],
+                        columns,
+                        &mut out,
+                    );
+                    out.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+                };
+                let (got, expected) = (product(RowLayout::Strips, &strips), product(RowLayout::Rows, &blocks));
+                assert_eq!(got, expected, "{}: {rows} rows, {outputs} by {columns}", block_type.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn strips_and_rows_are_one_matrix_on_any_number_of_threads() {
+    let columns = 1024;
+    for (block_type, strip_rows) in types_with_strips() {
+        let (first, rest) = (65 * strip_rows, 5);
+        let blocks = blocks(block_type, (first + rest) * columns / block_type.numbers(), 8);
+        let (for_strips, rows) = blocks.split_at(first * block_type.bytes_of(columns));
+        let strips = side_by_side(block_type, for_strips, columns);
+        let parts = [
+            BlockRows { block_type, layout: RowLayout::Strips, blocks: &strips },
+            BlockRows { block_type, layout: RowLayout::Rows, blocks: rows },
+        ];
+        let x = noise(8 * columns);
+        let mut expected = vec![0.0; 8 * (first + rest)];
+        linear_rows(&x, &dequantised(block_type, &blocks), columns, &mut expected);
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![f32::NAN; expected.len()];
+            pool.install(|| linear_quantised(&x, &parts, columns, &mut out));
+            assert_eq!(out, expected, "{} on {threads} threads", block_type.name());
+        }
+    }
+}
+
+#[test]
+fn the_largest_and_smallest_scales_are_kept_in_strips() {
+    for (block_type, strip_rows) in types_with_strips() {
+        for scale in [f16::MAX, f16::MIN, f16::from_bits(1), f16::NEG_ZERO] {
+            for byte in [0xFF, 0x80] {
+                let mut block = vec![byte; block_type.bytes()];
+                let halves: &[usize] = if block_type == BlockType::Q6K { &[208] } else { &[0, 2] };
+                halves.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&scale.to_le_bytes()));
+                let strips = side_by_side(block_type, &block.repeat(strip_rows), block_type.numbers());
+                let own = BlockRows { block_type, layout: RowLayout::Strips, blocks: &strips };
+                let mut got = vec![f32::NAN; block_type.numbers()];
+                own.read_row(strip_rows - 1, &mut got);
+                assert_eq!(got, dequantised(block_type, &block), "{}: {scale}", block_type.name());
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rows are not whole strips")]
+fn strips_are_whole() {
+    BlockType::Q4K.lay_side_by_side(&mut blocks(BlockType::Q4K, 1, 5), 256);
 }
