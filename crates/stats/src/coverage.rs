@@ -1,6 +1,6 @@
 //! Simulation of how often the intervals contain the true value. Its tables are for reading; it checks little.
 //!
-//! `cargo test --release --lib coverage -- --ignored --nocapture` prints the tables of `results/reference/intervals`.
+//! `cargo test --release -p spattn-stats coverage -- --ignored --nocapture` prints the tables of `results/reference/intervals`.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

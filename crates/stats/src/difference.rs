@@ -51,7 +51,7 @@ impl Discordances {
         let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
         let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
         let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
-        Some(Self { gained, lost, size: differences.size(variance(gained, lost), is_whole) })
+        Some(Self { gained, lost, size: differences.size_of_differences(variance(gained, lost), is_whole) })
     }
 
     /// At a level, for `contexts` contexts.

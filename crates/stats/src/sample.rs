@@ -116,7 +116,6 @@ impl Sample {
     /// Student's t for their number. Few contexts may be alike by chance, so one more is assumed in which all examples are alike and all or
     /// nothing. There must be two contexts.
     pub(crate) fn size(&self, whole: f64, is_whole: bool) -> SampleSize {
-        const NO_VARIANCE: f64 = 1e-12;
         let (n, least) = (self.n(), self.least_effective());
         let spread = if is_whole && self.is_independent() {
             Spread::Independent
@@ -126,9 +125,30 @@ impl Sample {
             // Both in units of the variance of independent all-or-nothing examples.
             Spread::Measured { measured: self.variance_of_sum(self.mean()) / (n * whole), most: n / least }
         };
-        SampleSize { n, least, contexts: self.ends.len() as f64, spread }
+        SampleSize { n, least, contexts: self.ends.len() as f64, spread, rare: None }
+    }
+
+    /// As [`size`](Self::size), for paired differences. Most of them are 0 where a method is good, and two things are then different.
+    ///
+    /// Only contexts that differ show how large differences are. Where a few gain a little, losses that were not seen may be whole. So among
+    /// the contexts that differ one more is assumed, whose differences are all or nothing, and as alike as was measured. It matters only for
+    /// scores between 0 and 1.
+    ///
+    /// And differences cannot tell less than if all examples of a context were alike and all or nothing. So examples that are copies of each
+    /// other are exactly as one.
+    pub(crate) fn size_of_differences(&self, whole: f64, is_whole: bool) -> SampleSize {
+        let size = self.size(whole, is_whole);
+        let Spread::Measured { measured, most } = size.spread else { return size };
+        let differs = |context: &&[usize]| context.iter().any(|at| self.values[*at] != 0.0);
+        let mean = self.mean();
+        let of_one = self.values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (self.n() * whole);
+        let if_whole = if of_one > NO_VARIANCE && !is_whole { (measured / of_one).min(most) } else { 0.0 };
+        SampleSize { rare: Some(Rare { differ: self.by_context().filter(differs).count() as f64, if_whole }), ..size }
     }
 }
+
+/// A smaller variance is a rounding error.
+const NO_VARIANCE: f64 = 1e-12;
 
 /// The size of a sample, with what its effective size depends on.
 #[derive(Debug, Clone, Copy)]
@@ -138,6 +158,8 @@ pub(crate) struct SampleSize {
     least: f64,
     contexts: f64,
     spread: Spread,
+    /// Of measured differences.
+    rare: Option<Rare>,
 }
 
 /// How the values of a sample vary, compared with independent all-or-nothing examples.
@@ -151,6 +173,24 @@ enum Spread {
     Measured { measured: f64, most: f64 },
 }
 
+/// What is known of differences that may be rare.
+#[derive(Debug, Clone, Copy)]
+struct Rare {
+    /// Contexts in which an example differs.
+    differ: f64,
+    /// The factor of [`Spread::Measured`] if all differences were whole and as alike within contexts as those measured; 0 if they are
+    /// whole.
+    if_whole: f64,
+}
+
+impl Rare {
+    /// The measured factor, with one more context that differs, whose differences are whole.
+    fn with_one_whole(&self, measured: f64, times: f64) -> f64 {
+        let differ = self.differ * times;
+        (differ * measured + self.if_whole) / (differ + 1.0)
+    }
+}
+
 impl SampleSize {
     /// The effective number of examples at a level, for `contexts` contexts like those of the sample.
     pub(crate) fn effective(&self, level: Level, contexts: f64) -> f64 {
@@ -160,7 +200,11 @@ impl SampleSize {
             Spread::None => self.least * times,
             Spread::Measured { measured, most } => {
                 let design = ((contexts - 1.0) * measured + most) / contexts;
-                self.n * times / design * (level.z() / level.t(contexts - 1.0)).powi(2)
+                let of_design = |design: f64| self.n * times / design * (level.z() / level.t(contexts - 1.0)).powi(2);
+                match self.rare {
+                    None => of_design(design),
+                    Some(rare) => of_design(design.max(rare.with_one_whole(measured, times))).max(self.least * times),
+                }
             }
         }
     }
@@ -220,6 +264,49 @@ mod tests {
         // Every context has as many right as wrong answers: only the assumed context varies.
         let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
         assert!(mixed.effective(0.25, true, Level::SINGLE) > 40.0);
+    }
+
+    /// The effective number of examples of differences.
+    fn effective(sample: &Sample) -> f64 {
+        let share = |part: fn(f64) -> f64| sample.values.iter().map(|d| part(*d)).sum::<f64>() / sample.n();
+        let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
+        let is_whole = sample.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
+        let whole = gained + lost - (gained - lost).powi(2);
+        sample.size_of_differences(whole, is_whole).effective(Level::SINGLE, sample.contexts() as f64)
+    }
+
+    #[test]
+    fn differences_that_are_copies_are_as_one() {
+        for lost in [-1.0, -0.25] {
+            let of = |copies: usize| {
+                Sample::new((0..20 * copies).map(|i| (i / copies, if i / copies < 6 { lost } else { 0.0 })))
+            };
+            let (one, five) = (effective(&of(1)), effective(&of(5)));
+            assert!((one - five).abs() < 1e-9 * one, "{lost}: {one} {five}");
+            assert!(if lost == -1.0 { one == 20.0 } else { one > 20.0 }, "{lost}: {one}");
+        }
+    }
+
+    #[test]
+    fn few_small_differences_do_not_show_that_others_are_small() {
+        // One gain of 0.2 in 50: the measured factor is about 0.2, and of two contexts that differ one is assumed to be whole.
+        let of =
+            |gains: usize| Sample::independent(&(0..50).map(|i| if i < gains { 0.2 } else { 0.0 }).collect::<Vec<_>>());
+        let t = (Z / Level::SINGLE.t(49.0)).powi(2);
+        let found = effective(&of(1));
+        // The variance between contexts is 50 / 49 times that of one example.
+        let (of_one, between) = ((0.04 - 0.2 * 0.004) / (0.2 - 0.004 * 0.2), 50.0 / 49.0);
+        let expected = 50.0 * t / ((of_one * between + 1.0) / 2.0);
+        assert!((found - expected).abs() < 1e-9 * expected, "{found} {expected}");
+        // If all differ, it is the one assumed among all contexts that counts.
+        let all = Sample::independent(&(0..50).map(|i| -0.1 - 0.1 * f64::from(i % 2)).collect::<Vec<_>>());
+        let whole = 0.15 * (1.0 - 0.15);
+        let plain = all.size(whole, false).effective(Level::SINGLE, 50.0);
+        assert!((effective(&all) - plain).abs() < 1e-9 * plain, "{plain}");
+        // Whole losses are as they were, shared or not.
+        let shared = Sample::new((0..100).map(|i| (i / 5, if i % 5 == 0 && i < 50 { -1.0 } else { 0.0 })));
+        let plain = shared.size(0.09, true).effective(Level::SINGLE, 20.0);
+        assert_eq!(effective(&shared), plain);
     }
 
     #[test]
