@@ -3127,6 +3127,32 @@ fn many_threads_may_look_at_what_a_device_reads() {
     waiting.recv_timeout(std::time::Duration::from_secs(60)).expect("no thread waits for itself");
 }
 
+/// The inputs of all layers for a prompt, `[layer][token][hidden]`, as an observer of its chunks sees them.
+fn inputs_of_layers(name: &str, device: Device) -> Vec<Vec<f32>> {
+    let g = load(name, device);
+    let mut inputs = vec![Vec::new(); g.decoder.config().layers];
+    let mut look = |chunk: &PrefillChunk<'_>| {
+        inputs[chunk.layer].extend_from_slice(&chunk.input()?.expect("an engine provides inputs"));
+        Ok(())
+    };
+    g.decoder.prefill_observed(&g.prompt, g.prompt.len(), &mut look).unwrap();
+    inputs
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn layers_get_the_inputs_that_they_get_on_the_cpu() {
+    for name in ["llama3", "qwen2", "gemma2"] {
+        let (ours, expected) = (inputs_of_layers(name, CUDA), inputs_of_layers(name, Device::Cpu));
+        for (layer, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            assert_eq!(ours.len(), expected.len(), "{name}, layer {layer}");
+            let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let off = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+            assert!(off <= 1e-4 * largest, "{name}, layer {layer}: {off} of {largest}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn runs_of_one_method_are_picked_for_together() {

@@ -11,7 +11,7 @@ use super::item_run::ItemRun;
 use crate::cli::output::print;
 use crate::cli::setup::find_data;
 use crate::report::merge;
-use crate::report::papers::{ItemResults, store, suffix, write_item};
+use crate::report::papers::{ItemResults, read_stored, store, suffix, write_item};
 use crate::version::PROGRAM;
 use spattn_base::error::in_one_line;
 use spattn_base::privacy;
@@ -57,8 +57,11 @@ impl ReproduceArgs {
         }
         let judged = judge(name, item, run.run_of(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| privacy::text(&in_one_line(error)));
-        let outcome = ItemOutcome { ran: ran(run, records, &seen), command: self.command(name), failure, ..judged };
         let dir = self.out.join(name);
+        // Whoever draws has measured nothing: the command is that of whoever did.
+        let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };
+        let command = earlier.map_or_else(|| self.command(name), |earlier| earlier.command);
+        let outcome = ItemOutcome { ran: ran(run, records, &seen), command, failure, ..judged };
         store(&outcome, &dir)?;
         let mut manifest = match (records.is_empty(), seen.first()) {
             (true, Some(first)) => {

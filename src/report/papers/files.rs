@@ -69,6 +69,14 @@ pub fn read(path: &Path) -> Result<Option<ItemOutcome>> {
     Ok(Some(outcome))
 }
 
+/// The stored outcome of the same run; `None` if there is none.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_stored(outcome: &ItemOutcome, dir: &Path) -> Result<Option<ItemOutcome>> {
+    read(&dir.join(result_file(outcome)))
+}
+
 /// The names of the result files in a folder, sorted.
 fn stored(dir: &Path) -> Vec<PathBuf> {
     let is_result = |name: &str| name == "result.json" || name.starts_with("result-") && name.ends_with(".json");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-pub use self::files::{ItemResults, result_file, slug, store, suffix};
+pub use self::files::{ItemResults, read_stored, result_file, slug, store, suffix};
 use self::paper_page::Drawn;
 use super::plots::Figure;
 use super::plots::papers::figures;

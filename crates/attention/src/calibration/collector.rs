@@ -49,6 +49,12 @@ pub trait DeviceChunk: Sync {
     /// If the device fails.
     fn queries(&self) -> Result<&[f32], DeviceFailure>;
 
+    /// As [`PrefillChunk::input`].
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn input(&self) -> Result<Vec<f32>, DeviceFailure>;
+
     /// As [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
     ///
     /// # Errors
@@ -164,9 +170,17 @@ impl<'a> PrefillChunk<'a> {
         self.spec.map_or_else(|| SoftmaxScale::inverse_root(self.d()), |spec| spec.scale)
     }
 
-    /// The layer's input, `[token][hidden]`, before its norm; `None` if the engine does not provide it.
-    pub fn input(&self) -> Option<&'a [f32]> {
-        self.input
+    /// The layer's input, `[token][hidden]`, before its norm; `None` of a chunk in host memory that was made without it.
+    ///
+    /// # Errors
+    /// If a device computes the chunk, and fails.
+    pub fn input(&self) -> Result<Option<Cow<'a, [f32]>>, KvError> {
+        match self.source {
+            Source::Host { .. } => Ok(self.input.map(Cow::Borrowed)),
+            Source::Device(chunk) => {
+                chunk.input().map(|input| Some(Cow::Owned(input))).map_err(|failure| self.error(failure))
+            }
+        }
     }
 
     /// The chunk with its queries, keys and values in host memory. If a device computes the prefill, they are copied now. Call this before
@@ -426,6 +440,10 @@ mod tests {
             gone()
         }
 
+        fn input(&self) -> Result<Vec<f32>, DeviceFailure> {
+            gone()
+        }
+
         fn last_queries(&self, _: usize) -> Result<Vec<f32>, DeviceFailure> {
             gone()
         }
@@ -444,6 +462,7 @@ mod tests {
         let chunk = PrefillChunk::on_device(1, 0, TOKENS, 2, SHAPE, &Gone);
         let expected = KvError::Unread { layer: 1, tier: Tier::Device, why: "the device is gone".to_owned() };
         assert_eq!(chunk.on_host().err(), Some(expected.clone()));
+        assert_eq!(chunk.input(), Err(expected.clone()));
         assert_eq!(RecentQueries::default().observe(&chunk), Err(expected.clone()));
         let shape = PromptShape { layers: 2, heads: 2, kv_heads: 1, d: 8, tokens: TOKENS };
         let needs = [

@@ -345,8 +345,8 @@ struct Behind {
 
 impl Behind {
     fn keep(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
+        self.inputs.extend_from_slice(&chunk.input()?.unwrap_or_default());
         let chunk = chunk.on_host()?;
-        self.inputs.extend_from_slice(chunk.input().unwrap_or_default());
         self.queries.extend_from_slice(chunk.queries());
         let (keys, values) = chunk.rows();
         self.keys.extend(keys);

@@ -105,6 +105,9 @@ fn download_rows<T: Plain>(
 pub(super) struct HostView<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) qkv: &'a Buffer,
+    /// The layer's input, in f32, with rows of `hidden` numbers.
+    pub(super) x: &'a Buffer,
+    pub(super) hidden: usize,
     pub(super) rows: usize,
     /// Numbers in a row of queries, and in one of queries, keys and values.
     pub(super) widths: (usize, usize),
@@ -205,6 +208,12 @@ impl DeviceChunk for HostView<'_> {
         let spare = std::mem::take(&mut self.workspace().queries);
         let queries = self.copy_queries(self.rows, spare)?;
         Ok(self.queries.get_or_init(|| queries))
+    }
+
+    fn input(&self) -> Result<Vec<f32>, DeviceFailure> {
+        let mut input = vec![0.0; self.rows * self.hidden];
+        self.gpu.download(self.x, 0, &mut input)?;
+        Ok(input)
     }
 
     fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]) -> Result<(), DeviceFailure> {

@@ -190,10 +190,12 @@ impl Segment {
     ) -> Result<(), EngineError> {
         let (c, widths, spec) = (&self.config, self.widths(), self.layer_specs().layer(layer));
         let scale = spec.scale.factor();
-        let Workspace { qkv, attended, host, .. } = workspace;
+        let Workspace { qkv, x, attended, host, .. } = workspace;
         let view = HostView {
             gpu: &self.gpu,
             qkv,
+            x,
+            hidden: c.hidden_size,
             rows,
             widths,
             prefix,
