@@ -326,6 +326,11 @@ impl Item {
         self.rows.iter().chain(&self.columns)
     }
 
+    /// Whether a row or column has no cells in a variant's run.
+    pub fn is_missing(&self, name: &str, variant: Variant) -> bool {
+        self.lines().any(|line| line.name == name && line.select(variant).missing.is_some())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
         let is_measured = Variant::ALL.into_iter().any(|variant| self.is_run(variant));
         if !is_measured && self.bench.is_none() && self.missing.is_none() {

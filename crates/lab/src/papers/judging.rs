@@ -161,9 +161,12 @@ impl ItemOutcome {
             self.compared =
                 self.claims.iter().flat_map(|claim| &claim.why).filter_map(|line| read_line(line)).collect();
         }
+        let variant = self.run().variant;
         let number = |row: &str, column: &str| {
             let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
-            self.number(row, column).filter(|_| !is_time).map(|(number, at_floor)| (number.stored(), at_floor))
+            // A line that has no cells now had other ones.
+            let is_kept = !is_time && !item.is_missing(row, variant) && !item.is_missing(column, variant);
+            self.number(row, column).filter(|_| is_kept).map(|(number, at_floor)| (number.stored(), at_floor))
         };
         let rows = rows(item, self.run(), number);
         self.rows = rows;
@@ -299,6 +302,13 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         // A stricter bound is judged by the stored interval of the pairs.
         let stricter = Item::parse(&ITEM.replace("by = 10", "by = 60"), "item.toml").unwrap();
         assert_eq!(read.clone().as_of(&stricter).claims[0].measured, ClaimVerdict::CannotBeTold);
+        // A row that says now why it has no cells had others.
+        let without = ITEM.replace("name = 'One Top'", "name = 'One Top'\nbuiltin = { missing = 'no such model' }");
+        let without = read.clone().as_of(&Item::parse(&without, "item.toml").unwrap());
+        let measured =
+            |of: &ItemOutcome| of.rows.iter().flat_map(|row| &row.cells).filter(|x| x.measured.is_some()).count();
+        assert_eq!(measured(&without) + 1, measured(&read));
+        assert_eq!(without.claims[0].measured, ClaimVerdict::NotTested);
         // A comparison that was none of the claims then is made of the cells.
         let other = ITEM.replace("rows = ['One Full'], than = ['One Top']", "rows = ['One Top'], than = ['One Full']");
         let other = read.as_of(&Item::parse(&other, "item.toml").unwrap());

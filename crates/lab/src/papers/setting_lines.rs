@@ -26,6 +26,11 @@ pub struct Difference {
     pub because: Option<String>,
 }
 
+/// The setting whose reason is that of all methods.
+const METHODS: &str = "methods";
+/// How the setting of a row's or column's method begins.
+const METHOD_OF: &str = "method of ";
+
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
@@ -54,6 +59,12 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
                 differs: Some(difference),
             }),
         }
+    }
+    for stated in item.differs.iter().filter(|differs| differs.setting == METHODS && differs.is_about(variant)) {
+        let unexplained = lines.iter_mut().filter(|line| line.setting.starts_with(METHOD_OF));
+        unexplained.filter_map(|line| line.differs.as_mut()).for_each(|differs| {
+            differs.because.get_or_insert_with(|| stated.because.clone());
+        });
     }
     lines
 }
@@ -104,7 +115,7 @@ fn methods(item: &Item, variant: Variant) -> impl Iterator<Item = SettingLine> {
         let here = select.method.filter(|_| select.missing.is_none())?;
         let paper = line.method.clone().unwrap_or_else(|| DEFAULT.to_owned());
         let differs = (here != paper).then_some(Difference { paper, because: None });
-        Some(SettingLine { setting: format!("method of {}", line.name), here, differs })
+        Some(SettingLine { setting: format!("{METHOD_OF}{}", line.name), here, differs })
     })
 }
 
@@ -143,6 +154,12 @@ paper = '24'
 here = '64'
 because = 'of the code'
 variant = 'real'
+[[differs]]
+setting = 'methods'
+paper = '64 tokens'
+here = '8 tokens'
+because = 'prompts are short'
+variant = 'real'
 ",
             "item.toml",
         )
@@ -157,7 +174,7 @@ variant = 'real'
         assert_eq!(differs("samples"), told("50", Some("to tell more")));
         assert_eq!((of("chat").here.as_str(), differs("chat")), (DEFAULT, told("false", None)));
         assert_eq!(differs("method of Full"), None);
-        assert_eq!(differs("method of Top"), told("topk:k=64", None));
+        assert_eq!(differs("method of Top"), told("topk:k=64", Some("prompts are short")));
         assert_eq!((of("local").here.as_str(), differs("local")), ("64", told("24", Some("of the code"))));
         let paper = setting_lines(&item, Variant::Paper);
         assert!(paper.iter().all(|line| line.setting != "local"));
