@@ -276,7 +276,7 @@ impl Params {
 
     fn parse_share(&self, key: &str, text: &str) -> Result<f64, UsageError> {
         let share: Option<f64> = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
-        share.ok_or_else(|| self.bad_value(key, text, "above 0 and at most 1"))
+        share.ok_or_else(|| self.bad_value(key, text, "above 0 and at most 1 (0.05 is 5 %)"))
     }
 
     pub(super) fn parse_within(

@@ -35,7 +35,8 @@ pub(super) const LEARNED: &str = "learned";
 /// Each item is a file (`spattn list configs` shows them): a run at the paper's own setting, runs on the built-in model and on
 /// a small pretrained model, the published numbers, and claims that are tested by paired intervals. Items about attention itself
 /// run the analyses of `spattn analyze`, items about calibrations train them, and items about latency use times measured on a
-/// GPU. Runs that were stopped are resumed. README.md in --out leads to a page for each paper and each item.
+/// GPU. Without --builtin, --real or --model the paper's own model runs, which is downloaded if it is not in the cache. Runs that
+/// were stopped are resumed. README.md in --out leads to a page for each paper and each item.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn reproduce --builtin

@@ -221,12 +221,12 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
         let reason = match deviation > 0.0 {
             true => {
-                ": sink, recent window and question are always attended, and may be more than the budget at this length; or steps attend more tokens than the prompt's last queries, for which the parameter was solved. Take longer prompts, a larger density, or a smaller --local"
+                ": sink, recent window and question are attended in any case, and may be more than that at this length; or the method's parameter, which is set once a prompt for its last tokens, lets later tokens attend more. Take longer prompts, a larger density, or a smaller --local"
             }
             false => "",
         };
         let message = format!(
-            "{} % of the tokens were to be attended, and {} % were in layers that are sparse ({:+.0} %){reason}",
+            "{} % of the tokens were asked for, and {} % were attended ({:+.0} %, in layers that are not dense){reason}",
             percent(target),
             percent(achieved),
             100.0 * deviation

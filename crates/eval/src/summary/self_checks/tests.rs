@@ -330,9 +330,9 @@ fn a_density_that_was_missed_is_said() {
     assert!(
         warnings[0]
             .message
-            .starts_with("3 % of the tokens were to be attended, and 5 % were in layers that are sparse (+67 %): sink")
+            .starts_with("3 % of the tokens were asked for, and 5 % were attended (+67 %, in layers that are not dense): sink")
     );
-    assert!(warnings[0].message.contains("(+67 %)"));
+    assert!(warnings[0].message.contains("(+67 %, "));
 }
 
 #[test]
