@@ -264,7 +264,7 @@ fn items_are_outlined_for_a_model_without_weights() {
     }
     let out = temp.path().join("out");
     for (item, what) in [
-        ("topk/figure-5", "for spattn analyze entropy: about "),
+        ("topk/figure-5", "for spattn analyze entropy: reading takes about "),
         ("hashattention/table-9", "is calibrated 3 times, with 8192000 tokens each in blocks of up to 32768"),
         ("magicpig/figure-8", "records to make, in about "),
     ] {
