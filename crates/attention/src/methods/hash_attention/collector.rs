@@ -30,6 +30,8 @@ mod held_out;
 mod lesson;
 mod settings;
 
+use std::sync::Arc;
+
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -41,13 +43,12 @@ use super::net::SignNet;
 use super::training::{Adam, Batch, Gradients, GroupNets, Shape, SoftNet};
 use crate::calibration::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::calibration::collector::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
+    Assignment, Calibration, Collected, Collector, HostChunk, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use crate::kv::KvError;
 use crate::methods::hash_attention::kind::{BITS, KEY_NETS, LABEL, NAME, TEXT};
 use crate::{Params, mix_seed};
-use held_out::Measured;
-use lesson::{Lesson, MOST_WAITING, Stretch, Waiting};
+use lesson::{Asked, Keys, Lesson, MOST_WAITING, Stretch, Waiting};
 pub(super) use settings::training_of;
 use settings::{Largest, Settings};
 use spattn_kernels::topk::top_k;
@@ -293,20 +294,6 @@ impl Mean {
     }
 }
 
-/// Queries of a chunk, and the keys that they should find.
-struct Asked<'a> {
-    /// Keys `[key][d]` after the sink.
-    keys: &'a [f32],
-    /// Number of keys that each query sees.
-    seen: Vec<usize>,
-    /// Tokens in context of each query, the query's own included.
-    context: Vec<usize>,
-    /// `[query][d]` for each head of the group.
-    queries: Vec<Vec<f32>>,
-    /// The largest keys of each head and query.
-    wanted: Vec<Vec<Vec<Largest>>>,
-}
-
 impl Trainer {
     fn new(assignment: &Assignment<'_>, settings: Settings) -> Self {
         let model = assignment.model.clone();
@@ -425,31 +412,74 @@ impl Trainer {
         let progress = (self.tokens_read + lesson.stretch.first) as f64 / self.planned_tokens.max(1) as f64;
         self.settings.rate * if self.settings.decays { (1.0 - progress).max(0.0) as f32 } else { 1.0 }
     }
-
-    /// Measures the nets on what waits to be examined.
-    fn examine_waiting(&mut self) {
-        let lessons = std::mem::take(&mut self.exams).lessons;
-        if lessons.is_empty() {
-            return;
-        }
-        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
-        let of = |lesson: &Lesson| {
-            let soft = &self.layers[lesson.stretch.layer][lesson.kv_head].nets;
-            examined.measure(soft, lesson, &self.settings)
-        };
-        let measured: Vec<Measured> = lessons.par_iter().with_max_len(1).map(of).collect();
-        lessons.iter().zip(measured).for_each(|(lesson, measured)| examined.add(lesson.stretch.layer, measured));
-        self.examined = Some(examined);
-    }
 }
 
-/// The `top` largest of some scores, which become attention when they are divided by `divisor`, and by a softmax.
-fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
-    let keys = top_k(scores, top);
-    let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |key: &u32| ((scores[*key as usize] - most) / divisor).exp();
-    let total: f32 = keys.iter().map(weight).sum();
-    keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
+impl Trainer {
+    /// The keys of one KV head that queries of a chunk may see.
+    fn keys(&self, chunk: &HostChunk<'_>, kv_head: usize) -> Keys {
+        let d = chunk.d();
+        let range = self.settings.sink.min(chunk.end())..chunk.end();
+        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
+        let further = match self.settings.kind.by_norm {
+            false => vec![0.0; range.len()],
+            true => {
+                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
+                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
+                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
+                let divisor = chunk.scale().divisor() as f32;
+                squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
+            }
+        };
+        Keys { rows, further }
+    }
+
+    /// The lessons of a chunk, by stretch and KV head: the queries at the positions of each draw, and the keys.
+    fn lessons(&self, chunk: &HostChunk<'_>, drawn: Vec<(Stretch, Vec<Vec<usize>>)>) -> Vec<Lesson> {
+        let keys: Vec<Arc<Keys>> =
+            (0..chunk.kv_heads()).into_par_iter().map(|head| Arc::new(self.keys(chunk, head))).collect();
+        let of_stretch = |(stretch, draws): (Stretch, Vec<Vec<usize>>)| {
+            let mut positions = draws.concat();
+            positions.sort_unstable();
+            positions.dedup();
+            let draws = Arc::new(draws);
+            let of_head = |(kv_head, keys): (usize, &Arc<Keys>)| Lesson {
+                stretch,
+                kv_head,
+                keys: keys.clone(),
+                queries: self.queries(chunk, stretch, kv_head, &positions),
+                positions: positions.clone(),
+                draws: draws.clone(),
+                sink: self.settings.sink,
+                statics: self.statics(),
+                d: chunk.d(),
+                divisor: chunk.scale().divisor() as f32,
+            };
+            keys.iter().enumerate().map(of_head).collect::<Vec<_>>()
+        };
+        drawn.into_par_iter().flat_map_iter(of_stretch).collect()
+    }
+
+    /// The queries `[position][d]` at some positions of a stretch, for each head of a group.
+    fn queries(&self, chunk: &HostChunk<'_>, stretch: Stretch, kv_head: usize, positions: &[usize]) -> Vec<Vec<f32>> {
+        let (group, before) = (self.model.group(), stretch.first - chunk.first);
+        let of = |head: usize| positions.iter().flat_map(move |p| chunk.query(before + p, head)).copied().collect();
+        (kv_head * group..(kv_head + 1) * group).map(of).collect()
+    }
+
+    /// Standardises the inputs of a layer's nets by all tokens up to the end of the first stretch that they see.
+    fn standardise(&mut self, chunk: &HostChunk<'_>, stretch: Stretch, lessons: &[Lesson]) {
+        let all: Vec<usize> = (0..stretch.tokens).collect();
+        let mut learners = std::mem::take(&mut self.layers[stretch.layer]);
+        for (kv_head, learner) in learners.iter_mut().enumerate().filter(|(_, learner)| !learner.standardised) {
+            let of = |lesson: &&Lesson| (lesson.stretch, lesson.kv_head) == (stretch, kv_head);
+            let Some(lesson) = lessons.iter().find(of) else { continue };
+            learner.nets.keys.iter_mut().for_each(|net| net.standardise(lesson.rows()));
+            let queries = self.queries(chunk, stretch, kv_head, &all);
+            learner.nets.queries.iter_mut().zip(&queries).for_each(|(net, queries)| net.standardise(queries));
+            learner.standardised = true;
+        }
+        self.layers[stretch.layer] = learners;
+    }
 }
 
 impl Learner {

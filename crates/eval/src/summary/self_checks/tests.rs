@@ -327,11 +327,9 @@ fn a_density_that_was_missed_is_said() {
     let warnings = check(&records, &[]);
     assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");
     assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
-    assert!(
-        warnings[0]
-            .message
-            .starts_with("3 % of the tokens were asked for, and 5 % were attended (+67 %, in layers that are not dense): sink")
-    );
+    assert!(warnings[0].message.starts_with(
+        "3 % of the tokens were asked for, and 5 % were attended (+67 %, in layers that are not dense): sink"
+    ));
     assert!(warnings[0].message.contains("(+67 %, "));
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use rayon::prelude::*;
+
 use super::lesson::Lesson;
 use super::settings::Settings;
 use super::{
@@ -16,6 +18,22 @@ use crate::methods::planes::RandomPlanes;
 use crate::methods::signatures::{Signatures, words_of};
 
 impl Trainer {
+    /// Measures the nets on what waits to be examined.
+    pub(super) fn examine_waiting(&mut self) {
+        let lessons = std::mem::take(&mut self.exams).lessons;
+        if lessons.is_empty() {
+            return;
+        }
+        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
+        let of = |lesson: &Lesson| {
+            let soft = &self.layers[lesson.stretch.layer][lesson.kv_head].nets;
+            examined.measure(soft, lesson, &self.settings)
+        };
+        let measured: Vec<Measured> = lessons.par_iter().with_max_len(1).map(of).collect();
+        lessons.iter().zip(measured).for_each(|(lesson, measured)| examined.add(lesson.stretch.layer, measured));
+        self.examined = Some(examined);
+    }
+
     pub(super) fn used_nets(&self) -> Vec<Vec<UsedNets>> {
         let used = |nets: &[SoftNet]| nets.iter().map(SoftNet::to_sign_net).collect();
         let of = |learner: &Learner| UsedNets { keys: used(&learner.nets.keys), queries: used(&learner.nets.queries) };

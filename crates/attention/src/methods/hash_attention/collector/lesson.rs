@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use super::settings::{Largest, Settings};
-use super::{Asked, Trainer, largest};
 use crate::calibration::artefact::ModelShape;
-use crate::calibration::collector::HostChunk;
-use rayon::prelude::*;
 use spattn_kernels::linear::scores;
+use spattn_kernels::topk::top_k;
 
 /// Tokens of a prompt that nets learn from at a time, on every device: a chunk of the CPU's prefill.
 pub(super) const STRETCH: usize = 2048;
@@ -51,93 +49,39 @@ pub(super) struct Lesson {
     /// Keys of all tokens that were read with the stretch. Its own queries see the first of them.
     pub(super) keys: Arc<Keys>,
     /// Positions in the stretch whose queries are learned from; ascending and distinct.
-    positions: Vec<usize>,
+    pub(super) positions: Vec<usize>,
     /// `[position][d]` for each head of the group.
-    queries: Vec<Vec<f32>>,
+    pub(super) queries: Vec<Vec<f32>>,
     /// The positions of each step.
     pub(super) draws: Arc<Vec<Vec<usize>>>,
     /// First tokens that no query has to find, and those at both ends.
-    sink: usize,
-    statics: usize,
-    d: usize,
+    pub(super) sink: usize,
+    pub(super) statics: usize,
+    pub(super) d: usize,
     /// Divisor of the logits.
-    divisor: f32,
+    pub(super) divisor: f32,
 }
 
 /// The largest keys of each head and position of a lesson.
 pub(super) struct Labels(Vec<Vec<Vec<Largest>>>);
 
-impl Trainer {
-    /// The keys of one KV head that queries of a chunk may see.
-    fn keys(&self, chunk: &HostChunk<'_>, kv_head: usize) -> Keys {
-        let d = chunk.d();
-        let range = self.settings.sink.min(chunk.end())..chunk.end();
-        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
-        let further = match self.settings.kind.by_norm {
-            false => vec![0.0; range.len()],
-            true => {
-                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
-                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
-                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
-                let divisor = chunk.scale().divisor() as f32;
-                squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
-            }
-        };
-        Keys { rows, further }
-    }
-
-    /// The lessons of a chunk, by stretch and KV head: the queries at the positions of each draw, and the keys.
-    pub(super) fn lessons(&self, chunk: &HostChunk<'_>, drawn: Vec<(Stretch, Vec<Vec<usize>>)>) -> Vec<Lesson> {
-        let keys: Vec<Arc<Keys>> =
-            (0..chunk.kv_heads()).into_par_iter().map(|head| Arc::new(self.keys(chunk, head))).collect();
-        let of_stretch = |(stretch, draws): (Stretch, Vec<Vec<usize>>)| {
-            let mut positions = draws.concat();
-            positions.sort_unstable();
-            positions.dedup();
-            let draws = Arc::new(draws);
-            let of_head = |(kv_head, keys): (usize, &Arc<Keys>)| Lesson {
-                stretch,
-                kv_head,
-                keys: keys.clone(),
-                queries: self.queries(chunk, stretch, kv_head, &positions),
-                positions: positions.clone(),
-                draws: draws.clone(),
-                sink: self.settings.sink,
-                statics: self.statics(),
-                d: chunk.d(),
-                divisor: chunk.scale().divisor() as f32,
-            };
-            keys.iter().enumerate().map(of_head).collect::<Vec<_>>()
-        };
-        drawn.into_par_iter().flat_map_iter(of_stretch).collect()
-    }
-
-    /// The queries `[position][d]` at some positions of a stretch, for each head of a group.
-    fn queries(&self, chunk: &HostChunk<'_>, stretch: Stretch, kv_head: usize, positions: &[usize]) -> Vec<Vec<f32>> {
-        let (group, before) = (self.model.group(), stretch.first - chunk.first);
-        let of = |head: usize| positions.iter().flat_map(move |p| chunk.query(before + p, head)).copied().collect();
-        (kv_head * group..(kv_head + 1) * group).map(of).collect()
-    }
-
-    /// Standardises the inputs of a layer's nets by all tokens up to the end of the first stretch that they see.
-    pub(super) fn standardise(&mut self, chunk: &HostChunk<'_>, stretch: Stretch, lessons: &[Lesson]) {
-        let all: Vec<usize> = (0..stretch.tokens).collect();
-        let mut learners = std::mem::take(&mut self.layers[stretch.layer]);
-        for (kv_head, learner) in learners.iter_mut().enumerate().filter(|(_, learner)| !learner.standardised) {
-            let of = |lesson: &&Lesson| (lesson.stretch, lesson.kv_head) == (stretch, kv_head);
-            let Some(lesson) = lessons.iter().find(of) else { continue };
-            learner.nets.keys.iter_mut().for_each(|net| net.standardise(lesson.rows()));
-            let queries = self.queries(chunk, stretch, kv_head, &all);
-            learner.nets.queries.iter_mut().zip(&queries).for_each(|(net, queries)| net.standardise(queries));
-            learner.standardised = true;
-        }
-        self.layers[stretch.layer] = learners;
-    }
+/// Queries of a chunk, and the keys that they should find.
+pub(super) struct Asked<'a> {
+    /// Keys `[key][d]` after the sink.
+    pub(super) keys: &'a [f32],
+    /// Number of keys that each query sees.
+    pub(super) seen: Vec<usize>,
+    /// Tokens in context of each query, the query's own included.
+    pub(super) context: Vec<usize>,
+    /// `[query][d]` for each head of the group.
+    pub(super) queries: Vec<Vec<f32>>,
+    /// The largest keys of each head and query.
+    pub(super) wanted: Vec<Vec<Vec<Largest>>>,
 }
 
 impl Lesson {
     /// Keys `[key][d]` after the sink up to the end of the stretch.
-    fn rows(&self) -> &[f32] {
+    pub(super) fn rows(&self) -> &[f32] {
         &self.keys.rows[..self.stretch.end().saturating_sub(self.sink) * self.d]
     }
 
@@ -195,6 +139,15 @@ impl Lesson {
     pub(super) fn ask_all(&self, settings: &Settings) -> Asked<'_> {
         self.ask(&self.labels(settings), &self.positions)
     }
+}
+
+/// The `top` largest of some scores, which become attention when they are divided by `divisor`, and by a softmax.
+fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
+    let keys = top_k(scores, top);
+    let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |key: &u32| ((scores[*key as usize] - most) / divisor).exp();
+    let total: f32 = keys.iter().map(weight).sum();
+    keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }
 
 /// Lessons that wait until they are learned.
