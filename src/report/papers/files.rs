@@ -72,7 +72,7 @@ pub fn read(path: &Path) -> Result<Option<ItemOutcome>> {
 /// The stored outcome of the same run; `None` if there is none.
 ///
 /// # Errors
-/// As [`read`].
+/// If the file exists and cannot be read.
 pub fn read_stored(outcome: &ItemOutcome, dir: &Path) -> Result<Option<ItemOutcome>> {
     read(&dir.join(result_file(outcome)))
 }
