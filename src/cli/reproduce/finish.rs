@@ -58,7 +58,10 @@ impl ReproduceArgs {
         let judged = judge(name, item, run.run_of(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| privacy::text(&in_one_line(error)));
         let dir = self.out.join(name);
-        // Whoever draws has measured nothing: the command is that of whoever did.
+        if !judged.unmeasured.is_empty() && !self.draw_only {
+            eprintln!("warning: {name}: nothing was measured for {}", judged.unmeasured.join(", "));
+        }
+        // --draw-only measures nothing, so the stored command stays.
         let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };
         let command = earlier.map_or_else(|| self.command(name), |earlier| earlier.command);
         let outcome = ItemOutcome { ran: ran(run, records, &seen), command, failure, ..judged };

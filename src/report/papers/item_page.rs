@@ -127,6 +127,9 @@ fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> 
     }
     outcome.ran.iter().for_each(|(what, value)| text += &line(what, value));
     outcome.floors.iter().for_each(|floor| text += &line("at the floor, not judged", floor));
+    if !outcome.unmeasured.is_empty() {
+        text += &line("nothing was measured for", &outcome.unmeasured.join(", "));
+    }
     outcome.failure.iter().for_each(|failure| text += &line("failed", failure));
     let _ = write!(text, "\n{table}");
     figures.iter().for_each(|figure| {

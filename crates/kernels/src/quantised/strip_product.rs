@@ -237,7 +237,7 @@ unsafe fn add_sums<S: Lanes, const R: usize>(
 ) -> usize {
     for (r, sums) in sums.into_iter().enumerate() {
         let mut lanes = [[0.0f32; 4]; MOST_LANES / 4];
-        // SAFETY: there is room for sixteen lanes; the rest is the caller's.
+        // SAFETY: `lanes` has room for the most lanes of a vector, 16; outputs and `S` are as the caller says.
         unsafe {
             S::store(lanes.as_mut_ptr().cast(), sums);
             for (four, column) in lanes[..S::LANES / 4].iter().zip((column..).step_by(4)) {
@@ -346,8 +346,8 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
     }
 }
 
-/// The same pointer, as a new one to the compiler. It would keep all words of a set in registers, where there is room for sums only, and
-/// move them to the stack and back; an instruction can use a word as it reads it.
+/// The same pointer, whose origin the compiler cannot see. Otherwise it loads all words of a set early and spills them to the stack, since
+/// the sums need the registers. This way it loads each word where it is used.
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction that could read")]
 #[inline(always)]
 fn read_anew(ptr: *const u8) -> *const u8 {
@@ -367,7 +367,7 @@ fn read_anew(ptr: *const u8) -> *const u8 {
 /// Writes the numbers of eight rows of a cell of `rows`, from lane `first` on, to rows of `out` that are `stride` apart.
 ///
 /// # Safety
-/// The cell is readable and has these lanes; there is room for a block of each row; `E` has eight lanes, and the CPU supports it.
+/// `cell` can be read, and has eight rows from `first` on. `out` has room for a block of each. `E` has eight lanes, and the CPU supports it.
 #[inline(always)]
 unsafe fn read_eight<E: Lanes, F: StripFormat>(
     cell: *const u8,

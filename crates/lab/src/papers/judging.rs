@@ -19,7 +19,20 @@ use spattn_stats::Estimate;
 pub fn judge(name: &str, item: &Item, run: RunOf<'_>, evidence: Evidence<'_>) -> Result<ItemOutcome, UsageError> {
     let measured = MeasuredItem::of_run(item, run, evidence);
     let variant = if measured.is_some() { run.variant.name() } else { "" };
-    outcome(name, item, (variant, run), measured.as_ref())
+    let outcome = outcome(name, item, (variant, run), measured.as_ref())?;
+    let unmeasured = if evidence.seen.is_empty() { Vec::new() } else { unmeasured(item, run, &outcome) };
+    Ok(ItemOutcome { unmeasured, ..outcome })
+}
+
+/// The rows and columns that a run was to give numbers for, and did not.
+fn unmeasured(item: &Item, run: RunOf<'_>, outcome: &ItemOutcome) -> Vec<String> {
+    let is_asked = |line: &&Line| {
+        run.role(item, line) != Role::None && line.select(run.variant).missing.is_none() && !item.is_time(line)
+    };
+    let has = |row: &Line, column: &Line| outcome.number(&row.name, &column.name).is_some();
+    let rows = item.rows.iter().filter(is_asked).filter(|row| !item.columns.iter().any(|column| has(row, column)));
+    let columns = item.columns.iter().filter(is_asked).filter(|column| !item.rows.iter().any(|row| has(row, column)));
+    rows.chain(columns).map(|line| line.name.clone()).collect()
 }
 
 /// The outcome of an item's times; `None` if it has none.

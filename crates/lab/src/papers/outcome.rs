@@ -53,6 +53,9 @@ pub struct ItemOutcome {
     /// Why scores are not judged: for each place, what dense attention scores there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub floors: Vec<String>,
+    /// Rows and columns for which the run's analyses found nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmeasured: Vec<String>,
     /// Further files of the drawing, in results of older versions.
     #[serde(default, skip_serializing)]
     pub more_plots: Vec<String>,
