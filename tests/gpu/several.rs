@@ -16,7 +16,7 @@ use spattn::kv::KvDtype;
 use spattn::model::GpuShare;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
-use spattn::model::device::{Device, Gpus};
+use spattn::model::device::{CopiesPerGpu, Device, Gpus};
 use spattn::model::engine::{Prefill, Stream};
 use spattn::model::source::ModelSource;
 use spattn::model::tensors::Weights;
@@ -322,10 +322,12 @@ fn devices_that_are_not_there_are_usage_errors() {
     let error = Device::Cuda(Gpus::in_order(&[0, there])).check(80).unwrap_err();
     assert!(error.what.contains(&format!("no GPU number {there}")) && error.hint.is_some(), "{}", error.what);
     assert!(Device::cuda(0).check(1).is_ok());
-    let all = Device::EachGpu.copies().unwrap();
-    assert_eq!(all, (0..there).map(Device::cuda).collect::<Vec<_>>());
+    let all = Device::EachGpu(CopiesPerGpu::ONE);
+    assert_eq!(all.copies().unwrap(), (0..there).map(Device::cuda).collect::<Vec<_>>());
+    let twice = Device::EachGpu(CopiesPerGpu::new(2).unwrap()).copies().unwrap();
+    assert_eq!(twice, (0..there).chain(0..there).map(Device::cuda).collect::<Vec<_>>());
     let (dimensions, weights) = opened("llama3", KvDtype::F32);
-    assert!(Decoder::load(&dimensions, &weights, Device::EachGpu).is_err(), "a decoder is one copy");
+    assert!(Decoder::load(&dimensions, &weights, all).is_err(), "a decoder is one copy");
     assert!(Decoder::load(&dimensions, &weights, Device::cuda(there)).is_err());
 }
 

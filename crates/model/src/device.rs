@@ -17,8 +17,31 @@ pub enum Device {
     Cpu,
     /// One NVIDIA GPU, or several of which each holds consecutive layers of a model.
     Cuda(Gpus),
-    /// All GPUs of the machine, each with a whole copy of the model; they run examples side by side.
-    EachGpu,
+    /// All GPUs of the machine, each with whole copies of the model; they run examples side by side.
+    EachGpu(CopiesPerGpu),
+}
+
+/// How many copies of a model a GPU holds. A small model leaves most of a GPU idle: its kernels are short, and those of several copies overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CopiesPerGpu(u8);
+
+/// The most copies of a model that a GPU holds.
+pub const MOST_COPIES: usize = 16;
+
+impl CopiesPerGpu {
+    /// One copy.
+    pub const ONE: Self = Self(1);
+
+    /// So many copies; `None` if there are none or more than [`MOST_COPIES`].
+    pub fn new(count: usize) -> Option<Self> {
+        let count = u8::try_from(count).ok()?;
+        (1..=MOST_COPIES).contains(&usize::from(count)).then_some(Self(count))
+    }
+
+    /// Their number.
+    pub fn count(self) -> usize {
+        self.0.into()
+    }
 }
 
 /// GPUs, as the driver numbers them, in the order in which they hold a model's layers; at least one.
@@ -56,7 +79,8 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::EachGpu => f.write_str("cuda:all"),
+            Self::EachGpu(CopiesPerGpu::ONE) => f.write_str("cuda:all"),
+            Self::EachGpu(copies) => write!(f, "cuda:all:{}", copies.count()),
             Self::Cuda(_) if *self == Self::cuda(0) => f.write_str("cuda"),
             Self::Cuda(gpus) => {
                 let numbers: Vec<String> = gpus.ordinals().map(|ordinal| ordinal.to_string()).collect();
@@ -73,7 +97,8 @@ impl FromStr for Device {
         let device = match text.split_once(':') {
             None if text == "cpu" => return Ok(Self::Cpu),
             None if text == "cuda" => Self::cuda(0),
-            Some(("cuda", "all")) => Self::EachGpu,
+            Some(("cuda", "all")) => Self::EachGpu(CopiesPerGpu::ONE),
+            Some(("cuda", numbers)) if numbers.starts_with("all:") => Self::EachGpu(parse_copies(text, numbers)?),
             Some(("cuda", numbers)) => Self::Cuda(parse_gpus(text, numbers)?),
             _ => {
                 return Err(UsageError::new(format!("unknown device `{text}`"))
@@ -86,6 +111,15 @@ impl FromStr for Device {
                 .hint("use --device cpu, or build with --features cuda")),
         }
     }
+}
+
+/// The copies that a device names behind `all:`.
+fn parse_copies(device: &str, numbers: &str) -> Result<CopiesPerGpu, UsageError> {
+    let count = numbers.trim_start_matches("all:");
+    count.parse().ok().and_then(CopiesPerGpu::new).ok_or_else(|| {
+        UsageError::new(format!("device `{device}`: `{count}` is not a number of copies from 1 to {MOST_COPIES}"))
+            .hint("write cuda:all:4 for four copies of the model on each GPU")
+    })
 }
 
 /// The GPUs that a device names behind its colon.
@@ -125,18 +159,25 @@ impl Device {
         Self::Cuda(Gpus { ordinals, count: 1 })
     }
 
-    /// The devices that each hold a whole copy of a model.
+    /// The device of each whole copy of a model. Where a GPU holds several, the first copies of all GPUs come first.
     ///
     /// # Errors
     /// For [`EachGpu`](Self::EachGpu), if the driver lists none, or there is no driver.
     pub fn copies(self) -> Result<Vec<Self>, UsageError> {
+        let Self::EachGpu(per_gpu) = self else { return Ok(vec![self]) };
+        let none = |why: &str| UsageError::new(format!("device `{self}`: {why}")).hint("use --device cpu");
+        match gpu_count() {
+            Ok(0) => Err(none("the driver lists no GPU")),
+            Ok(count) => Ok((0..per_gpu.count()).flat_map(|_| (0..count).map(Self::cuda)).collect()),
+            Err(why) => Err(none(&why)),
+        }
+    }
+
+    /// How many copies of a model share a GPU; 1 on a processor.
+    pub fn copies_per_gpu(self) -> usize {
         match self {
-            Self::Cpu | Self::Cuda(_) => Ok(vec![self]),
-            Self::EachGpu => match gpu_count() {
-                Ok(0) => Err(UsageError::new("device `cuda:all`: the driver lists no GPU").hint("use --device cpu")),
-                Ok(count) => Ok((0..count).map(Self::cuda).collect()),
-                Err(why) => Err(UsageError::new(format!("device `cuda:all`: {why}")).hint("use --device cpu")),
-            },
+            Self::Cpu | Self::Cuda(_) => 1,
+            Self::EachGpu(copies) => copies.count(),
         }
     }
 
@@ -147,9 +188,9 @@ impl Device {
     pub fn of_one_copy(self) -> Result<Self, UsageError> {
         match self {
             Self::Cpu | Self::Cuda(_) => Ok(self),
-            Self::EachGpu => Err(UsageError::new(
-                "device `cuda:all`: only the examples of a run are shared out among copies of the model",
-            )
+            Self::EachGpu(_) => Err(UsageError::new(format!(
+                "device `{self}`: only the examples of a run are shared out among copies of the model"
+            ))
             .hint("write cuda, or cuda:0,1 to divide the model's layers among GPUs")),
         }
     }
@@ -170,7 +211,7 @@ impl Device {
     /// The GPUs among which the layers of a copy of a model are divided, in order; none for the processor's cores.
     pub fn ordinals(self) -> Vec<usize> {
         match self {
-            Self::Cpu | Self::EachGpu => Vec::new(),
+            Self::Cpu | Self::EachGpu(_) => Vec::new(),
             Self::Cuda(gpus) => gpus.ordinals().collect(),
         }
     }
@@ -332,8 +373,10 @@ mod tests {
     fn devices_are_read_as_they_are_written() {
         assert_eq!("cpu".parse::<Device>().unwrap(), Device::Cpu);
         let several = Device::Cuda(Gpus::in_order(&[2, 0, 11]));
-        let devices = [Device::cuda(0), Device::cuda(2), several, Device::EachGpu];
-        assert_eq!(devices.map(|device| device.to_string()), ["cuda", "cuda:2", "cuda:2,0,11", "cuda:all"]);
+        let (one, four) = (CopiesPerGpu::ONE, CopiesPerGpu::new(4).unwrap());
+        let devices = [Device::cuda(0), Device::cuda(2), several, Device::EachGpu(one), Device::EachGpu(four)];
+        let written = ["cuda", "cuda:2", "cuda:2,0,11", "cuda:all", "cuda:all:4"];
+        assert_eq!(devices.map(|device| device.to_string()), written);
         let many = format!("cuda:{}", (0..17).map(|i| i.to_string()).collect::<Vec<_>>().join(","));
         for (wrong, said) in [
             ("", "unknown device"),
@@ -345,6 +388,10 @@ mod tests {
             ("cuda:0,", "`` is not the number"),
             ("cuda:0,all", "`all` is not the number"),
             ("cuda:65536", "`65536` is not the number"),
+            ("cuda:all:0", "`0` is not a number of copies"),
+            ("cuda:all:17", "`17` is not a number of copies from 1 to 16"),
+            ("cuda:all:", "`` is not a number of copies"),
+            ("cuda:all4", "`all4` is not the number"),
             ("cuda:1,0,1", "names GPU 1 twice"),
             (many.as_str(), "names 17 GPUs"),
         ] {
@@ -369,7 +416,9 @@ mod tests {
         assert!(Device::Cpu.check(0).is_ok());
         assert_eq!((three.ordinals(), Device::Cpu.ordinals()), (vec![0, 1, 2], Vec::new()));
         assert!(three.of_one_copy().is_ok() && three.of_one_gpu().is_err() && Device::cuda(3).of_one_gpu().is_ok());
-        assert!(Device::EachGpu.of_one_copy().is_err() && Device::EachGpu.of_one_gpu().is_err());
+        let each = Device::EachGpu(CopiesPerGpu::new(2).unwrap());
+        assert!(each.of_one_copy().is_err() && each.of_one_gpu().is_err());
+        assert_eq!([each, three, Device::Cpu].map(Device::copies_per_gpu), [2, 1, 1]);
         assert_eq!(Device::Cpu.copies().unwrap(), [Device::Cpu]);
     }
 }

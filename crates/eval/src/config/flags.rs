@@ -150,12 +150,12 @@ macro_rules! with_settings {
             ///
             /// With cuda:0,1 each GPU holds consecutive layers with their keys and values, as many as its free memory has room for. With
             /// cuda:all each GPU holds the whole model, and they run examples side by side; a model that does not fit one GPU is refused.
-            /// Records are those of one GPU, in the same order.
+            /// With cuda:all:4 each GPU holds four copies: a small model is evaluated faster. Records are those of one GPU, in the same order.
             ///
-            /// Example: --device cpu, --device cuda:1, --device cuda:0,1, --device cuda:all
+            /// Example: --device cpu, --device cuda:1, --device cuda:0,1, --device cuda:all, --device cuda:all:4
             device: Given<Device> => Device = Device::Cpu,
-                Flag::value("device", "cpu|cuda[:i,...|:all]")
-                    .texts("cuda:0,1", &["tpu", "cuda:x", "cuda:", "cuda:0,0", "cuda:0,all"])
+                Flag::value("device", "cpu|cuda[:i,...|:all[:copies]]")
+                    .texts("cuda:0,1", &["tpu", "cuda:x", "cuda:", "cuda:0,0", "cuda:0,all", "cuda:all:0"])
                     .after("latency")
                     .identity("engine");
 

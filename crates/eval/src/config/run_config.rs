@@ -206,6 +206,13 @@ impl RunConfig {
             return Err(UsageError::new("`matmul_precision` applies to a CPU only, and this run uses a GPU")
                 .hint("leave it out: a GPU multiplies weights and activations in the storage type, see --dtype"));
         }
+        if self.latency == Latency::Solo && self.device.copies_per_gpu() > 1 {
+            let what = format!(
+                "`latency = \"solo\"` times a method alone, and `{}` runs several copies on a GPU",
+                self.device
+            );
+            return Err(UsageError::new(what).hint("write --device cuda:all, or leave --latency out"));
+        }
         Ok(())
     }
 }
@@ -231,6 +238,17 @@ mod tests {
             assert!(settings.about.is_some(), "{}", shipped.name);
             assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
+    }
+
+    #[test]
+    fn a_method_is_not_timed_alone_on_a_gpu_that_copies_share() {
+        use spattn_model::device::CopiesPerGpu;
+        let mut config = resolve("tasks = ['ruler/vt']\nlengths = [1024]\nlatency = 'solo'").unwrap();
+        config.device = Device::EachGpu(CopiesPerGpu::ONE);
+        assert_eq!(config.check(), Ok(()));
+        config.device = Device::EachGpu(CopiesPerGpu::new(4).unwrap());
+        let error = config.check().unwrap_err();
+        assert!(error.what.contains("cuda:all:4") && error.hint.unwrap().contains("cuda:all"), "{}", error.what);
     }
 
     #[test]

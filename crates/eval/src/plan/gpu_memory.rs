@@ -11,7 +11,7 @@ use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, PromptShape, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
-use spattn_model::device::{Device, Placement};
+use spattn_model::device::{CopiesPerGpu, Device, Placement};
 use spattn_model::dimensions::GPU_PREFILL_CHUNK;
 use spattn_model::{GpuShare, OpenModel};
 
@@ -33,10 +33,15 @@ pub struct GpuNeed {
 /// # Errors
 /// If a device is not there, or has more GPUs than the model has layers.
 pub fn gpu_needs(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<Vec<GpuNeed>, UsageError> {
-    let mut needs = Vec::new();
+    let mut needs: Vec<GpuNeed> = Vec::new();
     for device in config.device.copies()? {
         for share in model.dimensions.divide(device, placement(config).tokens)? {
-            needs.push(GpuNeed { bytes: bytes_at(config, model, tokens, &share.layers), share });
+            let bytes = bytes_at(config, model, tokens, &share.layers);
+            match needs.iter_mut().find(|need| need.share.ordinal == share.ordinal) {
+                // Another copy on the same GPU.
+                Some(need) => need.bytes = need.bytes.saturating_add(bytes),
+                None => needs.push(GpuNeed { bytes, share }),
+            }
         }
     }
     Ok(needs)
@@ -98,9 +103,13 @@ impl GpuNeed {
         let gb = |bytes: f64| bytes / 1e9;
         let (needed, free) = (gb(self.bytes as f64), gb(free as f64));
         let (where_to, hint) = match config.device {
-            Device::EachGpu => (
+            Device::EachGpu(CopiesPerGpu::ONE) => (
                 format!("the memory of GPU {ordinal}, which has a copy of the whole model,"),
                 "divide the layers among GPUs (--device cuda:0,1), choose a shorter --length, fewer methods at a time, or --dtype bf16",
+            ),
+            Device::EachGpu(copies) => (
+                format!("the memory of GPU {ordinal}, which has {} copies of the whole model,", copies.count()),
+                "ask for fewer copies (--device cuda:all:2), a shorter --length, or fewer methods at a time",
             ),
             device if device.ordinals().len() > 1 => (
                 format!("the memory of GPU {ordinal}, which has layers {} to {},", layers.start, layers.end - 1),
@@ -178,8 +187,10 @@ mod tests {
             "a prompt takes 7.0 GB of the memory of GPU 1, which has layers 3 to 6, with m, and 5.0 GB are free";
         assert_eq!(what, expected);
         assert!(hint.contains("more GPUs"), "{hint}");
-        let (what, hint) = told(Device::EachGpu);
+        let (what, hint) = told(Device::EachGpu(CopiesPerGpu::ONE));
         assert!(what.contains("a copy of the whole model") && hint.contains("cuda:0,1"), "{what}: {hint}");
+        let (what, hint) = told(Device::EachGpu(CopiesPerGpu::new(3).unwrap()));
+        assert!(what.contains("3 copies of the whole model") && hint.contains("fewer copies"), "{what}: {hint}");
         assert_eq!(GpuNeed { bytes: 5_000_000_000, ..need.clone() }.check(&config, "", ""), Ok(()));
     }
     fn need(ordinal: usize, gigabytes: usize, free: Option<u64>) -> GpuNeed {

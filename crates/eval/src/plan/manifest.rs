@@ -231,7 +231,7 @@ mod tests {
     use crate::plan::memory::bytes_of_example;
     use spattn_attention::kv::KvDtype;
     use spattn_model::StorageOptions;
-    use spattn_model::device::Gpus;
+    use spattn_model::device::{CopiesPerGpu, Gpus};
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
 
@@ -246,7 +246,9 @@ mod tests {
         };
         let [cpu, first, third] = [Device::Cpu, Device::cuda(0), Device::cuda(2)].map(&mut of);
         assert_eq!(first, third);
-        assert_eq!([Device::Cuda(Gpus::in_order(&[0, 1])), Device::EachGpu].map(&mut of), [first.clone(), third]);
+        let each = [1, 4].map(|copies| Device::EachGpu(CopiesPerGpu::new(copies).unwrap()));
+        assert_eq!(each.map(&mut of), [third.clone(), third.clone()]);
+        assert_eq!([Device::Cuda(Gpus::in_order(&[0, 1]))].map(&mut of), [first.clone()]);
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());

@@ -132,6 +132,15 @@ impl Runner<'_> {
         [identity.to_string(), question_digest::digest(&item.input)]
     }
 
+    /// The GPU that steps were timed on, with the copies of the model that shared it; `None` on a processor.
+    fn gpu_name(&self) -> Option<String> {
+        let name = self.model.decoder.gpu()?;
+        Some(match self.config.device.copies_per_gpu() {
+            1 => name.to_owned(),
+            copies => format!("{name} shared by {copies} copies of the model"),
+        })
+    }
+
     /// A record with what is known of place, method and cost; the rest is empty. `prefill` is of the prefix that methods
     /// share.
     fn record_of_costs(
@@ -211,7 +220,7 @@ impl Runner<'_> {
                 threads: rayon::current_num_threads(),
                 simd: isa_name().to_owned(),
                 cpu: cpu_name(),
-                gpu: self.model.decoder.gpu().map(str::to_owned),
+                gpu: self.gpu_name(),
                 select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
             })),
             decode_s: run.step_time.steps(),
