@@ -38,7 +38,10 @@ pub(super) fn facts_of_latency(alone: &[Record]) -> Vec<(String, String)> {
     let examples: BTreeSet<_> = alone.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
     let tasks = tasks.into_iter().collect::<Vec<_>>().join(", ");
     let on = first.conditions.as_deref().map_or(String::new(), |conditions| format!("; {conditions}"));
-    vec![("steps timed alone".to_owned(), format!("{tasks} at {}, {} examples{on}", lengths.join(", "), examples.len()))]
+    vec![(
+        "steps timed alone".to_owned(),
+        format!("{tasks} at {}, {} examples{on}", lengths.join(", "), examples.len()),
+    )]
 }
 
 /// What units say was learned.

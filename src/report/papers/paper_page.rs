@@ -75,7 +75,8 @@ fn reasons(own: &[&Drawn]) -> String {
     for (results, _) in own {
         for (at, judged) in not_held(results) {
             let link = format!("[{}]({}/README.md)", title_of(results.item_name()), results.name);
-            let tried: Vec<String> = judged.tried.iter().map(|one| format!("{} {}", in_markdown(&one.asks), one.word())).collect();
+            let tried: Vec<String> =
+                judged.tried.iter().map(|one| format!("{} {}", in_markdown(&one.asks), one.word())).collect();
             let says = &results.item.claims[at].says;
             let due_to = causes(judged).iter().map(|cause| cause.text()).collect::<Vec<_>>().join(", ");
             let tried = if tried.is_empty() { "nothing yet".to_owned() } else { tried.join("<br>") };
@@ -112,7 +113,12 @@ fn due_to(all: &[&Drawn]) -> String {
         return String::new();
     }
     let count = |cause: Cause| found.iter().filter(|causes| causes.contains(&cause)).count();
-    let mut parts: Vec<String> = Cause::ALL.map(|cause| (cause, count(cause))).iter().filter(|(_, n)| *n > 0).map(|(cause, n)| format!("{} {n}", cause.text())).collect();
+    let mut parts: Vec<String> = Cause::ALL
+        .map(|cause| (cause, count(cause)))
+        .iter()
+        .filter(|(_, n)| *n > 0)
+        .map(|(cause, n)| format!("{} {n}", cause.text()))
+        .collect();
     let open = found.iter().filter(|causes| causes.is_empty()).count();
     parts.extend((open > 0).then(|| format!("open {open}")));
     format!(
@@ -188,12 +194,19 @@ fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
 
 /// The page of all papers.
 pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
-    let mut text = format!("{MADE}\n# The papers, reproduced\n\nWhat is known now, over all papers:\n\n");
+    let mut text = format!("{MADE}\n# The papers, reproduced\n");
+    let table = across(all);
+    text += &table;
+    // Behind a section the findings are one of their own.
+    text += if table.is_empty() {
+        "\nWhat is known now, over all papers:\n\n"
+    } else {
+        "\n## What is known now, over all papers\n\n"
+    };
     for (at, finding) in findings.findings.iter().enumerate() {
         let _ = writeln!(text, "{}. {}", at + 1, in_markdown(finding));
     }
-    text += &across(all);
-    text += "\n## The papers\n\n| paper | its question |\n|---|---|\n";
+    text += "\n| paper | its question |\n|---|---|\n";
     let shown: Vec<(&Paper, Vec<&Drawn>)> =
         PAPERS.iter().map(|paper| (paper, of_paper(all, paper.name))).filter(|(_, own)| !own.is_empty()).collect();
     for (paper, _) in &shown {

@@ -22,8 +22,7 @@ fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
         text += &format!("[[published]]\nrow = '{name}'\nvalues = {{ VT = 50, CWE = 60 }}\n");
     }
     let item = Item::parse(&text, "item.toml").unwrap();
-    figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap(), &item, "plot.svg")
-        .unwrap()
+    figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap(), &item, "plot.svg").unwrap()
 }
 
 /// Scores that stand in for the paper's perplexities are no perplexities, and have no axis with them.

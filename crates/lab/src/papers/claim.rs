@@ -114,10 +114,16 @@ impl Claim {
             return wrong(&format!(": `{key}` is empty"), "write a text, or leave the key out");
         }
         if self.test.is_none() && !self.experiments.is_empty() {
-            return wrong(" has an `experiment` and no `test`", "an experiment explains a verdict: give the claim a test");
+            return wrong(
+                " has an `experiment` and no `test`",
+                "an experiment explains a verdict: give the claim a test",
+            );
         }
         let checked = self.test.iter().map(Test::check).chain(self.experiments.iter().map(Experiment::check));
-        checked.into_iter().collect::<Result<(), _>>().map_err(|e| within(UsageError { what: format!(": {}", e.what), ..e }))
+        checked
+            .into_iter()
+            .collect::<Result<(), _>>()
+            .map_err(|e| within(UsageError { what: format!(": {}", e.what), ..e }))
     }
 
     /// Its own test and those of its experiments.

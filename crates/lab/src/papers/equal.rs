@@ -55,12 +55,16 @@ impl EqualCost {
         item.known("row", &item.rows, &self.dense).map_err(within)?;
         let columns = [&self.cost].into_iter().chain(&self.shows);
         columns.into_iter().try_for_each(|column| item.known("column", &item.columns, column)).map_err(within)?;
-        let rises = !self.within.is_empty() && self.within[0] > 0.0 && self.within.windows(2).all(|pair| pair[0] < pair[1]);
+        let rises =
+            !self.within.is_empty() && self.within[0] > 0.0 && self.within.windows(2).all(|pair| pair[0] < pair[1]);
         if !rises {
-            return Err(UsageError::new("[[equal]]: `within` needs shares in percent that rise").hint("within = [5, 10, 20]"));
+            return Err(
+                UsageError::new("[[equal]]: `within` needs shares in percent that rise").hint("within = [5, 10, 20]")
+            );
         }
         match self.shows.is_empty() || item.rows.iter().all(|row| row.group.is_none()) {
-            true => Err(UsageError::new("[[equal]]: there is nothing to show").hint("name columns in `shows`, and give rows a `group`")),
+            true => Err(UsageError::new("[[equal]]: there is nothing to show")
+                .hint("name columns in `shows`, and give rows a `group`")),
             false => Ok(()),
         }
     }
@@ -155,8 +159,13 @@ shows = ['VT']
     #[test]
     fn the_dearest_budget_within_a_share_is_taken_whatever_it_scores() {
         let item = Item::parse(ITEM, "item.toml").unwrap();
-        let numbers =
-            [("Full", 90.0, 200.0), ("Top 1", 80.0, 10.0), ("Top 3", 70.0, 41.0), ("Top 2", 60.0, 20.0), ("Quest", 50.0, 90.0)];
+        let numbers = [
+            ("Full", 90.0, 200.0),
+            ("Top 1", 80.0, 10.0),
+            ("Top 3", 70.0, 41.0),
+            ("Top 2", 60.0, 20.0),
+            ("Quest", 50.0, 90.0),
+        ];
         let rows = item.equal[0].rows(&item, &outcome(&numbers));
         let names: Vec<_> = rows.iter().map(|row| row.group.as_str()).collect();
         assert_eq!(names, ["Top", "Quest"]);
@@ -167,7 +176,10 @@ shows = ['VT']
         assert_eq!(picked(&rows[0]), [Some(("Top 2".to_owned(), 10.0)), Some(("Top 2".to_owned(), 10.0))]);
         assert_eq!((picked(&rows[1]), rows[1].least), (vec![None, None], 45.0));
         assert_eq!(rows[0].picked[0].as_ref().unwrap().shown[0].unwrap().0.mean, 60.0);
-        assert!(item.equal[0].rows(&item, &outcome(&numbers[1..])).is_empty(), "without dense attention there is no share");
+        assert!(
+            item.equal[0].rows(&item, &outcome(&numbers[1..])).is_empty(),
+            "without dense attention there is no share"
+        );
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub enum Cause {
     Model,
     /// The method itself.
     Method,
+    /// A setting that is not the paper's: text, length, calibration.
+    Setting,
     /// The budget: with more tokens it is as the claim says.
     Budget,
     /// This program.
@@ -53,7 +55,7 @@ pub enum Cause {
 
 impl Cause {
     /// All of them, in the order of pages.
-    pub const ALL: [Self; 5] = [Self::Paper, Self::Model, Self::Method, Self::Budget, Self::Program];
+    pub const ALL: [Self; 6] = [Self::Paper, Self::Model, Self::Method, Self::Setting, Self::Budget, Self::Program];
 
     /// In words.
     pub fn text(self) -> &'static str {
@@ -61,6 +63,7 @@ impl Cause {
             Self::Paper => "the paper's words",
             Self::Model => "the model",
             Self::Method => "the method",
+            Self::Setting => "the setting here",
             Self::Budget => "the budget",
             Self::Program => "this program",
         }
