@@ -23,6 +23,8 @@ use spattn_model::device::Device;
 pub(super) const OUT: &str = "results/papers";
 /// The subfolder of the runs, within that of the results.
 pub(super) const RUNS: &str = "runs";
+/// The subfolder of the records of steps that were timed alone, within an item's run.
+pub(super) const ALONE: &str = "alone";
 /// What is said if it is interrupted.
 pub(super) const KEPT: &str = "what was measured is kept; go on with the same command";
 /// The subfolder of the analyses' units, within an item's run.

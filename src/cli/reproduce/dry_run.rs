@@ -57,9 +57,9 @@ impl ReproduceArgs {
         run.left_out.iter().try_for_each(|left_out| print_line(left_out))?;
         self.outline_analysis(&run)?;
         self.outline_calibrations(&run)?;
-        if run.settings.is_some() {
+        for request in self.prepare(&run)? {
             // It may be for another machine: what the model needs is said, and not refused.
-            RunRequest { is_elsewhere: true, ..self.prepare(&run)? }.describe()?;
+            RunRequest { is_elsewhere: true, ..request }.describe()?;
         }
         Ok(Outlined::Something)
     }

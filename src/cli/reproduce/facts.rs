@@ -29,6 +29,21 @@ pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     ]
 }
 
+/// What records say of steps that were timed alone.
+pub(super) fn facts_of_latency(alone: &[Record]) -> Vec<(String, String)> {
+    let Some(first) = alone.first() else { return Vec::new() };
+    let tasks: BTreeSet<&str> = alone.iter().map(|r| &*r.task).collect();
+    let lengths: BTreeSet<usize> = alone.iter().map(|r| r.length).collect();
+    let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+    let examples: BTreeSet<_> = alone.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
+    let tasks = tasks.into_iter().collect::<Vec<_>>().join(", ");
+    let on = first.conditions.as_deref().map_or(String::new(), |conditions| format!("; {conditions}"));
+    vec![(
+        "steps timed alone".to_owned(),
+        format!("{tasks} at {}, {} examples{on}", lengths.join(", "), examples.len()),
+    )]
+}
+
 /// What units say was learned.
 pub(super) fn facts_of_learning(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };

@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::args::{FOUND, LEARNED, ReproduceArgs};
-use super::facts::{facts_of_analyses, facts_of_learning, facts_of_records};
+use super::args::{ALONE, FOUND, LEARNED, ReproduceArgs};
+use super::facts::{facts_of_analyses, facts_of_latency, facts_of_learning, facts_of_records};
 use super::item_run::ItemRun;
 use crate::cli::output::print;
 use crate::cli::setup::find_data;
-use crate::report::merge;
+use crate::report::merge::{self, Merged};
 use crate::report::papers::{ItemResults, read_stored, store, suffix, write_item};
 use crate::version::PROGRAM;
 use spattn_base::error::in_one_line;
@@ -47,15 +47,15 @@ impl ReproduceArgs {
     /// Judges what was measured and stores the outcome; whether anything was measured.
     fn judge(&self, name: &str, item: &Item, run: &ItemRun, failure: Option<&anyhow::Error>) -> Result<bool> {
         let folder = &run.folder;
-        let merged =
-            folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(folder))).transpose()?;
+        let (merged, timed) = (stored_records(folder)?, stored_records(&folder.join(ALONE))?);
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
+        let alone = timed.as_ref().map_or(&[][..], |timed| &timed.records);
         // If an earlier step failed, units with other settings have been reported there.
         let seen = if failure.is_some() { self.seen(run).unwrap_or_default() } else { self.seen(run)? };
-        if records.is_empty() && seen.is_empty() {
+        if records.is_empty() && alone.is_empty() && seen.is_empty() {
             return Ok(false);
         }
-        let judged = judge(name, item, run.run_of(), Evidence { records, seen: &seen })?;
+        let judged = judge(name, item, run.run_of(), Evidence { records, alone, seen: &seen })?;
         let failure = failure.map(|error| privacy::text(&in_one_line(error)));
         let dir = self.out.join(name);
         if !judged.unmeasured.is_empty() && !self.draw_only {
@@ -64,7 +64,7 @@ impl ReproduceArgs {
         // --draw-only measures nothing, so the stored command stays.
         let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };
         let command = earlier.map_or_else(|| self.command(name), |earlier| earlier.command);
-        let outcome = ItemOutcome { ran: ran(run, records, &seen), command, failure, ..judged };
+        let outcome = ItemOutcome { ran: ran(run, records, alone, &seen), command, failure, ..judged };
         store(&outcome, &dir)?;
         let mut manifest = match (records.is_empty(), seen.first()) {
             (true, Some(first)) => {
@@ -98,13 +98,18 @@ impl ReproduceArgs {
     }
 }
 
+/// The records in a run's folder; `None` if there are none.
+fn stored_records(folder: &Path) -> Result<Option<Merged>> {
+    folder.join("samples.jsonl").exists().then(|| merge::read(&[folder.to_path_buf()])).transpose()
+}
+
 /// What was run, as the page lists it.
-fn ran(run: &ItemRun, records: &[Record], seen: &[AnalysisTables]) -> Vec<(String, String)> {
+fn ran(run: &ItemRun, records: &[Record], alone: &[Record], seen: &[AnalysisTables]) -> Vec<(String, String)> {
     let observed = match &run.learning {
         Some(learning) => facts_of_learning(seen, learning),
         None => facts_of_analyses(seen),
     };
-    let mut all = [facts_of_records(records), observed].concat();
+    let mut all = [facts_of_records(records), facts_of_latency(alone), observed].concat();
     if let Some(file) = &run.real {
         all.retain(|(what, _)| what != "model");
         all.splice(0..0, file.facts());

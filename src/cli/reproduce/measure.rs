@@ -25,8 +25,8 @@ impl ReproduceArgs {
         if let Some(left_out) = run.left_out.as_ref().filter(|_| self.quiet.0.is_none()) {
             eprintln!("note: {left_out}");
         }
-        if run.settings.is_some() {
-            match self.prepare(&run)?.record()? {
+        for request in self.prepare(&run)? {
+            match request.record()? {
                 Done::Completed => {}
                 stopped => return Ok(stopped),
             }

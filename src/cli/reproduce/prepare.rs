@@ -1,27 +1,33 @@
 //! The evaluation and the calibrations of an item, ready to start.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::args::ReproduceArgs;
+use super::args::{ALONE, ReproduceArgs};
 use super::item_run::ItemRun;
 use crate::cli::matrix::{OnFailure, RunRequest};
 use crate::cli::verdict_flags::SafetyDemand;
 use crate::version::PROGRAM;
 use spattn_base::error::UsageError;
 use spattn_eval::config::run_config::RunConfig;
+use spattn_eval::config::settings::Settings;
 use spattn_eval::plan::contexts::Shard;
 use spattn_eval::records::store::OpenMode;
 use spattn_lab::papers::calibrations::Lesson;
 use spattn_lab::papers::learning::Learning;
 
 impl ReproduceArgs {
-    /// The evaluation of an item that has one. A run that stopped earlier is resumed.
-    pub(super) fn prepare(&self, run: &ItemRun) -> Result<RunRequest, UsageError> {
-        let settings = run.settings.clone().unwrap_or_default();
+    /// The evaluations of an item: its run, and the one in which each method's steps are timed alone. Runs that stopped earlier are resumed.
+    pub(super) fn prepare(&self, run: &ItemRun) -> Result<Vec<RunRequest>, UsageError> {
+        let all = [(&run.settings, run.folder.clone()), (&run.latency, run.folder.join(ALONE))];
+        let some = all.into_iter().filter_map(|(settings, folder)| Some((settings.clone()?, folder)));
+        some.map(|(settings, folder)| self.request(settings, folder)).collect()
+    }
+
+    fn request(&self, settings: Settings, folder: PathBuf) -> Result<RunRequest, UsageError> {
         Ok(RunRequest {
             configs: RunConfig::resolve(self.overrides().over(settings))?,
             shard: Shard::WHOLE,
-            out: run.folder.clone(),
+            out: folder,
             is_unnamed: false,
             mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
             quiet: self.quiet.0.is_some(),

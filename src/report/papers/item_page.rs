@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::equal::equal_costs;
 use super::files::ItemResults;
 use super::table::table;
 use super::words::{MADE, VerdictSource, model, paper_title, published, verdict, verdicts};
@@ -9,21 +10,25 @@ use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claim::Claim;
 use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
 use spattn_lab::papers::setting_lines::{SettingLine, setting_lines};
-use spattn_lab::papers::title_of;
+use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
 pub fn item_page(results: &ItemResults, figures: &[Vec<Figure>]) -> String {
     let (paper, name) = results.name.split_once('/').unwrap_or(("", &results.name));
-    let named = match paper_title(paper) == paper {
+    let named = match paper == ACROSS || paper_title(paper) == paper {
+        true if paper == ACROSS => "All methods".to_owned(),
         true => results.name.clone(),
         false => format!("{}, {}", paper_title(paper), title_of(name)),
     };
     let title = format!("{named}: {}", results.item.title);
     let mut text = format!("{MADE}\n# {}\n\n", in_markdown(&title));
-    if paper_title(paper) != paper {
+    if paper == ACROSS {
+        let _ = writeln!(text, "[All papers](../../README.md)\n");
+    } else if paper_title(paper) != paper {
         let _ = writeln!(text, "[All of this paper](../../{paper}.md)\n");
     }
     let item = &results.item;
@@ -96,17 +101,37 @@ fn claim_text(results: &ItemResults, at: usize, claim: &Claim) -> String {
 
 /// How a claim was judged on one outcome; nothing where it was not.
 fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
-    let Some(Judged { measured, at_floor, why, because, .. }) = outcome.claims.get(at) else { return String::new() };
+    let Some(Judged { measured, at_floor, why, because, tried, .. }) = outcome.claims.get(at) else {
+        return String::new();
+    };
     if !outcome.is_measured() || *measured == ClaimVerdict::NotTested && !at_floor {
         return String::new();
     }
-    const MOST: usize = 8;
     let mut text = format!("\n**{}**, on {}:\n\n", verdict(results, outcome, at), in_markdown(&model(outcome)));
-    why.iter().take(MOST).for_each(|why| text += &format!("- {}\n", in_markdown(why)));
+    text += &comparisons(why);
+    because.iter().for_each(|because| text += &line("why", because));
+    tried.iter().for_each(|tried| text += &experiment(tried));
+    text
+}
+
+fn comparisons(why: &[String]) -> String {
+    const MOST: usize = 8;
+    let mut text: String = why.iter().take(MOST).map(|why| format!("- {}\n", in_markdown(why))).collect();
     if why.len() > MOST {
         let _ = writeln!(text, "- and {} more comparisons (in the result file)", why.len() - MOST);
     }
-    because.iter().for_each(|because| text += &line("why", because));
+    text
+}
+
+/// What was tried, what came out, and what it means.
+fn experiment(tried: &Tried) -> String {
+    let n = tried.n.map_or(String::new(), |n| format!(" (n = {n})"));
+    let mut text = format!("\n*Tried:* {} **{}**{n}\n\n", in_markdown(&tried.asks), tried.word());
+    text += &comparisons(&tried.why);
+    if let Some(means) = &tried.means {
+        let due_to = means.due_to.map_or(String::new(), |cause| format!("{}: ", cause.text()));
+        text += &line("it means", &format!("{due_to}{}", means.says));
+    }
     text
 }
 
@@ -131,6 +156,7 @@ fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> 
         text += &line("nothing was measured for", &outcome.unmeasured.join(", "));
     }
     outcome.failure.iter().for_each(|failure| text += &line("failed", failure));
+    text += &equal_costs(results, outcome);
     let _ = write!(text, "\n{table}");
     figures.iter().for_each(|figure| {
         let _ = write!(text, "\n![{}]({})\n", in_markdown(&figure.title), figure.file);

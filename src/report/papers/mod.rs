@@ -1,6 +1,7 @@
 //! The pages of the papers: one of all, one for each paper, and one for each table or figure, with published and measured numbers and
 //! verdicts on claims. All are drawn from stored outcomes and from the items' files.
 
+mod equal;
 mod files;
 mod item_page;
 mod paper_page;

@@ -1,18 +1,21 @@
 //! The page of a paper, and the page of all papers.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use super::equal::equal_costs;
 use super::files::ItemResults;
 use super::item_page::{verdict_cells, verdict_heading};
-use super::words::{MADE, VerdictSource, can_judge};
+use super::words::{MADE, VerdictSource, can_judge, model};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::experiment::{Cause, Tried};
 use spattn_lab::papers::findings::{PaperFinding, PaperFindings};
 use spattn_lab::papers::floor::LEAST_SCORE;
-use spattn_lab::papers::outcome::ItemOutcome;
+use spattn_lab::papers::outcome::{ItemOutcome, Judged};
 use spattn_lab::papers::real_models::REAL_MODELS;
-use spattn_lab::papers::{PAPERS, Paper, order_of, title_of};
+use spattn_lab::papers::{ACROSS, PAPERS, Paper, order_of, title_of};
 
 /// The verdicts, in the order of the counts.
 const VERDICTS: [ClaimVerdict; 6] = [
@@ -57,12 +60,95 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
             let _ = writeln!(text, "| {link} | {} | {} |", in_markdown(&claim.says), verdict_cells(results, at));
         }
     }
+    text += &reasons(&own);
     text += "\n## Tables and figures\n\n";
     for (results, _) in &own {
         let name = title_of(results.item_name());
         let _ = writeln!(text, "- [{name}]({}/README.md): {}", results.name, in_markdown(&results.item.title));
     }
     Some(text)
+}
+
+/// What does not hold on pretrained models: for each claim what was tried, and what it is due to. Empty if there is nothing.
+fn reasons(own: &[&Drawn]) -> String {
+    let mut text = String::new();
+    for (results, _) in own {
+        for (at, judged) in not_held(results) {
+            let link = format!("[{}]({}/README.md)", title_of(results.item_name()), results.name);
+            let tried: Vec<String> =
+                judged.tried.iter().map(|one| format!("{} {}", in_markdown(&one.asks), one.word())).collect();
+            let says = &results.item.claims[at].says;
+            let due_to = causes(judged).iter().map(|cause| cause.text()).collect::<Vec<_>>().join(", ");
+            let tried = if tried.is_empty() { "nothing yet".to_owned() } else { tried.join("<br>") };
+            let due_to = if due_to.is_empty() { "open" } else { &due_to };
+            let _ = writeln!(text, "| {link} | {} | {tried} | {due_to} |", in_markdown(says));
+        }
+    }
+    match text.is_empty() {
+        true => text,
+        false => format!(
+            "\n## What does not hold on pretrained models, and why\n\nWhat came out is on the page of each item.\n\n\
+             | item | claim | tried | due to |\n|---|---|---|---|\n{text}"
+        ),
+    }
+}
+
+/// The claims that do not hold on a pretrained model, by their number.
+fn not_held(results: &ItemResults) -> Vec<(usize, &Judged)> {
+    let of = results.outcomes.iter().filter(|outcome| VerdictSource::Pretrained.has(outcome));
+    let all = of.flat_map(|outcome| outcome.claims.iter().enumerate());
+    all.filter(|(at, judged)| judged.measured == ClaimVerdict::DoesNotHold && *at < results.item.claims.len()).collect()
+}
+
+/// What a result is due to, by the experiments on it.
+fn causes(judged: &Judged) -> BTreeSet<Cause> {
+    judged.tried.iter().filter_map(Tried::due_to).collect()
+}
+
+/// What the claims that do not hold on pretrained models are due to, each as many times as it is a cause, in a sentence; empty if there are none.
+fn due_to(all: &[&Drawn]) -> String {
+    let found: Vec<BTreeSet<Cause>> =
+        all.iter().flat_map(|(results, _)| not_held(results)).map(|(_, judged)| causes(judged)).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let count = |cause: Cause| found.iter().filter(|causes| causes.contains(&cause)).count();
+    let mut parts: Vec<String> = Cause::ALL
+        .map(|cause| (cause, count(cause)))
+        .iter()
+        .filter(|(_, n)| *n > 0)
+        .map(|(cause, n)| format!("{} {n}", cause.text()))
+        .collect();
+    let open = found.iter().filter(|causes| causes.is_empty()).count();
+    parts.extend((open > 0).then(|| format!("open {open}")));
+    format!(
+        "\nOf {} verdicts *does not hold* on pretrained models, experiments on the same prompts say what they are due to (one may have two causes): {}. \
+         The page of each paper lists them.\n",
+        found.len(),
+        parts.join(", ")
+    )
+}
+
+/// The comparisons of all methods on one model, above what the papers claim; of pretrained models if there are any.
+fn across(all: &[Drawn]) -> String {
+    let mut text = String::new();
+    for (results, _) in of_paper(all, ACROSS) {
+        let has_real = results.outcomes.iter().any(|outcome| VerdictSource::Pretrained.has(outcome));
+        let shown = |outcome: &&ItemOutcome| VerdictSource::Pretrained.has(outcome) || !has_real;
+        for outcome in results.outcomes.iter().filter(shown) {
+            let tables = equal_costs(results, outcome);
+            if !tables.is_empty() {
+                let _ = write!(
+                    text,
+                    "\n## [{}]({}/README.md)\n\nOn {}; all budgets, and what was run, are on the page of the table.\n{tables}",
+                    in_markdown(&results.item.title),
+                    results.name,
+                    in_markdown(&model(outcome))
+                );
+            }
+        }
+    }
+    text
 }
 
 /// The figure that answers a paper's question: of a pretrained model if there is one, else of the built-in model.
@@ -108,7 +194,15 @@ fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
 
 /// The page of all papers.
 pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
-    let mut text = format!("{MADE}\n# The papers, reproduced\n\nWhat is known now, over all papers:\n\n");
+    let mut text = format!("{MADE}\n# The papers, reproduced\n");
+    let table = across(all);
+    text += &table;
+    // Behind a section the findings are one of their own.
+    text += if table.is_empty() {
+        "\nWhat is known now, over all papers:\n\n"
+    } else {
+        "\n## What is known now, over all papers\n\n"
+    };
     for (at, finding) in findings.findings.iter().enumerate() {
         let _ = writeln!(text, "{}. {}", at + 1, in_markdown(finding));
     }
@@ -126,6 +220,7 @@ pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
     let mut lines = by_source(&every);
     lines.insert(0, ("the paper's own numbers".to_owned(), published(&every)));
     text += &counts("judged on", &lines);
+    text += &due_to(&every);
     for source in VerdictSource::ALL {
         let lines: Vec<(String, [usize; 6])> =
             shown.iter().map(|(paper, own)| (paper.name.to_owned(), count(own, source))).collect();

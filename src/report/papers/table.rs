@@ -100,7 +100,7 @@ fn cells(column: &Headings, row: &OutcomeRow) -> Vec<String> {
 }
 
 /// A number with its interval.
-fn number(Number { mean, ends, .. }: Number) -> String {
+pub fn number(Number { mean, ends, .. }: Number) -> String {
     match ends.map(|(low, high)| (short(low), short(high))) {
         Some((low, high)) if low != high => format!("{} [{low} {high}]", short(mean)),
         _ => short(mean),

@@ -91,7 +91,7 @@ fn outcome(variant: Variant, model: &str) -> ItemOutcome {
     let item = Item::parse(ITEM, "item.toml").unwrap();
     let records = records(model);
     let run = RunOf { variant, model: Some(model) };
-    let judged = judge("magicpig/table-1", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+    let judged = judge("magicpig/table-1", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
     let ran = vec![("lengths".to_owned(), "1024".to_owned())];
     ItemOutcome { ran, command: "spattn reproduce magicpig/table-1 --builtin".to_owned(), ..judged }
 }

@@ -22,8 +22,7 @@ fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
         text += &format!("[[published]]\nrow = '{name}'\nvalues = {{ VT = 50, CWE = 60 }}\n");
     }
     let item = Item::parse(&text, "item.toml").unwrap();
-    figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence { records: &[], seen: &[] }).unwrap(), &item, "plot.svg")
-        .unwrap()
+    figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap(), &item, "plot.svg").unwrap()
 }
 
 /// Scores that stand in for the paper's perplexities are no perplexities, and have no axis with them.
@@ -35,14 +34,14 @@ fn measured_numbers_have_their_own_quantity() {
     let item = Item::parse(text, "item.toml").unwrap();
     let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
     let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
-    let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+    let measured = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
     let drawn = figures(&measured, &item, "plot-real.svg").unwrap().remove(0);
     assert_eq!(
         (drawn.title.as_str(), drawn.file.as_str()),
         ("p/t: score, %, measured on built-in 11M", "plot-real.svg")
     );
     assert!(!drawn.svg.contains("published") && drawn.svg.contains("filled: measured on built-in 11M"));
-    let published = judge("p/t", &item, run, Evidence { records: &[], seen: &[] }).unwrap();
+    let published = judge("p/t", &item, run, Evidence::default()).unwrap();
     let drawn = figures(&published, &item, "plot.svg").unwrap().remove(0);
     assert!(drawn.title == "p/t: perplexity" && !drawn.svg.contains("filled:"));
 }
@@ -56,7 +55,7 @@ fn a_figure_shows_the_columns_that_have_numbers() {
     let item = Item::parse(text, "item.toml").unwrap();
     let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
     let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
-    let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+    let measured = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
     let drawn = figures(&measured, &item, "plot.svg").unwrap().remove(0);
     assert_eq!(drawn.title, "p/t: density, measured on built-in 11M");
 }
@@ -79,7 +78,7 @@ fn a_figure_shows_one_quantity() {
     let item = Item::parse(text, "item.toml").unwrap();
     let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
     let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
-    let measured = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+    let measured = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
     let drawn = figures(&measured, &item, "plot.svg").unwrap().remove(0);
     assert!(drawn.svg.contains("\nscores\n") && !drawn.svg.contains("\ndensities\n"));
 }
@@ -154,7 +153,7 @@ fn a_table_of_two_parameters_is_a_heat_map() {
         );
     }
     let item = Item::parse(&text, "item.toml").unwrap();
-    let outcome = judge("p/t", &item, RunOf::AS_NAMED, Evidence { records: &[], seen: &[] }).unwrap();
+    let outcome = judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap();
     let [page] = &figures(&outcome, &item, "plot.svg").unwrap()[..] else { panic!("one page") };
     let texts: Vec<&str> = page.svg.lines().collect();
     for text in ["14", "17", "6", "8", "75", "100", "K", "L", "Full: 99 published"] {

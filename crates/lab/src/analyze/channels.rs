@@ -3,7 +3,8 @@
 //! Online, channels are ranked by `Σᵢ |q_c·k_ic|` over the tokens that a query attends, summed over the query heads of a KV head, which
 //! share one label cache. Offline, channels are ranked by the model's calibration (mean `|q_c·k_c|`, `kind=qk`). The overlap of `r`
 //! channels is the share of the online top `r` that are in the offline top `r`; by chance it would be `r/d`. Beside it is the share of the
-//! sum that the online top `r` hold.
+//! sum that the online top `r` hold, and that which the offline top `r` hold. The overlap with the document's own mean over its steps says how
+//! much any choice made before a step could share with it: what is missing there is no fault of the calibration.
 
 use anyhow::Result;
 
@@ -27,7 +28,8 @@ const CALIBRATION: &str = "double_sparsity";
 struct Channels {
     /// Channels by layer and KV head, the most important first; `None` without a calibration.
     offline: Option<Vec<Vec<Vec<usize>>>>,
-    /// For each of [`ONE_IN`], the overlap; then for each, the share of the sum.
+    /// For each of [`ONE_IN`], the overlap; then for each the share of the sum, the overlap with the document's own mean, and the share that
+    /// offline channels hold.
     tally: Tally,
     notes: Vec<String>,
 }
@@ -84,16 +86,30 @@ fn online(head: &Head) -> Vec<Vec<f64>> {
     all
 }
 
-/// For each of [`ONE_IN`], the overlap with `offline` (NaN without it); then for each, the share of the sum.
-fn numbers(online: &[f64], offline: Option<&[usize]>) -> Vec<f64> {
+/// The channels by the mean over steps of their share of a step's sum, the most important first.
+fn ranked_over_steps(steps: &[Vec<f64>]) -> Vec<usize> {
+    let mut shares = vec![0.0; steps.first().map_or(0, Vec::len)];
+    for step in steps {
+        let all = step.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+        shares.iter_mut().zip(step).for_each(|(sum, x)| *sum += x / all);
+    }
+    ranked(&shares)
+}
+
+/// For each of [`ONE_IN`], the overlap with `offline` (NaN without it); then for each the share of the sum, the overlap with `own`, and the
+/// share of the sum that `offline` holds.
+fn numbers(online: &[f64], offline: Option<&[usize]>, own: &[usize]) -> Vec<f64> {
     let (order, all) = (ranked(online), online.iter().sum::<f64>().max(f64::MIN_POSITIVE));
     let counts = || ONE_IN.iter().map(|one_in| (online.len() / one_in).max(1));
-    let overlap = |count: usize| match offline {
-        Some(offline) => order[..count].iter().filter(|c| offline[..count].contains(c)).count() as f64 / count as f64,
-        None => f64::NAN,
+    let common = |count: usize, other: &[usize]| {
+        order[..count].iter().filter(|c| other[..count].contains(c)).count() as f64 / count as f64
     };
-    let share = |count: usize| order[..count].iter().map(|c| online[*c]).sum::<f64>() / all;
-    counts().map(overlap).chain(counts().map(share)).collect()
+    let held = |channels: &[usize]| channels.iter().map(|c| online[*c]).sum::<f64>() / all;
+    let overlap = |count: usize| offline.map_or(f64::NAN, |offline| common(count, offline));
+    let kept = |count: usize| offline.map_or(f64::NAN, |offline| held(&offline[..count]));
+    let share = |count: usize| held(&order[..count]);
+    let numbers = counts().map(overlap).chain(counts().map(share));
+    numbers.chain(counts().map(|count| common(count, own))).chain(counts().map(kept)).collect()
 }
 
 impl Observation for Channels {
@@ -101,7 +117,9 @@ impl Observation for Channels {
         let offline = &self.offline;
         let looked = document.each_head(|head| {
             let offline = offline.as_ref().map(|all| all[head.layer][head.kv_head].as_slice());
-            let all: Vec<_> = online(head).iter().map(|online| numbers(online, offline)).collect();
+            let steps = online(head);
+            let own = ranked_over_steps(&steps);
+            let all: Vec<_> = steps.iter().map(|online| numbers(online, offline, &own)).collect();
             (head.layer, head.kv_head, all)
         })?;
         for (layer, kv_head, steps) in looked {
@@ -112,12 +130,13 @@ impl Observation for Channels {
 
     fn finish(self: Box<Self>) -> Findings {
         let Self { tally, notes, .. } = *self;
-        let names: Vec<String> = ["overlap", "share"]
+        let names: Vec<String> = ["overlap", "share", "own", "kept"]
             .iter()
             .flat_map(|of| ONE_IN.iter().map(move |one_in| format!("{of} d/{one_in}")))
             .collect();
         let columns: Vec<(&str, Unit)> = names.iter().map(|name| (name.as_str(), Unit::Share)).collect();
-        let about = "Channels with the largest share of scores: overlap of offline and online choices, and the online ones' share of |q·k|";
+        let about = "Channels with the largest share of scores: overlap of offline and online choices, the online ones' share of |q·k|, their overlap with \
+                     the document's own mean, and the offline ones' share";
         let title = format!("{about}; mean over KV heads, steps and documents");
         let by_layer = tally.layer_table("channels_by_layer", &title, &columns);
         let title = format!("{about}; by layer and KV head");
@@ -177,9 +196,20 @@ mod tests {
     #[test]
     fn overlap_is_of_as_many_channels_and_shares_are_of_the_sum() {
         // The channels' ranking is 3, 2, 1, 0 online and 3, 0, 2, 1 offline.
-        let found = numbers(&[1.0, 2.0, 3.0, 4.0], Some(&[3, 0, 2, 1]));
+        let found = numbers(&[1.0, 2.0, 3.0, 4.0], Some(&[3, 0, 2, 1]), &[1, 2, 3, 0]);
         assert_eq!(found[..5], [1.0, 1.0, 1.0, 0.5, 1.0]);
-        assert_eq!(found[5..], [0.4, 0.4, 0.4, 0.7, 1.0]);
-        assert!(numbers(&[1.0, 2.0], None)[0].is_nan());
+        assert_eq!(found[5..10], [0.4, 0.4, 0.4, 0.7, 1.0]);
+        // The document's own ranking is 1, 2, 3, 0: of two channels it shares the one numbered 2.
+        assert_eq!(found[10..15], [0.0, 0.0, 0.0, 0.5, 1.0]);
+        // The offline channels 3 and 0 hold half of the sum.
+        assert_eq!(found[15..], [0.4, 0.4, 0.4, 0.5, 1.0]);
+        let without = numbers(&[1.0, 2.0], None, &[1, 0]);
+        assert!(without[0].is_nan() && without[15].is_nan() && without[10] == 1.0);
+    }
+
+    #[test]
+    fn a_documents_own_channels_are_by_shares_so_that_no_step_outweighs_others() {
+        // Channel 2 has the largest sum, by one long step; channel 0 has most of two steps of three.
+        assert_eq!(ranked_over_steps(&[vec![9.0, 1.0, 0.0], vec![9.0, 1.0, 0.0], vec![0.0, 30.0, 70.0]]), [0, 2, 1]);
     }
 }

@@ -35,6 +35,8 @@ const DISTANCES: [usize; 24] =
 const ALPHA: usize = 10;
 /// The values of `β − α`; the paper's Fig. 13 has 90 (10 and 100).
 const APART: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 90, 128, 256, 512, 1024, 2048];
+/// The greatest distance of the fit to near tokens alone.
+const NEAR: f64 = 64.0;
 /// Width of a bin of the divergence, and the outermost edge, in standard deviations.
 const BIN: f64 = 0.2;
 const REACH: f64 = 4.0;
@@ -100,15 +102,18 @@ impl Observation for Locality {
         }
         let mut fits = Table::new(
             "locality_fit",
-            "Deviation by distance as a·ln(Δ+b)+c, by layer and head; error as a share of the span",
+            "Deviation by distance as a·ln(Δ+b)+c, by layer and head; error as a share of the span, of the mean, and of the span up to 64 tokens \
+             alone",
             &["layer", "head"],
-            &[("a", Unit::Number), ("b", Unit::Number), ("c", Unit::Number), ("NRMSE", Unit::Number)],
+            &["a", "b", "c", "NRMSE", "NRMSE of mean", "NRMSE to 64"].map(|name| (name, Unit::Number)),
         )
         .detail();
         let (mut errors, mut rising) = (Vec::new(), 0);
         for ((layer, head), points) in &of_heads {
             let Some(fit) = fit_logarithm(points) else { continue };
-            fits.push([*layer, *head], [fit.a, fit.b, fit.c, fit.error]);
+            let near: Vec<(f64, f64)> = points.iter().copied().filter(|(distance, _)| *distance <= NEAR).collect();
+            let near = fit_logarithm(&near).map_or(f64::NAN, |fit| fit.error);
+            fits.push([*layer, *head], [fit.a, fit.b, fit.c, fit.error, fit.error * span_of_mean(points), near]);
             errors.push((*layer, *head, fit.error));
             rising += usize::from(fit.a > 0.0);
         }
@@ -229,6 +234,13 @@ struct Fit {
     c: f64,
     /// The root mean square residual, over the range of the fitted values.
     error: f64,
+}
+
+/// The span of points over their mean.
+fn span_of_mean(points: &[(f64, f64)]) -> f64 {
+    let heights = || points.iter().map(|point| point.1);
+    let span = heights().fold(f64::NEG_INFINITY, f64::max) - heights().fold(f64::INFINITY, f64::min);
+    span * points.len() as f64 / heights().sum::<f64>()
 }
 
 /// The best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse logarithmic grid, then on a fine one.
@@ -374,5 +386,6 @@ mod tests {
         let line: Vec<(f64, f64)> = (1..10).map(|x| (f64::from(x), f64::from(x * x))).collect();
         assert!(fit_logarithm(&line).unwrap().error > 0.01, "no parabola is a logarithm");
         assert_eq!(fit_logarithm(&points[..3]), None);
+        assert_eq!(span_of_mean(&[(1.0, 2.0), (2.0, 6.0), (3.0, 4.0)]), 1.0, "a span of 4 over a mean of 4");
     }
 }

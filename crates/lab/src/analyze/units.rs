@@ -422,7 +422,7 @@ mod tests {
             let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
             // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
-            let evidence = Evidence { records: &[], seen: &seen };
+            let evidence = Evidence { seen: &seen, ..Evidence::default() };
             let measured =
                 MeasuredItem::of_run(&item, RunOf { variant: Variant::Builtin, model: None }, evidence).unwrap();
             let mut found = 0;

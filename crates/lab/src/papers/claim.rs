@@ -7,6 +7,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::claims::Test;
+use super::experiment::Experiment;
 use super::variant::Variant;
 use spattn_base::error::UsageError;
 
@@ -32,6 +33,9 @@ pub struct Claim {
     /// The reason for the result, if it was investigated.
     #[serde(default)]
     pub because: Because,
+    /// What was tried to find out why the numbers are not as it says.
+    #[serde(default, rename = "experiment")]
+    pub experiments: Vec<Experiment>,
 }
 
 /// Reasons for results, by what was run. A text alone is the reason for the built-in model and for the times.
@@ -109,8 +113,22 @@ impl Claim {
         {
             return wrong(&format!(": `{key}` is empty"), "write a text, or leave the key out");
         }
-        let Some(test) = &self.test else { return Ok(()) };
-        test.check().map_err(|e| within(UsageError { what: format!(": {}", e.what), ..e }))
+        if self.test.is_none() && !self.experiments.is_empty() {
+            return wrong(
+                " has an `experiment` and no `test`",
+                "an experiment explains a verdict: give the claim a test",
+            );
+        }
+        let checked = self.test.iter().map(Test::check).chain(self.experiments.iter().map(Experiment::check));
+        checked
+            .into_iter()
+            .collect::<Result<(), _>>()
+            .map_err(|e| within(UsageError { what: format!(": {}", e.what), ..e }))
+    }
+
+    /// Its own test and those of its experiments.
+    pub(super) fn tests(&self) -> impl Iterator<Item = &Test> {
+        self.test.iter().chain(self.experiments.iter().map(|experiment| &experiment.test))
     }
 }
 

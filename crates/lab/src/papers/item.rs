@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::claim::{Claim, Differs};
 use super::derived::{Correlation, Reaching};
+use super::equal::EqualCost;
 use super::learning::Learning;
 use super::real_models::{REAL_MODELS, RealModel};
 use super::seen::{Observing, TableSelection};
@@ -25,6 +26,7 @@ use spattn_eval::config::file::parse_toml;
 use spattn_eval::config::methods::only_policy;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::settings::{InvalidValue, Settings};
+use spattn_eval::records::timing::Latency;
 
 /// One table or figure.
 #[derive(Debug, Clone, Deserialize)]
@@ -66,6 +68,12 @@ pub struct Item {
     /// The paper's numbers.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// The runs in which each method's steps are timed alone, if latencies are measured beside scores.
+    #[serde(default)]
+    pub latency: LatencyRuns,
+    /// Comparisons of methods at equal costs, if the item has several budgets of each.
+    #[serde(default, rename = "equal")]
+    pub equal: Vec<EqualCost>,
     /// The paper's claims about the numbers.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
@@ -97,6 +105,19 @@ pub struct Learn {
     pub real: Option<Learning>,
 }
 
+/// What a run changes where each method's steps are timed alone, by variant: mostly tasks, lengths and the number of samples. What it lacks is
+/// as in the variant's run.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatencyRuns {
+    /// At the paper's own setting.
+    pub run: Option<Settings>,
+    /// On the built-in model.
+    pub builtin: Option<Settings>,
+    /// On a small pretrained model.
+    pub real: Option<Settings>,
+}
+
 /// Defines [`Line`] and [`Select`], which have the same keys for what is selected: those of `keys`. TOML has them flat in a row or column
 /// and in its `builtin` and `real`. A flattened struct would lose the line of an error and the key that was meant.
 macro_rules! selecting {
@@ -109,6 +130,8 @@ macro_rules! selecting {
             pub name: String,
             /// What it is called where its numbers are of another model than the paper's; by default its method. For rows with a `model`.
             pub label: Option<String>,
+            /// The method that it is a budget of, in comparisons at equal costs; for a row only.
+            pub group: Option<String>,
             /// The value of its cells; the score if neither row nor column sets one.
             pub value: Option<Value>,
             /// Whether a share is shown in percent.
@@ -269,6 +292,17 @@ impl Item {
         Some(settings)
     }
 
+    /// The settings of a variant's run in which each method's steps are timed alone; `None` if it has none.
+    pub fn latency_settings(&self, variant: Variant) -> Option<Settings> {
+        let own = match variant {
+            Variant::Paper => &self.latency.run,
+            Variant::Builtin => &self.latency.builtin,
+            Variant::Real => &self.latency.real,
+        };
+        let own = Settings { latency: Some(Latency::Solo), ..own.clone()? };
+        Some(own.over(self.settings(variant)?))
+    }
+
     /// The analyses under a variant; `None` if there are none.
     pub fn observing(&self, variant: Variant) -> Option<&Observing> {
         match variant {
@@ -351,12 +385,13 @@ impl Item {
         }
         for claim in &self.claims {
             claim.check()?;
-            if let Some(test) = &claim.test {
+            for test in claim.tests() {
                 test.rows().try_for_each(|row| self.known("row", &self.rows, row))?;
                 test.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
             }
         }
         self.check_lines()?;
+        self.equal.iter().try_for_each(|equal| equal.check(self))?;
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
         }
@@ -378,7 +413,10 @@ impl Item {
                     .map_err(|e| within(UsageError { what: format!("`{}`: {}", line.name, e.what), ..e }))?;
             }
         }
-        RunConfig::resolve(settings).map(drop).map_err(within)
+        RunConfig::resolve(settings).map(drop).map_err(within)?;
+        let Some(alone) = self.latency_settings(variant) else { return Ok(()) };
+        let within = |e: UsageError| UsageError { what: format!("[latency.{}]: {}", variant.table(), e.what), ..e };
+        RunConfig::resolve(alone).map(drop).map_err(within)
     }
 
     /// Checks that the runs on pretrained models name one of them each.
@@ -428,7 +466,7 @@ impl Item {
         Ok(())
     }
 
-    fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {
+    pub(super) fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {
         match lines.iter().any(|line| line.name == name) {
             true => Ok(()),
             false => Err(UsageError::unknown(what, name, lines.iter().map(|line| line.name.as_str()))),

@@ -1,6 +1,7 @@
 //! Makes the outcome of a run from what was measured, and judges stored outcomes again by the item's present file, since claims may be stated
 //! anew after the run.
 
+use super::claim::Claim;
 use super::claims::{Comparison, Test};
 use super::item::{Item, Line, Select};
 use super::measure::{Evidence, MeasuredItem};
@@ -92,7 +93,7 @@ fn outcome(
 /// All comparisons of the claims that could be measured.
 fn compared(item: &Item, measured: &MeasuredItem<'_>) -> Result<Vec<Compared>, UsageError> {
     let mut all: Vec<Compared> = Vec::new();
-    for comparison in item.claims.iter().filter_map(|claim| claim.test.as_ref()).flat_map(Test::comparisons) {
+    for comparison in item.claims.iter().flat_map(Claim::tests).flat_map(Test::comparisons) {
         let Comparison { left, right, .. } = comparison;
         let what = between(left, right);
         if all.iter().any(|known| known.what == what) {
@@ -262,7 +263,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
 
     fn of(model: Option<&str>, variant: Variant, records: &[Record]) -> (Item, ItemOutcome) {
         let item = Item::parse(ITEM, "item.toml").unwrap();
-        let evidence = Evidence { records, seen: &[] };
+        let evidence = Evidence { records, ..Evidence::default() };
         let outcome = judge("p/t", &item, RunOf { variant, model }, evidence).unwrap();
         (item, outcome)
     }
@@ -380,7 +381,7 @@ test = { between = { rows = ['Full'], columns = ['Time'], at_most = 0.001 } }
         let item = Item::parse(text, "item.toml").unwrap();
         let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
         let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
-        let run = judge("p/t", &item, run, Evidence { records: &records, seen: &[] }).unwrap();
+        let run = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
         let of = |outcome: &ItemOutcome| {
             outcome.claims.iter().map(|c| (c.measured, c.because.clone(), c.n.is_some())).collect::<Vec<_>>()
         };

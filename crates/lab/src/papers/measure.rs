@@ -16,7 +16,7 @@ use spattn_eval::records::record::{REFERENCE, Record};
 use spattn_eval::summary::cells::{SummaryCell, group};
 use spattn_eval::summary::summarize;
 use spattn_stats::several::mean_of;
-use spattn_stats::{Estimate, Sample, correlation, mean_interval};
+use spattn_stats::{Estimate, Sample, correlation, mean_interval, median_interval};
 use spattn_tasks::likelihood::Measure;
 
 /// The measurements for an item.
@@ -24,6 +24,8 @@ use spattn_tasks::likelihood::Measure;
 pub struct Evidence<'a> {
     /// The records of its run.
     pub records: &'a [Record],
+    /// The records of its run in which each method's steps were timed alone.
+    pub alone: &'a [Record],
     /// The results of its analyses and calibrations.
     pub seen: &'a [AnalysisTables],
 }
@@ -35,6 +37,7 @@ pub struct MeasuredItem<'a> {
     /// The settings of the run; `None` if nothing is run.
     settings: Option<Settings>,
     cells: Vec<SummaryCell<'a>>,
+    alone: Vec<SummaryCell<'a>>,
     seen: &'a [AnalysisTables],
     times: Option<Times>,
 }
@@ -60,10 +63,11 @@ pub struct Scored<'s, 'a> {
 impl<'a> MeasuredItem<'a> {
     /// The measurements of a run; `None` if there are none.
     pub fn of_run(item: &'a Item, run: RunOf<'a>, evidence: Evidence<'a>) -> Option<Self> {
-        let Evidence { records, seen } = evidence;
-        let is_empty = records.is_empty() && seen.is_empty();
+        let Evidence { records, alone, seen } = evidence;
+        let is_empty = records.is_empty() && alone.is_empty() && seen.is_empty();
         let settings = item.settings(run.variant);
-        (!is_empty).then(|| Self { item, run, settings, cells: group(records, &[]), seen, times: None })
+        let (cells, alone) = (group(records, &[]), group(alone, &[]));
+        (!is_empty).then(|| Self { item, run, settings, cells, alone, seen, times: None })
     }
 
     /// The times of an item; `None` if it has none.
@@ -73,7 +77,8 @@ impl<'a> MeasuredItem<'a> {
     pub fn of_times(item: &'a Item) -> Result<Option<Self>, UsageError> {
         let Some(bench) = &item.bench else { return Ok(None) };
         let times = Some(bench.read()?);
-        Ok(Some(Self { item, run: RunOf::AS_NAMED, settings: None, cells: Vec::new(), seen: &[], times }))
+        let (cells, alone) = (Vec::new(), Vec::new());
+        Ok(Some(Self { item, run: RunOf::AS_NAMED, settings: None, cells, alone, seen: &[], times }))
     }
 
     /// The cell of a row and a column, by name; `None` if it is not measured, or not on all of its tasks.
@@ -128,7 +133,8 @@ impl<'a> MeasuredItem<'a> {
     fn scored(&self, select: &Select, value: Value, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(spec), Some(settings)) = (&select.method, &self.settings) else { return Ok(None) };
         let method = Item::method(spec, settings)?;
-        let here: Vec<&SummaryCell<'a>> = self.cells.iter().filter(|cell| is_of(select, cell.head())).collect();
+        let cells = if value == Value::StepMs { &self.alone } else { &self.cells };
+        let here: Vec<&SummaryCell<'a>> = cells.iter().filter(|cell| is_of(select, cell.head())).collect();
         let is_method =
             |cell: &&&SummaryCell<'a>| cell.head().method == method.name && cell.head().params == method.params;
         let parts: Vec<&SummaryCell<'a>> = here.iter().filter(is_method).copied().collect();
@@ -255,6 +261,7 @@ impl Scored<'_, '_> {
         let of_part = |cell: &&SummaryCell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summarize::perplexity_estimate(cell),
             (_, true) => spattn_stats::score(&cell.sample(|r| r.score)),
+            _ if self.value == Value::StepMs => median_interval(&of_cell(cell, self.value)?),
             _ => mean_interval(&of_cell(cell, self.value)?),
         };
         let parts: Option<Vec<Estimate>> = self.parts.iter().map(of_part).collect();

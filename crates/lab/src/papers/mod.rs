@@ -9,6 +9,8 @@ pub mod calibrations;
 pub mod claim;
 pub mod claims;
 pub mod derived;
+pub mod equal;
+pub mod experiment;
 pub mod findings;
 pub mod floor;
 pub mod item;
@@ -48,6 +50,9 @@ pub const PAPERS: [Paper; 5] = [
     Paper { name: "hip", title: "HiP attention (Lee et al. 2024)" },
 ];
 
+/// What items over all papers are of, in place of a paper.
+pub const ACROSS: &str = "all";
+
 /// An item's file.
 #[derive(Debug, Clone, Copy)]
 pub struct Shipped {
@@ -63,8 +68,9 @@ macro_rules! items {
     };
 }
 
-/// All items, paper by paper, tables before figures.
+/// All items: those over all papers, then paper by paper, tables before figures.
 pub const ITEMS: &[Shipped] = items![
+    "all/table-1",
     "magicpig/table-1",
     "magicpig/table-2",
     "magicpig/table-3",
@@ -210,7 +216,7 @@ pub fn select(name: Option<&str>) -> Result<Vec<Shipped>, UsageError> {
     if !found.is_empty() {
         return Ok(found);
     }
-    let known = PAPERS.iter().map(|paper| paper.name).chain(ITEMS.iter().map(|item| item.name));
+    let known = PAPERS.iter().map(|paper| paper.name).chain([ACROSS]).chain(ITEMS.iter().map(|item| item.name));
     Err(match name.split_once('/') {
         Some((paper, item)) if PAPERS.iter().any(|p| p.name == paper) => {
             let of_paper = ITEMS.iter().filter(|item| item.paper() == paper).map(Shipped::item_name);
@@ -246,7 +252,8 @@ mod tests {
         assert!(wrong.is_empty(), "{wrong:#?}");
         for shipped in ITEMS {
             let item = shipped.parse().unwrap_or_else(|e| panic!("{}", e.what));
-            assert!(PAPERS.iter().any(|paper| paper.name == shipped.paper()), "{}", shipped.name);
+            let is_known = PAPERS.iter().any(|paper| paper.name == shipped.paper()) || shipped.paper() == ACROSS;
+            assert!(is_known, "{}", shipped.name);
             for variant in Variant::ALL {
                 let Some(settings) = item.settings(variant) else { continue };
                 let configs = RunConfig::resolve(settings).unwrap();

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::claims::ClaimVerdict;
+use super::experiment::Tried;
 use super::numbers::stored;
 use super::run_of::{BUILTIN, RunOf};
 use super::variant::Variant;
@@ -149,10 +150,13 @@ pub struct Judged {
     /// The reason, if it was investigated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
+    /// What was tried to find the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<Tried>,
 }
 
 /// A cell's number, and whether it is a score at the floor.
-pub(super) type Cell = (Number, bool);
+pub type Cell = (Number, bool);
 
 /// A model's name in tables and plots.
 pub fn model_title(model: &str) -> String {
@@ -176,7 +180,7 @@ impl ItemOutcome {
     }
 
     /// The measured number of a row and column of the item, and whether it is a score at the floor.
-    pub(super) fn number(&self, row: &str, column: &str) -> Option<Cell> {
+    pub fn number(&self, row: &str, column: &str) -> Option<Cell> {
         let at = self.columns.iter().position(|name| name == column)?;
         let is_of = |own: &&OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);
         let cell = |own: &OutcomeRow| own.cells.get(at).and_then(|cell| Some((cell.measured?, cell.at_floor)));

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use spattn_eval::records::fidelity::Fidelity;
 use spattn_eval::records::record::Record;
+use spattn_eval::records::timing::Solo;
 
 /// A number of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,8 @@ pub enum Value {
     AuxBits,
     /// Bytes of K, V and auxiliary data read per token.
     KvBytesPerToken,
+    /// Milliseconds of a step of the method alone: of the records of `[latency]`.
+    StepMs,
     /// Bytes that all heads share, held once.
     SharedBytesResident,
     /// Relative error of the attention output; needs `fidelity`.
@@ -66,6 +69,7 @@ impl Value {
             Self::CostPublished => Some(r.comparable?.cost1_published + r.comparable?.cost2_picked?),
             Self::AuxBits => r.aux_bits,
             Self::KvBytesPerToken => r.kv_bytes_per_token,
+            Self::StepMs => r.solo.as_ref().and_then(Solo::median),
             Self::SharedBytesResident => Some(r.comparable?.shared_bytes_resident),
             Self::OutputError => r.fidelity.as_deref().map(Fidelity::mean_error),
             Self::Recall => r.fidelity.as_deref().map(Fidelity::mean_recall),
@@ -102,6 +106,7 @@ impl Value {
             Self::CostPublished => "cost as published",
             Self::AuxBits => "auxiliary bits per token",
             Self::KvBytesPerToken => "bytes read per token",
+            Self::StepMs => "step alone, ms",
             Self::SharedBytesResident => "bytes shared",
             Self::OutputError => "output error",
             Self::Recall => "recall",

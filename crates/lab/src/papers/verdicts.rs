@@ -2,6 +2,7 @@
 
 use super::claim::Claim;
 use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
+use super::experiment::{Experiment, Tried};
 use super::item::Item;
 use super::measure::apart;
 use super::numbers::short;
@@ -21,25 +22,58 @@ pub fn verdicts(item: &Item, outcome: &ItemOutcome) -> Vec<Judged> {
     item.claims.iter().map(|claim| judged(item, claim, outcome)).collect()
 }
 
-fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
-    let Claim { says, test, missing, because, .. } = claim;
-    let (mut told, mut why, mut n, mut at_floor) = (Vec::new(), Vec::new(), None, false);
-    for comparison in test.as_ref().map(Test::comparisons).unwrap_or_default() {
+/// What is known of a test on the numbers of an outcome.
+#[derive(Default)]
+struct Tested {
+    /// The verdict of each comparison, with whether it is lenient.
+    told: Vec<(BoundVerdict, bool)>,
+    why: Vec<String>,
+    n: Option<usize>,
+    at_floor: bool,
+}
+
+fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
+    let mut all = Tested::default();
+    for comparison in test.comparisons() {
         // Times are judged apart from what was run.
         let is_time = item.columns.iter().any(|line| line.name == comparison.left.1 && item.is_time(line));
         if is_time != (outcome.variant == TIMES) {
             continue;
         }
         let one = tell(item, outcome, &comparison);
-        told.push((one.answer, comparison.is_lenient));
-        n = n.into_iter().chain(one.n).min();
-        at_floor |= one.at_floor;
+        all.told.push((one.answer, comparison.is_lenient));
+        all.n = all.n.into_iter().chain(one.n).min();
+        all.at_floor |= one.at_floor;
         // Single steps are listed only if they are contradicted or unmeasured.
         let is_worth = !comparison.is_lenient || matches!(one.answer, BoundVerdict::No | BoundVerdict::Unmeasured);
-        if is_worth && outcome.is_measured() && !why.contains(&one.text) {
-            why.push(one.text);
+        if is_worth && outcome.is_measured() && !all.why.contains(&one.text) {
+            all.why.push(one.text);
         }
     }
+    all
+}
+
+/// What the experiments on a claim found, of those that are about an outcome's run.
+fn tried(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Vec<Tried> {
+    let is_own = |experiment: &&Experiment| outcome.variant == experiment.variant.name();
+    let of = |experiment: &Experiment| {
+        let Tested { told, why, n, .. } = tested(item, &experiment.test, outcome);
+        let answer = ClaimVerdict::of(&told);
+        Tried {
+            asks: experiment.asks.clone(),
+            answer,
+            n: n.filter(|_| answer != ClaimVerdict::NotTested),
+            why,
+            means: experiment.meaning(answer).cloned(),
+        }
+    };
+    claim.experiments.iter().filter(is_own).map(of).collect()
+}
+
+fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
+    let Claim { says, test, missing, because, .. } = claim;
+    let Tested { told, mut why, n, at_floor } =
+        test.as_ref().map_or(Tested::default(), |test| tested(item, test, outcome));
     why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
     let measured = match (ClaimVerdict::of(&told), &claim.by_construction) {
         // What contradicts a definition is worth saying.
@@ -61,6 +95,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
         n: n.filter(|_| measured != ClaimVerdict::NotTested),
         why,
         because: because.clone().filter(|_| measured != ClaimVerdict::NotTested),
+        tried: if measured == ClaimVerdict::NotTested { Vec::new() } else { tried(item, claim, outcome) },
     }
 }
 

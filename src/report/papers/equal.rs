@@ -1,0 +1,67 @@
+//! Methods at equal costs, as tables of an item's page and of the front page.
+
+use std::fmt::Write as _;
+
+use super::files::ItemResults;
+use super::table::number;
+use spattn_base::text::in_markdown;
+use spattn_lab::papers::equal::{EqualCost, EqualRow};
+use spattn_lab::papers::numbers::short;
+use spattn_lab::papers::outcome::ItemOutcome;
+
+/// All comparisons at equal costs on an outcome's numbers; empty without any.
+pub fn equal_costs(results: &ItemResults, outcome: &ItemOutcome) -> String {
+    results.item.equal.iter().map(|equal| one(results, outcome, equal)).collect()
+}
+
+fn one(results: &ItemResults, outcome: &ItemOutcome, equal: &EqualCost) -> String {
+    let rows = equal.rows(&results.item, outcome);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n### {}\n\n", in_markdown(&equal.title));
+    let shares: Vec<String> = equal.within.iter().map(|share| format!("at most {share} %")).collect();
+    let headings = |share: &String| {
+        let shown = equal.shows.iter().map(|column| format!("{}, {share}", in_markdown(column)));
+        shown.chain([format!("budget, {share}")]).collect::<Vec<_>>().join(" | ")
+    };
+    let all: Vec<String> = shares.iter().map(headings).collect();
+    let width = equal.within.len() * (equal.shows.len() + 1);
+    let _ = write!(text, "| method | {} |\n|---|{}\n", all.join(" | "), "---|".repeat(width));
+    for row in &rows {
+        let _ = writeln!(text, "| {} | {} |", in_markdown(&row.group), cells(row, equal.shows.len()).join(" | "));
+    }
+    let dense: Vec<String> = equal.shows.iter().filter_map(|column| dense(outcome, equal, column)).collect();
+    let _ = writeln!(
+        text,
+        "\nDense attention: {}. Each cell is of the dearest budget that was run and whose {} is within the share of dense attention's, beside the \
+         share that was measured; nothing is interpolated.",
+        dense.join(", "),
+        in_markdown(&equal.cost)
+    );
+    text
+}
+
+fn dense(outcome: &ItemOutcome, equal: &EqualCost, column: &str) -> Option<String> {
+    let (known, _) = outcome.number(&equal.dense, column)?;
+    Some(format!("{} {}", in_markdown(column), number(known)))
+}
+
+/// The cells of a method: for each share what is shown, and the budget with its cost. A method without a budget within it has its least cost.
+fn cells(row: &EqualRow, shown: usize) -> Vec<String> {
+    let mut cells = Vec::new();
+    for picked in &row.picked {
+        let Some(picked) = picked else {
+            cells.extend(std::iter::repeat_n("–".to_owned(), shown));
+            cells.push(format!("from {} %", short(row.least)));
+            continue;
+        };
+        let text = |cell: &Option<_>| match cell {
+            Some((known, at_floor)) => format!("{}{}", number(*known), if *at_floor { " (at the floor)" } else { "" }),
+            None => String::new(),
+        };
+        cells.extend(picked.shown.iter().map(text));
+        cells.push(format!("{}: {} %", in_markdown(&picked.row), short(picked.cost)));
+    }
+    cells
+}
