@@ -181,6 +181,14 @@ impl Device {
         }
     }
 
+    /// The same with one copy on each GPU.
+    pub fn with_one_copy_per_gpu(self) -> Self {
+        match self {
+            Self::EachGpu(_) => Self::EachGpu(CopiesPerGpu::ONE),
+            Self::Cpu | Self::Cuda(_) => self,
+        }
+    }
+
     /// The same for a command that reads one text after the other: there is nothing that copies of a model could share out.
     ///
     /// # Errors
@@ -419,6 +427,7 @@ mod tests {
         let each = Device::EachGpu(CopiesPerGpu::new(2).unwrap());
         assert!(each.of_one_copy().is_err() && each.of_one_gpu().is_err());
         assert_eq!([each, three, Device::Cpu].map(Device::copies_per_gpu), [2, 1, 1]);
+        assert_eq!(each.with_one_copy_per_gpu(), Device::EachGpu(CopiesPerGpu::ONE));
         assert_eq!(Device::Cpu.copies().unwrap(), [Device::Cpu]);
     }
 }

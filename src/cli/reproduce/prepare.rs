@@ -10,8 +10,10 @@ use crate::version::PROGRAM;
 use spattn_base::error::UsageError;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::settings::Settings;
+use spattn_eval::config::value::Given;
 use spattn_eval::plan::contexts::Shard;
 use spattn_eval::records::store::OpenMode;
+use spattn_eval::records::timing::Latency;
 use spattn_lab::papers::calibrations::Lesson;
 use spattn_lab::papers::learning::Learning;
 
@@ -24,8 +26,14 @@ impl ReproduceArgs {
     }
 
     fn request(&self, settings: Settings, folder: PathBuf) -> Result<RunRequest, UsageError> {
+        let mut settings = self.overrides().over(settings);
+        let device = self.device()?;
+        if settings.latency == Some(Latency::Solo) && device.copies_per_gpu() > 1 {
+            // What is timed alone has its GPU for itself; the rest of the item may share it.
+            settings.device = Some(Given::meant(device.with_one_copy_per_gpu()));
+        }
         Ok(RunRequest {
-            configs: RunConfig::resolve(self.overrides().over(settings))?,
+            configs: RunConfig::resolve(settings)?,
             shard: Shard::WHOLE,
             out: folder,
             is_unnamed: false,
