@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use super::files::ItemResults;
 use super::table::number;
 use spattn_base::text::in_markdown;
-use spattn_lab::papers::equal::{EqualCost, EqualRow};
+use spattn_lab::papers::equal::EqualCost;
+use spattn_lab::papers::equal_rows::EqualRow;
 use spattn_lab::papers::numbers::short;
 use spattn_lab::papers::outcome::ItemOutcome;
 
