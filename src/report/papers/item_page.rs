@@ -19,12 +19,11 @@ use spattn_lab::papers::{ACROSS, title_of};
 /// The page of an item, with the figures of each of its outcomes.
 pub fn item_page(results: &ItemResults, figures: &[Vec<Figure>]) -> String {
     let (paper, name) = results.name.split_once('/').unwrap_or(("", &results.name));
-    let named = match paper == ACROSS || paper_title(paper) == paper {
-        true if paper == ACROSS => "All methods".to_owned(),
-        true => results.name.clone(),
-        false => format!("{}, {}", paper_title(paper), title_of(name)),
+    let title = match (paper, paper_title(paper)) {
+        (ACROSS, _) => results.item.title.clone(),
+        (paper, known) if known == paper => format!("{}: {}", results.name, results.item.title),
+        (_, known) => format!("{known}, {}: {}", title_of(name), results.item.title),
     };
-    let title = format!("{named}: {}", results.item.title);
     let mut text = format!("{MADE}\n# {}\n\n", in_markdown(&title));
     if paper == ACROSS {
         let _ = writeln!(text, "[All papers](../../README.md)\n");

@@ -391,7 +391,7 @@ impl Item {
             }
         }
         self.check_lines()?;
-        self.equal.iter().try_for_each(|equal| equal.check(self))?;
+        self.equal.iter().try_for_each(|equal| self.check_equal(equal))?;
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
         }
@@ -466,7 +466,20 @@ impl Item {
         Ok(())
     }
 
-    pub(super) fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {
+    /// Checks a comparison at equal costs, and that some row is a budget of a method.
+    fn check_equal(&self, equal: &EqualCost) -> Result<(), UsageError> {
+        let within = |e: UsageError| UsageError { what: format!("[[equal]]: {}", e.what), ..e };
+        self.known("row", &self.rows, &equal.dense).map_err(within)?;
+        equal.columns().try_for_each(|column| self.known("column", &self.columns, column)).map_err(within)?;
+        if self.rows.iter().all(|row| row.group.is_none()) {
+            return Err(
+                UsageError::new("[[equal]]: no row has a `group`").hint("name the method that a row is a budget of")
+            );
+        }
+        equal.check()
+    }
+
+    fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {
         match lines.iter().any(|line| line.name == name) {
             true => Ok(()),
             false => Err(UsageError::unknown(what, name, lines.iter().map(|line| line.name.as_str()))),

@@ -212,9 +212,11 @@ fn read_line(line: &str) -> Option<Compared> {
 #[cfg(test)]
 mod tests {
     use super::super::claims::ClaimVerdict;
+    use super::super::experiment::Cause;
     use super::*;
     use spattn_eval::records::record::Record;
     use spattn_eval::records::testing::record;
+    use spattn_eval::records::timing::{Latency, Solo};
 
     const ITEM: &str = "
 title = 'two models'
@@ -392,5 +394,88 @@ test = { between = { rows = ['Full'], columns = ['Time'], at_most = 0.001 } }
         let wrong = text.replace("at_least = 50", "at_most = 50");
         let wrong = run.as_of(&Item::parse(&wrong, "item.toml").unwrap());
         assert_eq!(wrong.claims[0].measured, DoesNotHold, "what contradicts a definition is said");
+    }
+
+    const TRIED: &str = "
+title = 'why'
+[builtin]
+tasks = ['ruler/vt']
+[real]
+tasks = ['ruler/vt']
+[latency.real]
+lengths = [32768]
+samples = 6
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=8'
+[[row]]
+name = 'Gone'
+method = 'topk:k=9'
+[[column]]
+name = 'VT'
+[[column]]
+name = 'Step'
+value = 'step_ms'
+[[claim]]
+says = 'top-k is above'
+test = { above = { rows = ['Top'], than = ['Full'], columns = ['VT'] } }
+[[claim.experiment]]
+asks = 'Is dense attention above?'
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['VT'], by = 20 } }
+yes = { due_to = 'model', says = 'Tokens are missing.' }
+no = { due_to = 'program', says = 'Something is wrong.' }
+[[claim.experiment]]
+asks = 'Would nine do?'
+test = { above = { rows = ['Gone'], than = ['Full'], columns = ['VT'] } }
+yes = { due_to = 'budget', says = 'Nine do.' }
+no = { says = 'Nine do not.' }
+";
+
+    #[test]
+    fn an_experiment_means_what_its_answer_says_on_its_own_run_alone() {
+        let item = Item::parse(TRIED, "item.toml").unwrap();
+        let records = records(1.0, 0.5);
+        let on = |variant: Variant, model: &str| {
+            let run = RunOf { variant, model: Some(model) };
+            judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap()
+        };
+        let outcome = on(Variant::Real, "Small");
+        let tried = &outcome.claims[0].tried;
+        let told: Vec<_> = tried.iter().map(|one| (one.word(), one.due_to())).collect();
+        assert_eq!(told, [("yes", Some(Cause::Model)), ("not run yet", None)]);
+        assert!(tried[0].why[0].ends_with("above 20? yes"), "paired as a claim's own: {:?}", tried[0].why);
+        assert_eq!(tried[0].n, Some(40));
+        assert!(on(Variant::Builtin, BUILTIN).claims[0].tried.is_empty());
+        // Without records the answer comes from what is stored, with another bound as well.
+        let strict = Item::parse(&TRIED.replace("by = 20", "by = 90"), "item.toml").unwrap();
+        let again = outcome.as_of(&strict).claims.remove(0).tried.remove(0);
+        assert_eq!((again.word(), again.due_to()), ("no", Some(Cause::Program)));
+    }
+
+    #[test]
+    fn times_of_steps_alone_come_from_the_run_that_took_them() {
+        let item = Item::parse(TRIED, "item.toml").unwrap();
+        let settings = item.latency_settings(Variant::Real).unwrap();
+        assert_eq!((settings.lengths, settings.samples), (Some(vec![32768]), Some(6)));
+        assert_eq!((settings.latency, settings.tasks), (Some(Latency::Solo), Some(vec!["ruler/vt".to_owned()])));
+        assert!(item.latency_settings(Variant::Builtin).is_none());
+        let timed = |i: usize, ms: f64| Record {
+            length: 32768,
+            solo: Some(Solo { steps: 16, ms: vec![ms].into() }),
+            ..record("ruler/vt", "full", i, 1.0)
+        };
+        let alone: Vec<Record> =
+            [3.0, 1.0, 2.0, 9.0, 2.5, 2.2, 2.1].into_iter().enumerate().map(|(i, ms)| timed(i, ms)).collect();
+        let records = records(1.0, 0.5);
+        let run = RunOf { variant: Variant::Real, model: Some("Small") };
+        let evidence = Evidence { records: &records, alone: &alone, seen: &[] };
+        let outcome = judge("p/t", &item, run, evidence).unwrap();
+        let (step, _) = outcome.number("Full", "Step").unwrap();
+        assert_eq!((step.mean, step.ends), (2.2, Some((1.0, 9.0))), "a median, not a mean");
+        assert_eq!(outcome.number("Full", "VT").unwrap().0.n, 40, "scores are of the other run");
+        assert_eq!(outcome.number("Top", "Step"), None);
     }
 }

@@ -10,6 +10,7 @@ pub mod claim;
 pub mod claims;
 pub mod derived;
 pub mod equal;
+pub mod equal_rows;
 pub mod experiment;
 pub mod findings;
 pub mod floor;
