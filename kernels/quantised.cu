@@ -4,6 +4,7 @@
 // its own, so that all loads are aligned. A unit of 32 numbers is what a thread reads at a time: two halves of 16. A number is
 // scale * code + offset, with one scale and offset for each half. Codes are multiplied as they are, and what they share once:
 // sum (scale c + offset) x = scale sum c x + offset sum x. x is `[rows][inputs]` of a storage type; sums are f32.
+#include "early.cuh"
 #include "quantised.cuh"
 
 constexpr int HALF = 16;
@@ -427,6 +428,8 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
 #pragma unroll
         for (int o = 0; o < TILE; ++o) tile.read(o, w, (blockIdx.x * groups + group) * TILE, outputs, units, pair);
     }
+    let_next_start();
+    wait_for_earlier();
     float4 own[2][2][4];
     float totals[2][2];
 #pragma unroll
@@ -503,6 +506,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
     extern "C" __global__ void __launch_bounds__(THREADS, ROWS < 4 ? 2 : 1)                                        \
         gemv_##NAME##_##ROWS(Fields w, const void* x, int stored, int rows, void* out, int into, int outputs,           \
                              int units, int stride) {                                                                   \
+        begin_short();                                                                                                  \
         gemv<FORMAT, ROWS>(w, x, stored, rows, out, into, outputs, units, stride);                                      \
     }
 
@@ -514,6 +518,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
     }                                                                                                                   \
     extern "C" __global__ void dequantise_##NAME(Fields w, const uint32_t* rows, int first, int count, int units,       \
                                                  float scale, void* out, int stored) {                                  \
+        begin_short();                                                                                                  \
         dequantise<FORMAT>(w, rows, first, count, units, scale, out, stored);                                           \
     }
 

@@ -10,6 +10,7 @@
 //
 // Operand B has eight columns: column g holds the numbers that go with group g of a chunk. Products of all columns with the codes of one
 // group come out, and the one of its own column is kept: scales of groups are multiplied after that.
+#include "early.cuh"
 #include "hopper.cuh"
 #include "quantised.cuh"
 
@@ -77,7 +78,7 @@ __device__ __forceinline__ void grouped_scales(const uint8_t* head, int t, float
 
 struct Q4_K : Plain {
     static constexpr Layout LAYOUT = HALVES;
-    static constexpr int STAGES = 4;
+    static constexpr int STAGES = 2;
     static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<16, 128, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 128;
@@ -94,7 +95,7 @@ struct Q4_K : Plain {
 
 struct Q5_K : Plain {
     static constexpr Layout LAYOUT = HALVES;
-    static constexpr int STAGES = 4;
+    static constexpr int STAGES = 2;
     static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<16, 32, 128>;
     static constexpr int CODES_AT = Copy::C_AT, CODES_ROW = 128;
@@ -114,7 +115,7 @@ struct Q5_K : Plain {
 
 struct Q6_K {
     static constexpr Layout LAYOUT = SIXTEENTHS;
-    static constexpr int STAGES = 3;
+    static constexpr int STAGES = 2;
     static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<128, 64, 16>;
     static constexpr int CODES_AT = 0, CODES_ROW = 128;
@@ -161,7 +162,7 @@ __device__ __forceinline__ void offset_scales(const uint8_t* from, int t, float 
 
 template <int HEAD> struct FourBits : Plain {
     static constexpr Layout LAYOUT = LINES;
-    static constexpr int STAGES = 4;
+    static constexpr int STAGES = 2;
     static constexpr float UPPER_X = UPPER;
     using Copy = Copied<HEAD, 128, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 128;
@@ -173,7 +174,7 @@ template <int HEAD> struct FourBits : Plain {
 
 template <int HEAD> struct FiveBits : Plain {
     static constexpr Layout LAYOUT = LINES;
-    static constexpr int STAGES = 4;
+    static constexpr int STAGES = 2;
     static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<HEAD, 32, 128>;
     static constexpr int CODES_AT = Copy::C_AT, CODES_ROW = 128;
@@ -314,38 +315,42 @@ __device__ __forceinline__ void multiply(const uint8_t* stage, const Chunk<F::LA
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) own[set][part] = *(slot == 32 ? &x.zeros : &x.parts[part][slot]);
     }
-    constexpr int COUNT = F::CODES_ROW / 32, HALF_COUNT = F::LAYOUT == BYTES ? 1 : 2;
+    // Halves of a line, and how many of them are of one group.
+    constexpr int COUNT = F::CODES_ROW / 32, HALF_COUNT = F::LAYOUT == BYTES ? 1 : 2, TOGETHER = F::LAYOUT == LINES ? 2 : 1;
     float kept[X::KEPT][4];
     const uint8_t* codes = stage + F::CODES_AT;
 #pragma unroll
     for (int line = 0; line < COUNT; ++line) {
         const uint2 words[2] = {eight_at<F::CODES_ROW>(codes, g, line, t), eight_at<F::CODES_ROW>(codes, g + 8, line, t)};
         const uint2 bits[2] = {F::bits(stage, g, line, t), F::bits(stage, g + 8, line, t)};
-        float c[4] = {};
+        Pairs low[HALF_COUNT][2], high[HALF_COUNT][2];
 #pragma unroll
-        for (int half = 0; half < HALF_COUNT; ++half) {
-            const int set = F::LAYOUT == LINES ? half : F::LAYOUT == SIXTEENTHS ? line / 2 : 0;
+        for (int half = 0; half < HALF_COUNT; ++half)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Pairs a = F::pairs(i ? words[0].y : words[0].x, i ? bits[0].y : bits[0].x, line, half, i, t);
-                const Pairs b = F::pairs(i ? words[1].y : words[1].x, i ? bits[1].y : bits[1].x, line, half, i, t);
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    multiply_add(c, a, b, word_of(own[set][part], 2 * i), word_of(own[set][part], 2 * i + 1));
+                low[half][i] = F::pairs(i ? words[0].y : words[0].x, i ? bits[0].y : bits[0].x, line, half, i, t);
+                high[half][i] = F::pairs(i ? words[1].y : words[1].x, i ? bits[1].y : bits[1].x, line, half, i, t);
             }
+#pragma unroll
+        for (int first = 0; first < HALF_COUNT; first += TOGETHER) {
+            float c[4] = {};
+            // The smallest parts come first: tensor cores cut what is added to a large sum, and do not round it.
+#pragma unroll
+            for (int part = PARTS - 1; part >= 0; --part)
+#pragma unroll
+                for (int half = first; half < first + TOGETHER; ++half)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const uint4& numbers = own[F::LAYOUT == LINES ? half : F::LAYOUT == SIXTEENTHS ? line / 2 : 0][part];
+                        multiply_add(c, low[half][i], high[half][i], word_of(numbers, 2 * i), word_of(numbers, 2 * i + 1));
+                    }
             if constexpr (F::LAYOUT == HALVES || F::LAYOUT == BYTES) {
-                const int group = F::LAYOUT == HALVES ? 2 * line + half : line, column = group % 2;
+                const int group = HALF_COUNT * line + first, column = group % 2;
                 if (t == group / 2) kept[0][column] = c[column], kept[0][2 + column] = c[2 + column];
-            } else if constexpr (F::LAYOUT == SIXTEENTHS) {
-                if (t == 2 * half + line % 2) {
+            } else if (t == (F::LAYOUT == LINES ? line : 2 * first + line % 2)) {
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) kept[line / 2][j] = c[j];
-                }
-            } else if (half == 1 && t == line) {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) kept[0][j] = c[j];
+                for (int j = 0; j < 4; ++j) kept[F::LAYOUT == LINES ? 0 : line / 2][j] = c[j];
             }
-            if constexpr (F::LAYOUT != LINES) c[0] = c[1] = c[2] = c[3] = 0.0f;
         }
     }
     float totals[2 * X::KEPT];
@@ -443,9 +448,9 @@ __device__ __forceinline__ void gemv(const Fields& w, const void* x, int stored,
     };
     // W does not wait for x: its first chunks are in flight while x is computed and read.
     for (int i = 0; i < STAGES - 1; ++i) ask();
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    let_next_start();
     typename F::Loose next = loose_of(min(static_cast<int>(blockIdx.x), tiles - 1), warp);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_earlier();
     for (int chunk = warp; chunk < chunks; chunk += warps)
         put_chunk<F, PARTS>(xs[chunk], x, stored, static_cast<size_t>(chunk) * CHUNK, lane);
     int used = 0, buffer = 0, count = 0, first_tile = blockIdx.x;
