@@ -5,6 +5,7 @@
 // channels, and the other lanes hold other tokens. Each such slot keeps its own maximum and sums, so lanes exchange data only for dot
 // products. If cap > 0, a scaled product x becomes cap * tanh(x / cap).
 #include "attend.cuh"
+#include "early.cuh"
 
 constexpr int WARPS = 4;
 // Tokens that each slot of a warp loads before it uses the first. Four take so many registers that fewer blocks fit, which was slower.
@@ -131,6 +132,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
                     for (int i = 0; i < PIECE; ++i) out[h][p][i] += weight[u][h] * value[i];
             }
     }
+    let_next_start();
     if (given) {
         // The mass of given weights counts once for all spans together.
         const bool counts = span_index == 0 && threadIdx.x / LANES == 0;
@@ -184,6 +186,7 @@ __device__ void attend_block(const Unit* units, int count, const Prefix<T>& pref
     extern "C" __global__ void __launch_bounds__(32 * WARPS) attend_##NAME##_##QUERIES##_##LANES##_##PIECES(            \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
         unsigned long long row_stride, int d, float scale, float cap, const Merging<T> to) {                            \
+        wait_for_earlier();                                                                                             \
         attend_block<T, QUERIES, LANES, PIECES>(units, count, prefix, queries, heads, row_stride, d, scale, cap, to);   \
     }
 

@@ -8,6 +8,7 @@
 //   outputs, channels x queries: A is the values, B the weights, in the layout of the scores.
 // A weight is multiplied as the sum of two 16-bit numbers, so that nothing is lost against f32 arithmetic.
 #include "attend.cuh"
+#include "early.cuh"
 #include "mma.cuh"
 #include "tiles.cuh"
 #include "numbers.cuh"
@@ -195,6 +196,8 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         }
         __syncwarp();
     }
+    // Nothing more is read of keys and values.
+    let_next_start();
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (given) {
@@ -221,6 +224,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_tiles_##NAME##_##D(                              \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
         unsigned long long row_stride, float scale, const Merging<T> to) {                                                  \
+        wait_for_earlier();                                                                                             \
         __shared__ Unit unit;                                                                                           \
         const int own = unit_of_block(units, count);                                                                    \
         if (threadIdx.x < sizeof(Unit) / 4)                                                                             \

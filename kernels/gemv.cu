@@ -4,13 +4,14 @@
 // stored as f32, or added to f32 numbers (the residual stream). A warp computes one output, with many pieces of the matrix in flight. For
 // more rows, a matrix product is faster.
 #include "common.cuh"
+#include "early.cuh"
 
 constexpr int WARPS = 4;
 
 template <typename T> constexpr int UNROLL_OF = sizeof(T) == 2 ? 8 : 4;
 
 template <typename T, typename Out, bool ADD>
-__device__ void gemv(const T* __restrict__ w, const T* __restrict__ x, Out* out, int outputs, int inputs) {
+__device__ void gemv(const T* w, const T* x, Out* out, int outputs, int inputs) {
     constexpr int UNROLL = UNROLL_OF<T>, STRIDE = 32 * PIECE;
     const int lane = threadIdx.x % 32, output = blockIdx.x * WARPS + threadIdx.x / 32;
     if (output >= outputs) return;
@@ -38,6 +39,7 @@ __device__ void gemv(const T* __restrict__ w, const T* __restrict__ x, Out* out,
 #define GEMV(KIND, T, NAME, OUT, ADD)                                                                                   \
     extern "C" __global__ void __launch_bounds__(32 * WARPS)                                                            \
         gemv_##KIND##_##NAME(const T* w, const T* x, OUT* out, int outputs, int inputs) {                               \
+        begin_short();                                                                                                  \
         gemv<T, OUT, ADD>(w, x, out, outputs, inputs);                                                                  \
     }
 

@@ -3,6 +3,7 @@
 // Blocks are persistent. Each warp has a ring buffer in shared memory, which the copy engine fills with its next rows, so that reading
 // never pauses. The input row is copied to shared memory once per block.
 #include "common.cuh"
+#include "early.cuh"
 #include "hopper.cuh"
 
 using namespace hopper;
@@ -32,7 +33,7 @@ struct Pieces {
 };
 
 template <typename T, typename Out, bool ADD>
-__device__ void gemv(const T* __restrict__ w, const T* x, Out* out, int outputs, int inputs) {
+__device__ void gemv(const T* w, const T* x, Out* out, int outputs, int inputs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(8) uint64_t barriers[WARPS][STAGES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -58,6 +59,9 @@ __device__ void gemv(const T* __restrict__ w, const T* x, Out* out, int outputs,
             if (lane == 0) ask(stage);
             asked.next();
         }
+    let_next_start();
+    // W does not wait for x.
+    wait_for_earlier();
     for (int i = threadIdx.x * PIECE; i < inputs; i += 32 * WARPS * PIECE)
         *reinterpret_cast<Halves*>(row + i) = *reinterpret_cast<const Halves*>(x + i);
     __syncthreads();

@@ -4,11 +4,10 @@
 // its own, so that all loads are aligned. A unit of 32 numbers is what a thread reads at a time: two halves of 16. A number is
 // scale * code + offset, with one scale and offset for each half. Codes are multiplied as they are, and what they share once:
 // sum (scale c + offset) x = scale sum c x + offset sum x. x is `[rows][inputs]` of a storage type; sums are f32.
-#include "common.cuh"
+#include "early.cuh"
+#include "quantised.cuh"
 
 constexpr int HALF = 16;
-
-struct Fields { const uint8_t* field[4]; };
 
 // Codes are bytes; word w of half h holds codes 4w to 4w + 3 of the half.
 struct Unit {
@@ -227,33 +226,11 @@ template <bool WIDE> __device__ __forceinline__ float biased(uint32_t word, int 
     }
 }
 
-// Numbers as in the launchers.
-enum Stored { F32 = 0, F16 = 1, BF16 = 2 };
-enum Into { NARROW = 0, WIDE_OUT = 1, ADD = 2 };
-
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
 // Outputs of a warp, which share what is read of x.
 constexpr int OUTPUTS = 2;
 // Units of x in shared memory, and from one of the eight parts of units to the next: one more, so that threads use all banks.
 constexpr int CHUNK = 128, PITCH = CHUNK + 1;
-
-__device__ __forceinline__ float4 four_at(const void* x, int stored, size_t at) {
-    if (stored == F32) return *reinterpret_cast<const float4*>(static_cast<const float*>(x) + at);
-    const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x) + at);
-    if (stored == F16) {
-        const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
-        const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
-        return make_float4(low.x, low.y, high.x, high.y);
-    }
-    return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u), __uint_as_float(raw.y << 16),
-                       __uint_as_float(raw.y & 0xffff0000u));
-}
-
-__device__ __forceinline__ void put(void* out, int stored, size_t at, float number) {
-    if (stored == F32) static_cast<float*>(out)[at] = number;
-    else if (stored == F16) static_cast<__half*>(out)[at] = __float2half_rn(number);
-    else static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(number);
-}
 
 // Rows of x from the chunk's first unit on, by part of a unit; behind them the sums of halves.
 template <int ROWS> struct Staged {
@@ -451,6 +428,8 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
 #pragma unroll
         for (int o = 0; o < TILE; ++o) tile.read(o, w, (blockIdx.x * groups + group) * TILE, outputs, units, pair);
     }
+    let_next_start();
+    wait_for_earlier();
     float4 own[2][2][4];
     float totals[2][2];
 #pragma unroll
@@ -527,6 +506,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
     extern "C" __global__ void __launch_bounds__(THREADS, ROWS < 4 ? 2 : 1)                                        \
         gemv_##NAME##_##ROWS(Fields w, const void* x, int stored, int rows, void* out, int into, int outputs,           \
                              int units, int stride) {                                                                   \
+        begin_short();                                                                                                  \
         gemv<FORMAT, ROWS>(w, x, stored, rows, out, into, outputs, units, stride);                                      \
     }
 
@@ -538,6 +518,7 @@ __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int
     }                                                                                                                   \
     extern "C" __global__ void dequantise_##NAME(Fields w, const uint32_t* rows, int first, int count, int units,       \
                                                  float scale, void* out, int stored) {                                  \
+        begin_short();                                                                                                  \
         dequantise<FORMAT>(w, rows, first, count, units, scale, out, stored);                                           \
     }
 

@@ -8,6 +8,7 @@
 // Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows (x), and shares of a row's heads
 // (y); a warp processes one head.
 #include "common.cuh"
+#include "early.cuh"
 
 // Where a row's key and value are stored: KV head h at `keys + h * head_stride`, in elements.
 template <typename T> struct Place {
@@ -73,6 +74,7 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
                                            const float* query_norm, const float* key_norm, float eps, float growth,     \
                                            uint32_t growth_step, const Place<T>* places, T* keys, T* values,            \
                                            unsigned long long head_stride) {                                            \
+        begin_short();                                                                                                  \
         rope(rows, positions, inverse, inverse_stride, scaling, rotated, neighbours, heads, kv_heads, d, query_norm,    \
              key_norm, eps, growth, growth_step, places, keys, values, head_stride);                                    \
     }

@@ -2,6 +2,7 @@
 //
 // Rows `[row][width]` of the residual stream are f32; inputs of a product have the storage type. One block processes a row.
 #include "common.cuh"
+#include "early.cuh"
 
 // x[row] = scale * table[tokens[row]]
 template <typename T>
@@ -60,6 +61,7 @@ __device__ void norm_part(T* rows, int stride, int width, const float* weight, f
 
 // x[row] += scale * branch[row], which is normed first where there is a weight.
 extern "C" __global__ void add_branch(float* x, const float* branch, const float* weight, float eps, float scale, int hidden) {
+    begin_short();
     __shared__ float shared[32];
     const float* from = branch + static_cast<size_t>(blockIdx.x) * hidden;
     float* to = x + static_cast<size_t>(blockIdx.x) * hidden;
@@ -111,25 +113,34 @@ template <typename Gate, typename T> __device__ void gated(Gate through, const T
 }
 
 #define ROWS(T, NAME)                                                                                                   \
-    extern "C" __global__ void embed_##NAME(const T* table, const uint32_t* tokens, float* x, int hidden, float scale) { \
+    extern "C" __global__ void embed_##NAME(const T* table, const uint32_t* tokens, float* x, int hidden, float scale) {\
+        begin_short();                                                                                                  \
         embed(table, tokens, x, hidden, scale);                                                                         \
     }                                                                                                                   \
     extern "C" __global__ void norm_part_##NAME(T* rows, int stride, int width, const float* weight, float eps) {       \
+        begin_short();                                                                                                  \
         norm_part(rows, stride, width, weight, eps);                                                                    \
     }                                                                                                                   \
     extern "C" __global__ void rms_norm_##NAME(const float* x, const float* weight, T* out, int hidden, float eps,      \
                                                unsigned long long mark, unsigned long long first,                       \
                                                unsigned long long* broken) {                                            \
+        begin_short();                                                                                                  \
         rms_norm(x, weight, out, hidden, eps, mark, first, broken);                                                     \
     }                                                                                                                   \
-    extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) { add_bias(x, bias, width); }        \
-    extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) {                                   \
+    extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) {                                    \
+        begin_short();                                                                                                  \
+        add_bias(x, bias, width);                                                                                       \
+    }                                                                                                                   \
+    extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) {                                  \
+        begin_short();                                                                                                  \
         gated(Silu{}, gate_up, out, inner);                                                                             \
     }                                                                                                                   \
-    extern "C" __global__ void gelu_tanh_gate_##NAME(const T* gate_up, T* out, int inner) {                              \
+    extern "C" __global__ void gelu_tanh_gate_##NAME(const T* gate_up, T* out, int inner) {                             \
+        begin_short();                                                                                                  \
         gated(GeluTanh{}, gate_up, out, inner);                                                                         \
     }                                                                                                                   \
     extern "C" __global__ void clamped_gate_##NAME(const T* gate_up, T* out, int inner, float slope, float limit) {     \
+        begin_short();                                                                                                  \
         gated(Clamped{slope, limit}, gate_up, out, inner);                                                              \
     }
 

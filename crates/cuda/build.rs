@@ -16,6 +16,8 @@ const HOPPER: &str = "-gencode=arch=compute_90a,code=sm_90a";
 const PORTABLE: &str = "-gencode=arch=compute_80,code=compute_80";
 /// Files that include this header run on Hopper GPUs only.
 const HOPPER_ONLY: &str = "#include \"hopper.cuh\"";
+/// Kernels of files that include this header wait by themselves until those ahead have ended.
+const WAITS: &str = "#include \"early.cuh\"";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -38,8 +40,9 @@ fn main() {
         exit(1);
     }
     let line = |source: &PathBuf| {
-        let (stem, hopper_only) = (stem(source), is_hopper_only(source));
-        format!("    (\"{stem}\", {hopper_only}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{stem}.fatbin\"))),\n")
+        let (name, hopper_only, waits) = (stem(source), includes(source, HOPPER_ONLY), includes(source, WAITS));
+        let code = format!("include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))");
+        format!("    Module {{ name: {name:?}, hopper_only: {hopper_only}, waits: {waits}, code: {code} }},\n")
     };
     let list: String = sources.iter().map(line).collect();
     fs::write(out.join("modules.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR can be written to");
@@ -73,9 +76,9 @@ fn stem(source: &Path) -> &str {
     source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernel files are UTF-8")
 }
 
-/// Whether a file is for Hopper GPUs only.
-fn is_hopper_only(source: &Path) -> bool {
-    fs::read_to_string(source).is_ok_and(|text| text.contains(HOPPER_ONLY))
+/// Whether a file has a line that includes a header.
+fn includes(source: &Path, header: &str) -> bool {
+    fs::read_to_string(source).is_ok_and(|text| text.lines().any(|line| line == header))
 }
 
 /// A hash of everything that a kernel's code depends on.
@@ -93,7 +96,7 @@ fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
     }
     let run = Command::new(&nvcc)
         .args(["--fatbin", "-O3", "-std=c++17", HOPPER])
-        .args((!is_hopper_only(source)).then_some(PORTABLE))
+        .args((!includes(source, HOPPER_ONLY)).then_some(PORTABLE))
         .arg("-o")
         .arg(&to)
         .arg(source)

@@ -4,7 +4,7 @@
 //! [`prepare`](Gpu::prepare) uploads it; [`attend`](Gpu::attend) runs it at a layer: with `kernels/attend_tiles.cu` if tensor cores support
 //! the keys' type and width, else with `kernels/attend.cu`. The last block of a head merges the partial results of all.
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::attend_units::{Prefix, Tokens, Unit, Weights};
 use super::buffer::{bytes_of, reserved};
@@ -467,7 +467,7 @@ impl Gpu {
                 false => self.function("attend", &format!("attend_{name}_{}_{lanes}_1", 1 << i)),
             }?;
             let count = *count as i32;
-            let mut launch = self.stream.launch_builder(&function);
+            let mut launch = self.launch(&function);
             launch.arg(units).arg(&count).arg(&on_device).arg(&query_address).arg(&heads_arg).arg(&stride_arg);
             if !tiles {
                 launch.arg(&d_arg);

@@ -1,7 +1,7 @@
 //! Block-sparse attention of a prompt's rows: the rows of a block attend a list of tokens, and a stretch up to each row. Also the tree
 //! search that makes such lists.
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::buffer::reserved;
@@ -163,12 +163,12 @@ impl BlockLists {
             (of_runs.address(0, size_of_val(&runs[..])), of_begins.address(0, size_of_val(&begins[..])));
         let most = self.most as u32;
         let function = gpu.function("attend_blocks", "write_runs")?;
-        let mut launch = gpu.stream.launch_builder(&function);
+        let mut launch = gpu.launch(&function);
         launch.arg(&of_runs).arg(&of_begins).arg(&tokens).arg(&most).arg(&counts);
         let grid =
             LaunchConfig { grid_dim: (lists.len() as u32, 1, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: runs and begins were uploaded, and every run ends within `most` tokens of its list.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("writing lists"))
+        unsafe { launch.launch(grid) }.map_err(failed("writing lists"))
     }
 
     /// Copies one list to the host.
@@ -367,7 +367,7 @@ impl Gpu {
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, first) = (rows.count as i32, rows.first as i32);
         let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale).arg(&own);
         let grid = LaunchConfig {
@@ -378,7 +378,7 @@ impl Gpu {
         // SAFETY: queries, cache and output are as large as `addresses` and the checks above require. Lists hold tokens below their `end`,
         // stretches end with the rows, diagonals have a bit for every distance up to the last row, and partials belong to these rows and
         // heads.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's blocks"))
+        unsafe { launch.launch(grid) }.map_err(failed("attending a prompt's blocks"))
     }
 
     /// Whether the device supports this search: by the width of heads, and by the shared memory for kept blocks.
@@ -474,7 +474,7 @@ impl Gpu {
         let (row_stride, count, heads) = (rows.stride as u32, rows.count as u32, rows.heads as u32);
         let (keys, kv_stride, kv_heads) = (cache.key(0, 0), cache.head_stride(), cache.kv_heads as u32);
         let (searched, most) = (search.blocks.address(0..blocks.len()), lists.most as u32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&row_stride).arg(&count).arg(&heads).arg(&keys).arg(&kv_stride).arg(&kv_heads);
         launch.arg(&tree).arg(&sampling).arg(&searched).arg(&keep).arg(&tiles);
         launch.arg(&tokens).arg(&most).arg(&counts).arg(&counters);
@@ -484,6 +484,6 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, keys, lists and counters are as long as checked, and the candidates lie before the rows.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching for a prompt's blocks"))
+        unsafe { launch.launch(grid) }.map_err(failed("searching for a prompt's blocks"))
     }
 }

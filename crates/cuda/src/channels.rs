@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::buffer::reserved;
 use super::launch::Cache;
@@ -103,7 +103,7 @@ impl Gpu {
         let (grid_x, grid_y) = (stride.div_ceil(SIDE) as u32, d.div_ceil(SIDE) as u32);
         let (count, width, stride) = (tokens.len() as u32, d as i32, stride as u64);
         let function = self.function("channel_scores", &format!("by_channel_{}", storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&head_stride).arg(&count).arg(&width).arg(&to).arg(&stride);
         let grid = LaunchConfig {
             grid_dim: (grid_x, grid_y, kv_heads as u32),
@@ -117,7 +117,7 @@ impl Gpu {
         let values = cache.value(0, tokens.start);
         let block = (d.next_multiple_of(32) as u32, 1, 1);
         let function = self.function("channel_scores", &format!("sum_values_{}", storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&values).arg(&head_stride).arg(&count).arg(&width).arg(&sums);
         let grid =
             LaunchConfig { grid_dim: (CHUNKS as u32, kv_heads as u32, 1), block_dim: block, shared_mem_bytes: 0 };
@@ -125,11 +125,11 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("adding up values"))?;
         let function = self.function("channel_scores", "mean_of_sums")?;
         let chunks = CHUNKS as u32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&sums).arg(&chunks).arg(&count).arg(&width).arg(&means);
         let grid = LaunchConfig { grid_dim: (kv_heads as u32, 1, 1), block_dim: block, shared_mem_bytes: 0 };
         // SAFETY: the sums were just made, and means have room as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing means of values"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing means of values"))
     }
 
     /// Chooses the channels in which the queries of some rows are largest, ascending, for each head or for all heads of a KV head together,
@@ -162,7 +162,7 @@ impl Gpu {
         let (from, numbers) = (queries.address(rows.clone(), d, storage), queries.list(rows.clone()));
         let (stride, heads, width, count) = (queries.stride as u64, heads as i32, d as i32, count as i32);
         let function = self.function("channel_scores", &format!("choose_channels_{}", storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&numbers).arg(&from).arg(&stride).arg(&heads).arg(&width).arg(&count).arg(&channels).arg(&weights);
         let grid = LaunchConfig {
             grid_dim: (lists as u32, rows.len() as u32, 1),
@@ -170,7 +170,7 @@ impl Gpu {
             shared_mem_bytes: 0,
         };
         // SAFETY: queries, channels and weights are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing channels"))
+        unsafe { launch.launch(grid) }.map_err(failed("choosing channels"))
     }
 
     /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head, and also by KV head if they are
@@ -221,7 +221,7 @@ impl Gpu {
         let [width, heads, each, count] = [d, heads, each, chosen.count].map(|n| n as i32);
         let columns = tokens as u32;
         let function = self.function("channel_scores", &format!("channel_scores_{}_{taken}", storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&channels).arg(&weights).arg(&keys).arg(&key_stride).arg(&width).arg(&heads).arg(&group);
         launch.arg(&each).arg(&count).arg(&columns).arg(&to).arg(&stride).arg(&of_tiles).arg(&kind).arg(&reduced);
         let grid = LaunchConfig {
@@ -269,7 +269,7 @@ impl Gpu {
         let (most, count, group, width) =
             (lists.most() as u32, lists.lists() as i32, (heads / kv_heads) as i32, d as i32);
         let function = self.function("channel_scores", "rest_shares")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&columns).arg(&of_tiles).arg(&tiles).arg(&picked).arg(&most).arg(&counts);
         launch.arg(&count).arg(&begin).arg(&group).arg(&means).arg(&width).arg(&shares).arg(&values);
         let grid = LaunchConfig {
@@ -279,6 +279,6 @@ impl Gpu {
         };
         // SAFETY: logits, lists, means, shares and values are as long as checked above; selected tokens are candidates, each of which has a
         // logit.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing the shares of unselected tokens"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing the shares of unselected tokens"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::buffer::reserved;
 use super::queries::Queries;
@@ -96,7 +96,7 @@ impl Gpu {
             [heads, group, count, parts, d, at_once].map(|n| n as i32);
 
         let function = self.function("code_scores", &format!("centroid_products_{}", storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&of_group).arg(&centroids).arg(&count).arg(&parts);
         launch.arg(&width).arg(&tables);
         let grid = (heads as u32, rows.len() as u32, 1);
@@ -105,7 +105,7 @@ impl Gpu {
         unsafe { launch.launch(blocks) }.map_err(failed("multiplying with centroids"))?;
 
         let function = self.with_shared("code_scores", "code_scores", shared)?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&tables).arg(&codes).arg(&key_stride).arg(&columns).arg(&all_heads).arg(&of_group).arg(&count);
         launch.arg(&parts).arg(&at_once).arg(&to).arg(&stride);
         let grid = (tokens.div_ceil(EACH * THREADS as usize) as u32, kv_heads as u32, rows.len() as u32);

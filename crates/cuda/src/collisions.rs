@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
@@ -175,7 +175,7 @@ impl Gpu {
             let from = keys.key(head, tokens.start);
             let mean = made.means.as_ref().map_or(0, |means| means.address(4 * head * d, 4 * d));
             let lengths = made.lengths.address(4 * head * count, 4 * count);
-            let mut launch = self.stream.launch_builder(&hash);
+            let mut launch = self.launch(&hash);
             launch.arg(&from).arg(&tokens_in_all).arg(&width).arg(&mean).arg(&own_planes).arg(&bits_of).arg(&tables_of);
             launch.arg(&codes_at).arg(&lengths);
             let grid = (count.div_ceil(TILE) as u32, tables.div_ceil(TILE / bits) as u32, 1);
@@ -185,7 +185,7 @@ impl Gpu {
             let bytes = tables * ((1 << bits) + 1) * number;
             let bounds = made.bounds.address(head * bytes, bytes);
             let sorted = made.sorted.address(head * tables * count * number, tables * count * number);
-            let mut launch = self.stream.launch_builder(&sort);
+            let mut launch = self.launch(&sort);
             launch.arg(&codes_at).arg(&tokens_in_all).arg(&bits_of).arg(&bounds).arg(&sorted);
             let grid =
                 LaunchConfig { grid_dim: (tables as u32, 1, 1), block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
@@ -206,14 +206,14 @@ impl Gpu {
         let (from, stride) = (keys.key(0, tokens.start), keys.head_stride());
         let (count, width, pieces) = (count as u32, d as i32, pieces as u32);
         let function = self.function("collisions", &format!("sum_keys_{}", keys.storage.name()))?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&count).arg(&width).arg(&sums_at);
         let grid = (pieces, kv_heads as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: keys and sums are as long as checked and made above.
         unsafe { launch.launch(grid) }.map_err(failed("computing the means of keys"))?;
         let function = self.function("collisions", "mean_of_sums")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&sums_at).arg(&pieces).arg(&count).arg(&width).arg(&means_at);
         let grid = (kv_heads as u32, 1, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (GPU_WIDEST as u32, 1, 1), shared_mem_bytes: 0 };
@@ -264,7 +264,7 @@ impl Gpu {
         let name = keys.storage.name();
         let hash = self.with_shared("collisions", &format!("hash_queries_{name}"), TILE_BYTES)?;
         let (bits_of, tables_of) = (bits as u32, in_all as u32);
-        let mut launch = self.stream.launch_builder(&hash);
+        let mut launch = self.launch(&hash);
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads_of).arg(&all).arg(&width).arg(&planes).arg(&bits_of);
         launch.arg(&tables_of).arg(&codes_at);
         let grid = ((rows * heads).div_ceil(TILE) as u32, in_all.div_ceil(TILE / bits) as u32, 1);
@@ -299,7 +299,7 @@ impl Gpu {
         let shared = (2 * 4 * words) as u32;
         let grid = (heads as u32, rows as u32, ranges as u32);
         let meet = self.with_shared("collisions", &format!("meet_collisions_{}", 8 * number), shared)?;
-        let mut launch = self.stream.launch_builder(&meet);
+        let mut launch = self.launch(&meet);
         launch.arg(&codes_at).arg(&group).arg(&tokens_in_all).arg(&bounds).arg(&sorted).arg(&sampling).arg(&words_of);
         launch.arg(&marks).arg(&found).arg(&entries);
         let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
@@ -312,12 +312,12 @@ impl Gpu {
         let ([tokens, counts], weights) = (lists.addresses(0), lists.weights(0));
         let (first, most) = (tables.tokens.start as u32, lists.most() as u32);
         let weigh = self.function("collisions", &format!("weigh_collisions_{name}"))?;
-        let mut launch = self.stream.launch_builder(&weigh);
+        let mut launch = self.launch(&weigh);
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&own_keys).arg(&head_stride).arg(&tokens_in_all);
         launch.arg(&width).arg(&means).arg(&lengths).arg(&sampling).arg(&words_of).arg(&marks).arg(&found).arg(&first);
         launch.arg(&tokens).arg(&weights).arg(&most).arg(&counts);
         let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, keys, tables, marks and lists are as long as checked and made above.
-        unsafe { launch.launch(blocks) }.map(drop).map_err(failed("weighting sampled tokens"))
+        unsafe { launch.launch(blocks) }.map_err(failed("weighting sampled tokens"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::host_device_vec::HostDeviceVec;
 use super::token_lists::TokenLists;
@@ -51,11 +51,11 @@ impl Gpu {
         let (most, group, offset) = (lists.most() as u32, (heads / kv_heads) as u32, offset as u64);
         let of_group = (lists.lists() / kv_heads) as u32;
         let (first, end) = (tokens.start as u32, tokens.end as u32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&most).arg(&counts).arg(&entries).arg(&of_group).arg(&group).arg(&first).arg(&end);
         launch.arg(&to).arg(&offset);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: lists and counters are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("counting selected tokens"))
+        unsafe { launch.launch(grid) }.map_err(failed("counting selected tokens"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
@@ -67,12 +67,12 @@ impl Gpu {
         let ([tokens, counts], weights, entries) = (lists.addresses(first), lists.weights(first), lists.entries(first));
         let [columns, draws, begin, most] = [columns, draws, candidates.start, most].map(|n| n as u32);
         let function = self.function("draws", "draw_tokens")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&columns).arg(&keys).arg(&draws).arg(&scale).arg(&begin).arg(&sums);
         launch.arg(&drawn).arg(&tokens).arg(&weights).arg(&most).arg(&counts).arg(&entries);
         let grid =
             LaunchConfig { grid_dim: (in_row as u32, rows as u32, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: scores, keys, sums, counts and lists are as long as checked and made above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("drawing tokens"))
+        unsafe { launch.launch(grid) }.map_err(failed("drawing tokens"))
     }
 }

@@ -1,6 +1,6 @@
 //! Launchers for experts: routing, products of few rows, and gathering and adding of many.
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
@@ -102,11 +102,11 @@ impl Gpu {
         let logits = logits.address(0, 4 * rows * count);
         let (chosen, weights) = (chosen.address(0, 4 * rows * used), weights.address(0, 4 * rows * used));
         let (count, used, among_used) = (count as i32, used as i32, i32::from(among_used));
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&logits).arg(&count).arg(&used).arg(&among_used).arg(&chosen).arg(&weights);
         let grid = LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: all buffers are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("routing"))
+        unsafe { launch.launch(grid) }.map_err(failed("routing"))
     }
 
     /// The product of each slot's expert with its row of `x`, `[rows][inputs]`, into `out`, `[slot][outputs]`; for few rows.
@@ -131,11 +131,11 @@ impl Gpu {
         let x = x.address(0, rows * inputs * storage.bytes());
         let out = out.address(0, slots * outputs * storage.bytes());
         let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&table).arg(&biases).arg(&chosen).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
         // SAFETY: all buffers are as long as checked above; chosen experts are below their number, as `route` makes them, and their
         // matrices and biases are still there, as the caller of `expert_matrices` has agreed to.
-        unsafe { launch.launch(by_output(outputs, slots)) }.map(drop).map_err(failed("multiplying with experts"))
+        unsafe { launch.launch(by_output(outputs, slots)) }.map_err(failed("multiplying with experts"))
     }
 
     /// Adds to each row of `out`, `[rows][outputs]` f32, the weighted products of its experts with its slots of `x`, `[slot][inputs]`; for
@@ -161,11 +161,11 @@ impl Gpu {
         let (weights, x) = (routes.weights.address(0, 4 * slots), x.address(0, slots * inputs * storage.bytes()));
         let out = out.address(0, 4 * rows * outputs);
         let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&table).arg(&biases).arg(&chosen).arg(&weights).arg(&x).arg(&out);
         launch.arg(&used).arg(&outs).arg(&inputs);
         // SAFETY: as in `expert_rows`.
-        unsafe { launch.launch(by_output(outputs, rows)) }.map(drop).map_err(failed("adding experts"))
+        unsafe { launch.launch(by_output(outputs, rows)) }.map_err(failed("adding experts"))
     }
 
     /// Copies rows of `from` to the rows of `out`: those whose numbers the `count` u32 of `list` from number `first` on are. They are below
@@ -188,10 +188,10 @@ impl Gpu {
         let x = x.address(0, x_rows * width * storage.bytes());
         let (rows, out) = (list.address(4 * first, 4 * count), out.address(0, count * width * storage.bytes()));
         let width = width as i32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&x).arg(&rows).arg(&out).arg(&width);
         // SAFETY: x and out are as long as checked above; numbers of rows are below `x_rows`, as the caller has checked.
-        unsafe { launch.launch(by_row(count)) }.map(drop).map_err(failed("gathering rows"))
+        unsafe { launch.launch(by_row(count)) }.map_err(failed("gathering rows"))
     }
 
     /// Adds rows `[width]` f32 of `y`, weighted, to rows of `out`: their numbers, below `out_rows` and each there once, and their weights are
@@ -215,10 +215,10 @@ impl Gpu {
         let (y, out) = (y.address(0, 4 * count * width), out.address(0, 4 * out_rows * width));
         let [rows, weights] = [rows, weights].map(|list| list.address(4 * first, 4 * count));
         let width = width as i32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&y).arg(&rows).arg(&weights).arg(&out).arg(&width);
         // SAFETY: as in `gather_rows`.
-        unsafe { launch.launch(by_row(count)) }.map(drop).map_err(failed("adding rows"))
+        unsafe { launch.launch(by_row(count)) }.map_err(failed("adding rows"))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Selects the tokens whose signatures are nearest to those of queries in one launch, without writing scores.
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::host_device_vec::HostDeviceVec;
 use super::maps::{Signatures, TieOrder};
@@ -130,7 +130,7 @@ impl Gpu {
         let (first, most) = (first as u32, lists.most() as u32);
         let prices = of_list.div_ceil(2);
         let [words, of_list, prices, sharing] = [words, of_list, prices, sharing].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&words).arg(&of_list).arg(&prices).arg(&sharing).arg(&of_keys).arg(&stride);
         launch
             .arg(&columns)
@@ -145,7 +145,7 @@ impl Gpu {
         let grid = ((cluster * of_row) as u32, rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared as u32 };
         // SAFETY: the signatures of queries and keys, numbers and lists are as long as checked above, and the plan is for these keys.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("looking for the nearest signatures"))
+        unsafe { launch.launch(grid) }.map_err(failed("looking for the nearest signatures"))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::buffer::reserved;
 use super::host_device_vec::HostDeviceVec;
@@ -343,7 +343,7 @@ impl Gpu {
         let [sink, budget, width, most, prefix_tokens] =
             [prefix.sink, budget, window, most, prefix.tokens].map(|number| number as u32);
         let function = self.function("heavy_hitters", "evict")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&rows).arg(&budget).arg(&width).arg(&picks).arg(&most).arg(&counts);
         let grid =
             LaunchConfig { grid_dim: (in_row as u32, count, 1), block_dim: (EVICTING, 1, 1), shared_mem_bytes: 0 };
@@ -358,7 +358,7 @@ impl Gpu {
         let [all_heads, all_lists, kv, d_of] = [heads, in_row, kv_heads, d].map(|number| number as i32);
         let scale = prefix.scale;
         let blocks = end_tiles + in_row / kv_heads * heavy_tiles;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&rows).arg(&from).arg(&query_stride).arg(&all_heads).arg(&all_lists).arg(&kv).arg(&keys);
         launch
             .arg(&key_stride)
@@ -376,7 +376,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("scoring kept tokens"))?;
 
         let function = self.function("heavy_hitters", "add_weights")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&rows).arg(&all_heads).arg(&sink).arg(&most).arg(&width).arg(&logits);
         let blocks = (window + most as usize).div_ceil(ADDING) as u32;
         let grid = LaunchConfig {
@@ -385,7 +385,7 @@ impl Gpu {
             shared_mem_bytes: (8 * heads / in_row) as u32,
         };
         // SAFETY: as above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding up attention weights"))
+        unsafe { launch.launch(grid) }.map_err(failed("adding up attention weights"))
     }
 }
 

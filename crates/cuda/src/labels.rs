@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::launch::Cache;
 use super::queries::Queries;
@@ -109,7 +109,7 @@ impl Gpu {
         let (from, stride, chosen) = (keys.key(0, first), keys.head_stride(), channels.address());
         let (tokens, d, heads) = (tokens as u32, keys.d as i32, channels.heads as u32);
         let (width, padded) = (channels.width as u32, labels.padded() as u32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&tokens).arg(&d).arg(&chosen).arg(&heads).arg(&width).arg(&padded);
         launch.arg(&ranges).arg(&codes);
         let grid = LaunchConfig {
@@ -118,7 +118,7 @@ impl Gpu {
             shared_mem_bytes: padded * GROUP as u32,
         };
         // SAFETY: keys, channels, ranges and codes are as long as checked above; channels lie within a head, as callers ensure.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("making labels"))
+        unsafe { launch.launch(grid) }.map_err(failed("making labels"))
     }
 
     /// Products of the queries of some rows with labels, over the labels' channels, into lists by query head, or by KV head if they are
@@ -164,7 +164,7 @@ impl Gpu {
             let grid = (groups.div_ceil(WARPS * each) as u32, kv_heads as u32, tiles as u32);
             let [d, heads, group, first, some, places] = [d, heads, group, first, some, places].map(|n| n as i32);
             let (count, tokens, each) = (rows.len() as u32, tokens as u32, each as u32);
-            let mut launch = self.stream.launch_builder(&function);
+            let mut launch = self.launch(&function);
             launch.arg(&list).arg(&count).arg(&from).arg(&row_stride).arg(&d).arg(&heads).arg(&group).arg(&first);
             launch.arg(&some).arg(&places).arg(&chosen).arg(&channel_heads).arg(&width).arg(&ranges).arg(&codes);
             launch.arg(&tokens).arg(&each).arg(&reduced).arg(&to).arg(&stride);
@@ -262,12 +262,12 @@ impl Gpu {
         let (chosen, channel_heads, width) = (channels.address(), channels.heads as u32, channels.width as i32);
         let grid = ((of.count * padded).div_ceil(THREADS) as u32, of.heads as u32, 1);
         let (count, group, padded) = (of.count as u32, of.group as i32, padded as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&of.rows).arg(&of.from).arg(&of.row_stride).arg(&of.head_stride).arg(&count).arg(&group);
         launch.arg(&chosen).arg(&channel_heads).arg(&width).arg(&padded).arg(&to).arg(&of.row_major);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows, channels and the output are as long as the callers checked.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("gathering channels"))
+        unsafe { launch.launch(grid) }.map_err(failed("gathering channels"))
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cudarc::cublas::result::gemm_ex;
 use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t};
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 use half::{bf16, f16};
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
@@ -62,7 +62,8 @@ pub struct Columns {
 /// The weights of a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightMatrix<'a> {
-    /// `[outputs][inputs]`, in the storage type of the activations.
+    /// `[outputs][inputs]`, in the storage type of the activations. A product of one row may read them before the kernel ahead has ended: what
+    /// a kernel wrote is multiplied with several rows, or after a copy or [`Gpu::synchronize`].
     pub data: &'a Buffer,
     /// Width of a row that comes out.
     pub outputs: usize,
@@ -307,10 +308,10 @@ impl Gpu {
         let function = self.function("rows", &format!("embed_{}", storage.name()))?;
         let (table, tokens, x) = (numbers.address(0, 0), tokens.address(0, 4 * rows), x.address(0, 4 * rows * hidden));
         let hidden = hidden as i32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden).arg(&scale);
         // SAFETY: x and the ids are as long as checked above; the caller has checked that ids are below the number of rows.
-        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("embedding"))
+        unsafe { launch.launch(by_row(rows, 256)) }.map_err(failed("embedding"))
     }
 
     /// RMS norm of some rows of `x` `[hidden]` f32, into the first rows of `out`, of type `storage`.
@@ -333,10 +334,10 @@ impl Gpu {
         let weight = weight.map_or(0, |weight| weight.address(0, 4 * hidden));
         let out = out.address(0, rows * hidden * storage.bytes());
         let (broken, hidden) = (broken.address(0, 8), hidden as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&weight).arg(&out).arg(&hidden).arg(&eps).arg(&mark).arg(&first).arg(&broken);
         // SAFETY: all buffers are as long as checked above.
-        unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map(drop).map_err(failed("norming"))
+        unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map_err(failed("norming"))
     }
 
     /// RMS norm of a part of each row of `x` in place. The part is as wide as `norm`.
@@ -360,10 +361,10 @@ impl Gpu {
         let x = x.address(0, rows * stride * storage.bytes()) + (first * storage.bytes()) as u64;
         let weight = weight.address(0, 4 * width);
         let (stride, width) = (stride as i32, width as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&x).arg(&stride).arg(&width).arg(&weight).arg(&eps);
         // SAFETY: both buffers are as long as checked above, and the part lies within a row.
-        unsafe { launch.launch(by_row(rows, norm_threads(width as usize))) }.map(drop).map_err(failed("norming a part"))
+        unsafe { launch.launch(by_row(rows, norm_threads(width as usize))) }.map_err(failed("norming a part"))
     }
 
     /// Adds `scale` times rows `[hidden]` f32 of `branch` to those of `x`; with a weight, their RMS norm.
@@ -384,10 +385,10 @@ impl Gpu {
         let weight = weight.map_or(0, |weight| weight.address(0, 4 * hidden));
         let threads = norm_threads(hidden);
         let hidden = hidden as i32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&x).arg(&branch).arg(&weight).arg(&eps).arg(&scale).arg(&hidden);
         // SAFETY: all buffers are as long as checked above.
-        unsafe { launch.launch(by_row(rows, threads)) }.map(drop).map_err(failed("adding a branch"))
+        unsafe { launch.launch(by_row(rows, threads)) }.map_err(failed("adding a branch"))
     }
 
     /// Adds `bias` `[width]` f32 to rows of type `storage`.
@@ -405,10 +406,10 @@ impl Gpu {
         let function = self.function("rows", &format!("add_bias_{}", storage.name()))?;
         let (x, bias) = (x.address(0, rows * width * storage.bytes()), bias.address(0, 4 * width));
         let width = width as i32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&x).arg(&bias).arg(&width);
         // SAFETY: both buffers are as long as checked above.
-        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("adding a bias"))
+        unsafe { launch.launch(by_row(rows, 256)) }.map_err(failed("adding a bias"))
     }
 
     /// What `gate` lets pass of rows `[2][inner]`, the gate first, into rows `[inner]`.
@@ -437,7 +438,7 @@ impl Gpu {
             let count = GRID_ROWS.min(rows - first);
             let gate_up = gate_up.address(2 * first * row, 2 * count * row);
             let out = out.address(first * row, count * row);
-            let mut launch = self.stream.launch_builder(&function);
+            let mut launch = self.launch(&function);
             launch.arg(&gate_up).arg(&out).arg(&width);
             if let Gate::Clamped { slope, limit } = &gate {
                 launch.arg(slope).arg(limit);
@@ -570,7 +571,7 @@ impl Gpu {
             }
         };
         let (outputs, inputs) = (outputs as i32, inputs as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&w).arg(&x).arg(&out).arg(&outputs).arg(&inputs);
         let grid = LaunchConfig {
             grid_dim: (blocks as u32, 1, 1),
@@ -578,7 +579,7 @@ impl Gpu {
             shared_mem_bytes: shared as u32,
         };
         // SAFETY: the caller has checked the three matrices.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
+        unsafe { launch.launch(grid) }.map_err(failed("multiplying"))
     }
 
     /// Norms (if there are norms) and rotates the query and key heads of rows. Writes keys and values to `cache`, one row behind the
@@ -647,7 +648,7 @@ impl Gpu {
         assert!(growth.is_none_or(|growth| growth.step > 0), "queries grow in steps of no position");
         let QueryGrowth { beta, step } = growth.unwrap_or(QueryGrowth { beta: 0.0, step: 0 });
         let (heads, kv_heads, d) = (heads as i32, kv_heads as i32, d as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling).arg(&rotated).arg(&neighbours);
         launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps).arg(&beta).arg(&step);
         launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
@@ -655,6 +656,6 @@ impl Gpu {
         let grid = LaunchConfig { grid_dim: (count as u32, shares, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows, positions, frequencies and norms are as long as checked above; keys and values are written where a `Cache` has
         // memory.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("rotating"))
+        unsafe { launch.launch(grid) }.map_err(failed("rotating"))
     }
 }

@@ -20,6 +20,7 @@ mod experts;
 mod hamming_top_k;
 mod heavy_hitters;
 mod host_device_vec;
+mod kernel;
 mod labels;
 mod launch;
 mod maps;
@@ -40,16 +41,17 @@ mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, PinnedHostSlice};
 use cudarc::nvrtc::Ptx;
 
 use buffer::{HeldBytes, MemoryUse};
+use kernel::{Kernel, Launch};
 use staging::{LANDING, Staging};
 
 pub use attend::{Attention, AttentionWorkspace, Prepared};
@@ -83,8 +85,18 @@ pub use timeline::Timeline;
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeWorkspace};
 
-/// The compiled kernels: for each file in `kernels/` its name, whether it is for Hopper GPUs only, and its code.
-const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+/// A file of `kernels/`, compiled.
+struct Module {
+    name: &'static str,
+    /// Whether it is for Hopper GPUs only.
+    hopper_only: bool,
+    /// Whether its kernels wait by themselves until those ahead have ended, on Hopper GPUs.
+    waits: bool,
+    code: &'static [u8],
+}
+
+/// All of them, by name.
+const MODULES: &[Module] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// The oldest compute capability that the code runs on.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
@@ -92,6 +104,9 @@ const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const HOPPER: i32 = 9;
 /// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
+/// The first one whose graphs keep that a kernel may start before the one ahead has ended.
+const GRAPHS_START_EARLY: i32 = 12_030;
+const _: () = assert!(LEAST_DRIVER >= GRAPHS_START_EARLY, "graphs would lose the order of kernels that start early");
 
 /// Why a GPU cannot be used, or what failed on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -210,10 +225,13 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     blas: CudaBlas,
-    modules: HashMap<&'static str, Arc<CudaModule>>,
+    /// By name; and whether their kernels may start before the one ahead has ended.
+    modules: HashMap<&'static str, (Arc<CudaModule>, bool)>,
     functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
+    /// Whether kernels that can start before the one ahead has ended do so.
+    overlaps: AtomicBool,
     /// Most bytes of shared memory that a block can have.
     most_shared: usize,
     /// For kernels that draw work from a queue: zero between launches.
@@ -224,9 +242,9 @@ pub struct Gpu {
     memory: Arc<MemoryUse>,
 }
 
-/// A kernel that was loaded.
+/// A kernel that was loaded, and what it may use.
 struct Function {
-    function: CudaFunction,
+    kernel: Kernel,
     /// Bytes of dynamic shared memory that it is allowed to use.
     shared: u32,
 }
@@ -313,10 +331,10 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("creating a stream"))?;
         let blas = CudaBlas::new(stream.clone())
             .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
-        let usable = |(_, hopper_only, _): &&(&str, bool, &[u8])| !hopper_only || capability.0 == HOPPER;
-        let load = |(name, _, code): &(&'static str, bool, &[u8])| {
+        let usable = |module: &&Module| !module.hopper_only || capability.0 == HOPPER;
+        let load = |Module { name, waits, code, .. }: &Module| {
             let module = context.load_module(Ptx::from_binary(code.to_vec())).map_err(failed("loading kernels"))?;
-            Ok((*name, module))
+            Ok((*name, (module, *waits && capability.0 == HOPPER)))
         };
         let modules = MODULES.iter().filter(usable).map(load).collect::<Result<_, GpuError>>()?;
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
@@ -343,6 +361,7 @@ impl Gpu {
             functions,
             processors,
             is_hopper,
+            overlaps: AtomicBool::new(true),
             most_shared,
             counter,
             staging,
@@ -409,32 +428,47 @@ impl Gpu {
         self.stream.synchronize().map_err(failed("running kernels"))
     }
 
+    /// Says whether kernels that wait by themselves may start before the one ahead has ended, as they do unless this is called: for tests and
+    /// to time what it is worth. Nothing that is computed depends on it; what was recorded stays as it is.
+    pub fn overlap_kernels(&self, overlaps: bool) {
+        self.overlaps.store(overlaps, Ordering::Relaxed);
+    }
+
     /// Loads a kernel of a module.
-    fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
+    fn function(&self, module: &'static str, name: &str) -> Result<Kernel, GpuError> {
         self.with_shared(module, name, 0)
     }
 
     /// Loads a kernel of a module and allows it `bytes` bytes of dynamic shared memory.
-    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
+    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<Kernel, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         // Functions are loaded and changed in the context that is current.
         if functions.get(name).is_none_or(|known| known.shared < bytes) {
             self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         }
         if !functions.contains_key(name) {
-            let function = self.modules[module].load_function(name).map_err(failed("loading a kernel"))?;
-            functions.insert(name.to_owned(), Function { function, shared: 0 });
+            let (module, starts_early) = &self.modules[module];
+            let function = module.load_function(name).map_err(failed("loading a kernel"))?;
+            let kernel = Kernel { function, starts_early: *starts_early };
+            functions.insert(name.to_owned(), Function { kernel, shared: 0 });
         }
         let known = functions.get_mut(name).expect("the kernel was inserted above");
         if known.shared < bytes {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             known
+                .kernel
                 .function
                 .set_attribute(attribute, bytes as i32)
                 .map_err(failed("setting a kernel's shared memory"))?;
             known.shared = bytes;
         }
-        Ok(known.function.clone())
+        let starts_early = known.kernel.starts_early && self.overlaps.load(Ordering::Relaxed);
+        Ok(Kernel { starts_early, ..known.kernel.clone() })
+    }
+
+    /// A launch of a kernel, without arguments yet.
+    fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
+        Launch::new(&self.stream, kernel)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::launch::Cache;
 use super::queries::Queries;
@@ -210,12 +210,12 @@ impl Gpu {
         let grid = (tokens.len().div_ceil(ROWS) as u32, keys.kv_heads as u32, 1);
         let (count, heads) = (tokens.len() as u32, directions.heads as u32);
         let [d, directions, padded] = [d, directions.count, padded].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&count).arg(&d).arg(&own).arg(&heads).arg(&directions).arg(&padded);
         launch.arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
         // SAFETY: keys, directions and the output are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting keys"))
+        unsafe { launch.launch(grid) }.map_err(failed("projecting keys"))
     }
 
     /// Projects queries on the directions of their KV head, into `[row][head][padded]`: each number as the sum of two numbers of the type
@@ -247,12 +247,12 @@ impl Gpu {
         let grid = (made as u32, rows.len() as u32, 1);
         let (group, summed) = (queries.heads / kv_heads, i32::from(summed));
         let [d, group, count, padded] = [directions.d, group, directions.count, padded].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&group).arg(&own).arg(&heads).arg(&count).arg(&padded);
         launch.arg(&summed).arg(&most).arg(&rest);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, directions and both outputs are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting queries"))
+        unsafe { launch.launch(grid) }.map_err(failed("projecting queries"))
     }
 
     /// Signatures of the keys of a range of tokens by the `each` nets of their KV head. The output takes [`bytes_of`](Signatures::bytes_of)
@@ -290,12 +290,12 @@ impl Gpu {
         let grid = (tokens.len().div_ceil(ROWS) as u32, all as u32, 1);
         let (count, known, planes) = (tokens.len() as u32, nets.nets as u32, Signatures::stride(tokens.len()) as u64);
         let [d, each, bits] = [d, each, nets.bits].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&count).arg(&d).arg(&table).arg(&known).arg(&each).arg(&bits).arg(&out);
         launch.arg(&planes);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
         // SAFETY: keys, nets and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of keys"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing signatures of keys"))
     }
 
     /// Signatures of queries by the net of their query head, `[row][head][word]`.
@@ -328,11 +328,11 @@ impl Gpu {
         let (stride, table, known) = (queries.stride as u64, nets.address(), nets.nets as u32);
         let grid = (queries.heads as u32, rows.len() as u32, 1);
         let [d, bits] = [nets.d, nets.bits].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, nets and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of queries"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing signatures of queries"))
     }
 
     /// Signatures of queries, `[row][head][word]`: on which sides of `bits` hyperplanes they lie. `sides` has the normals `[bits][d]`, then
@@ -362,11 +362,11 @@ impl Gpu {
         let runs = bits.div_ceil(SIDES_AT_ONCE) as u32;
         let (stride, grid) = (queries.stride as u64, (queries.heads as u32, rows.len() as u32, runs));
         let [d, bits] = [d, bits].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&sides).arg(&bits).arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, hyperplanes and signatures are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing signatures of queries"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing signatures of queries"))
     }
 
     /// Minus the Hamming distances from `rows` rows of queries `[row][head][word]` to the signatures of keys, with steps added as in
@@ -403,12 +403,12 @@ impl Gpu {
             (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
         let (to, stride) = (out.address(), out.stride() as u64);
         let [words, heads, group, nets, taken] = [words, heads, group, nets, taken].map(|n| n as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&words).arg(&heads).arg(&group).arg(&of_keys).arg(&nets).arg(&planes).arg(&columns);
         launch.arg(&taken).arg(&ties).arg(&reduction).arg(&to).arg(&stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: signatures of both and scores, whose lists end at a multiple of four, are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("comparing signatures"))
+        unsafe { launch.launch(grid) }.map_err(failed("comparing signatures"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tokens that single rows of a prompt attend beside those of their blocks: their partial softmaxes, which are merged with the rows'
 //! attention.
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::buffer::reserved;
@@ -208,7 +208,7 @@ impl Gpu {
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, heads, kv_heads) = (rows.count as i32, rows.heads as i32, cache.kv_heads as i32);
         let to = own.addresses(shape);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&heads).arg(&kv_heads).arg(&scale).arg(&to);
         let grid = LaunchConfig {

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{
     CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle, cuTensorMapEncodeTiled,
 };
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
@@ -164,7 +164,7 @@ impl Gpu {
         let (some, first) = (some as i32, (rows.first + range.start) as i32);
         let (heads, kv_heads, sums_stride) = (rows.heads as i32, cache.kv_heads as i32, rows.count as i32);
         let (mass_stride, scale) = (end as i64, rows.scale);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&keys).arg(&sums).arg(&mass).arg(&d).arg(&stride).arg(&some).arg(&first);
         launch.arg(&heads).arg(&kv_heads).arg(&sums_stride).arg(&kv_stride).arg(&mass_stride).arg(&scale);
         let grid = LaunchConfig {
@@ -173,7 +173,7 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each KV head.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding up attention weights"))
+        unsafe { launch.launch(grid) }.map_err(failed("adding up attention weights"))
     }
 
     /// Causal attention; `lse` is the address for the logarithms of sums, or 0.
@@ -237,7 +237,7 @@ impl Gpu {
         let together = if pairs { 2 } else { 1 };
         let tiles = heads / together * (rows.count as u32).div_ceil(shape.queries);
         let blocks = together * tiles.min(self.processors as u32 / together);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&query_map).arg(&key_map).arg(&value_map).arg(&out).arg(&lse).arg(&counter);
         launch.arg(&count).arg(&first).arg(&heads_arg).arg(&kv_heads).arg(&section).arg(&scale);
         let grid = LaunchConfig {
@@ -247,7 +247,7 @@ impl Gpu {
         };
         // SAFETY: the maps bound what is read, and `out` holds all rows. Launches run one after another on one stream, so they can share
         // the counter, which each leaves at zero.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
+        unsafe { launch.launch(grid) }.map_err(failed("attending a prompt's tokens"))
     }
 
     fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
@@ -265,7 +265,7 @@ impl Gpu {
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, first) = (rows.count as i32, rows.first as i32);
         let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&lse).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale);
         // Beyond all tokens there are no windows.
@@ -280,7 +280,7 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and the caller.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's tokens"))
+        unsafe { launch.launch(grid) }.map_err(failed("attending a prompt's tokens"))
     }
 }
 

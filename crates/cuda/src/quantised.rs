@@ -1,6 +1,6 @@
 //! Launchers for matrices in quantised blocks: products with a few rows, and rows as plain numbers.
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 use spattn_kernels::quantised::BlockType;
 
 use super::{Buffer, Columns, Gpu, GpuError, Into, Storage, failed};
@@ -22,6 +22,17 @@ const MOST_WARPS: usize = 8;
 const RESIDENT_WARPS: usize = 16;
 /// Fields of a block at most.
 const FIELDS: usize = 4;
+/// For one row of activations on tensor cores, as in the kernels: rows of a tile, numbers of a row that a warp takes at a time, warps of a
+/// block, and tiles after which their sums are added up.
+const MMA_ROWS: usize = 16;
+const MMA_CHUNK: usize = 256;
+const MMA_WARPS: usize = 16;
+const MMA_FLUSH: usize = 4;
+/// Bytes of a block's sums, in shared memory of fixed size.
+const MMA_SUMS: usize = 2 * MMA_FLUSH * MMA_WARPS * MMA_ROWS * 4;
+/// Bytes of shared memory that blocks of a Hopper multiprocessor have together, and that each of them takes beside its own.
+const PROCESSOR_SHARED: usize = 228 << 10;
+const BLOCK_SHARED: usize = 1 << 10;
 
 /// A matrix in quantised blocks on the device.
 ///
@@ -46,6 +57,65 @@ fn fields(block_type: BlockType) -> [usize; FIELDS] {
         BlockType::Q5K => [16, 32, 128, 0],
         BlockType::Q6K => [128, 64, 16, 2],
     }
+}
+
+/// How the kernel on tensor cores copies blocks of a type: chunks that a warp has in shared memory, bytes of a chunk of 16 rows there, and
+/// scales of a chunk for each of eight columns. Two chunks were the fastest of 2, 3, 4 and 6 (Q4_K on an H100).
+struct MmaRing {
+    stages: usize,
+    bytes: usize,
+    scales: usize,
+}
+
+fn mma_ring(block_type: BlockType) -> MmaRing {
+    // What lies in a field of the type's own is not copied.
+    let (row, scales) = match block_type {
+        BlockType::Q4_0 => (16 + 128, 1),
+        BlockType::Q4_1 => (32 + 128, 1),
+        BlockType::Q5_0 => (16 + 32 + 128, 1),
+        BlockType::Q5_1 => (32 + 32 + 128, 1),
+        BlockType::Q8_0 => (16 + 256, 1),
+        BlockType::Q4K => (16 + 128, 1),
+        BlockType::Q5K => (16 + 32 + 128, 1),
+        BlockType::Q6K => (128 + 64 + 16, 2),
+    };
+    MmaRing { stages: 2, bytes: MMA_ROWS * row, scales }
+}
+
+/// How a product of one row runs on tensor cores.
+#[derive(Debug, PartialEq, Eq)]
+struct MmaShape {
+    warps: usize,
+    /// Bytes of dynamic shared memory.
+    shared: usize,
+    /// Blocks that a multiprocessor has at once.
+    resident: usize,
+}
+
+/// The shape for a matrix and activations of a type, by these alone; `None` if the kernel does not fit it. Warps of a block share the chunks
+/// of a row: of numbers of warps from the most down to half of it, the one that leaves the fewest idle in the last round is taken.
+fn mma_shape(
+    block_type: BlockType,
+    storage: Storage,
+    outputs: usize,
+    inputs: usize,
+    most_shared: usize,
+) -> Option<MmaShape> {
+    if outputs < MMA_ROWS || !inputs.is_multiple_of(MMA_CHUNK) {
+        return None;
+    }
+    let (chunks, MmaRing { stages, bytes, scales }) = (inputs / MMA_CHUNK, mma_ring(block_type));
+    let parts = if storage == Storage::F32 { 3 } else { 1 };
+    // A chunk of x: its parts, zeros, sums of groups, and a factor.
+    let of_x = chunks * (parts * 2 * MMA_CHUNK + 16 + 8 * 4 * scales + 16);
+    let shared_of = |warps: usize| warps * stages * bytes + of_x;
+    let most = MMA_WARPS.min(chunks);
+    let fits = |warps: &usize| shared_of(*warps) + MMA_SUMS <= most_shared;
+    let idle = |warps: &usize| chunks.next_multiple_of(*warps) - chunks;
+    let warps = (chunks.min(MMA_WARPS / 2)..=most).rev().filter(fits).min_by_key(idle)?;
+    let shared = shared_of(warps);
+    let resident = (PROCESSOR_SHARED / (shared + MMA_SUMS + BLOCK_SHARED)).clamp(1, MMA_WARPS / warps);
+    Some(MmaShape { warps, shared, resident })
 }
 
 /// Where the fields of so many blocks begin, and where the last one ends.
@@ -166,6 +236,14 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         let wide = if into == Into::Narrow { storage } else { Storage::F32 };
         assert!(columns.first + w.outputs <= columns.stride, "columns lie within a row");
+        if rows == 1
+            && self.is_hopper
+            && let Some(shape) = mma_shape(w.block_type, storage, w.outputs, w.inputs, self.most_shared)
+        {
+            let x = x.address(0, w.inputs * storage.bytes());
+            let out = out.address(columns.first * wide.bytes(), w.outputs * wide.bytes());
+            return self.multiply_by_mma(storage, w, [x, out], into, &shape);
+        }
         let shares = w.units().div_ceil(SPAN);
         if rows == 1 && shares <= MOST_WARPS {
             let x = x.address(0, w.inputs * storage.bytes());
@@ -187,6 +265,32 @@ impl Gpu {
         Ok(())
     }
 
+    /// [`multiply_quantised`](Self::multiply_quantised) for one row on tensor cores, at checked addresses.
+    fn multiply_by_mma(
+        &self,
+        storage: Storage,
+        w: &QuantisedMatrix,
+        [x, out]: [u64; 2],
+        into: Into,
+        shape: &MmaShape,
+    ) -> Result<(), GpuError> {
+        let name = format!("gemv_mma_{}_{}", w.block_type.name(), 8 * storage.bytes());
+        let function = self.with_shared("quantised_mma", &name, shape.shared as u32)?;
+        let blocks = w.outputs.div_ceil(MMA_ROWS).min(self.processors * shape.resident);
+        let (fields, stored, into) = (Fields(w.addresses()), number_of(storage), way_of(into));
+        let [outputs, chunks] = [w.outputs, w.inputs / MMA_CHUNK].map(|number| number as i32);
+        let mut launch = self.launch(&function);
+        launch.arg(&fields).arg(&x).arg(&stored).arg(&out).arg(&into).arg(&outputs).arg(&chunks);
+        let grid = LaunchConfig {
+            grid_dim: (blocks as u32, 1, 1),
+            block_dim: (32 * shape.warps as u32, 1, 1),
+            shared_mem_bytes: shape.shared as u32,
+        };
+        // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole chunks, and there are as many as
+        // a tile has.
+        unsafe { launch.launch(grid) }.map_err(failed("multiplying by blocks"))
+    }
+
     /// [`multiply_quantised`](Self::multiply_quantised) for one row, of which `shares` warps have a part each, at checked addresses.
     fn multiply_one(
         &self,
@@ -202,12 +306,12 @@ impl Gpu {
         let blocks = w.outputs.div_ceil(TILE).div_ceil(groups).min(self.processors * (RESIDENT_WARPS / warps));
         let (fields, stored, into) = (Fields(w.addresses()), number_of(storage), way_of(into));
         let [outputs, units, shares] = [w.outputs, w.units(), shares].map(|number| number as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&fields).arg(&x).arg(&stored).arg(&out).arg(&into).arg(&outputs).arg(&units).arg(&shares);
         let grid =
             LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (32 * warps as u32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole units.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying by blocks"))
+        unsafe { launch.launch(grid) }.map_err(failed("multiplying by blocks"))
     }
 
     /// [`multiply_quantised`](Self::multiply_quantised) for up to four rows at checked addresses; rows of `out` are `stride` numbers apart.
@@ -224,7 +328,7 @@ impl Gpu {
         let function = self.with_shared("quantised", &format!("gemv_{}_{most}", w.block_type.name()), shared)?;
         let (fields, stored, into) = (Fields(w.addresses()), number_of(storage), way_of(into));
         let [rows, outputs, units, stride] = [rows, w.outputs, w.units(), stride].map(|number| number as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&fields).arg(&x).arg(&stored).arg(&rows).arg(&out).arg(&into);
         launch.arg(&outputs).arg(&units).arg(&stride);
         let grid = LaunchConfig {
@@ -233,7 +337,7 @@ impl Gpu {
             shared_mem_bytes: shared,
         };
         // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole units.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying by blocks"))
+        unsafe { launch.launch(grid) }.map_err(failed("multiplying by blocks"))
     }
 
     /// Writes rows `first..first + count` of `w` to `out` in a storage type.
@@ -284,14 +388,14 @@ impl Gpu {
         let function = self.function("quantised", &format!("dequantise_{}", w.block_type.name()))?;
         let (fields, stored) = (Fields(w.addresses()), number_of(storage));
         let [first, number, units] = [first, count, w.units()].map(|number| number as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&fields).arg(&rows).arg(&first).arg(&number).arg(&units).arg(&scale);
         launch.arg(&out).arg(&stored);
         let blocks = (count * w.units()).div_ceil(BLOCK);
         let grid =
             LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (BLOCK as u32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows and out are as long as the callers have checked; numbers of rows are checked there, too.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("dequantising"))
+        unsafe { launch.launch(grid) }.map_err(failed("dequantising"))
     }
 }
 
@@ -304,6 +408,68 @@ mod tests {
         let kernels = include_str!("../kernels/quantised.cu");
         let line = format!("constexpr int SPAN = {SPAN}, TILE = {TILE}, MOST_WARPS = {MOST_WARPS};");
         assert!(kernels.contains(&line), "no such line: {line}");
+    }
+
+    #[test]
+    fn kernels_on_tensor_cores_have_the_same_constants() {
+        let kernels = include_str!("../kernels/quantised_mma.cu");
+        let has = |line: &str| assert!(kernels.contains(line), "no such line: {line}");
+        has(&format!("constexpr int ROWS = {MMA_ROWS}, CHUNK = {MMA_CHUNK}, MOST_WARPS = {MMA_WARPS};"));
+        has(&format!("constexpr int FLUSH = {MMA_FLUSH};"));
+        // Of each format, what follows its name up to the end of its base: `Q4_1 : FourBits<32>` has its own as FourBits with HEAD = 32.
+        let texts: std::collections::HashMap<&str, &str> =
+            kernels.split("\nstruct ").skip(1).chain(kernels.split("> struct ").skip(1)).filter_map(named).collect();
+        for block_type in BlockType::ALL {
+            let MmaRing { stages, bytes, scales } = mma_ring(block_type);
+            let own = texts[block_type.name().to_uppercase().as_str()];
+            let base = own
+                .strip_prefix(" : ")
+                .and_then(|rest| rest.split_once('<'))
+                .filter(|(base, _)| texts.contains_key(base));
+            let (text, head) = match base {
+                Some((base, rest)) => (texts[base], rest.split_once('>').unwrap().0),
+                None => (own, ""),
+            };
+            let value = |before: &str, behind: char| text.split_once(before).unwrap().1.split_once(behind).unwrap().0;
+            assert_eq!(value("STAGES = ", ';'), stages.to_string(), "{}", block_type.name());
+            let copied = value("Copied<", '>').replace("HEAD", head);
+            let row: usize = copied.split(", ").map(|bytes| bytes.parse::<usize>().unwrap()).sum();
+            assert_eq!(MMA_ROWS * row, bytes, "{}", block_type.name());
+            let kept = if value("LAYOUT = ", ';') == "SIXTEENTHS" { 2 } else { 1 };
+            assert_eq!(kept, scales, "{}", block_type.name());
+        }
+    }
+
+    /// A struct's name, and the text behind it.
+    fn named(text: &str) -> Option<(&str, &str)> {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_')?;
+        Some(text.split_at(end))
+    }
+
+    #[test]
+    fn warps_share_the_chunks_of_a_row_and_fit_a_multiprocessor() {
+        // As the driver says of an H100.
+        const MOST: usize = 227 << 10;
+        let shape = |outputs, inputs| mma_shape(BlockType::Q4K, Storage::Bf16, outputs, inputs, MOST);
+        let ring = 2 * 16 * 144;
+        let of_x = |chunks: usize| chunks * (512 + 16 + 32 + 16);
+        let expected = |warps, chunks, resident| MmaShape { warps, shared: warps * ring + of_x(chunks), resident };
+        assert_eq!(shape(4096, 4096), Some(expected(16, 16, 1)));
+        assert_eq!(shape(4096, 14336), Some(expected(14, 56, 1)), "four rounds without an idle warp");
+        assert_eq!(shape(16, 256), Some(expected(1, 1, 16)));
+        assert_eq!(shape(16, 2048), Some(expected(8, 8, 2)));
+        assert_eq!(shape(15, 4096), None, "no whole tile");
+        assert_eq!(shape(4096, 4000), None, "no whole chunks");
+        assert_eq!(shape(4096, 1 << 20), None, "x does not fit");
+        for block_type in BlockType::ALL {
+            for (storage, inputs) in
+                [(Storage::F32, 14336), (Storage::F16, 28672), (Storage::F32, 256), (Storage::Bf16, 3072)]
+            {
+                let found = mma_shape(block_type, storage, 4096, inputs, MOST).unwrap();
+                assert!(found.shared + MMA_SUMS <= MOST, "{} {found:?}", block_type.name());
+                assert!(found.warps * found.resident <= MMA_WARPS, "{} {found:?}", block_type.name());
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::launch::Cache;
 use super::queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};
@@ -217,12 +217,12 @@ impl Gpu {
         let to = out.address();
         let (row_stride, out_stride) = (stride as u64, out.stride() as u64);
         let (heads, group, columns, d) = (heads as i32, group as i32, columns as u32, d as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
         launch.arg(&head_stride).arg(&columns).arg(&d).arg(&to).arg(&out_stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the callers have checked that rows of queries, scored rows and scores lie inside their buffers.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
+        unsafe { launch.launch(grid) }.map_err(failed("scoring"))
     }
 
     /// [`score`](Self::score) on tensor cores, into memory that is already reserved; reduced or not.
@@ -245,7 +245,7 @@ impl Gpu {
             let tiles = rows.div_ceil(MMA_QUERIES / places);
             let grid = (columns.div_ceil(MMA_TILE as u32), kv_heads as u32, tiles as u32);
             let [heads, group, first, some, places] = [heads, group, first, some, places].map(|n| n as i32);
-            let mut launch = self.stream.launch_builder(&function);
+            let mut launch = self.launch(&function);
             launch.arg(&list).arg(&count).arg(&from).arg(&rest).arg(&row_stride).arg(&heads).arg(&group).arg(&first);
             launch.arg(&some).arg(&places).arg(&upper).arg(&lower).arg(&head_stride).arg(&columns).arg(&reduced);
             launch.arg(&to).arg(&out_stride);
@@ -278,11 +278,11 @@ impl Gpu {
         let grid = (columns.div_ceil(256) as u32, kv_heads as u32, rows as u32);
         let (group, columns, largest) =
             ((lists / kv_heads) as i32, columns as u32, i32::from(reduction == Reduction::Max));
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&group).arg(&columns).arg(&largest).arg(&to);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: both hold `rows` rows of their lists, with the same stride.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("reducing scores"))
+        unsafe { launch.launch(grid) }.map_err(failed("reducing scores"))
     }
 
     /// Sums of scores over runs of `size` columns, into lists by query head, or by KV head if they are reduced. The sum of a shorter last
@@ -308,7 +308,7 @@ impl Gpu {
             (scores.address(), scores.stride() as u64, out.address(), out.stride() as u64);
         let grid = (columns.div_ceil(size).div_ceil(256) as u32, (rows * lists) as u32, 1);
         let (columns, size) = (columns as u32, size as u32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&from_stride).arg(&columns).arg(&size).arg(&to).arg(&stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: both hold `rows * lists` lists, one of columns and one of runs.
@@ -352,10 +352,10 @@ impl Gpu {
         // A page may be longer than the range of tokens.
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (tokens, d) = (pages.tokens.len() as u32, d as i32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&tokens).arg(&size).arg(&d).arg(&lower).arg(&upper);
         let grid = LaunchConfig { grid_dim: grid, block_dim: block, shared_mem_bytes: 0 };
         // SAFETY: keys and bounds are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("computing bounds of pages"))
+        unsafe { launch.launch(grid) }.map_err(failed("computing bounds of pages"))
     }
 }

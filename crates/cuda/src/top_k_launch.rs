@@ -1,6 +1,6 @@
 //! Launches that select the pages with the largest scores: a number of them, or those that cover a share of the mass.
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::LaunchConfig;
 
 use super::host_device_vec::HostDeviceVec;
 use super::queries::Pages;
@@ -89,7 +89,7 @@ impl Gpu {
             false => self.function("top_pages", "top_pages"),
         }?;
         let chunk = chunk as u32;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&columns);
         if clustered {
             launch.arg(&chunk);
@@ -98,7 +98,7 @@ impl Gpu {
         let grid = (blocks as u32, scores.rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
         // SAFETY: scores, numbers of pages and lists are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("selecting pages"))
+        unsafe { launch.launch(grid) }.map_err(failed("selecting pages"))
     }
 
     /// Selects the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, and at least `least`
@@ -140,12 +140,12 @@ impl Gpu {
         let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most() as u32);
         let least = least.min(scores.columns) as u32;
         let function = self.function("top_share", "top_share")?;
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&columns).arg(&share).arg(&scale).arg(&least);
         launch.arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
         let grid = (scores.lists as u32, scores.rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: scores and lists are as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("selecting a share of the attention mass"))
+        unsafe { launch.launch(grid) }.map_err(failed("selecting a share of the attention mass"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
@@ -171,7 +171,7 @@ impl Gpu {
             let [kept_at, _] = kept.addresses(0);
             let (known, kept_most) = (if round == 0 { 0u64 } else { kept_at }, kept.most() as u32);
             let (to, of_round) = (scores.address(), scored + 4 * u64::from(round));
-            let mut launch = self.stream.launch_builder(&branches);
+            let mut launch = self.launch(&branches);
             launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&shared).arg(&own_keys).arg(&head_stride);
             launch.arg(&width).arg(&on_device).arg(&of_keeps).arg(&before).arg(&known).arg(&kept_most).arg(&after);
             launch.arg(&span_most).arg(&to).arg(&stride).arg(&of_round);
@@ -185,12 +185,12 @@ impl Gpu {
         let function = self.function("tree_search", "found_tokens")?;
         let ([kept_at, _], kept_most, first) = (kept.addresses(0), kept.most() as u32, tree.tokens.start as u32);
         let ([tokens, counts], entries, token_most) = (lists.addresses(0), lists.entries(0), lists.most() as u32);
-        let mut launch = self.stream.launch_builder(&function);
+        let mut launch = self.launch(&function);
         launch.arg(&on_device).arg(&of_keeps).arg(&before).arg(&span_most).arg(&kept_at).arg(&kept_most).arg(&first);
         launch.arg(&tokens).arg(&token_most).arg(&counts).arg(&scored).arg(&entries);
         let grid =
             LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: spans, kept blocks and lists are as long as checked and reserved above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching"))
+        unsafe { launch.launch(grid) }.map_err(failed("searching"))
     }
 }

@@ -77,6 +77,8 @@ impl From<GpuError> for EngineError {
 /// Most rows of activations for which weights in blocks are read again for each four, and not dequantised: a dequantised weight is
 /// written once and read once, which takes as long as reading its block four times or more.
 const FUSED_ROWS: usize = 16;
+// A product of one row may read weights before the kernel ahead has ended, and that is what writes a panel.
+const _: () = assert!(FUSED_ROWS > 0, "a panel is multiplied with several rows");
 
 /// The angles of a step's rows by one RoPE table, whose frequencies are in the workspace.
 #[derive(Debug, Clone, Copy)]
