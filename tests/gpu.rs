@@ -118,6 +118,10 @@ fn tolerance(storage: Storage) -> f64 {
     }
 }
 
+fn length(numbers: &[f64]) -> f64 {
+    numbers.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
 /// `‖a − b‖ / ‖b‖`.
 fn relative(a: &[f32], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
@@ -196,9 +200,17 @@ fn products_with_quantised_blocks_and_their_rows() {
         // More outputs than fit all multiprocessors at once, with one warp for a row and with two of which one is idle in part.
         (1, 9001, 512),
         (1, 2203, 2304),
+        // One tile and no more, and tiles that overlap, on tensor cores; fewer rows than a tile, and rows that are no whole chunks.
+        (1, 16, 256),
+        (1, 17, 512),
+        (1, 37, 1280),
+        (1, 100, 28672),
+        (1, 15, 2304),
+        (1, 9001, 544),
     ];
     for block_type in BlockType::ALL {
-        for (rows, outputs, inputs) in shapes {
+        let fits = |(_, _, inputs): &&(usize, usize, usize)| inputs.is_multiple_of(block_type.numbers());
+        for &(rows, outputs, inputs) in shapes.iter().filter(fits) {
             let drawn = tensors::Weights::random_in(outputs as u64, block_type);
             let tensor = drawn.read("a.weight", &[outputs, inputs]).unwrap();
             let (numbers, w) = (tensor.to_f32(), gpu.upload_blocks(block_type, &tensor.bytes, inputs).unwrap());
@@ -214,22 +226,37 @@ fn products_with_quantised_blocks_and_their_rows() {
                 gpu.dequantise(storage, &w, first, count, &mut wide).unwrap();
                 let expected = stored(&numbers[first * inputs..], storage);
                 assert_eq!(fetch(&gpu, &wide, count * inputs, storage), expected, "{}", block_type.name());
-                check_quantised_product(&gpu, storage, &w, &numbers, rows, inputs);
+                let x = noise(rows * inputs, 2);
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, &x);
+                // Some numbers are far larger or smaller than those around them.
+                let far = |(i, x): (usize, f32)| match (i % 97, i % 89) {
+                    (5, _) => 150.0 * x,
+                    (_, 7) => 1e-5 * x,
+                    _ => x,
+                };
+                let x: Vec<f32> = x.into_iter().enumerate().map(far).collect();
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, &x);
             }
         }
     }
 }
 
+/// Numbers of the smallest group with a scale of its own, of all types of blocks.
+const GROUP: usize = 16;
+
+/// What a product could be if nothing cancelled: the largest number of each group times the sum of `|x|` over it.
+fn without_cancelling(w: &[f32], x: &[f32]) -> f64 {
+    let groups = w.chunks_exact(GROUP).zip(x.chunks_exact(GROUP));
+    let of_group = |(w, x): (&[f32], &[f32])| {
+        let most = w.iter().fold(0.0, |most: f64, w| most.max(f64::from(w.abs())));
+        most * x.iter().map(|x| f64::from(x.abs())).sum::<f64>()
+    };
+    groups.map(of_group).sum()
+}
+
 /// Compares a product that writes some columns of an output with sums in f64.
-fn check_quantised_product(
-    gpu: &Gpu,
-    storage: Storage,
-    w: &QuantisedMatrix,
-    numbers: &[f32],
-    rows: usize,
-    inputs: usize,
-) {
-    let (outputs, x) = (w.outputs(), stored(&noise(rows * inputs, 2), storage));
+fn check_quantised_product(gpu: &Gpu, storage: Storage, w: &QuantisedMatrix, numbers: &[f32], rows: usize, x: &[f32]) {
+    let (outputs, inputs, x) = (w.outputs(), w.inputs(), stored(x, storage));
     let on_device = send(gpu, &x, storage);
     let columns = Columns { first: 3, stride: outputs + 5 };
     for into in [Into::Narrow, Into::Wide, Into::Add] {
@@ -247,6 +274,13 @@ fn check_quantised_product(
             let what = format!("row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
             // Codes are multiplied with 128 added, which costs up to seven bits of f32.
             assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
+            // Of 17 numbers that it adds up, a tensor core cuts what is below 2^-23 of the largest: half of that on average, twice for a
+            // group of 32.
+            if wide == Storage::F32 {
+                let most: Vec<f64> = numbers.chunks_exact(inputs).map(|w| without_cancelling(w, x)).collect();
+                let off = relative(own, &expected) * length(&expected) / length(&most);
+                assert!(off < 17.0 / f64::from(1 << 23), "{what}: off by {off:.2e} of what does not cancel");
+            }
         }
     }
 }
@@ -2908,6 +2942,59 @@ fn check_recorded_steps(model: &str) {
                 assert_close(&ours[0], &expected, 1e-4, &format!("{model} {spec}, step {step}"));
             }
         }
+    }
+}
+
+/// Kernels of a step start before those ahead have ended, and wait: launched one by one or recorded, they compute the same bits as kernels
+/// that run one after the other.
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_that_overlap_give_the_same_bits() {
+    let texts = ModelSource::parse("random:llama-3.2-1b").unwrap().resolve_texts().unwrap();
+    let mut config = texts.config().unwrap();
+    (config.vocab_size, config.hidden_size, config.intermediate_size) = (3000, 1024, 2816);
+    (config.heads, config.kv_heads, config.head_dim) = (16, 4, 64);
+    config.keep_layers(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    for dtype in [KvDtype::Bf16, KvDtype::F32] {
+        let plain = (tensors::Weights::random(3), false);
+        let in_blocks = |block_type| (tensors::Weights::random_in(3, block_type), true);
+        for (weights, kept) in [plain, in_blocks(BlockType::Q4K), in_blocks(BlockType::Q6K)] {
+            let dimensions = Dimensions::new(&config, dtype);
+            let dimensions = if kept { dimensions.keeping_blocks(&weights) } else { dimensions };
+            let decoder = Decoder::load(&dimensions, &weights, CUDA).unwrap();
+            for spec in ["full", "topk:k=200"] {
+                check_overlap(&decoder, spec, &format!("{dtype:?}, blocks {kept}, {spec}"));
+            }
+        }
+    }
+}
+
+fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
+    let tokens: Vec<u32> = (0..2100).map(|i| (i * 37 + 11) % 3000).collect();
+    let n = tokens.len();
+    let [long, short] = [2000, 1000].map(|prefix| decoder.prefill(&tokens[..prefix], n).unwrap().prefix);
+    let fork = |prefix: &Arc<_>| -> Sequence {
+        IndexCache::new(Arc::clone(prefix), decoder.dtype(), 0).fork(&method(spec), false).unwrap()
+    };
+    let step = |fork: &mut Sequence, token: &u32| {
+        decoder.step(&mut [Stream { fork, tokens: std::slice::from_ref(token) }], n).unwrap().concat()
+    };
+    // Steps that alternate with those of another prefix differ in what they launch, so nothing is recorded.
+    let run = |overlaps: bool, recorded: bool| -> Vec<Vec<f32>> {
+        decoder.cuda().expect("the decoder is on a GPU").device().overlap_kernels(overlaps);
+        let (mut own, mut other) = (fork(&long), fork(&short));
+        let steps = tokens[2000..2060].iter().map(|token| {
+            if !recorded {
+                step(&mut other, token);
+            }
+            step(&mut own, token)
+        });
+        steps.collect()
+    };
+    let expected = run(false, false);
+    assert!(expected.iter().flatten().all(|logit| logit.is_finite()), "{what}");
+    for (overlaps, recorded) in [(true, true), (true, false), (false, true), (true, true)] {
+        assert!(run(overlaps, recorded) == expected, "{what}, overlapping: {overlaps}, one fork alone: {recorded}");
     }
 }
 

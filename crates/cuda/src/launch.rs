@@ -561,6 +561,8 @@ impl Gpu {
         let streams = self.is_hopper && storage != Storage::F32 && each > 0;
         let (function, blocks, threads, shared) = match streams {
             true => {
+                // So many blocks fit a multiprocessor and no more: blocks that start early would else crowd on the first that have room.
+                let shared = shared.max(STREAM_SHARED / (each + 1) + (2 << 10));
                 let name = format!("gemv_hopper_{kind}_{}", storage.name());
                 let function = self.with_shared("gemv_hopper", &name, shared as u32)?;
                 (function, each * self.processors, 32 * STREAM_WARPS, shared)

@@ -115,7 +115,10 @@ fn mma_shape(
     let warps = (chunks.min(MMA_WARPS / 2)..=most).rev().filter(fits).min_by_key(idle)?;
     let shared = shared_of(warps);
     let resident = (PROCESSOR_SHARED / (shared + MMA_SUMS + BLOCK_SHARED)).clamp(1, MMA_WARPS / warps);
-    Some(MmaShape { warps, shared, resident })
+    // So many fit and no more: blocks that start early would else crowd on the first multiprocessors that have room. Of MMA_WARPS warps, there
+    // are registers for one block.
+    let least = PROCESSOR_SHARED / (resident + 1) + 1 - MMA_SUMS - BLOCK_SHARED;
+    Some(MmaShape { warps, shared: if warps < MMA_WARPS { shared.max(least) } else { shared }, resident })
 }
 
 /// Where the fields of so many blocks begin, and where the last one ends.
@@ -454,10 +457,11 @@ mod tests {
         let ring = 2 * 16 * 144;
         let of_x = |chunks: usize| chunks * (512 + 16 + 32 + 16);
         let expected = |warps, chunks, resident| MmaShape { warps, shared: warps * ring + of_x(chunks), resident };
+        let padded = |warps, resident, shared| Some(MmaShape { warps, shared, resident });
         assert_eq!(shape(4096, 4096), Some(expected(16, 16, 1)));
-        assert_eq!(shape(4096, 14336), Some(expected(14, 56, 1)), "four rounds without an idle warp");
+        assert_eq!(shape(4096, 14336), padded(14, 1, 107_521), "four rounds without an idle warp");
         assert_eq!(shape(16, 256), Some(expected(1, 1, 16)));
-        assert_eq!(shape(16, 2048), Some(expected(8, 8, 2)));
+        assert_eq!(shape(16, 2048), padded(8, 2, 68_609));
         assert_eq!(shape(15, 4096), None, "no whole tile");
         assert_eq!(shape(4096, 4000), None, "no whole chunks");
         assert_eq!(shape(4096, 1 << 20), None, "x does not fit");
@@ -468,6 +472,8 @@ mod tests {
                 let found = mma_shape(block_type, storage, 4096, inputs, MOST).unwrap();
                 assert!(found.shared + MMA_SUMS <= MOST, "{} {found:?}", block_type.name());
                 assert!(found.warps * found.resident <= MMA_WARPS, "{} {found:?}", block_type.name());
+                let at_once = PROCESSOR_SHARED / (found.shared + MMA_SUMS + BLOCK_SHARED);
+                assert!(at_once == found.resident || found.warps == MMA_WARPS, "{} {found:?}", block_type.name());
             }
         }
     }
