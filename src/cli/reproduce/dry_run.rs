@@ -59,7 +59,7 @@ impl ReproduceArgs {
         self.outline_calibrations(&run)?;
         if run.settings.is_some() {
             // It may be for another machine: what the model needs is said, and not refused.
-            RunRequest { is_elsewhere: true, ..self.prepare(&run)? }.describe()?;
+            RunRequest { is_elsewhere: true, ..self.prepare(&run)? }.describe_without_verdicts()?;
         }
         Ok(Outlined::Something)
     }
