@@ -219,9 +219,9 @@ impl WideTable<'_> {
     }
 }
 
-/// Tables of a paper's item with their packages; empty if there are none.
+/// Tables of a paper's item, with the packages that they need.
 pub(super) fn of_papers(tables: &str) -> String {
-    if tables.is_empty() { String::new() } else { with_breaks(&(NEEDS.to_owned() + tables)) }
+    with_breaks(&(NEEDS.to_owned() + tables))
 }
 
 /// The name of a table, for `\ref`.

@@ -110,7 +110,7 @@ fn number(Number { mean, ends, .. }: Number) -> String {
     }
 }
 
-/// The tables of all outcomes for LaTeX; empty if none has numbers.
+/// The tables of all outcomes for LaTeX.
 pub fn latex(results: &ItemResults) -> String {
     of_papers(&results.outcomes.iter().map(|outcome| latex_of(results, outcome)).collect::<String>())
 }

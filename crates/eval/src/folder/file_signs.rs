@@ -71,6 +71,7 @@ const SIGNS: [(&str, Sign); 37] = [
     ("matrix.toml", Begins(&["# The matrix as it was planned"])),
     ("sweep.sbatch", Holds(&["#!/bin/bash\n", "spattn"])),
     ("tables/*.tex", OF_LATEX),
+    ("table.tex", OF_LATEX),
     ("tables/*.md", Holds(&["**", " by ", "**\n\n| "])),
     ("tables/*.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": ", "\"measure\": "])),
     ("tables/*.csv", Table),
