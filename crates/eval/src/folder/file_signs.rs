@@ -40,7 +40,7 @@ pub const PAPERS_PAGE: &str = "<!-- Made by `spattn reproduce`. -->";
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
 /// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
-const SIGNS: [(&str, Sign); 37] = [
+const SIGNS: [(&str, Sign); 38] = [
     // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
