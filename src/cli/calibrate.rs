@@ -443,6 +443,7 @@ fn check_writable(out: &Path) -> Result<(), UsageError> {
 }
 
 fn make_folder(out: &Path) -> Result<(), UsageError> {
+    check_writable(out)?;
     std::fs::create_dir_all(out).map_err(|e| unwritable(out, &e))
 }
 

@@ -181,7 +181,7 @@ fn files_for_lm_eval_have_the_fields_of_its_own() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("book.txt"), "The sea is grey, the sky is wide and the boat is small. ".repeat(200))
         .unwrap();
-    ok(dir.path(), "eval -q -t ruler/vt,ppl/file:book.txt:scored=32 -l 512 -n 2 -m streaming_llm --out run");
+    ok(dir.path(), "eval -q -t ruler/vt,ppl/file:book.txt:scored=32 -l 1K -n 2 -m streaming_llm --out run");
     ok(dir.path(), "report run --format lm-eval");
     let folder = dir.path().join("run/lm-eval");
     assert_eq!(faults_of_lm_eval_files(&folder), [""; 0]);
