@@ -12,7 +12,9 @@ import ast
 import importlib.util
 import json
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import yaml
@@ -33,6 +35,17 @@ def fields(evaluation):
     return [node.target.id for node in config.body if isinstance(node, ast.AnnAssign)]
 
 
+def own_name(evaluation, config):
+    """The name that kvpress' own `get_results_dir` gives to a folder of results."""
+    tree = ast.parse((evaluation / "evaluate.py").read_text())
+    (function,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "get_results_dir"]
+    scope = {"Path": Path}
+    exec(compile(ast.Module([function], []), "evaluate.py", "exec"), scope)
+    settings = {name: config.get(name) for name in fields(evaluation)}
+    with tempfile.TemporaryDirectory() as folder:
+        return scope["get_results_dir"](SimpleNamespace(**settings), Path(folder)).name
+
+
 def main():
     root, evaluation = Path(sys.argv[1]), Path(sys.argv[2])
     score = module(evaluation / "benchmarks/ruler/calculate_metrics.py").calculate_metrics
@@ -50,9 +63,9 @@ def main():
             found = score(frame.copy())
             if found != metrics:
                 faults.append(f"{folder.name}: metrics.json has {metrics}, kvpress finds {found}")
-        parts = [config["dataset"], config["data_dir"] or "", config["model"].replace("/", "--")]
-        if not folder.name.startswith("__".join(part for part in parts if part)):
-            faults.append(f"{folder.name}: kvpress begins it with {parts}")
+        name = own_name(evaluation, config)
+        if folder.name != name:
+            faults.append(f"{folder.name}: kvpress names it {name}")
         if set(frame["compression_ratio"]) != {config["compression_ratio"]}:
             faults.append(f"{folder.name}: the compression ratios differ")
     for fault in faults:

@@ -12,6 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, Parser};
 
 use super::help_headings::with_headings;
+use super::parser_errors::in_one_line;
 use spattn_attention::methods;
 use spattn_base::error::{UsageError, nearest};
 use spattn_base::text;
@@ -100,12 +101,23 @@ fn explained(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
         (ErrorKind::ValueValidation, Some(flag), _) if flag.starts_with("--samples") => {
             match context(ContextKind::InvalidValue).filter(|value| is_share(value)) {
                 Some(value) => share_of_examples(&value),
-                None => return Refusal::Parser(error),
+                None => return plain(error, root, typed),
             }
         }
-        _ => return Refusal::Parser(error),
+        _ => return plain(error, root, typed),
     };
     Refusal::Ours(ours)
+}
+
+/// The parser's error in one line. Help and the version stay as they are.
+fn plain(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
+    let mut root = root.clone();
+    // Names of subcommands with those before them, as usage lines need them.
+    root.build();
+    match in_one_line(&error, &called(&root, typed)) {
+        Some(ours) => Refusal::Ours(ours),
+        None => Refusal::Parser(error),
+    }
 }
 
 fn unexpected(typed: &str, hint: Option<String>) -> UsageError {
@@ -362,6 +374,39 @@ mod tests {
     }
 
     #[test]
+    fn what_the_parser_says_is_one_line_with_a_hint() {
+        for (line, what, hint) in [
+            ("list method", "invalid value 'method' for '<WHAT>'", "did you mean `methods`? it takes tasks, methods,"),
+            ("bench xyzzy", "invalid value 'xyzzy' for '<WHAT>'", "it takes attention, prefill,"),
+            ("report a --format latx", "invalid value 'latx' for '--format <FORMAT>'", "did you mean `latex`?"),
+            (
+                "eval -n x",
+                "invalid value 'x' for '--samples <N>': it should be a whole number from 1 to",
+                "for example: --samples",
+            ),
+            ("eval -m", "a value is required for '--method <SPEC>' but none was supplied", "for example: "),
+            ("list", "required arguments were not provided: <WHAT>", "for example: spattn list tasks"),
+            ("report", "required arguments were not provided: <DIR>...", "for example: spattn report results/"),
+            ("eval --resume --overwrite", "the argument '--resume' cannot be used with '--overwrite'", "leave one"),
+            ("list tasks --json=1", "unexpected value '1' for '--json' found; no more were expected", "for example: "),
+            ("status", "required arguments were not provided: <DIR>", "for example: spattn status"),
+            ("eval --json --json", "the argument '--json' cannot be used multiple times", "give it once"),
+            ("completions foo", "invalid value 'foo' for '<SHELL>'", "it takes bash,"),
+        ] {
+            let error = refused(line);
+            assert!(error.what.starts_with(what), "{line}: {}", error.what);
+            let told = error.hint.unwrap_or_default();
+            assert!(told.starts_with(hint), "{line}: {told}");
+            assert!(!format!("{}{told}", error.what).contains('\n'), "{line}");
+        }
+        assert!(
+            matches!(typed("eval --help"), Err(Refusal::Parser(_))) && matches!(typed("data"), Err(Refusal::Parser(_)))
+        );
+        let hidden = refused("eval -n \u{1b}[31mx");
+        assert!(hidden.what.contains("'\\u{1b}[31mx'"), "{}", hidden.what);
+    }
+
+    #[test]
     fn names_and_values_at_a_wrong_place_are_told_where_they_belong() {
         for (line, what, hint) in [
             ("tune magicpig", "unexpected argument 'magicpig' found", "write --method magicpig"),
@@ -378,6 +423,5 @@ mod tests {
             assert!(error.hint.as_deref().is_some_and(|given| given.starts_with(hint)), "{line}: {:?}", error.hint);
         }
         assert!(typed("eval -m quest -m topk:k=8 -t ruler/vt").is_ok());
-        assert!(matches!(typed("eval -n x"), Err(Refusal::Parser(_))));
     }
 }

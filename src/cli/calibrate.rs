@@ -12,15 +12,17 @@ use clap::Args;
 use super::exit::Done;
 use super::interrupt;
 use super::numbers;
+use super::numbers::{duration, megabytes};
 use super::output::print_line;
 use super::run_flags::{QuietFlag, ThreadsFlag};
 use spattn_attention::artefact;
-use spattn_base::disk::write_whole;
+use spattn_base::disk::{self, write_whole};
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_base::meter::Meter;
 use spattn_eval::calibration::calibrate::{CalibrationOrder, CalibrationOutcome, CalibrationPlan, Made, Text, import};
 use spattn_eval::calibration::checkpoints::Checkpoints;
+use spattn_eval::run::estimate::reading_seconds;
 use spattn_model::calibration::file_name;
 use spattn_model::device::Device;
 use spattn_model::source::ModelSource;
@@ -112,6 +114,14 @@ pub struct CalibrateArgs {
     #[arg(long)]
     resume: bool,
 
+    /// Print what would be calibrated, on what text, how long it takes and where it is written, and do nothing
+    ///
+    /// No weights are downloaded. It fails where the calibration would.
+    ///
+    /// Example: spattn calibrate --model ./Llama-3.2-1B-Instruct --dry-run
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     pub(super) threads: ThreadsFlag,
 
@@ -128,13 +138,15 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
     let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse::<Device>()?.of_one_copy()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
     if let Some(path) = &args.import {
-        return take_in(&orders, path, &OpenModel::open(&source, None, TokenizerOptions::default())?, args.out);
+        let model = OpenModel::open(&source, None, TokenizerOptions::default())?;
+        return take_in(&orders, path, &model, args.out, args.dry_run);
     }
-    let model = OpenModel::open(&source, None, TokenizerOptions::default())?.load(device)?;
+    let ready = Ready::open(&source, device, &args)?;
+    let model = ready.opened();
     model.notes.iter().for_each(|n| eprintln!("note: {n}"));
-    let out = folder(args.out, &model)?;
+    let out = folder(args.out, model)?;
     orders.iter().try_for_each(|order| check_own(&out, order.calibration.kind))?;
-    let mut given = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
+    let mut given = args.data.iter().map(|path| Text::file(path, model)).collect::<Result<Vec<_>>>()?;
     given.extend(tasks.into_iter().map(Text::Task));
     let groups: Vec<&[CalibrationOrder]> = CalibrationOrder::by_reading(&orders).collect();
     let made = groups.iter().map(|group| Ok(vec![group[0].text()?.into()])).collect::<Result<Vec<Vec<Text>>>>()?;
@@ -150,10 +162,101 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
             seed: args.seed,
         });
     }
-    plans.iter().try_for_each(|plan| plan.check(&model))?;
+    plans.iter().try_for_each(|plan| plan.check(model))?;
     plans.iter().flat_map(CalibrationPlan::notes).for_each(|n| eprintln!("note: {n}"));
-    make_folder(&out)?;
-    Learning { model: &model, out: &out, plans: &plans, quiet: args.quiet.0.is_some() }.run(args.resume)
+    match &ready {
+        Ready::ToLearn(model) => {
+            make_folder(&out)?;
+            Learning { model, out: &out, plans: &plans, quiet: args.quiet.0.is_some() }.run(args.resume)
+        }
+        Ready::ToPlan(model) => Outline { model, out: &out, plans: &plans, device }.print(args.resume),
+    }
+}
+
+/// The model: with its weights to learn from, or without them to say what would be learned.
+enum Ready {
+    ToLearn(Box<Model>),
+    ToPlan(Box<OpenModel>),
+}
+
+impl Ready {
+    fn open(source: &ModelSource, device: Device, args: &CalibrateArgs) -> Result<Self> {
+        let options = TokenizerOptions::default();
+        Ok(match (args.dry_run, args.resume) {
+            (false, _) => Self::ToLearn(Box::new(OpenModel::open(source, None, options)?.load(device)?)),
+            // Checkpoints are of certain weights, which their digest tells.
+            (true, true) => Self::ToPlan(Box::new(OpenModel::open(source, None, options)?)),
+            (true, false) => Self::ToPlan(Box::new(OpenModel::open_to_plan(source, None, options)?)),
+        })
+    }
+
+    fn opened(&self) -> &OpenModel {
+        match self {
+            Self::ToLearn(model) => model,
+            Self::ToPlan(model) => model,
+        }
+    }
+}
+
+/// `--dry-run`: what would be calibrated.
+struct Outline<'a> {
+    model: &'a OpenModel,
+    out: &'a Path,
+    plans: &'a [CalibrationPlan<'a>],
+    device: Device,
+}
+
+impl Outline<'_> {
+    /// Prints the plans, after checking what fails only during a calibration.
+    ///
+    /// # Errors
+    /// What would stop the calibration, as far as it is known without reading.
+    fn print(&self, resume: bool) -> Result<Done> {
+        self.device.check(self.model.dimensions.config().layers)?;
+        check_writable(self.out)?;
+        self.plans.iter().try_for_each(|plan| plan.check_first_blocks(self.model))?;
+        if resume {
+            self.check_resumable()?;
+        }
+        let (mut prompts, mut bytes) = (Vec::new(), 0);
+        for plan in self.plans {
+            let (blocks, tokens) = (plan.count(), plan.tokens);
+            let held_out = match plan.held_out {
+                0 => String::new(),
+                n => format!(", and {n} held-out blocks that measure it"),
+            };
+            print_line(&format!("{}: {tokens} tokens in {blocks} blocks ({}){held_out}", names(plan), plan.data()))?;
+            for order in plan.orders {
+                print_line(&format!(
+                    "  {} -> {}",
+                    spec(order),
+                    self.out.join(file_name(order.calibration.kind)).display()
+                ))?;
+            }
+            prompts.extend(plan.lengths());
+            bytes = bytes.max(plan.bytes(self.model));
+        }
+        let time = match self.device == Device::Cpu {
+            true => format!("reading takes about {}", duration(reading_seconds(&self.model.dimensions, &prompts)?)),
+            false => "how long a GPU takes is not known".to_owned(),
+        };
+        let trained = self.plans.iter().any(|plan| plan.held_out > 0);
+        let more = if trained { "; training comes on top" } else { "" };
+        let with = megabytes(bytes);
+        print_line(&format!(
+            "{} would be calibrated: {time}, with up to {with}{more}. Nothing was done.",
+            self.model.id
+        ))?;
+        Ok(Done::Completed)
+    }
+
+    /// A calibration goes on at the first plan that has a checkpoint. Without any, all of them have to be there at the first.
+    fn check_resumable(&self) -> Result<()> {
+        let checkpoints = Checkpoints::new(self.out);
+        let kept: Vec<&CalibrationPlan> = self.plans.iter().filter(|plan| plan.has_checkpoint(&checkpoints)).collect();
+        let resumed = if kept.is_empty() { self.plans.iter().collect() } else { kept };
+        resumed.iter().try_for_each(|plan| plan.check_resumable(&checkpoints, self.model))
+    }
 }
 
 /// Calibrations that are to be learned, those that read the same text together.
@@ -264,7 +367,13 @@ fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()>
 }
 
 /// Takes in what others learned.
-fn take_in(orders: &[CalibrationOrder], path: &Path, model: &OpenModel, out: Option<PathBuf>) -> Result<Done> {
+fn take_in(
+    orders: &[CalibrationOrder],
+    path: &Path,
+    model: &OpenModel,
+    out: Option<PathBuf>,
+    is_dry: bool,
+) -> Result<Done> {
     let [order] = orders else {
         return Err(UsageError::new("--import is for one method")
             .hint("name it: spattn calibrate hash_attention --import nets.safetensors")
@@ -273,6 +382,18 @@ fn take_in(orders: &[CalibrationOrder], path: &Path, model: &OpenModel, out: Opt
     let out = folder(out, model)?;
     check_own(&out, order.calibration.kind)?;
     let made = import(order, path, model)?;
+    if is_dry {
+        check_writable(&out)?;
+        let file = out.join(file_name(made.kind));
+        print_line(&format!(
+            "{} would be imported for {}: {} -> {}",
+            made.kind,
+            model.id,
+            path.display(),
+            file.display()
+        ))?;
+        return Ok(Done::Completed);
+    }
     make_folder(&out)?;
     write(&made, &out)?;
     Ok(Done::Completed)
@@ -316,9 +437,23 @@ fn check_own(out: &Path, kind: &str) -> Result<(), UsageError> {
     Ok(())
 }
 
+/// Checks that a folder can be made and written, without making it.
+fn check_writable(out: &Path) -> Result<(), UsageError> {
+    disk::check_writable(out).map_err(|e| unwritable(out, &e))
+}
+
 fn make_folder(out: &Path) -> Result<(), UsageError> {
-    std::fs::create_dir_all(out).map_err(|e| {
-        UsageError::new(format!("cannot write to the folder {}: {e}", out.display()))
-            .hint("choose another --out folder")
-    })
+    check_writable(out)?;
+    std::fs::create_dir_all(out).map_err(|e| unwritable(out, &e))
+}
+
+fn unwritable(out: &Path, why: &std::io::Error) -> UsageError {
+    UsageError::new(format!("cannot write to the folder {}: {why}", out.display())).hint("choose another --out folder")
+}
+
+/// An order as the user wrote it.
+fn spec(order: &CalibrationOrder) -> String {
+    let settings: Vec<String> = order.spec.params.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let colon = if settings.is_empty() { "" } else { ":" };
+    format!("{}{colon}{}", order.spec.name, settings.join(","))
 }

@@ -27,7 +27,8 @@ pub struct EvalArgs {
 
     /// Print what would run, with estimated time and memory, and run nothing
     ///
-    /// No weights are read or downloaded. It fails where the run would.
+    /// No weights are read or downloaded. It fails where the run would. If so few examples cannot tell whether a method is safe, it says
+    /// how many could.
     ///
     /// Example: spattn eval --model ./checkpoint --task ruler/vt --length 16K --dry-run
     #[arg(long)]

@@ -19,6 +19,7 @@ pub mod list;
 mod matrix;
 mod numbers;
 mod output;
+mod parser_errors;
 mod prompt_args;
 pub mod report;
 pub mod reproduce;

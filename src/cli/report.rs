@@ -100,13 +100,13 @@ pub struct ReportArgs {
     /// Loss in points that counts as none in the verdict (percent for perplexities); the command then succeeds (status 0) only if a method is
     /// shown to lose no more, and ends with status 3 otherwise
     ///
-    /// Without this flag the verdict takes 1 point, and the status says nothing of it.
+    /// Without this flag the verdict takes what the run was asked, or 1 point, and the status says nothing of it.
     ///
     /// Example: spattn report results/qwen --safe-within 2
     #[arg(long, value_name = "POINTS", value_parser = numbers::points)]
     safe_within: Option<f64>,
 
-    /// Probability that all verdicts of a table are right; 0.95 if not given
+    /// Probability that all verdicts of a table are right; what the run was asked, or 0.95, if not given
     ///
     /// Example: spattn report results/qwen --confidence 0.9
     #[arg(long, value_name = "P", value_parser = numbers::confidence)]
@@ -312,7 +312,8 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
     }
     let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
     let safety = SafetyDemand::new(args.safe_within, args.confidence);
-    let report = Report { most_pages, ..Report::of(&merged).judged_by(safety.rule) };
+    let rule = merged.held_to(safety.asked);
+    let report = Report { most_pages, ..Report::of(&merged).judged_by(rule) };
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };

@@ -6,13 +6,14 @@ use std::time::Duration;
 use super::exit::Done;
 use crate::report::verdict::asked::{SafetyAnswer, answer};
 use spattn_base::error::UsageError;
-use spattn_eval::summary::verdicts::{VerdictRule, VerdictTable};
+use spattn_eval::summary::demand::Demand;
+use spattn_eval::summary::verdicts::VerdictTable;
 
 /// What methods are held to, and whether the exit status depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct SafetyDemand {
-    /// The rule of the verdict.
-    pub rule: VerdictRule,
+    /// What the flags say of the rule, or what the folder's run was asked.
+    pub asked: Demand,
     /// Whether the user asked for a safe method.
     pub is_asked: bool,
 }
@@ -20,13 +21,12 @@ pub(super) struct SafetyDemand {
 impl SafetyDemand {
     /// From the two flags.
     pub(super) fn new(safe_within: Option<f64>, confidence: Option<f64>) -> Self {
-        let usual = VerdictRule::default();
-        let rule = VerdictRule {
-            limit: safe_within.unwrap_or(usual.limit),
-            confidence: confidence.unwrap_or(usual.confidence),
-            ..usual
-        };
-        Self { rule, is_asked: safe_within.is_some() }
+        Self { asked: Demand { safe_within, confidence }, is_asked: safe_within.is_some() }
+    }
+
+    /// The same, with what a resumed run was asked before where nothing is said now.
+    pub(super) fn or(self, before: Demand) -> Self {
+        Self { asked: self.asked.or(before), ..self }
     }
 
     /// How the command ends after everything was done. If the user asked, a line on standard error says why.

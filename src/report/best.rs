@@ -30,6 +30,10 @@ pub struct Best {
     pub others: Vec<usize>,
     /// Whether noise could be estimated for any of the others.
     pub is_known: bool,
+    /// Those of the others for which noise could be estimated.
+    pub alike: Vec<usize>,
+    /// Whether any of the others is told to be worse.
+    pub is_any_worse: bool,
 }
 
 /// The number of comparisons that [`best`] makes among `settings` settings.
@@ -49,27 +53,42 @@ pub fn best(candidates: &[ComparedSetting], less_is_better: bool, level: Level) 
         first,
         others: told.iter().filter(|(_, told)| *told != Some(true)).map(|(other, _)| *other).collect(),
         is_known: told.iter().any(|(_, told)| told.is_some()),
+        alike: told.iter().filter(|(_, told)| *told == Some(false)).map(|(other, _)| *other).collect(),
+        is_any_worse: told.iter().any(|(_, told)| *told == Some(true)),
     })
 }
 
-/// Places of the best and of all that noise does not tell from it; none where it tells nothing.
-pub fn level(candidates: &[ComparedSetting], less_is_better: bool) -> Vec<usize> {
+/// Places of the best and of all that were compared with it and are not told from it; none where no two are told apart, as then all of
+/// them would be best.
+fn level(candidates: &[ComparedSetting], less_is_better: bool) -> Vec<usize> {
     let level = Level::of_each(comparisons(candidates.len()));
-    let Some(found) = best(candidates, less_is_better, level).filter(|found| found.is_known) else { return Vec::new() };
-    let mut places = found.others;
+    let Some(found) = best(candidates, less_is_better, level).filter(|found| found.is_any_worse) else {
+        return Vec::new();
+    };
+    let mut places = found.alike;
     places.push(found.first);
     places.sort_unstable();
     places
 }
 
+/// What is bold in a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Marked<T> {
+    /// The best entries.
+    pub places: Vec<T>,
+    /// Whether several were compared; without best ones, they could not be told apart.
+    pub are_compared: bool,
+}
+
 /// The best of the methods' settings among rows of one task and length, with their cells: no oracle, no floor, not dense
 /// attention.
-pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<usize> {
+pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Marked<usize> {
     let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| Role::of(&row.method) == Role::Method);
     let (lines, candidates): (Vec<usize>, Vec<ComparedSetting>) =
         sparse.map(|(line, (row, cell))| (line, ComparedSetting { score: row.score, cells: vec![cell] })).unzip();
     let less_is_better = rows.iter().any(|r| !r.measure.is_score());
-    level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect()
+    let places = level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect();
+    Marked { places, are_compared: candidates.len() > 1 }
 }
 
 /// A method's entry in a pivot table of scores.
@@ -87,7 +106,7 @@ type Scene<'s> = (usize, Option<u64>, Vec<(&'s str, &'s str, usize)>);
 
 /// The best entries of a pivot table. Entries of a column are compared if they have the same model, seed, tasks and lengths. If no column
 /// has two such entries, as in a table with one task in each line, entries of a line are compared.
-pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
+pub fn of_table(shown: &[Shown]) -> Marked<(usize, usize)> {
     let grouped = |along: fn(&Shown) -> usize| -> Vec<Vec<&Shown>> {
         let mut groups: BTreeMap<Scene, Vec<&Shown>> = BTreeMap::new();
         for entry in shown {
@@ -105,7 +124,7 @@ pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
         let less_is_better = cells.any(|cell| !cell.measure().is_score());
         level(&candidates, less_is_better).into_iter().map(|place| group[place].at).collect::<Vec<_>>()
     };
-    groups.iter().flat_map(best_of).collect()
+    Marked { places: groups.iter().flat_map(best_of).collect(), are_compared: !groups.is_empty() }
 }
 
 #[cfg(test)]
@@ -125,7 +144,7 @@ mod tests {
     fn bold(runs: &[Vec<Record>]) -> Vec<String> {
         let records = runs.concat();
         let report = Report::new(&records, &[]);
-        of_rows(&report.rows, &report.cells).into_iter().map(|line| report.rows[line].method.clone()).collect()
+        of_rows(&report.rows, &report.cells).places.into_iter().map(|line| report.rows[line].method.clone()).collect()
     }
 
     /// Mean and interval of one method alone, as the table shows them.
@@ -148,7 +167,20 @@ mod tests {
         // right only under the first and 3 only under the second: 7 / √13 = 1.94 standard errors.
         let (loki, quest) = (run("loki", 20, |i| i < 12), run("quest", 20, |i| (10..15).contains(&i)));
         assert!(apart(&quest).2 < apart(&loki).0, "{:?}", apart(&quest));
-        assert_eq!(bold(&[loki, quest]), ["loki", "quest"]);
+        assert_eq!(bold(&[loki.clone(), quest.clone()]), [""; 0], "nothing is told, so nothing is best");
+        assert_eq!(bold(&[loki, quest, run("sparq", 20, |_| false)]), ["loki", "quest"], "both are beyond a third");
+    }
+
+    #[test]
+    fn scores_of_a_few_examples_are_not_all_best() {
+        // 0, 1 and 4 of 20 are right: 4 / √4 = 2 standard errors, and 2.24 are needed for two comparisons.
+        let few = [run("loki", 20, |_| false), run("quest", 20, |i| i == 7), run("sparq", 20, |i| i < 4)];
+        assert_eq!(bold(&few), [""; 0]);
+        let records = few.concat();
+        let report = Report::new(&records, &[]);
+        assert!(of_rows(&report.rows, &report.cells).are_compared);
+        let alone = Report::new(&few[0], &[]);
+        assert!(!of_rows(&alone.rows, &alone.cells).are_compared);
     }
 
     #[test]
@@ -173,7 +205,7 @@ mod tests {
         };
         assert_eq!(bold(&runs(2)), ["loki"]);
         let many = bold(&runs(names.len()));
-        assert!(many.contains(&"quest".to_owned()) && many.len() == names.len(), "{many:?}");
+        assert_eq!(many, [""; 0]);
     }
 
     #[test]
@@ -186,9 +218,9 @@ mod tests {
         assert_eq!(bold(&[run("loki", 20, |_| true)]), [""; 0], "nothing is compared");
         assert_eq!(bold(&[run("loki", 20, |_| true), run("topk", 20, |_| true)]), [""; 0], "nor with an oracle");
         assert_eq!(bold(&[]), [""; 0]);
-        // If noise is known only for some, the others count as not distinguished from the best.
+        // If noise is known only for some, nothing is said of the others.
         let some = [run("loki", 20, |_| true), run("quest", 20, |_| false), run("sparq", 3, |_| false)];
-        assert_eq!(bold(&some), ["loki", "sparq"]);
+        assert_eq!(bold(&some), ["loki"]);
     }
 
     #[test]
@@ -226,12 +258,12 @@ mod tests {
         assert_eq!(bold_of_table(&records, "method", "task"), named(&[("loki", "a"), ("quest", "b")]));
         assert_eq!(bold_of_table(&records, "task", "method"), named(&[("a", "loki"), ("b", "quest")]));
         // Both means are 75 %, and nothing distinguishes them.
-        assert_eq!(bold_of_table(&records, "method", "length"), named(&[("loki", "4K"), ("quest", "4K")]));
+        assert_eq!(bold_of_table(&records, "method", "length"), []);
         // Each seed has its own examples, so seeds are not compared with each other.
         let again = records.iter().map(|r| Record { seed: 2, score: 0.0, key: format!("2 {}", r.key), ..r.clone() });
         let seeds: Vec<Record> = records.iter().cloned().chain(again).filter(|r| r.task == "a").collect();
         let bold = bold_of_table(&seeds, "method", "run_seed");
-        assert_eq!(bold, named(&[("loki", "1"), ("loki", "2"), ("quest", "2")]), "equal under the second");
+        assert_eq!(bold, named(&[("loki", "1")]), "equal under the second");
     }
 
     #[test]
@@ -243,7 +275,7 @@ mod tests {
         let mut draw = ChaCha8Rng::seed_from_u64(42);
         let mut uniform = || (draw.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let names = ["loki", "quest", "sparq", "h2o", "tova", "snapkv"];
-        let mut left_out = 0;
+        let (mut left_out, mut told) = (0, 0);
         for _ in 0..TABLES {
             // An example is equally hard for all methods.
             let ease: Vec<f64> = (0..40).map(|_| if uniform() < 0.5 { 0.95 } else { 0.4 }).collect();
@@ -251,8 +283,11 @@ mod tests {
             for name in names {
                 records.extend((0..40).map(|i| record("ruler/vt", name, i, f64::from(u8::from(uniform() < ease[i])))));
             }
-            left_out += usize::from(!bold(&[records]).contains(&names[0].to_owned()));
+            let bold = bold(&[records]);
+            told += usize::from(!bold.is_empty());
+            left_out += usize::from(!bold.is_empty() && !bold.contains(&names[0].to_owned()));
         }
+        assert!(told > 0 && told <= TABLES / 8, "equal methods are told apart in {told} of {TABLES}");
         assert!(left_out <= TABLES / 40 + 8, "{left_out} of {TABLES}");
     }
 }

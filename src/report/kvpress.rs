@@ -3,7 +3,7 @@
 //! A folder for each data set, length, model and method has `predictions.csv`, `metrics.json` and `config.yaml`, with the names and fields
 //! of its `evaluate.py`. RULER's tasks of a length are in one folder, each set of LongBench in one of its own.
 //!
-//! What is stored as a press is that press: other methods, and presses with other settings, are named `spattn-METHOD:PARAMS`. Their
+//! What is stored as a press is that press: other methods, and presses with other settings, are named `spattn-METHOD-PARAMS`. Their
 //! compression ratio is the share of the context's tokens that they evict, which is 0 for methods that keep all of them and attend a part.
 //! RULER is scored here by kvpress' own rule, which takes control characters out of predictions.
 
@@ -98,7 +98,8 @@ impl PressName {
                 let ratio = ((1.0 - keep) * 1e9).round() / 1e9;
                 Self { name: press.method.to_owned(), ratio, command: press.command(ratio) }
             }
-            _ => Self { name: format!("spattn-{label}"), ratio: evicted(group), command: label },
+            // kvpress makes the folder's name of this one.
+            _ => Self { name: plain(&format!("spattn-{label}")), ratio: evicted(group), command: label },
         }
     }
 }
@@ -180,9 +181,13 @@ pub fn export(merged: &Merged) -> Result<Exported> {
     Ok(exported)
 }
 
+/// A part of a folder's name, on any file system.
+fn plain(text: &str) -> String {
+    text.replace('/', "--").replace(|c: char| "\"<>:|\\?*".contains(c) || c.is_control(), "-")
+}
+
 /// The name of a folder, as `EvaluationConfig.get_results_dir` makes it.
 fn folder(set: &DataSet, model: &str, press: &PressName, query_aware: bool) -> String {
-    let plain = |text: &str| text.replace('/', "--").replace(|c: char| "\"<>:|\\?*".contains(c) || c.is_control(), "-");
     let mut parts =
         vec![plain(&set.name), plain(&set.part), plain(model), plain(&press.name), format!("{:.2}", press.ratio)];
     parts.retain(|part| !part.is_empty());
@@ -390,7 +395,11 @@ mod tests {
         ] {
             assert!(text(5).lines().any(|own| own == line), "{line}: {}", text(5));
         }
-        assert!(text(8).contains("press_name: 'spattn-quest:page=16'\ncompression_ratio: 0.5\n"), "{}", text(8));
+        assert!(
+            text(8).replace('\'', "").contains("press_name: spattn-quest-page=16\ncompression_ratio: 0.5\n"),
+            "{}",
+            text(8)
+        );
     }
 
     #[test]

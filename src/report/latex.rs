@@ -14,7 +14,18 @@ const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
 /// The note below a table with bold numbers.
-const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and all that are not significantly worse. Each is compared with the best on the same examples, at a level of 2.5 % divided by the number of comparisons.";
+const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and all that are not significantly worse, where some are. Each is compared with the best on the same examples, at a level of 2.5 % divided by the number of comparisons.";
+/// The note below a table whose methods could not be told apart.
+const NONE_BOLD: &str = "No score is bold: compared on the same examples, at a level of 2.5 % divided by the number of comparisons, no method is significantly worse than the best one.";
+
+/// What the note says of bold numbers; nothing where no methods are compared.
+fn about_bold(any: bool, are_compared: bool) -> Option<String> {
+    match (any, are_compared) {
+        (true, _) => Some(BOLD.to_owned()),
+        (false, true) => Some(NONE_BOLD.to_owned()),
+        (false, false) => None,
+    }
+}
 
 /// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
 /// concern, as sentences.
@@ -65,7 +76,7 @@ fn of_place(
     let shown = |columns: &[TableColumn]| {
         let mut shown: Vec<Numbers> = columns.iter().map(|c| numbers(c, rows, no_intervals)).collect();
         if let Some(score) = shown.iter_mut().find(|c| c.heading != "n") {
-            score.bold.clone_from(&best);
+            score.bold.clone_from(&best.places);
         }
         shown
     };
@@ -82,7 +93,7 @@ fn of_place(
     });
     let marks = marks.collect();
     let mut general: Vec<String> = params.line().map(|line| sentence(&line)).into_iter().collect();
-    general.extend((!best.is_empty()).then(|| BOLD.to_owned()));
+    general.extend(about_bold(!best.places.is_empty(), best.are_compared));
     general.extend((!left_out.is_empty()).then(|| format!("Not shown: {}.", left_out.join(", "))));
     let of_task = report.warnings.iter().filter(|w| !w.is_general() && w.method.is_none() && w.is_about(&rows[0]));
     general.extend(of_task.map(|warning| sentence(&warning.message)));
@@ -160,27 +171,57 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
     let headings: Vec<&str> = table.row_names.iter().map(String::as_str).collect();
     let breakable = |row: &Vec<String>| row.iter().map(|name| spaced(name)).collect::<Vec<_>>();
     let rows: Vec<Vec<String>> = table.rows.iter().map(breakable).collect();
-    let (mut text, mut first, mut part) = (String::new(), 0, 1);
-    while first < all.len() {
-        let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
-        // Adding columns never makes the table narrower.
-        let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
-        let continued = if part > 1 { " (further columns)" } else { "" };
-        let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
-        text += &Tabular {
-            caption: format!("{}{continued}", capital(&table.caption)),
-            label: slug(&[&table.caption, &if part > 1 { format!("columns {part}") } else { String::new() }]),
-            text_headings: table.row_names.clone(),
-            texts: rows.clone(),
-            marks: vec![String::new(); table.rows.len()],
-            columns: all[first..end].to_vec(),
-            notes: shown.texts.iter().map(|note| spaced(&without_code(note))).collect(),
-            general: if bold { vec![BOLD.to_owned()] } else { Vec::new() },
+    let notes = shown.texts.iter().map(|note| spaced(&without_code(note))).collect();
+    let about = |columns: &[Numbers]| {
+        about_bold(columns.iter().any(|c| !c.bold.is_empty()), table.are_compared).into_iter().collect()
+    };
+    WideTable { caption: &table.caption, headings: &headings, rows: &rows, columns: &all, notes }.text(about)
+}
+
+/// A table that goes on in further tables where a text has no room for all columns.
+pub(super) struct WideTable<'t> {
+    /// What it is of.
+    pub caption: &'t str,
+    /// Headings of the columns of text.
+    pub headings: &'t [&'t str],
+    /// The texts of each line.
+    pub rows: &'t [Vec<String>],
+    /// The columns of numbers.
+    pub columns: &'t [Numbers],
+    /// Notes, by their marks.
+    pub notes: Vec<String>,
+}
+
+impl WideTable<'_> {
+    /// The tables; `about` has what is said below one with these columns.
+    pub(super) fn text(&self, about: impl Fn(&[Numbers]) -> Vec<String>) -> String {
+        let Self { caption, headings, rows, columns: all, notes } = self;
+        let (mut text, mut first, mut part) = (String::new(), 0, 1);
+        while first < all.len() {
+            let fits = |end: &usize| width(headings, rows, &all[first..*end]) <= TEXT_WIDTH;
+            // Adding columns never makes the table narrower.
+            let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
+            let continued = if part > 1 { " (further columns)" } else { "" };
+            text += &Tabular {
+                caption: format!("{}{continued}", capital(caption)),
+                label: slug(&[caption, &if part > 1 { format!("columns {part}") } else { String::new() }]),
+                text_headings: headings.iter().map(|heading| (*heading).to_owned()).collect(),
+                texts: rows.to_vec(),
+                marks: vec![String::new(); rows.len()],
+                columns: all[first..end].to_vec(),
+                notes: notes.clone(),
+                general: about(&all[first..end]),
+            }
+            .text();
+            (first, part) = (end, part + 1);
         }
-        .text();
-        (first, part) = (end, part + 1);
+        text
     }
-    text
+}
+
+/// Tables of a paper's item, with the packages that they need.
+pub(super) fn of_papers(tables: &str) -> String {
+    with_breaks(&(NEEDS.to_owned() + tables))
 }
 
 /// The name of a table, for `\ref`.

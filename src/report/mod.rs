@@ -30,6 +30,7 @@ mod contents;
 mod excess;
 mod format;
 mod heading;
+mod held_to;
 mod means;
 mod overview;
 mod parameters;

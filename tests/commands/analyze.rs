@@ -81,6 +81,56 @@ fn reproduce(out: &Path, args: &str) -> Output {
     command.output().unwrap()
 }
 
+/// The paper's own model is not here, and cannot be downloaded.
+#[test]
+fn without_the_papers_model_the_built_in_one_is_named() {
+    let temp = TempDir::new().unwrap();
+    for args in ["topk/figure-5", "topk/figure-5 --dry-run", "magicpig/table-8", "magicpig --dry-run"] {
+        let refused = reproduce(&temp.path().join("out"), args);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{args}: {said}");
+        assert!(
+            said.contains("  hint: ") && said.contains("with --builtin a similar, small experiment runs"),
+            "{args}: {said}"
+        );
+    }
+    let named = reproduce(&temp.path().join("out"), "topk/figure-5 --model ./nowhere");
+    let said = String::from_utf8_lossy(&named.stderr).into_owned();
+    assert!(!named.status.success() && !said.contains("with --builtin"), "the model was the user's choice: {said}");
+}
+
+/// A run of records: how many examples were run is shown, and that the item has another number, however often it goes on.
+#[test]
+fn a_page_says_how_many_examples_were_run() {
+    let temp = TempDir::new().unwrap();
+    let item = temp.path().join("mine.toml");
+    fs::write(
+        &item,
+        "title = 'mine'\n[builtin]\ntasks = ['ruler/niah_single_2']\nlengths = [512]\nsamples = 3\n[[row]]\nname = 'Full'\nmethod = 'full'\n\
+         [[column]]\nname = 'score'\ntasks = ['ruler/niah_single_2']\nlength = 512\n",
+    )
+    .unwrap();
+    let page = |flags: &str| {
+        let ran = reproduce(&temp.path().join("out"), &format!("{} --builtin {flags}", item.display()));
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let told = "chosen by --samples; the item's own run has 3 |";
+    let few = page("-n 2");
+    assert!(few.contains("| samples | 2 |") && few.contains(told), "{few}");
+    let drawn = page("--draw-only");
+    assert!(drawn.contains("| samples | 2 |") && drawn.contains(told), "{drawn}");
+    let own = page("");
+    assert!(own.contains("| samples | 3 |") && !own.contains("chosen by --samples"), "{own}");
+    let again = page("-n 2");
+    assert!(
+        again.contains("| samples | 3 |") && !again.contains("chosen by --samples"),
+        "three examples are recorded: {again}"
+    );
+    let more = page("-n 4");
+    assert!(more.contains("| samples | 4 |") && more.contains(told), "{more}");
+}
+
 #[test]
 fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     let temp = TempDir::new().unwrap();
@@ -120,6 +170,25 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     for file in ["topk/figure-5/plot.svg", "topk/figure-5/README.md", "topk.md", "README.md"] {
         assert!(out.join(file).exists(), "{file}");
     }
+    assert!(
+        printed.contains("| samples | 2 | ") && printed.contains("chosen by --samples; the item's own run has "),
+        "{printed}"
+    );
+    let front = fs::read_to_string(out.join("README.md")).unwrap();
+    assert!(
+        front.contains("- [Top-k attention over a vector database, Figure 5](topk/figure-5/README.md): "),
+        "{front}"
+    );
+    assert!(!front.contains("What is known now"), "one item is not all papers");
+    // As LaTeX, CSV and JSON, and with plots as pixels.
+    let tex = run("topk/figure-5 --builtin --draw-only --format latex --png");
+    assert!(tex.starts_with("% Needs \\usepackage{array,booktabs,siunitx}") && tex.contains("\\bottomrule"), "{tex}");
+    assert_eq!(fs::read_to_string(out.join("topk/figure-5/table.tex")).unwrap(), tex);
+    assert_eq!(&fs::read(out.join("topk/figure-5/plot.png")).unwrap()[1..4], b"PNG");
+    let csv = run("topk/figure-5 --builtin --draw-only --format csv");
+    assert_eq!(csv, fs::read_to_string(out.join("topk/figure-5/table.csv")).unwrap());
+    let json: Value = serde_json::from_str(&run("topk/figure-5 --builtin --draw-only --format json")).unwrap();
+    assert_eq!((json[0]["variant"].as_str(), json[0]["samples"].as_u64()), (Some("builtin"), Some(2)));
     // Drawing is no run: the command stays that of the run.
     run("topk/figure-5 --builtin --draw-only");
     assert_eq!(judged(), first);

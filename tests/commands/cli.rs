@@ -434,6 +434,89 @@ fn a_model_is_calibrated_and_evaluated() {
 }
 
 #[test]
+fn a_calibration_is_outlined_and_refused_where_it_would_fail() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().join("new/learned");
+    let out = folder.to_str().unwrap();
+    let dry = |args: &[&str]| calibrate(args).args(&["--dry-run"]);
+    let ran = dry(&["--out", out]).ok();
+    ran.prints("double_sparsity, loki: 700 tokens in 3 blocks (grammar, 300 tokens a block)");
+    ran.prints(&format!("  loki -> {out}/loki.safetensors"));
+    ran.prints("held-out blocks that measure it");
+    ran.prints("builtin would be calibrated: reading takes about ");
+    assert!(!dir.path().join("new").exists(), "nothing is made");
+    let own = dry(&["hash_attention:steps=8", "--out", out]).ok();
+    own.prints("  hash_attention:steps=8 -> ");
+    // What fails in earnest fails here, with the same words.
+    let file = dir.path().join("file");
+    fs::write(&file, "mine").unwrap();
+    let short = dir.path().join("short.txt");
+    fs::write(&short, "Too short.").unwrap();
+    let nets = dir.path().join("nets");
+    fs::create_dir(&nets).unwrap();
+    fs::write(nets.join("loki.safetensors"), "somebody else's").unwrap();
+    let (file, short, nets) = (file.to_str().unwrap(), short.to_str().unwrap(), nets.to_str().unwrap());
+    for args in [
+        &["loki", "--out", file][..],
+        &["loki", "--out", nets],
+        &["loki", "--data", short, "--out", out],
+        &["loki", "--resume", "--out", out],
+        &["loki:rank=-1", "--out", out],
+        &["loki", "-t", "ruler/qa_1", "--out", out],
+        &["hash_attention", "--import", file, "--out", out],
+        &["loki"],
+    ] {
+        let is_import = args.contains(&"--import");
+        let run = |dry: &[&str]| {
+            let all = [args, dry].concat();
+            let ran = if is_import { spattn(&["calibrate"]).args(&all).run() } else { calibrate(&all).run() };
+            assert_eq!(ran.status, Some(2), "{args:?}: {}{}", ran.stdout, ran.stderr);
+            ran.stderr
+        };
+        let before = folder.exists();
+        let told = run(&["--dry-run"]);
+        assert_eq!(folder.exists(), before, "{args:?}");
+        assert_eq!(told, run(&[]), "{args:?}");
+    }
+}
+
+/// The number that is named is the smallest: one example less is too few, by what the run itself says.
+#[test]
+fn a_dry_run_says_when_so_few_examples_cannot_tell() {
+    let line = |args: &[&str]| {
+        let ran = spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "512", "--dry-run", "-m", "quest:density=0.5"])
+            .args(args)
+            .ok();
+        ran.stdout.lines().find(|line| line.starts_with("note: with")).map(str::to_owned)
+    };
+    let two = line(&["-n", "2", "--safe-within", "60"]).unwrap();
+    assert!(
+        two.starts_with("note: with -n 2 every verdict will be \"too few examples\" (within 60 points, 95 % sure): "),
+        "{two}"
+    );
+    let needed: usize = two.rsplit_once("from -n ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(line(&["-n", &needed.to_string(), "--safe-within", "60"]), None);
+    assert!(line(&["-n", &(needed - 1).to_string(), "--safe-within", "60"]).is_some());
+    // Of more settings and a smaller limit, more.
+    let strict = line(&["-n", "20", "-m", "h2o:density=0.1", "--safe-within", "5"]).unwrap();
+    assert!(
+        strict.contains(
+            "no method can be called safe, only not safe (within 5 points, 95 % sure for all 2 settings together)"
+        ),
+        "{strict}"
+    );
+    assert_eq!(line(&["-n", "2", "--shard", "1/2"]), None, "a shard is a part");
+    // A run of that size is told; of one less it is not.
+    let run = |n: usize| {
+        let out = TempDir::new().unwrap();
+        let (n, out) = (n.to_string(), out.path().join("run"));
+        let args = ["-n", n.as_str(), "--safe-within", "60", "--quiet", "--out", out.to_str().unwrap()];
+        spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "512", "-m", "quest:density=0.9"]).args(&args).run().status
+    };
+    assert_eq!((run(needed), run(needed - 1)), (Some(0), Some(3)));
+}
+
+#[test]
 fn calibrating_twice_gives_the_same_bytes_on_any_number_of_threads() {
     let (one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     calibrate(&["--threads", "1", "--out", one.path().to_str().unwrap()]).ok();

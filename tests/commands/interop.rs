@@ -126,6 +126,77 @@ fn prompts_of_own_rows_are_shown_in_their_parts() {
     assert!(whole.len() > 2 * long.len() && !whole.contains("shown with --whole"));
 }
 
+/// The kind of a JSON value, by Python's name of it.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "NoneType",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "str",
+        Value::Array(_) => "list",
+        Value::Object(_) => "dict",
+    }
+}
+
+/// What `ours` lacks of the fields in `theirs`, or has of another type; null stands for any.
+fn missing_fields(ours: &Value, theirs: &Value, place: &str) -> Vec<String> {
+    let fields = theirs.as_object().unwrap().iter();
+    let fault = |(name, theirs): (&String, &Value)| match (ours.get(name).map(kind), theirs.as_str().unwrap()) {
+        (None, _) => Some(format!("{place}: `{name}` is missing")),
+        (Some(ours), theirs) if ours == theirs || [ours, theirs].contains(&"NoneType") => None,
+        (Some(ours), theirs) => Some(format!("{place}: `{name}` is {ours}, not {theirs}")),
+    };
+    fields.filter_map(fault).collect()
+}
+
+/// Compares files with the fields of lm-eval's own, which `scripts/check_lm_eval_format.py --write-fields` wrote.
+fn faults_of_lm_eval_files(folder: &Path) -> Vec<String> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lm_eval_fields.json");
+    let theirs: Value = serde_json::from_str(&fs::read_to_string(golden).unwrap()).unwrap();
+    let of = |kind: &str, place: &str| theirs["kinds"][kind][place].clone();
+    let mut faults = Vec::new();
+    for name in files_below(folder).iter().filter(|name| name.contains("results_")) {
+        let results: Value = serde_json::from_str(&fs::read_to_string(folder.join(name)).unwrap()).unwrap();
+        faults.extend(missing_fields(&results, &of("generate_until", "results"), name));
+        faults.extend(missing_fields(&results["config"], &of("generate_until", "config"), name));
+        for (task, config) in results["configs"].as_object().unwrap() {
+            let kind = config["output_type"].as_str().unwrap();
+            let place = format!("{name}: {task}");
+            faults.extend(missing_fields(config, &of(kind, "configs"), &place));
+            faults.extend(missing_fields(&results["n-samples"][task], &of(kind, "n-samples"), &place));
+            let group = name.split('/').next().unwrap();
+            let is_own = |file: &&String| file.starts_with(&format!("{group}/samples_{task}_"));
+            let samples = files_below(folder).iter().find(is_own).cloned().unwrap();
+            for line in fs::read_to_string(folder.join(&samples)).unwrap().lines() {
+                faults.extend(missing_fields(&serde_json::from_str(line).unwrap(), &of(kind, "samples"), &samples));
+            }
+        }
+    }
+    faults
+}
+
+/// Generated answers, and text whose likelihood is scored.
+#[test]
+fn files_for_lm_eval_have_the_fields_of_its_own() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("book.txt"), "The sea is grey, the sky is wide and the boat is small. ".repeat(200))
+        .unwrap();
+    ok(dir.path(), "eval -q -t ruler/vt,ppl/file:book.txt:scored=32 -l 1K -n 2 -m streaming_llm --out run");
+    ok(dir.path(), "report run --format lm-eval");
+    let folder = dir.path().join("run/lm-eval");
+    assert_eq!(faults_of_lm_eval_files(&folder), [""; 0]);
+    // A field that is gone, and one of another type.
+    let name = files_below(&folder).into_iter().find(|name| name.contains("samples_ruler_vt")).unwrap();
+    let text = fs::read_to_string(folder.join(&name)).unwrap();
+    fs::write(
+        folder.join(&name),
+        text.replacen("\"doc_id\":0", "\"doc_id\":\"0\"", 1).replace("\"target_hash\"", "\"hash\""),
+    )
+    .unwrap();
+    let faults = faults_of_lm_eval_files(&folder).join("\n");
+    assert!(faults.contains("`doc_id` is str, not number") && faults.contains("`target_hash` is missing"), "{faults}");
+}
+
 /// The Python with lm-eval in it: `LM_EVAL_PYTHON`, or `python3` if it has it.
 fn python_with_lm_eval() -> Option<PathBuf> {
     let python = std::env::var_os("LM_EVAL_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);

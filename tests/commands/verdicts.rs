@@ -50,11 +50,11 @@ fn words(verdict: &Value) -> Vec<(String, String)> {
 fn the_verdict_ends_the_output_and_decides_the_status_if_asked() {
     let temp = TempDir::new().unwrap();
     let dir = temp.path().join("run");
-    let few = run(&dir, &["-n", "8", "--safe-within", "1"]);
+    let few = run(&dir, &["-n", "8", "--safe-within", "5"]);
     assert_eq!(few.status, Some(3), "{}", few.stderr);
     assert!(
         few.stderr
-            .contains("no method is shown to be safe within 1 point: 1 not safe, 1 with too few examples to tell"),
+            .contains("no method is shown to be safe within 5 points: 1 not safe, 1 with too few examples to tell"),
         "{}",
         few.stderr
     );
@@ -75,12 +75,44 @@ fn the_verdict_ends_the_output_and_decides_the_status_if_asked() {
     let wide = report(&["--safe-within", "60"]);
     assert_eq!((wide.status, wide.stderr.trim()), (Some(0), "safe within 60 points: quest 60 %"));
     assert_eq!(verdict(&dir)["rule"]["limit"], 60.0);
-    assert_eq!(report(&[]).status, Some(0));
+    // What the run was asked is kept, and taken where nothing else is said; only the flag decides on the status.
+    assert_eq!((report(&[]).status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(5.0)));
     assert_eq!(
         report(&["--safe-within", "60", "--confidence", "0.9999"]).status,
         Some(3),
         "eight examples are not so sure"
     );
+}
+
+#[test]
+fn merged_runs_with_other_limits_are_held_to_the_strictest() {
+    let temp = TempDir::new().unwrap();
+    let of = |name: &str, more: &[&str]| {
+        let dir = temp.path().join(name);
+        let ran = run(&dir, &[&["-n", "1"], more].concat());
+        assert!(matches!(ran.status, Some(0 | 3)), "{}", ran.stderr);
+        dir.to_str().unwrap().to_owned()
+    };
+    let (five, two) = (of("five", &["--safe-within", "5"]), of("two", &["--seed", "9", "--safe-within", "2"]));
+    let out = temp.path().join("merged");
+    let report = |more: &[&str]| {
+        let ran = spattn(&[&["report", &five, &two, "--out", out.to_str().unwrap()][..], more].concat());
+        let stored: Value = serde_json::from_str(&fs::read_to_string(out.join("verdict.json")).unwrap()).unwrap();
+        (ran.stderr, stored["verdicts"][0]["rule"]["limit"].as_f64())
+    };
+    let (said, limit) = report(&[]);
+    assert!(said.contains("held to different limits (five to 5 points at 95 %, two to 2 points at 95 %)"), "{said}");
+    assert_eq!(limit, Some(2.0));
+    let (said, limit) = report(&["--safe-within", "3"]);
+    assert!(!said.contains("different limits"), "{said}");
+    assert_eq!(limit, Some(3.0));
+    // A resumed run that says nothing is held to what it was asked before.
+    let dir = temp.path().join("five");
+    let again = run(&dir, &["-n", "2", "--resume"]);
+    assert_eq!((again.status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(5.0)), "{}", again.stderr);
+    let other = run(&dir, &["-n", "2", "--resume", "--safe-within", "4"]);
+    assert_eq!((other.status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(3), Some(4.0)), "{}", other.stderr);
+    assert_eq!((spattn(&["report", &five]).status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(4.0)));
 }
 
 /// The records without times, in their order.

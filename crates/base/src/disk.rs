@@ -68,6 +68,16 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
+/// Whether a folder can be written, or made where it is not there yet. Nothing is made: the system is asked for a file without a name.
+///
+/// # Errors
+/// Why it cannot.
+pub fn check_writable(folder: &Path) -> io::Result<()> {
+    let named = |at: &'_ Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
+    let there = folder.ancestors().map(named).find(|at| at.symlink_metadata().is_ok());
+    there.map_or(Ok(()), |there| tempfile::tempfile_in(there).map(drop)).map_err(|e| innermost(&e))
+}
+
 /// As [`write_whole`], but neither through a link nor into a device or a pipe.
 ///
 /// # Errors
@@ -317,6 +327,17 @@ mod tests {
             assert!(said.iter().all(|said| said.is_err() == is_pointer), "{text}");
         }
         assert_eq!(no_lfs_pointer_at(&dir.path().join("nowhere")), Ok(()));
+    }
+
+    #[test]
+    fn a_folder_is_asked_whether_it_can_be_written_and_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_writable(dir.path()).is_ok() && check_writable(&dir.path().join("new/er")).is_ok());
+        assert_eq!(names(dir.path()), [""; 0]);
+        fs::write(dir.path().join("file"), "x").unwrap();
+        assert!(check_writable(&dir.path().join("file")).is_err());
+        assert!(check_writable(&dir.path().join("file/below")).is_err());
+        assert!(check_writable(Path::new("/proc/none")).is_err());
     }
 
     #[test]

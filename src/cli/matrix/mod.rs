@@ -6,6 +6,7 @@
 mod adaptive;
 mod describe;
 mod orchestrate;
+mod outlook;
 mod plan_text;
 mod prepare;
 mod reporter;

@@ -37,6 +37,7 @@ use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, lo
 use spattn_eval::run::run_plan::RunEnd;
 use spattn_eval::run::runner::Runner;
 use spattn_eval::run::stopwatch::PhaseTimes;
+use spattn_eval::summary::demand::Demand;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
 use spattn_eval::summary::warnings::in_short;
 use spattn_lab::tune::Batch;
@@ -47,11 +48,16 @@ use spattn_model::source::recorded;
 
 impl RunRequest {
     /// Runs what is not recorded yet, and prints the table.
-    pub fn run_matrix(self) -> Result<Done> {
+    pub fn run_matrix(mut self) -> Result<Done> {
+        if self.mode == OpenMode::Resume
+            && let Ok(stored) = load_manifest(&self.out)
+        {
+            self.safety = self.safety.or(Demand::of_manifest(&stored));
+        }
         let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
         let config = &self.configs[0];
         let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
-        let mut source = UntilCertain::new(self.safety.rule, bounds, labels, config.samples);
+        let mut source = UntilCertain::new(self.safety.asked.rule(), bounds, labels, config.samples);
         let mut work = |run: &Self,
                         ready: &mut PreparedRun,
                         store: &mut Store,
@@ -260,6 +266,7 @@ impl RunRequest {
         if self.until_certain.is_some() || was_added_to {
             manifest[UNTIL_CERTAIN] = true.into();
         }
+        self.safety.asked.put(&mut manifest);
         if !notes.is_empty() {
             // Readers of the records need these notes too.
             manifest[NOTES] = notes.iter().map(|note| privacy::text(note)).collect();
@@ -276,8 +283,9 @@ impl RunRequest {
 
     /// Draws all stored records, and prints the table or JSON.
     fn finish(&self, took: RunTiming) -> Result<Done> {
-        let merged = merge::read(std::slice::from_ref(&self.out))?;
-        let report = Report::of(&merged).judged_by(self.safety.rule);
+        let mut merged = merge::read(std::slice::from_ref(&self.out))?;
+        let rule = merged.held_to(self.safety.asked);
+        let report = Report::of(&merged).judged_by(rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));

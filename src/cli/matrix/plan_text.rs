@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::outlook::{self, LengthOutlook};
 use super::prepare::gpu_memory;
 use crate::cli::numbers::{duration, megabytes};
 use spattn_attention::Configured;
@@ -30,6 +31,8 @@ pub(super) struct PlanSummary {
     pub(super) estimate: RunEstimate,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,
+    /// What its verdicts could not say.
+    pub(super) outlooks: Vec<LengthOutlook>,
     /// Whether it would run on the CPU that the estimate is for.
     pub(super) is_timed: bool,
 }
@@ -48,6 +51,7 @@ impl PlanSummary {
             records: left.records,
             estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
+            outlooks: Vec::new(),
             is_timed: config.device == Device::Cpu,
         })
     }
@@ -90,6 +94,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
+            "verdicts_not_possible": d.outlooks.iter().map(LengthOutlook::json).collect::<Vec<_>>(),
             "gpus": d.gpus.iter().map(gpu).collect::<Vec<_>>(),
             "estimated_for": { "cpu": cpu_name(), "threads": rayon::current_num_threads() },
         })
@@ -133,7 +138,7 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         }
         text.push('\n');
     }
-    text
+    text + &outlook::lines(models.iter().flat_map(|model| &model.outlooks))
 }
 
 #[cfg(test)]
@@ -151,6 +156,7 @@ mod tests {
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
             gpus: Vec::new(),
+            outlooks: Vec::new(),
             is_timed: true,
         }
     }

@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::real_file::RealFile;
 use crate::cli::numbers;
 use crate::cli::run_flags::{CalibrationFlag, QuietFlag, ThreadsFlag};
+use crate::report::papers::ItemForm;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_eval::config::settings::Settings;
@@ -112,6 +113,18 @@ pub struct ReproduceArgs {
     #[arg(short = 'o', long, value_name = "DIR", default_value = OUT)]
     pub(super) out: PathBuf,
 
+    /// What to print: an item's page, or its numbers; with latex, table.tex is written beside table.csv
+    ///
+    /// Example: --format latex > table.tex
+    #[arg(long, value_name = "FORMAT", value_enum, conflicts_with = "dry_run")]
+    pub(super) format: Option<ItemFormat>,
+
+    /// Write each plot as PNG, too
+    ///
+    /// Example: spattn reproduce magicpig/table-8 --builtin --png
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(super) png: bool,
+
     /// Delete earlier runs and start again
     ///
     /// Example: spattn reproduce topk --builtin --overwrite
@@ -134,6 +147,32 @@ pub struct ReproduceArgs {
 
     #[arg(skip)]
     pub(super) files: RealFiles,
+}
+
+/// What is printed of an item.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum ItemFormat {
+    /// The page: claims, numbers, settings
+    #[default]
+    Markdown,
+    /// CSV: a line for each number
+    Csv,
+    /// LaTeX with booktabs
+    Latex,
+    /// JSON: an array of what was run, with all numbers and claims
+    Json,
+}
+
+impl ItemFormat {
+    /// The form of the results.
+    pub(super) fn form(self) -> ItemForm {
+        match self {
+            Self::Markdown => ItemForm::Markdown,
+            Self::Csv => ItemForm::Csv,
+            Self::Latex => ItemForm::Latex,
+            Self::Json => ItemForm::Json,
+        }
+    }
 }
 
 /// The files of pretrained models that were looked for already, by the models' names.

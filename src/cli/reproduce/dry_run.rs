@@ -59,7 +59,7 @@ impl ReproduceArgs {
         self.outline_calibrations(&run)?;
         for request in self.prepare(&run)? {
             // It may be for another machine: what the model needs is said, and not refused.
-            RunRequest { is_elsewhere: true, ..request }.describe()?;
+            RunRequest { is_elsewhere: true, ..request }.describe_without_verdicts()?;
         }
         Ok(Outlined::Something)
     }

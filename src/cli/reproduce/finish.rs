@@ -1,5 +1,6 @@
 //! Judges what an item's run left, stores the outcome beside those of other runs, and draws the item's page.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
@@ -8,10 +9,10 @@ use serde_json::{Value, json};
 use super::args::{ALONE, FOUND, LEARNED, ReproduceArgs};
 use super::facts::{facts_of_analyses, facts_of_latency, facts_of_learning, facts_of_records};
 use super::item_run::ItemRun;
-use crate::cli::output::print;
+use crate::cli::output::{print, print_data, print_json};
 use crate::cli::setup::find_data;
 use crate::report::merge::{self, Merged};
-use crate::report::papers::{ItemResults, read_stored, store, suffix, write_item};
+use crate::report::papers::{ItemForm, ItemResults, MoreFiles, read_stored, rendered, store, suffix, write_item};
 use crate::version::PROGRAM;
 use spattn_base::error::in_one_line;
 use spattn_base::privacy;
@@ -25,6 +26,7 @@ use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::ItemOutcome;
 use spattn_lab::papers::seen::AnalysisTables;
 use spattn_model::device::Device;
+use spattn_tasks::{TaskOptions, resolve};
 
 impl ReproduceArgs {
     /// Judges and draws an item's results, and prints its page.
@@ -41,7 +43,30 @@ impl ReproduceArgs {
             return Ok(());
         }
         let results = ItemResults::read(&self.out, name, item.clone())?;
-        print(&write_item(&results, &self.out)?)
+        let form = self.format.unwrap_or_default().form();
+        write_item(&results, &self.out, MoreFiles { latex: form == ItemForm::Latex, png: self.png })?;
+        let text = rendered(&results, form)?;
+        match form {
+            ItemForm::Markdown => print(&text),
+            ItemForm::Csv | ItemForm::Latex => print_data(&text),
+            ItemForm::Json => print_json(&text),
+        }
+    }
+
+    /// The number of examples of each task and length, where it is not the item's own. A run that goes on from a larger one has its examples.
+    fn samples_run(&self, item: &Item, run: &ItemRun, records: &[Record]) -> Option<usize> {
+        let own = match (item.settings(run.variant), item.observing(run.variant)) {
+            (Some(settings), _) => settings.samples,
+            (None, observing) => observing.map(|observing| observing.samples),
+        };
+        let asked = match (&run.settings, &run.observing) {
+            (None, Some(observing)) => self.samples.map(|_| observing.samples),
+            _ => self.samples,
+        };
+        let recorded = most_samples(records);
+        let ran =
+            asked.map(|asked| asked.max(recorded)).or(Some(recorded).filter(|ran| own.is_some_and(|own| *ran > own)));
+        ran.filter(|ran| own != Some(*ran))
     }
 
     /// Judges what was measured and stores the outcome; whether anything was measured.
@@ -63,8 +88,11 @@ impl ReproduceArgs {
         }
         // --draw-only measures nothing, so the stored command stays.
         let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };
-        let command = earlier.map_or_else(|| self.command(name), |earlier| earlier.command);
-        let outcome = ItemOutcome { ran: ran(run, records, alone, &seen), command, failure, ..judged };
+        let (command, samples) = match earlier {
+            Some(earlier) => (earlier.command, earlier.samples),
+            None => (self.command(name), self.samples_run(item, run, records)),
+        };
+        let outcome = ItemOutcome { ran: ran(run, records, alone, &seen), samples, command, failure, ..judged };
         store(&outcome, &dir)?;
         let mut manifest = match (records.is_empty(), seen.first()) {
             (true, Some(first)) => {
@@ -101,6 +129,18 @@ impl ReproduceArgs {
 /// The records in a run's folder; `None` if there are none.
 fn stored_records(folder: &Path) -> Result<Option<Merged>> {
     folder.join("samples.jsonl").exists().then(|| merge::read(&[folder.to_path_buf()])).transpose()
+}
+
+/// The most examples of a task and length among records.
+fn most_samples(records: &[Record]) -> usize {
+    let mut last: BTreeMap<&str, usize> = BTreeMap::new();
+    for record in records {
+        let known = last.entry(record.task.as_str()).or_default();
+        *known = (*known).max(record.sample);
+    }
+    // A grid has several examples for each of its samples.
+    let cells = |task: &str| resolve(&[task.to_owned()], &TaskOptions::default()).map_or(1, |tasks| tasks[0].cells());
+    last.into_iter().map(|(task, last)| last / cells(task).max(1) + 1).max().unwrap_or(0)
 }
 
 /// What was run, as the page lists it.

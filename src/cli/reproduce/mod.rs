@@ -15,11 +15,12 @@ use anyhow::{Result, anyhow};
 use self::args::Named;
 pub use self::args::ReproduceArgs;
 use self::dry_run::Outlined;
-use super::exit::Done;
+use super::exit::{Done, ErrorWithHint};
 use super::output::print_line;
 use crate::report::papers::write_pages;
 use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::privacy;
+use spattn_lab::papers::item::Variant;
 
 /// Runs, judges and draws the requested items, and then draws the pages of all.
 ///
@@ -32,7 +33,8 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     let items = args.items()?;
     args.check_flags()?;
     if args.dry_run {
-        return args.outline_all(&items).map(|()| Done::Completed);
+        let outlined = args.outline_all(&items).map(|()| Done::Completed);
+        return outlined.map_err(|error| args.with_advice(error, &items));
     }
     args.check_free(&items)?;
     let (mut failed, count) = (Vec::new(), items.len());
@@ -55,16 +57,29 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     write_pages(&args.out)?;
     // If there is only one item, its own error is the result.
     if count == 1 {
-        return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
+        let error = failed.into_iter().next().map(|error| args.with_advice(error, &items));
+        return error.map_or(Ok(Done::Completed), Err);
     }
     failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(error)));
     match failed.len() {
         0 => Ok(Done::Completed),
-        n => Err(anyhow!("{n} of {count} items could not be run completely")),
+        n => Err(args.with_advice(anyhow!("{n} of {count} items could not be run completely"), &items)),
     }
 }
 
 impl ReproduceArgs {
+    /// The error, with the way around a paper's own model, which takes a download and often a GPU, if that is what was asked for.
+    fn with_advice(&self, error: anyhow::Error, items: &[Named]) -> anyhow::Error {
+        let is_papers = self.variant() == Variant::Paper && self.model.is_none() && !self.draw_only;
+        if !is_papers || !items.iter().any(|named| named.item.is_run(Variant::Builtin)) {
+            return error;
+        }
+        let advice = "the paper's own model and texts were asked for: with --builtin a similar, small experiment runs on the model in this program, \
+                      without a download"
+            .to_owned();
+        ErrorWithHint { error, advice }.into()
+    }
+
     /// Prints what all items would run. Fails if one of them would fail, or if none has anything to run.
     fn outline_all(&self, items: &[Named]) -> Result<()> {
         let (mut failed, mut some) = (Vec::new(), false);

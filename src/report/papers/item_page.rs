@@ -13,7 +13,7 @@ use spattn_lab::papers::claims::ClaimVerdict;
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
-use spattn_lab::papers::setting_lines::{SettingLine, setting_lines};
+use spattn_lab::papers::setting_lines::{Difference, SettingLine, setting_lines};
 use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
@@ -176,7 +176,10 @@ fn settings(results: &ItemResults) -> String {
     let mut text = String::new();
     for variant in variants {
         let mut lines = setting_lines(&results.item, variant);
-        let models = results.outcomes.iter().filter(|outcome| outcome.variant == variant.name());
+        let own: Vec<&ItemOutcome> =
+            results.outcomes.iter().filter(|outcome| outcome.variant == variant.name()).collect();
+        state_samples(&mut lines, &own);
+        let models = own.iter();
         let models: Vec<&str> =
             models.map(|outcome| outcome.model.as_str()).filter(|model| !model.is_empty()).collect();
         // The model may have been chosen on the command line.
@@ -196,6 +199,30 @@ fn settings(results: &ItemResults) -> String {
         text += &setting_rows(&lines, same);
     }
     text
+}
+
+/// Says how many examples were run, where that was chosen on the command line.
+fn state_samples(lines: &mut Vec<SettingLine>, outcomes: &[&ItemOutcome]) {
+    const SAMPLES: &str = "samples";
+    if outcomes.iter().all(|outcome| outcome.samples.is_none()) {
+        return;
+    }
+    let known = lines.iter().position(|line| line.setting == SAMPLES);
+    let at = known.unwrap_or_else(|| {
+        lines.push(SettingLine { setting: SAMPLES.to_owned(), here: "not set".to_owned(), differs: None });
+        lines.len() - 1
+    });
+    let line = &mut lines[at];
+    let item = line.here.clone();
+    let of = |outcome: &&ItemOutcome| outcome.samples.map_or(item.clone(), |samples| samples.to_string());
+    let first = of(&outcomes[0]);
+    line.here = match outcomes.iter().all(|outcome| of(outcome) == first) {
+        true => first,
+        false => outcomes.iter().map(|one| format!("{} ({})", of(one), one.model)).collect::<Vec<_>>().join(", "),
+    };
+    let paper = line.differs.take().map_or_else(|| item.clone(), |differs| differs.paper);
+    let because = format!("chosen by --samples; the item's own run has {item}");
+    line.differs = Some(Difference { paper, because: Some(because) });
 }
 
 /// The rows of a table of settings: each with its value, and how it differs from the paper's. Methods set as the paper has them share one row.

@@ -14,8 +14,9 @@ use anyhow::Result;
 
 pub use self::files::{ItemResults, read_stored, result_file, slug, store, suffix};
 use self::paper_page::Drawn;
-use super::plots::Figure;
 use super::plots::papers::figures;
+use super::plots::{Figure, png};
+use spattn_eval::folder::owned_files;
 use spattn_lab::papers::findings::PaperFindings;
 use spattn_lab::papers::{ITEMS, PAPERS};
 
@@ -35,20 +36,61 @@ fn drawn(results: &ItemResults) -> Result<Vec<Vec<Figure>>> {
     Ok(all)
 }
 
-/// Writes an item's outcomes, page, table and figures into its folder. Returns the page.
+/// An item's results in the forms that can be printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ItemForm {
+    /// The page.
+    #[default]
+    Markdown,
+    /// A line for each cell of the table.
+    Csv,
+    /// The tables, with the rules of `booktabs`.
+    Latex,
+    /// The outcomes, with claims and comparisons.
+    Json,
+}
+
+/// The files of an item beside those that it always has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MoreFiles {
+    /// `table.tex`.
+    pub latex: bool,
+    /// Each figure as PNG, too.
+    pub png: bool,
+}
+
+/// An item's results in a form.
+///
+/// # Errors
+/// If a figure cannot be drawn.
+pub fn rendered(results: &ItemResults, form: ItemForm) -> Result<String> {
+    Ok(match form {
+        ItemForm::Markdown => item_page::item_page(results, &drawn(results)?),
+        ItemForm::Csv => table::csv(&results.outcomes)?,
+        ItemForm::Latex => table::latex(results),
+        ItemForm::Json => serde_json::to_string_pretty(&results.outcomes)?,
+    })
+}
+
+/// Writes an item's outcomes, page, table and figures into its folder, and more files if they are asked for.
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write_item(results: &ItemResults, out: &Path) -> Result<String> {
+pub fn write_item(results: &ItemResults, out: &Path, more: MoreFiles) -> Result<()> {
     let dir = out.join(&results.name);
     results.outcomes.iter().try_for_each(|outcome| store(outcome, &dir))?;
     let figures = drawn(results)?;
     let page = item_page::item_page(results, &figures);
-    let mut files =
-        vec![("README.md".to_owned(), page.clone()), ("table.csv".to_owned(), table::csv(&results.outcomes)?)];
+    let mut files = vec![("README.md".to_owned(), page), ("table.csv".to_owned(), table::csv(&results.outcomes)?)];
+    files.extend(more.latex.then(|| ("table.tex".to_owned(), table::latex(results))));
+    let mut pixels = Vec::new();
+    for figure in figures.iter().flatten().filter(|_| more.png) {
+        let name = Path::new(&figure.file).with_extension("png").to_string_lossy().into_owned();
+        pixels.push((name, png::render(&figure.svg)?));
+    }
     files.extend(figures.into_iter().flatten().map(|figure| (figure.file, figure.svg)));
     super::write_files(files, &[], &dir)?;
-    Ok(page)
+    owned_files::write_all(&dir, &pixels).map(drop)
 }
 
 /// The pages of all papers, from all results in a folder: file names and texts.

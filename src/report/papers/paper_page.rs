@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::equal::equal_costs;
 use super::files::ItemResults;
 use super::item_page::{verdict_cells, verdict_heading};
-use super::words::{MADE, VerdictSource, can_judge, model};
+use super::words::{MADE, VerdictSource, can_judge, model, paper_title};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claims::ClaimVerdict;
@@ -15,7 +15,7 @@ use spattn_lab::papers::findings::{PaperFinding, PaperFindings};
 use spattn_lab::papers::floor::LEAST_SCORE;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged};
 use spattn_lab::papers::real_models::REAL_MODELS;
-use spattn_lab::papers::{ACROSS, PAPERS, Paper, order_of, title_of};
+use spattn_lab::papers::{ACROSS, ITEMS, PAPERS, Paper, order_of, title_of};
 
 /// The verdicts, in the order of the counts.
 const VERDICTS: [ClaimVerdict; 6] = [
@@ -48,7 +48,10 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
     let said = findings.of(paper.name);
     if let Some(PaperFinding { question, answer, .. }) = said {
         let _ = write!(text, "\n**The question.** {}\n", in_markdown(question));
-        answer.iter().for_each(|answer| text += &format!("\n**The answer.** {}\n", in_markdown(answer)));
+        answer
+            .iter()
+            .filter(|_| is_whole(paper.name, &own))
+            .for_each(|answer| text += &format!("\n**The answer.** {}\n", in_markdown(answer)));
     }
     text += &figure(paper, said, &own);
     text += &counts("what claims are judged on", &by_source(&own));
@@ -192,20 +195,51 @@ fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
     text
 }
 
+/// Whether all of a paper's items are here, with results on the built-in model and on a pretrained one: what was concluded from these stands
+/// on its page only then.
+fn is_whole(paper: &str, own: &[&Drawn]) -> bool {
+    let has = |source: VerdictSource| {
+        own.iter()
+            .any(|(results, _)| results.outcomes.iter().any(|outcome| source.has(outcome) && outcome.is_measured()))
+    };
+    let items = ITEMS.iter().filter(|shipped| shipped.paper() == paper).count();
+    own.len() >= items && has(VerdictSource::Builtin) && has(VerdictSource::Pretrained)
+}
+
+/// What was concluded from all results, where they are all here, else what is here: the title of the list, and the list.
+fn known(findings: &PaperFindings, all: &[Drawn]) -> (&'static str, String) {
+    if PAPERS.iter().all(|paper| is_whole(paper.name, &of_paper(all, paper.name))) {
+        let lines = findings.findings.iter().enumerate();
+        let lines = lines.map(|(at, finding)| format!("{}. {}\n", at + 1, in_markdown(finding))).collect::<String>();
+        return ("What is known now, over all papers", lines);
+    }
+    let mut lines = String::new();
+    for (results, _) in PAPERS.iter().flat_map(|paper| of_paper(all, paper.name)) {
+        let runs: Vec<String> = results.outcomes.iter().filter(|one| one.is_measured()).map(model).collect();
+        let on = if runs.is_empty() { "nothing yet".to_owned() } else { runs.join(", ") };
+        let name = format!(
+            "{}, {}",
+            paper_title(results.name.split('/').next().unwrap_or_default()),
+            title_of(results.item_name())
+        );
+        let _ = writeln!(
+            lines,
+            "- [{name}]({}/README.md): {}; measured on {}",
+            results.name,
+            in_markdown(&results.item.title),
+            in_markdown(&on)
+        );
+    }
+    ("What was run here, a part of all papers' tables and figures", lines)
+}
+
 /// The page of all papers.
 pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
-    let mut text = format!("{MADE}\n# The papers, reproduced\n");
     let table = across(all);
-    text += &table;
+    let (title, lines) = known(findings, all);
     // Behind a section the findings are one of their own.
-    text += if table.is_empty() {
-        "\nWhat is known now, over all papers:\n\n"
-    } else {
-        "\n## What is known now, over all papers\n\n"
-    };
-    for (at, finding) in findings.findings.iter().enumerate() {
-        let _ = writeln!(text, "{}. {}", at + 1, in_markdown(finding));
-    }
+    let title = if table.is_empty() { format!("{title}:") } else { format!("## {title}") };
+    let mut text = format!("{MADE}\n# The papers, reproduced\n{table}\n{title}\n\n{lines}");
     text += "\n| paper | its question |\n|---|---|\n";
     let shown: Vec<(&Paper, Vec<&Drawn>)> =
         PAPERS.iter().map(|paper| (paper, of_paper(all, paper.name))).filter(|(_, own)| !own.is_empty()).collect();

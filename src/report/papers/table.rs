@@ -5,12 +5,15 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::files::ItemResults;
-use super::words::{lengths, tokens};
+use super::words::{lengths, model, paper_title, tokens};
 use crate::report::csv::finished;
+use crate::report::latex::{WideTable, of_papers};
+use crate::report::tabular::Numbers;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::item::{Item, Line};
 use spattn_lab::papers::numbers::short;
 use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
+use spattn_lab::papers::title_of;
 
 /// The headings of a column: over the paper's numbers and over measured ones.
 struct Headings {
@@ -22,8 +25,8 @@ struct Headings {
 /// The table of an outcome: for each column the paper's numbers and the measured ones, each under the name of its model.
 pub fn table(results: &ItemResults, outcome: &ItemOutcome) -> String {
     let columns = headings(&results.item, outcome);
-    let names: Vec<String> =
-        columns.iter().flat_map(|column| [&column.published, &column.measured]).flatten().cloned().collect();
+    let names = columns.iter().flat_map(|column| [&column.published, &column.measured]).flatten();
+    let names: Vec<String> = names.map(|name| in_markdown(name).into_owned()).collect();
     if names.is_empty() {
         return String::new();
     }
@@ -49,7 +52,7 @@ fn headings(item: &Item, outcome: &ItemOutcome) -> Vec<Headings> {
         let measured = has(|cell| cell.measured.is_some());
         Headings {
             at,
-            published: published.then(|| format!("{}: {paper}", in_markdown(&line.name))),
+            published: published.then(|| format!("{}: {paper}", line.name)),
             measured: measured.then(|| measured_heading(line, outcome)),
         }
     };
@@ -76,10 +79,10 @@ fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
         differs.push(if names.len() > 2 { format!("{} tasks", names.len()) } else { names.join(", ") });
     }
     let name = match differs.is_empty() {
-        true => in_markdown(&line.name).into_owned(),
-        false => format!("{} here", in_markdown(&differs.join(", "))),
+        true => line.name.clone(),
+        false => format!("{} here", differs.join(", ")),
     };
-    format!("{name}: measured ({})", in_markdown(&measured_on(outcome)))
+    format!("{name}: measured ({})", measured_on(outcome))
 }
 
 /// The model or machine of measured numbers, with lengths.
@@ -105,6 +108,32 @@ pub fn number(Number { mean, ends, .. }: Number) -> String {
         Some((low, high)) if low != high => format!("{} [{low} {high}]", short(mean)),
         _ => short(mean),
     }
+}
+
+/// The tables of all outcomes for LaTeX.
+pub fn latex(results: &ItemResults) -> String {
+    of_papers(&results.outcomes.iter().map(|outcome| latex_of(results, outcome)).collect::<String>())
+}
+
+fn latex_of(results: &ItemResults, outcome: &ItemOutcome) -> String {
+    let columns = headings(&results.item, outcome);
+    let is_shown =
+        |row: &&OutcomeRow| columns.iter().flat_map(|column| cells(column, row)).any(|cell| !cell.is_empty());
+    let rows: Vec<&OutcomeRow> = outcome.rows.iter().filter(is_shown).collect();
+    let mut shown = Vec::new();
+    for column in &columns {
+        let lines: Vec<Vec<String>> = rows.iter().map(|row| cells(column, row)).collect();
+        for (at, heading) in [&column.published, &column.measured].into_iter().flatten().enumerate() {
+            shown.push(Numbers::new(heading, lines.iter().map(|line| line[at].clone()).collect(), false));
+        }
+    }
+    let (paper, item) = results.name.split_once('/').unwrap_or(("", &results.name));
+    let on =
+        if outcome.variant.is_empty() { "the paper's numbers".to_owned() } else { format!("on {}", model(outcome)) };
+    let caption = format!("{}, {}: {}, {on}", paper_title(paper), title_of(item), results.item.title);
+    let names: Vec<Vec<String>> = rows.iter().map(|row| vec![row.name.clone()]).collect();
+    WideTable { caption: &caption, headings: &["setting"], rows: &names, columns: &shown, notes: Vec::new() }
+        .text(|_| Vec::new())
 }
 
 /// A line for each cell of each outcome: row, column, published, measured, both ends of its interval, n, and what was run.

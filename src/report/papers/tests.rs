@@ -3,6 +3,7 @@ use std::fs;
 use super::*;
 use spattn_eval::records::record::Record;
 use spattn_eval::records::testing::record;
+use spattn_lab::papers::findings::PaperFinding;
 use spattn_lab::papers::item::{Item, Variant};
 use spattn_lab::papers::judging::judge;
 use spattn_lab::papers::measure::Evidence;
@@ -143,7 +144,7 @@ fn measured_numbers_carry_the_model_that_was_run() {
 fn results_of_several_runs_are_side_by_side_in_one_folder() {
     let dir = tempfile::tempdir().unwrap();
     let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
-    write_item(&both, dir.path()).unwrap();
+    write_item(&both, dir.path(), MoreFiles::default()).unwrap();
     let folder = dir.path().join("magicpig/table-1");
     for file in ["result.json", "result-real-qwen2.5-coder-0.5b-instruct.json", "plot.svg", "README.md", "table.csv"] {
         assert!(folder.join(file).exists(), "{file}");
@@ -154,7 +155,7 @@ fn results_of_several_runs_are_side_by_side_in_one_folder() {
     assert_eq!(again.outcomes.iter().map(|o| o.variant.as_str()).collect::<Vec<_>>(), ["builtin", "real"]);
     // A copy without the list of written files, as in a clone, is this program's all the same.
     fs::remove_file(folder.join(".written")).unwrap();
-    write_item(&again, dir.path()).unwrap();
+    write_item(&again, dir.path(), MoreFiles::default()).unwrap();
     assert_eq!(fs::read(folder.join("result.json")).unwrap(), before, "what is the same is not written again");
 }
 
@@ -163,23 +164,130 @@ fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
     let dir = tempfile::tempdir().unwrap();
     let shipped = ITEMS.iter().find(|item| item.name == "double-sparsity/figure-5").unwrap();
     let read = || ItemResults::read(dir.path(), shipped.name, shipped.parse().unwrap()).unwrap();
-    let page = write_item(&read(), dir.path()).unwrap();
+    let page = || {
+        write_item(&read(), dir.path(), MoreFiles::default()).unwrap();
+        fs::read_to_string(dir.path().join(shipped.name).join("README.md")).unwrap()
+    };
+    let first = page();
     let folder = dir.path().join(shipped.name);
     assert!(folder.join("result-times.json").exists() && !folder.join("result.json").exists());
     fs::remove_file(folder.join(".written")).unwrap();
-    assert_eq!(write_item(&read(), dir.path()).unwrap(), page);
+    assert_eq!(page(), first);
 }
 
 #[test]
 fn the_pages_of_papers_are_drawn_again_in_a_clone() {
     let dir = tempfile::tempdir().unwrap();
-    write_item(&results(vec![outcome(Variant::Builtin, "builtin")]), dir.path()).unwrap();
+    write_item(&results(vec![outcome(Variant::Builtin, "builtin")]), dir.path(), MoreFiles::default()).unwrap();
     write_pages(dir.path()).unwrap();
     fs::remove_file(dir.path().join(".written")).unwrap();
     write_pages(dir.path()).unwrap();
     fs::remove_file(dir.path().join(".written")).unwrap();
     fs::write(dir.path().join("magicpig.md"), "# Mine\n").unwrap();
     assert!(write_pages(dir.path()).unwrap_err().to_string().contains("spattn did not write it"));
+}
+
+/// What was concluded from all results, as the front page and the papers' pages say it.
+#[test]
+fn conclusions_stand_where_all_results_are() {
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/papers");
+    let findings = PaperFindings::shipped().unwrap();
+    let first = format!("1. {}", spattn_base::text::in_markdown(&findings.findings[0]));
+    let page = |pages: &[(String, String)], name: &str| pages.iter().find(|(own, _)| own == name).unwrap().1.clone();
+    let whole = pages(&committed).unwrap();
+    assert!(
+        page(&whole, "README.md").contains("What is known now, over all papers:")
+            && page(&whole, "README.md").contains(&first)
+    );
+    // One item alone, with all of its results.
+    let dir = tempfile::tempdir().unwrap();
+    let name = ITEMS.iter().find(|item| committed.join(item.name).join("result.json").is_file()).unwrap().name;
+    fs::create_dir_all(dir.path().join(name)).unwrap();
+    for file in fs::read_dir(committed.join(name))
+        .unwrap()
+        .flatten()
+        .filter(|file| file.file_name().to_string_lossy().starts_with("result"))
+    {
+        fs::copy(file.path(), dir.path().join(name).join(file.file_name())).unwrap();
+    }
+    let part = pages(dir.path()).unwrap();
+    assert!(!page(&part, "README.md").contains("What is known now") && !page(&part, "README.md").contains(&first));
+    // A paper's answer, which its page has where all of its items are.
+    let paper = &PAPERS[0];
+    let answered = PaperFindings {
+        papers: vec![PaperFinding {
+            name: paper.name.to_owned(),
+            question: "Is it so?".to_owned(),
+            answer: Some("It is.".to_owned()),
+            figure: None,
+        }],
+        findings: Vec::new(),
+    };
+    let drawn_of = |out: &Path| -> Vec<paper_page::Drawn> {
+        let own = ITEMS.iter().filter(|item| item.paper() == paper.name && out.join(item.name).is_dir());
+        let read = |item: &spattn_lab::papers::Shipped| {
+            let results = ItemResults::read(out, item.name, item.parse().unwrap()).unwrap();
+            let figures = drawn(&results).unwrap();
+            (results, figures)
+        };
+        own.map(read).collect()
+    };
+    let whole = drawn_of(&committed);
+    let has_answer = |all: &[paper_page::Drawn]| {
+        let page = paper_page::paper_page(paper, &answered, all).unwrap();
+        assert!(page.contains("**The question.** Is it so?"), "{page}");
+        page.contains("**The answer.** It is.")
+    };
+    assert!(has_answer(&whole) && !has_answer(&whole[1..]), "one item less");
+}
+
+#[test]
+fn the_number_of_examples_that_was_chosen_is_shown_as_such() {
+    let few = ItemOutcome { samples: Some(2), ..outcome(Variant::Builtin, "builtin") };
+    let page = |outcomes| rendered(&results(outcomes), ItemForm::Markdown).unwrap();
+    let told = page(vec![few.clone()]);
+    assert!(
+        told.contains("| samples | 2 | differs from 50: chosen by --samples; the item's own run has 40 |"),
+        "{told}"
+    );
+    let own = page(vec![outcome(Variant::Builtin, "builtin")]);
+    assert!(own.contains("| samples | 40 | differs from 50: as many as there are |"), "{own}");
+    let real = |model: &str, samples| ItemOutcome { samples, ..outcome(Variant::Real, model) };
+    let two = page(vec![real(REAL, Some(7)), real("SmolLM2-135M-Instruct", None)]);
+    assert!(
+        two.contains(&format!("| samples | 7 ({REAL}), 40 (SmolLM2-135M-Instruct) | differs from 50: chosen")),
+        "{two}"
+    );
+}
+
+#[test]
+fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    write_item(&both, dir.path(), MoreFiles::default()).unwrap();
+    let folder = dir.path().join("magicpig/table-1");
+    assert!(!folder.join("table.tex").exists() && !folder.join("plot.png").exists());
+    write_item(&both, dir.path(), MoreFiles { latex: true, png: true }).unwrap();
+    assert_eq!(&fs::read(folder.join("plot.png")).unwrap()[1..4], b"PNG");
+    assert!(folder.join("plot-real-qwen2.5-coder-0.5b-instruct.png").exists());
+    let tex = fs::read_to_string(folder.join("table.tex")).unwrap();
+    for part in [
+        "% Needs \\usepackage{array,booktabs,siunitx}",
+        "\\caption{MagicPIG, Table 1: a table, on the built-in model (11M parameters)}",
+        "setting & {\\shortstack{16K:\\\\paper\\\\(Big-7B)}} & \\multicolumn{2}{c}",
+        "Full & 90.5 & 100 & [$91.19$, $100$] & 100 & 100 \\\\",
+        "Top & 70 & 25 & [$12.69$, $41.2$] & 2.5 & 5 \\\\",
+    ] {
+        assert!(tex.contains(part), "{part} is missing in\n{tex}");
+    }
+    assert!(!tex.contains("Gone"), "a row without numbers");
+    assert_eq!(tex.matches("\\label{").count(), tex.matches("\\caption{").count());
+    // In a clone, which has no list of written files, they are this program's all the same.
+    fs::remove_file(folder.join(".written")).unwrap();
+    write_item(&both, dir.path(), MoreFiles { latex: true, png: true }).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&rendered(&both, ItemForm::Json).unwrap()).unwrap();
+    assert_eq!((json[0]["variant"].as_str(), json[1]["model"].as_str()), (Some("builtin"), Some(REAL)));
+    assert!(rendered(&both, ItemForm::Csv).unwrap().starts_with("row,column,published"));
 }
 
 #[test]
@@ -189,7 +297,11 @@ fn the_front_page_counts_claims_by_verdict() {
     let all = vec![(both, figures)];
     let findings = PaperFindings::shipped().unwrap();
     let page = paper_page::front_page(&findings, &all);
-    assert!(page.contains(&format!("1. {}", spattn_base::text::in_markdown(&findings.findings[0]))), "{page}");
+    assert!(!page.contains("What is known now") && page.contains("What was run here, a part of"), "{page}");
+    assert!(
+        page.contains("- [MagicPIG, Table 1](magicpig/table-1/README.md): a table; measured on the built-in model (11M parameters), Qwen2.5-Coder"),
+        "{page}"
+    );
     assert!(page.contains("## 4 claims of 1 tables and figures"), "{page}");
     assert!(
         page.contains("| the paper's own numbers | 1 | 0 | 1 | 0 | 0 | 2 |\n| built-in 11M | 1 | 0 | 0 | 0 | 1 | 2 |"),

@@ -174,9 +174,8 @@ fn tables_of(
         };
         let mut entries: Vec<Vec<Option<Entry>>> =
             cells.iter().map(|row| row.iter().map(&mut cell).collect()).collect();
-        if value == "score" {
-            mark_best(&mut entries, |row, column| within(&cells[row][column], scope, layout));
-        }
+        let lines_of = |row: usize, column: usize| within(&cells[row][column], scope, layout);
+        let are_compared = value == "score" && mark_best(&mut entries, lines_of);
         let mut table = PivotTable {
             caption: caption(value, layout, fixed, scope, &all),
             value: value.to_owned(),
@@ -186,6 +185,7 @@ fn tables_of(
             columns: columns.clone(),
             fixed: fixed.to_vec(),
             cells: entries,
+            are_compared,
             notes,
         };
         if scope.len() < all.len() {
@@ -325,8 +325,8 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
     })
 }
 
-/// Marks the best of a table's scores, given what each entry is of.
-fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, usize) -> Vec<Line<'v>>) {
+/// Marks the best of a table's scores, given what each entry is of; whether any were compared.
+fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, usize) -> Vec<Line<'v>>) -> bool {
     let mut shown = Vec::new();
     for (row, line) in entries.iter().enumerate() {
         let methods = line.iter().enumerate().filter_map(|(column, entry)| Some((column, entry.as_ref()?)));
@@ -336,9 +336,11 @@ fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, us
             shown.push(Shown { at: (row, column), seed: here.first().and_then(|line| line.seed), candidate });
         }
     }
-    for (row, column) in best::of_table(&shown) {
+    let best = best::of_table(&shown);
+    for (row, column) in best.places {
         entries[row][column].iter_mut().for_each(|entry| entry.is_best = true);
     }
+    best.are_compared
 }
 
 /// A numeric column of the summary by its name.

@@ -27,6 +27,8 @@ pub struct PivotTable {
     pub fixed: Vec<(String, String)>,
     /// The cells, by lines.
     pub cells: Vec<Vec<Option<Entry>>>,
+    /// Whether scores of methods were compared with each other; if none is the best, they could not be told apart.
+    pub are_compared: bool,
     /// What is to be known of marked cells, from 1.
     pub notes: Vec<String>,
 }
@@ -48,7 +50,7 @@ pub struct Entry {
     pub is_perplexity: bool,
     /// What its method is for.
     pub role: Role,
-    /// Whether it is the best score of a method in its column, or noise does not tell it from that. Where columns hold what is not
+    /// Whether it is the best score of a method in its column, or is not told from that, where others are. Where columns hold what is not
     /// to be compared, such as tasks, the same of its line.
     pub is_best: bool,
 }

@@ -17,7 +17,7 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let title = words::title(table, tables);
         let _ = write!(text, "\n## Verdict: {}\n\n{}\n\n", in_markdown(&title), in_markdown(&sentence(table)));
         text.push_str(&matrix(table));
-        let below = [about_full(table), Some(words::rule(table))].into_iter().flatten();
+        let below = [about_full(table), Some(words::rule(table)), words::intervals(table)].into_iter().flatten();
         let below: Vec<String> = below.map(|line| in_markdown(&line).into_owned()).collect();
         let _ = writeln!(text, "\n{}", below.join(" "));
         text.push_str(&tasks(table));

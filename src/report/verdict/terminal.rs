@@ -25,7 +25,8 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     for line in std::iter::once(HEADINGS.map(str::to_owned)).chain(lines) {
         text += &(joined(&line, &columns) + "\n");
     }
-    let below: Vec<String> = about_full(table).into_iter().chain([words::rule(table)]).collect();
+    let below: Vec<String> =
+        about_full(table).into_iter().chain([words::rule(table)]).chain(words::intervals(table)).collect();
     text.push('\n');
     text += &wrapped(&below.join(" "), width);
     if !left_out.is_empty() {
@@ -35,7 +36,7 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
 }
 
 const COLUMNS: usize = 7;
-const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ full", "memory", "reads", "ms alone"];
+const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ of verdict", "memory", "reads", "ms alone"];
 /// Columns in the order in which they are left out where room is short.
 const LEFT_OUT_FIRST: [usize; 4] = [3, 6, 4, 5];
 
@@ -161,7 +162,7 @@ mod tests {
     fn at_eighty_columns_what_is_left_out_is_said() {
         let text = render(&two(), Some(80));
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        assert!(text.contains("left out for want of room: Δ full, memory (summary.md has all)"), "{text}");
+        assert!(text.contains("left out for want of room: Δ of verdict, memory (summary.md has all)"), "{text}");
         assert!(text.contains("  reads\n") && text.contains("  10 %\n") && !text.contains("+12 %"), "{text}");
     }
 }

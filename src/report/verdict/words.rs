@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use spattn_attention::Role;
 use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, JudgedTask, VerdictTable};
+use spattn_stats::CONFIDENCE;
 
 use crate::report::format::{setting_name, signed, tokens};
 
@@ -206,6 +207,21 @@ pub fn rule(table: &VerdictTable) -> String {
     )
 }
 
+/// How the intervals beside verdicts differ from those of Δ full in the tables of rows; `None` if they are the same.
+pub fn intervals(table: &VerdictTable) -> Option<String> {
+    let sure = (table.rule.confidence != CONFIDENCE).then(|| format!("are {} % sure", 100.0 * table.rule.confidence));
+    let together = (table.comparisons > 1).then(|| format!("hold for all {} settings together", table.comparisons));
+    let pooled = (table.tasks.len() > 1).then(|| "are over the examples of all tasks at once".to_owned());
+    let looks = table.rule.is_any_time.then(|| "hold at every look".to_owned());
+    let differs: Vec<String> = [sure, together, pooled, looks].into_iter().flatten().collect();
+    let (last, first) = differs.split_last()?;
+    let all = if first.is_empty() { last.clone() } else { format!("{} and {last}", first.join(", ")) };
+    Some(format!(
+        "The intervals of a verdict's Δ {all}; that of Δ full in the other tables is {:.0} % sure of its row alone.",
+        100.0 * CONFIDENCE
+    ))
+}
+
 /// How many examples were asked.
 fn examples(table: &VerdictTable) -> String {
     let of_each = of_each_task(table);
@@ -222,6 +238,7 @@ fn examples(table: &VerdictTable) -> String {
 mod tests {
     use super::*;
     use crate::report::verdict::testing::{run, table};
+    use spattn_eval::summary::verdicts::VerdictRule;
 
     #[test]
     fn numbers_are_rounded_to_the_safe_side() {
@@ -246,6 +263,19 @@ mod tests {
             "Safe: loses at most 1 point against full attention on the same examples; 95 % sure for all 3 settings together. \
              600 examples."
         );
+    }
+
+    #[test]
+    fn how_intervals_differ_from_those_of_the_rows_is_told_where_they_do() {
+        let of = |method: &str| run("vt", method, "density=0.05", 4, 600);
+        let one = table(&[run("vt", "full", "", 0, 600), of("h2o")], 1.0);
+        assert_eq!(intervals(&one), None, "the same interval as the row's");
+        let sure = VerdictTable { rule: VerdictRule { confidence: 0.9, ..one.rule }, ..one };
+        assert!(intervals(&sure).unwrap().starts_with("The intervals of a verdict's Δ are 90 % sure; that of Δ full"));
+        let two = table(&[run("vt", "full", "", 0, 600), of("h2o"), of("loki")], 1.0);
+        let tasks = VerdictTable { tasks: vec!["a".to_owned(), "b".to_owned()], ..two.clone() };
+        assert!(intervals(&two).unwrap().contains("Δ hold for all 2 settings together; that of Δ full"));
+        assert!(intervals(&tasks).unwrap().contains("together and are over the examples of all tasks at once; "));
     }
 
     #[test]

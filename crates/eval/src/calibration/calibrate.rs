@@ -63,7 +63,7 @@ impl Text {
     ///
     /// # Errors
     /// As [`read_text`].
-    pub fn file(path: &Path, model: &Model) -> Result<Self> {
+    pub fn file(path: &Path, model: &OpenModel) -> Result<Self> {
         let (label, ids) = read_text(path, "--data", &model.tokenizer)?;
         Ok(Self::File { label, ids })
     }
@@ -99,7 +99,7 @@ impl Text {
     }
 
     /// The `number`-th block, of `tokens` tokens (for tasks, at most that many).
-    fn block(&self, number: usize, tokens: usize, seed: u64, model: &Model) -> Result<Vec<u32>> {
+    fn block(&self, number: usize, tokens: usize, seed: u64, model: &OpenModel) -> Result<Vec<u32>> {
         match self {
             Self::Generated => {
                 // A word has at least one token.
@@ -166,7 +166,7 @@ struct RowEncoder<'a> {
 }
 
 impl<'a> RowEncoder<'a> {
-    fn new(model: &'a Model) -> Result<Self, UsageError> {
+    fn new(model: &'a OpenModel) -> Result<Self, UsageError> {
         let tokenizer = &model.tokenizer;
         let eos = tokenizer.eos_ids().first().copied().ok_or_else(|| {
             UsageError::new(format!("{} has no end-of-text token, which training rows need", model.id))
@@ -359,9 +359,9 @@ impl CalibrationPlan<'_> {
     ///
     /// # Errors
     /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are longer than the model's context.
-    pub fn check(&self, model: &Model) -> Result<(), UsageError> {
+    pub fn check(&self, model: &OpenModel) -> Result<(), UsageError> {
         self.collectors(&model.shape(), None)?;
-        let limit = model.decoder.config().context_limit();
+        let limit = model.dimensions.config().context_limit();
         if self.tokens == 0 || self.length == 0 {
             return Err(UsageError::new("--tokens or --length is 0").hint("--tokens and --length take numbers from 1"));
         }
@@ -387,13 +387,44 @@ impl CalibrationPlan<'_> {
             let what = format!("blocks of {} tokens are beyond the context of {} ({limit})", self.length, model.id);
             return Err(UsageError::new(what).hint("choose a shorter --length"));
         }
-        let dimensions = &model.dimensions;
-        let shape = model.shape();
-        let waiting: usize = self.orders.iter().map(|order| (order.calibration.waiting)(&shape, block)).sum();
-        let needed =
-            dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false)).saturating_add(waiting);
         let what = format!("{} reading blocks of {block} tokens takes", model.id);
-        memory::check(needed as u64, what, "choose a shorter --length")
+        memory::check(self.bytes(model) as u64, what, "choose a shorter --length")
+    }
+
+    /// The memory that reading takes: the weights, the longest block, and what is kept of it.
+    pub fn bytes(&self, model: &OpenModel) -> usize {
+        let (block, dimensions, shape) = (self.tokens.min(self.length), &model.dimensions, model.shape());
+        let waiting: usize = self.orders.iter().map(|order| (order.calibration.waiting)(&shape, block)).sum();
+        dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false)).saturating_add(waiting)
+    }
+
+    /// Makes the first block of each text, as [`run`](Self::run) would, and reads nothing.
+    ///
+    /// # Errors
+    /// If one cannot be made, or is longer than the model's context.
+    pub fn check_first_blocks(&self, model: &OpenModel) -> Result<()> {
+        let blocks = self.blocks();
+        blocks
+            .iter()
+            .enumerate()
+            .take(self.texts.len())
+            .try_for_each(|(at, length)| self.ids(at, *length, model).map(drop))
+    }
+
+    /// The blocks as pairs of a number and a length in tokens, held-out ones with them.
+    pub fn lengths(&self) -> Vec<(usize, usize)> {
+        let learned = self.blocks().into_iter().map(|length| (1, length));
+        learned.chain((self.held_out > 0).then_some((self.held_out, self.length))).collect()
+    }
+
+    /// Makes sure that a calibration could go on from its checkpoints, if there are any to go on from.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if they are of another calibration, or one is missing; if they cannot be read.
+    pub fn check_resumable(&self, checkpoints: &Checkpoints, model: &OpenModel) -> Result<()> {
+        let shape = model.shape();
+        let of = Calibrated { model: &shape, tokens: self.tokens, seed: self.seed, data: self.data() };
+        self.orders.iter().try_for_each(|order| checkpoints.load(order.calibration.kind, &of).map(drop))
     }
 
     /// Notes for the user about the text, one line each: about files that are read more than once.
@@ -441,17 +472,23 @@ impl CalibrationPlan<'_> {
 
     /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
     fn read(&self, number: usize, length: usize, model: &Model, observe: &mut ObserveChunk<'_>) -> Result<usize> {
+        let ids = self.ids(number, length, model)?;
+        model.decoder.prefill_observed(&ids, ids.len(), observe)?;
+        Ok(ids.len())
+    }
+
+    /// The tokens of a block.
+    fn ids(&self, number: usize, length: usize, model: &OpenModel) -> Result<Vec<u32>> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
         model.check_tokens(&ids)?;
-        let limit = model.decoder.config().context_limit();
+        let limit = model.dimensions.config().context_limit();
         if ids.len() > limit {
             let (label, tokens, id) = (text.label(), ids.len(), &model.id);
             let what = format!("a prompt of {label} has {tokens} tokens, beyond the context of {id} ({limit})");
             return Err(UsageError::new(what).hint("leave that text out").into());
         }
-        model.decoder.prefill_observed(&ids, ids.len(), observe)?;
-        Ok(ids.len())
+        Ok(ids)
     }
 
     /// Reads all blocks. After each, `progress` gets the number of blocks done and of all blocks. `None` if it stops the run, which leaves
@@ -504,7 +541,7 @@ impl CalibrationPlan<'_> {
     }
 
     /// The text, in words.
-    fn data(&self) -> String {
+    pub fn data(&self) -> String {
         let labels: Vec<&str> = self.texts.iter().map(Text::label).collect();
         format!("{}, {} tokens a block", labels.join(" + "), self.length)
     }

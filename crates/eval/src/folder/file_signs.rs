@@ -40,7 +40,7 @@ pub const PAPERS_PAGE: &str = "<!-- Made by `spattn reproduce`. -->";
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
 /// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
-const SIGNS: [(&str, Sign); 37] = [
+const SIGNS: [(&str, Sign); 38] = [
     // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
@@ -71,6 +71,7 @@ const SIGNS: [(&str, Sign); 37] = [
     ("matrix.toml", Begins(&["# The matrix as it was planned"])),
     ("sweep.sbatch", Holds(&["#!/bin/bash\n", "spattn"])),
     ("tables/*.tex", OF_LATEX),
+    ("table.tex", OF_LATEX),
     ("tables/*.md", Holds(&["**", " by ", "**\n\n| "])),
     ("tables/*.json", Holds(&["[\n  {\n    \"model\": ", "\n    \"protocol\": ", "\"measure\": "])),
     ("tables/*.csv", Table),

@@ -93,9 +93,9 @@ pub const ANALYSIS: Kind = Kind {
 pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])], is_in: |dir| ANALYSIS.is_in(dir) };
 /// The results of a paper's item.
 pub const ITEM: Kind = Kind {
-    names: &["result.json", "table.csv", "plot.svg", "manifest.json", "README.md"],
+    names: &["result.json", "table.csv", "table.tex", "plot.svg", "manifest.json", "README.md"],
     // `result-*.json` and `manifest-*.json` are of further runs.
-    folders: &[("", &["svg", "json"])],
+    folders: &[("", &["svg", "png", "json"])],
     is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]) || begins(dir, "README.md", 64, PAPERS_PAGE),
 };
 /// The page of all papers, beside which each paper has one.

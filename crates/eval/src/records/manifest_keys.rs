@@ -19,5 +19,8 @@ pub const NOTES: &str = "notes";
 /// Key of the manifest that says that examples were added until verdicts were told, so that these have to hold at all looks.
 pub const UNTIL_CERTAIN: &str = "until_certain";
 
+/// Key of the manifest for what methods are held to, if the run was asked for a safe one. A resumed run that is asked for another replaces it.
+pub const HELD_TO: &str = "held_to";
+
 /// Parts of an identity that old folders lack: a model's configuration, and how its tokenizer makes prompts and ends answers.
 pub const CONTENT: [&str; 2] = ["config", "tokens"];

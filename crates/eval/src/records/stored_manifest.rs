@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::changes::{self, AXES, Changes};
 use super::loaded::{LoadedRecords, SAMPLES, load_records};
-use super::manifest_keys::{CALIBRATION, IDENTITY, INPUTS, MANIFEST};
+use super::manifest_keys::{CALIBRATION, HELD_TO, IDENTITY, INPUTS, MANIFEST};
 use super::record::Record;
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
@@ -82,6 +82,9 @@ pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     fields.insert(CALIBRATION.to_owned(), calibration);
     fields.insert(INPUTS.to_owned(), inputs);
     fields.insert(IDENTITY.to_owned(), manifest[IDENTITY].clone());
+    if let Some(held_to) = manifest.get(HELD_TO) {
+        fields.insert(HELD_TO.to_owned(), held_to.clone());
+    }
     if then != now {
         let resumed = fields.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
         if let Some(resumed) = resumed.as_array_mut()
@@ -113,7 +116,7 @@ fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
 }
 
 fn without_identity(manifest: &Value) -> Value {
-    let own = |key: &str| ![IDENTITY, CALIBRATION, INPUTS, RESUMED].contains(&key);
+    let own = |key: &str| ![IDENTITY, CALIBRATION, INPUTS, HELD_TO, RESUMED].contains(&key);
     let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }

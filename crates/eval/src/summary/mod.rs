@@ -5,6 +5,8 @@
 pub mod cells;
 pub mod column_value;
 pub mod columns;
+pub mod demand;
+pub mod outlook;
 pub mod over_tasks;
 pub mod paired;
 pub mod prefill_savings;

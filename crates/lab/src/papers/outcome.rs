@@ -30,6 +30,9 @@ pub struct ItemOutcome {
     /// The command that makes this outcome.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub command: String,
+    /// The examples of each task and length that were run, where they are not as many as the item's own run has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<usize>,
     /// What was run.
     #[serde(default)]
     pub ran: Vec<(String, String)>,
