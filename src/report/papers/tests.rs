@@ -196,7 +196,7 @@ fn conclusions_stand_where_all_results_are() {
     let page = |pages: &[(String, String)], name: &str| pages.iter().find(|(own, _)| own == name).unwrap().1.clone();
     let whole = pages(&committed).unwrap();
     assert!(
-        page(&whole, "README.md").contains("What is known now, over all papers:")
+        page(&whole, "README.md").contains("What is known now, over all papers\n")
             && page(&whole, "README.md").contains(&first)
     );
     // One item alone, with all of its results.
