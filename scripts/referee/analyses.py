@@ -1,4 +1,4 @@
-"""A second implementation, from the papers and in numpy, of five things that spattn computes; compares the results.
+"""A second implementation, from the papers and in numpy, of five things that spattn analyses; compares the results.
 
     spattn analyze mass recall estimation channels -t ruler/vt -l 1K -n 1 --queries 4 --dump --out DIR \\
         -m magicpig:K=8,L=75 -m hash_attention:k=64 -m double_sparsity:k=64,label_bits=16 -m hip:k=128

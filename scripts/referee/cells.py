@@ -54,8 +54,9 @@ class Checked:
         return differ
 
     def print_records(self):
-        print(f"{self.item.name}: {len(self.distances)} records; off by {np.median(self.distances):.1e} nats (median),", end=" ")
-        print(f"{len(self.beyond)} by more than {ROUNDING:g}; {len(self.other)} of another score; {len(self.unlike)} of another prompt")
+        beyond = f"{len(self.beyond)} by more than {ROUNDING:g}"
+        counts = f"{beyond}; {len(self.other)} of another score; {len(self.unlike)} of another prompt"
+        print(f"{self.item.name}: {len(self.distances)} records, off by {np.median(self.distances):.1e} nats (median), {counts}")
         for title, lines in (("beyond", self.beyond), ("score", self.other), ("prompt", self.unlike)):
             for line in lines:
                 print(f"  {title:7}{line}")

@@ -19,10 +19,12 @@ def main():
     flags.add_argument("dumped", nargs="*", metavar="DIR", help="a folder of `spattn analyze --dump`, and the calibration")
     flags.add_argument("--model", help="a GGUF file of Qwen2")
     flags.add_argument("--data", help="the data folder, with piqa/, mmlu/ and wikitext2/")
-    flags.add_argument("--item", action="append", default=[], help="such as topk/figure-2, double-sparsity/table-2, magicpig/table-1")
+    flags.add_argument("--item", action="append", default=[], help="such as topk/figure-2 or magicpig/table-1")
     flags.add_argument("--records", help="the folder with the stored runs of this model")
     flags.add_argument("--calibration", help="the folder with the model's calibrations, for Double Sparsity")
     flags.add_argument("--limit", type=int, default=10**9, help="questions of each task, to try it out")
+    flags.add_argument("--skip", type=int, default=0, help="answers to leave out from the front")
+    flags.add_argument("--only", action="append", help="of a text, methods that have this in their names, such as ratio=0.5")
     flags.add_argument("--windows", type=int, default=1, help="windows of a text (each takes minutes)")
     given = flags.parse_args()
     if given.model:

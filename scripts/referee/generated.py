@@ -99,24 +99,33 @@ def compare(record, answer, length, right):
     return text, score, score == record["score"]
 
 
-def check(model, encode, tokenizer, item, data, count):
-    """Prints the cell of full attention, or the scores of the first `count` questions. Returns how much differs."""
+def report(item, records, answers, compared, seconds):
+    """Prints how answers compare. Returns 1 if the score differs or a prompt does, 0 otherwise."""
+    unlike = compared.count(None)
+    stored = 100 * np.mean([record["score"] for record in records])
+    ours = 100 * np.mean([entry[1] if entry else np.nan for entry in compared])
+    same = unlike == 0 and abs(stored - ours) < 1e-9
+    which = f"samples {records[0]['sample']} to {records[-1]['sample']}"
+    print(f"{'same' if same else 'OTHER':6}{item.name} full, score of {which}: {stored:.6f} and {ours:.6f}")
+    texts = sum(entry[0] for entry in compared if entry)
+    print(f"      {texts} texts are the same as far as the answer, {unlike} prompts are not; {seconds:.0f} s")
+    for record, answer, entry in zip(records, answers, compared):
+        if not (entry and entry[0] and entry[2]):
+            scores = f"{entry and entry[1]} here, {record['score']} stored"
+            print(f"      sample {record['sample']}: {scores}; smallest lead of a token {answer.nearest:.1e}")
+    return 0 if same else 1
+
+
+def check(model, encode, tokenizer, item, data, skip, count):
+    """Compares the cell of full attention, or the scores of `count` questions after `skip`. Returns whether they differ."""
     start = time.time()
-    records = sorted((r for r in item.records if spec_of(r) == "full"), key=lambda record: record["sample"])[:count]
+    records = sorted((r for r in item.records if spec_of(r) == "full"), key=lambda record: record["sample"])[skip:][:count]
     assert {record["task"] for record in records} == {"gen/mmlu_flan_cot"}
-    asked = [question for question, _ in zip(prompts(data, 4), records)]
+    known = list(prompts(data, 4))
+    asked = [known[record["sample"]] for record in records]
     model.attention_type = np.float32
     ids, answers = begun(model, encode, asked, records[0]["max_new_tokens"])
     decode(model, tokenizer, answers)
     model.attention_type = np.float64
     compared = [compare(r, a, len(i), right) for r, a, i, (_, _, right) in zip(records, answers, ids, asked)]
-    unlike = compared.count(None)
-    scores = [entry[1] for entry in compared if entry]
-    stored, ours = 100 * np.mean([record["score"] for record in records]), 100 * np.mean(scores)
-    same = unlike == 0 and abs(stored - ours) < 1e-9
-    print(f"{'same' if same else 'OTHER':6}{item.name} full, score of {len(records)} answers: {stored:.6f} and {ours:.6f}")
-    print(f"  {sum(entry[0] for entry in compared if entry)} texts are the same, as far as the answer; {unlike} of another prompt; {time.time() - start:.0f} s")
-    for record, answer, entry in zip(records, answers, compared):
-        if not (entry and entry[0] and entry[2]):
-            print(f"  sample {record['sample']}: {entry and entry[1]} here, {record['score']} stored; smallest lead {answer.nearest:.1e}")
-    return 0 if same else 1
+    return report(item, records, answers, compared, time.time() - start)

@@ -34,8 +34,8 @@ class DoubleSparsity:
 
     GROUP, TOP = 128, np.float32(15)
 
-    def __init__(self, means, ratio):
-        self.means, self.ratio = means, ratio
+    def __init__(self, means, ratio, score_type=np.float64):
+        self.means, self.ratio, self.score_type = means, ratio, score_type
         self.nearest, self.attended, self.context = np.inf, 0, 0
 
     def channels(self, layer, kv_heads, d):
@@ -55,9 +55,9 @@ class DoubleSparsity:
         mask = np.zeros((kv_heads, group, *view.products.shape[1:]), bool)
         for kv_head, channels in enumerate(self.channels(view.layer, kv_heads, d)):
             keys = view.keys[kv_head][:, channels].astype(np.float32)
-            queries = view.queries[kv_head][:, :, channels]
+            queries = view.queries[kv_head][:, :, channels].astype(self.score_type)
             whole = [self.labels(keys[at : at + self.GROUP]) for at in range(0, len(keys), self.GROUP)]
-            scores = queries @ np.concatenate(whole).T.astype(np.float64)
+            scores = queries @ np.concatenate(whole).T.astype(self.score_type)
             for row in range(rows):
                 self.pick(view.before + row, keys, queries[:, row], scores[:, row], mask[kv_head, :, row])
         return mask.reshape(view.products.shape)
@@ -66,7 +66,7 @@ class DoubleSparsity:
         """Marks what the queries at position `own` attend. `scores` are those by whole groups."""
         start = own - own % self.GROUP
         if own > start:
-            scores[:, start:own] = queries @ self.labels(keys[start:own]).T.astype(np.float64)
+            scores[:, start:own] = queries @ self.labels(keys[start:own]).T.astype(self.score_type)
         count = int(np.ceil(self.ratio * (own + 1)))
         order = np.argsort(-scores[:, :own], axis=-1, kind="stable")
         np.put_along_axis(mask, order[:, :count], True, axis=-1)
@@ -84,8 +84,11 @@ def parse(spec):
     return name, dict(pair.split("=") for pair in parameters.split(",") if pair)
 
 
-def select(spec, before, calibration=None):
-    """What chooses the tokens behind a prefix of `before` tokens; None if all are attended. `calibration` is a folder."""
+def select(spec, before, calibration=None, score_type=np.float64):
+    """What chooses the tokens behind a prefix of `before` tokens; None if all are attended.
+
+    `calibration` is a folder. `score_type` is in what Double Sparsity's scores are computed.
+    """
     name, given = parse(spec)
     if name == "full":
         return None
@@ -95,4 +98,4 @@ def select(spec, before, calibration=None):
         return TopK(k) if k < before else None
     assert (name, given["channels"], given["label_bits"], given["tail"]) == ("double_sparsity", "d/4", "4", "indexed"), spec
     means, _ = tensors(f"{calibration}/double_sparsity.safetensors")
-    return DoubleSparsity(means, float(given["ratio"]))
+    return DoubleSparsity(means, float(given["ratio"]), score_type)

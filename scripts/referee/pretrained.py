@@ -27,8 +27,8 @@ def check(given):
     if choices := of_kind(items, "mcq/"):
         differ += cells.check(model, encode, choices, given.data, given.limit)
     for item in of_kind(items, "ppl/"):
-        differ += windows.check(model, encode, item, given.data, given.calibration, given.windows)
+        differ += windows.check(model, encode, item, given.data, given.calibration, given.windows, given.only)
     for item in of_kind(items, "gen/"):
-        differ += generated.check(model, encode, made, item, given.data, given.limit)
+        differ += generated.check(model, encode, made, item, given.data, given.skip, given.limit)
     print(f"{time.time() - begun:.0f} s")
     return differ

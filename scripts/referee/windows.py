@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import numpy as np
+
 from methods import select
 from qwen2 import Cache, Segment
 from stored import spec_of
@@ -27,21 +29,47 @@ def recomputed(model, tokens, prompt, rule, prefixes):
     return -model.log_likelihoods(hidden[0], tokens[prompt:]).sum()
 
 
-def check(model, encode, item, data, calibration, count):
-    """Prints a line for each record of the first `count` windows. Returns how many differ."""
+class Compared:
+    """A record, and what is recomputed for it."""
+
+    def __init__(self, record, found, rule):
+        self.record, self.rule = record, rule
+        likelihood = record["likelihood"]
+        self.off = lambda found: abs(found - likelihood["nll"]) / likelihood["tokens"]
+        self.found = found
+        share = rule.attended / rule.context if rule else 1.0
+        self.same_density = abs(share - record["density"]) < 1e-9
+        self.same = self.off(found) <= ROUNDING and self.same_density
+
+    def line(self):
+        mark = "same" if self.same else "OTHER"
+        density = "the same density" if self.same_density else "another density"
+        nll = self.record["likelihood"]["nll"]
+        return f"{mark:6}{spec_of(self.record)}: nll {nll:.4f} and {self.found:.4f}, {self.off(self.found):.1e} a token; {density}"
+
+
+def check(model, encode, item, data, calibration, count, specs):
+    """Prints a line for each record of the first `count` windows. Returns how many differ.
+
+    Where a method picks by scores in few bits, it is recomputed with scores in single precision, too: how far that moves the
+    number says what near ties are worth.
+    """
     prefixes, differ = {}, 0
-    for record in (record for record in item.records if record["sample"] < count):
+    wanted = lambda record: record["sample"] < count and (not specs or any(part in spec_of(record) for part in specs))
+    for record in filter(wanted, item.records):
         begun = time.time()
         assert record["task"] == "ppl/wikitext2", record["task"]
         tokens = window(data, encode, record["length"], record["sample"])
-        rule = select(spec_of(record), record["prefix_tokens"], calibration)
-        found = recomputed(model, tokens, record["prompt_tokens"], rule, prefixes)
-        stored = record["likelihood"]["nll"]
-        off = abs(found - stored) / record["likelihood"]["tokens"]
-        share = rule.attended / rule.context if rule else 1.0
-        same = off <= ROUNDING and abs(share - record["density"]) < 1e-9
-        differ += not same
-        nearest = f", nearest pick {rule.nearest:.1e} in logits" if rule else ""
-        print(f"{'same' if same else 'OTHER':6}{item.name} window {record['sample']} {spec_of(record)}: nll {stored:.4f} and {found:.4f},", end=" ")
-        print(f"{off:.1e} a token; density {record['density']:.6f} and {share:.6f}{nearest}; {time.time() - begun:.0f} s", flush=True)
+
+        def found(score_type):
+            rule = select(spec_of(record), record["prefix_tokens"], calibration, score_type)
+            return recomputed(model, tokens, record["prompt_tokens"], rule, prefixes), rule
+
+        compared = Compared(record, *found(np.float64))
+        differ += not compared.same
+        print(f"{compared.line()} ({item.name}, window {record['sample']})")
+        if compared.rule:
+            single, _ = found(np.float32)
+            print(f"      with scores in single precision {single:.4f}, {compared.off(single):.1e} a token")
+        print(f"      {time.time() - begun:.0f} s", flush=True)
     return differ
