@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(first, third);
         let each = [1, 4].map(|copies| Device::EachGpu(CopiesPerGpu::new(copies).unwrap()));
         assert_eq!(each.map(&mut of), [third.clone(), third.clone()]);
-        assert_eq!([Device::Cuda(Gpus::in_order(&[0, 1]))].map(&mut of), [first.clone()]);
+        assert_eq!(of(Device::Cuda(Gpus::in_order(&[0, 1]))), first);
         assert_ne!(cpu, first);
         // Runs stored before there was another engine are runs on the CPU.
         assert!(cpu.get("engine").is_none());
