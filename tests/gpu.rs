@@ -228,7 +228,10 @@ fn products_with_quantised_blocks_and_their_rows() {
                 assert_eq!(fetch(&gpu, &wide, count * inputs, storage), expected, "{}", block_type.name());
                 let x = noise(rows * inputs, 2);
                 check_quantised_product(&gpu, storage, &w, &numbers, rows, &x);
-                // Some numbers are far larger or smaller than those around them.
+                // Tensor cores take x apart by the largest number of a chunk: some numbers are far larger or smaller than those around them.
+                if rows > 1 || outputs < 16 || inputs % 256 != 0 {
+                    continue;
+                }
                 let far = |(i, x): (usize, f32)| match (i % 97, i % 89) {
                     (5, _) => 150.0 * x,
                     (_, 7) => 1e-5 * x,
@@ -272,18 +275,14 @@ fn check_quantised_product(gpu: &Gpu, storage: Storage, w: &QuantisedMatrix, num
             let expected: Vec<f64> =
                 numbers.chunks_exact(inputs).map(|w| dot(w) + if into == Into::Add { 0.5 } else { 0.0 }).collect();
             let what = format!("row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
-            // Codes are multiplied with 128 added, which costs up to seven bits of f32. Of a few outputs, all may cancel.
-            if outputs >= 15 {
-                assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
-            }
+            // Codes are multiplied with 128 added, which costs up to seven bits of f32.
+            assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
             // Of 17 numbers that it adds up, a tensor core cuts what is below 2^-23 of the largest: half of that on average, twice for a
-            // group of 32. Elsewhere each of 16 sums is rounded by 2^-24 of at most 143 for a code of which 7.5 or more counts.
-            let on_tensor_cores = rows == 1 && outputs >= 16 && inputs.is_multiple_of(256);
-            let bound = if on_tensor_cores { 17.0 / f64::from(1 << 23) } else { 16.0 * 19.1 / f64::from(1 << 24) };
+            // group of 32.
             if wide == Storage::F32 {
                 let most: Vec<f64> = numbers.chunks_exact(inputs).map(|w| without_cancelling(w, x)).collect();
                 let off = relative(own, &expected) * length(&expected) / length(&most);
-                assert!(off < bound, "{what}: off by {off:.2e} of what does not cancel");
+                assert!(off < 17.0 / f64::from(1 << 23), "{what}: off by {off:.2e} of what does not cancel");
             }
         }
     }

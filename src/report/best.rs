@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(bold(&[run("loki", 20, |_| true)]), [""; 0], "nothing is compared");
         assert_eq!(bold(&[run("loki", 20, |_| true), run("topk", 20, |_| true)]), [""; 0], "nor with an oracle");
         assert_eq!(bold(&[]), [""; 0]);
-        // If noise is known only for some, nothing is said of the others.
+        // Three examples of `sparq` are too few for an interval, so it is not printed in bold.
         let some = [run("loki", 20, |_| true), run("quest", 20, |_| false), run("sparq", 3, |_| false)];
         assert_eq!(bold(&some), ["loki"]);
     }
