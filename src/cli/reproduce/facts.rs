@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use spattn_eval::records::record::Record;
+use spattn_eval::records::timing::TimingConditions;
 use spattn_lab::papers::learning::Learning;
 use spattn_lab::papers::seen::AnalysisTables;
 
@@ -29,19 +30,26 @@ pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     ]
 }
 
-/// What records say of steps that were timed alone.
+/// What records say of steps that were timed alone, and which of these times are none of the method.
 pub(super) fn facts_of_latency(alone: &[Record]) -> Vec<(String, String)> {
-    let Some(first) = alone.first() else { return Vec::new() };
-    let tasks: BTreeSet<&str> = alone.iter().map(|r| &*r.task).collect();
-    let lengths: BTreeSet<usize> = alone.iter().map(|r| r.length).collect();
+    let of_the_host = |record: &&Record| record.conditions.as_deref().is_some_and(TimingConditions::is_of_the_host);
+    let (host, own): (Vec<&Record>, Vec<&Record>) = alone.iter().partition(of_the_host);
+    let Some(first) = own.first() else { return Vec::new() };
+    let tasks: BTreeSet<&str> = own.iter().map(|r| &*r.task).collect();
+    let lengths: BTreeSet<usize> = own.iter().map(|r| r.length).collect();
     let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
-    let examples: BTreeSet<_> = alone.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
+    let examples: BTreeSet<_> = own.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
     let tasks = tasks.into_iter().collect::<Vec<_>>().join(", ");
     let on = first.conditions.as_deref().map_or(String::new(), |conditions| format!("; {conditions}"));
-    vec![(
-        "steps timed alone".to_owned(),
-        format!("{tasks} at {}, {} examples{on}", lengths.join(", "), examples.len()),
-    )]
+    let timed = format!("{tasks} at {}, {} examples{on}", lengths.join(", "), examples.len());
+    let mut facts = vec![("steps timed alone".to_owned(), timed)];
+    let methods: BTreeSet<String> = host.iter().map(|r| format!("{}:{}", r.method, r.params)).collect();
+    if !methods.is_empty() {
+        let methods: Vec<String> = methods.into_iter().collect();
+        let why = "tokens are selected on the host, so a step's time is not the method's";
+        facts.push(("steps without a time".to_owned(), format!("{}: {why}", methods.join("; "))));
+    }
+    facts
 }
 
 /// What units say was learned.

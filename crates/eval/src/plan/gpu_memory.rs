@@ -33,18 +33,25 @@ pub struct GpuNeed {
 /// # Errors
 /// If a device is not there, or has more GPUs than the model has layers.
 pub fn gpu_needs(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<Vec<GpuNeed>, UsageError> {
-    let mut needs: Vec<GpuNeed> = Vec::new();
+    let mut needs = Vec::new();
     for device in config.device.copies()? {
         for share in model.dimensions.divide(device, placement(config).tokens)? {
-            let bytes = bytes_at(config, model, tokens, &share.layers);
-            match needs.iter_mut().find(|need| need.share.ordinal == share.ordinal) {
-                // Another copy on the same GPU.
-                Some(need) => need.bytes = need.bytes.saturating_add(bytes),
-                None => needs.push(GpuNeed { bytes, share }),
-            }
+            needs.push(GpuNeed { bytes: bytes_at(config, model, tokens, &share.layers), share });
         }
     }
-    Ok(needs)
+    Ok(of_each_gpu(needs))
+}
+
+/// What copies need together on each GPU, in the order of their first copies.
+fn of_each_gpu(needs: Vec<GpuNeed>) -> Vec<GpuNeed> {
+    let mut all: Vec<GpuNeed> = Vec::new();
+    for need in needs {
+        match all.iter_mut().find(|known| known.share.ordinal == need.share.ordinal) {
+            Some(known) => known.bytes = known.bytes.saturating_add(need.bytes),
+            None => all.push(need),
+        }
+    }
+    all
 }
 
 /// The most bytes of a GPU's memory that some layers of a model need.
@@ -203,6 +210,12 @@ mod tests {
         let needs = [need(0, 41, Some(80)), need(1, 39, Some(40))];
         assert_eq!(listed(&needs), "cuda:0 41.0 GB of 80.0 GB free, cuda:1 39.0 GB of 40.0 GB free");
         assert_eq!(listed(&[need(3, 2, None)]), "cuda:3 2.0 GB");
+    }
+
+    #[test]
+    fn copies_on_a_gpu_need_its_memory_together() {
+        let needs = [need(0, 3, Some(80)), need(1, 3, Some(40)), need(0, 3, Some(80)), need(1, 3, Some(40))];
+        assert_eq!(of_each_gpu(needs.to_vec()), [need(0, 6, Some(80)), need(1, 6, Some(40))]);
     }
 
     #[test]

@@ -33,6 +33,13 @@ pub struct TimingConditions {
     pub select_on: Option<String>,
 }
 
+impl TimingConditions {
+    /// Whether the model was on a GPU and tokens were selected on the host: such a time is that of an arrangement, not of the method.
+    pub fn is_of_the_host(&self) -> bool {
+        self.select_on.as_deref() == Some("host")
+    }
+}
+
 impl fmt::Display for TimingConditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on } = self;

@@ -214,9 +214,10 @@ mod tests {
     use super::super::claims::ClaimVerdict;
     use super::super::experiment::Cause;
     use super::*;
+    use spattn_eval::records::interning::Interned;
     use spattn_eval::records::record::Record;
     use spattn_eval::records::testing::record;
-    use spattn_eval::records::timing::{Latency, Solo};
+    use spattn_eval::records::timing::{Latency, Solo, TimingConditions};
 
     const ITEM: &str = "
 title = 'two models'
@@ -477,5 +478,22 @@ no = { says = 'Nine do not.' }
         assert_eq!((step.mean, step.ends), (2.2, Some((1.0, 9.0))), "a median, not a mean");
         assert_eq!(outcome.number("Full", "VT").unwrap().0.n, 40, "scores are of the other run");
         assert_eq!(outcome.number("Top", "Step"), None);
+        // Where the host selects for a GPU, the time is not the method's.
+        let on = |place: &str| TimingConditions {
+            fidelity: false,
+            together: 1,
+            latency: Some(Latency::Solo),
+            threads: 2,
+            simd: "avx2".to_owned(),
+            cpu: None,
+            gpu: Some("a GPU".to_owned()),
+            select_on: Some(place.to_owned()),
+        };
+        for (place, expected) in [("device", Some(2.2)), ("host", None)] {
+            let placed = |r: &Record| Record { conditions: Some(Interned::from(on(place))), ..r.clone() };
+            let alone: Vec<Record> = alone.iter().map(placed).collect();
+            let outcome = judge("p/t", &item, run, Evidence { records: &records, alone: &alone, seen: &[] }).unwrap();
+            assert_eq!(outcome.number("Full", "Step").map(|(step, _)| step.mean), expected, "{place}");
+        }
     }
 }

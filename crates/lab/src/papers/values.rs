@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use spattn_eval::records::fidelity::Fidelity;
 use spattn_eval::records::record::Record;
-use spattn_eval::records::timing::Solo;
+use spattn_eval::records::timing::{Solo, TimingConditions};
 
 /// A number of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub enum Value {
     AuxBits,
     /// Bytes of K, V and auxiliary data read per token.
     KvBytesPerToken,
-    /// Milliseconds of a step of the method alone: of the records of `[latency]`.
+    /// Milliseconds of a step of the method alone: of the records of `[latency]`. None where the host selected tokens for a GPU.
     StepMs,
     /// Bytes that all heads share, held once.
     SharedBytesResident,
@@ -69,7 +69,7 @@ impl Value {
             Self::CostPublished => Some(r.comparable?.cost1_published + r.comparable?.cost2_picked?),
             Self::AuxBits => r.aux_bits,
             Self::KvBytesPerToken => r.kv_bytes_per_token,
-            Self::StepMs => r.solo.as_ref().and_then(Solo::median),
+            Self::StepMs => solo_of_the_method(r).and_then(Solo::median),
             Self::SharedBytesResident => Some(r.comparable?.shared_bytes_resident),
             Self::OutputError => r.fidelity.as_deref().map(Fidelity::mean_error),
             Self::Recall => r.fidelity.as_deref().map(Fidelity::mean_recall),
@@ -115,4 +115,9 @@ impl Value {
         };
         if percent { format!("{text}, %") } else { text.to_owned() }
     }
+}
+
+fn solo_of_the_method(record: &Record) -> Option<&Solo> {
+    let is_of_the_host = record.conditions.as_deref().is_some_and(TimingConditions::is_of_the_host);
+    record.solo.as_ref().filter(|_| !is_of_the_host)
 }
