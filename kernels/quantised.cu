@@ -123,19 +123,8 @@ struct Q8_0 : Small {
     }
 };
 
-// Scales and offsets of groups 2 part and 2 part + 1 of a block of 256 numbers. The 16 bytes are the scale of scales and that of offsets,
-// and codes of six bits: the lower bits of bytes 0 to 7 are those of scales 0 to 3 and of offsets 0 to 3; halves of bytes 8 to 11 are
-// four bits of the other scales and offsets, whose higher two are what was left of bytes 0 to 7.
 __device__ __forceinline__ void put_scales(const Words& head, int part, Unit& unit) {
-    const uint32_t both = head.word[0];
-    const float2 of = __half22float2(*reinterpret_cast<const __half2*>(&both));
-    const bool first = part < 2;
-    const int shift = 16 * (part % 2);
-    const uint32_t a = head.word[1] >> shift, b = head.word[2] >> shift, c = head.word[3] >> shift;
-    const uint32_t scales = first ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
-    const uint32_t offsets = first ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
-    unit.scale[0] = of.x * static_cast<float>(scales & 0xffu), unit.scale[1] = of.x * static_cast<float>(scales >> 8 & 0xffu);
-    unit.offset[0] = -of.y * static_cast<float>(offsets & 0xffu), unit.offset[1] = -of.y * static_cast<float>(offsets >> 8 & 0xffu);
+    grouped_scales(make_uint4(head.word[0], head.word[1], head.word[2], head.word[3]), part, unit.scale, unit.offset);
 }
 
 // What blocks of 256 numbers with groups of 32 have in common: a unit is half of two groups.

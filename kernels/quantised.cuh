@@ -27,3 +27,17 @@ __device__ __forceinline__ void put(void* out, int stored, size_t at, float numb
     else if (stored == F16) static_cast<__half*>(out)[at] = __float2half_rn(number);
     else static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(number);
 }
+
+// Scales and offsets of groups 2 part and 2 part + 1 of a block of 256 numbers. The 16 bytes are the scale of scales and that of offsets,
+// and codes of six bits: the lower bits of bytes 0 to 7 are those of scales 0 to 3 and of offsets 0 to 3; halves of bytes 8 to 11 are
+// four bits of the other scales and offsets, whose higher two are what was left of bytes 0 to 7.
+__device__ __forceinline__ void grouped_scales(uint4 head, int part, float (&scale)[2], float (&offset)[2]) {
+    const float2 of = __half22float2(*reinterpret_cast<const __half2*>(&head.x));
+    const bool first = part < 2;
+    const int shift = 16 * (part % 2);
+    const uint32_t a = head.y >> shift, b = head.z >> shift, c = head.w >> shift;
+    const uint32_t scales = first ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
+    const uint32_t offsets = first ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
+    scale[0] = of.x * static_cast<float>(scales & 0xffu), scale[1] = of.x * static_cast<float>(scales >> 8 & 0xffu);
+    offset[0] = -of.y * static_cast<float>(offsets & 0xffu), offset[1] = -of.y * static_cast<float>(offsets >> 8 & 0xffu);
+}

@@ -63,19 +63,6 @@ struct Plain {
     static __device__ __forceinline__ Loose loose(const Fields&, size_t, size_t) { return {}; }
 };
 
-// Sixteen bytes of scales of groups, see put_scales in quantised.cu; those of groups 2t and 2t + 1.
-__device__ __forceinline__ void grouped_scales(const uint8_t* head, int t, float (&scale)[2], float (&offset)[2]) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(head);
-    const float2 of = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
-    const bool first = t < 2;
-    const int shift = 16 * (t % 2);
-    const uint32_t a = raw.y >> shift, b = raw.z >> shift, c = raw.w >> shift;
-    const uint32_t scales = first ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
-    const uint32_t offsets = first ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
-    scale[0] = of.x * static_cast<float>(scales & 0xffu), scale[1] = of.x * static_cast<float>(scales >> 8 & 0xffu);
-    offset[0] = -of.y * static_cast<float>(offsets & 0xffu), offset[1] = -of.y * static_cast<float>(offsets >> 8 & 0xffu);
-}
-
 struct Q4_K : Plain {
     static constexpr Layout LAYOUT = HALVES;
     static constexpr int STAGES = 2;
@@ -88,7 +75,7 @@ struct Q4_K : Plain {
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        grouped_scales(stage + 16 * row, t, scale, offset);
+        grouped_scales(*reinterpret_cast<const uint4*>(stage + 16 * row), t, scale, offset);
         scale[0] *= CODE_SCALE, scale[1] *= CODE_SCALE * UPPER;
     }
 };
@@ -108,7 +95,7 @@ struct Q5_K : Plain {
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        grouped_scales(stage + 16 * row, t, scale, offset);
+        grouped_scales(*reinterpret_cast<const uint4*>(stage + 16 * row), t, scale, offset);
         scale[0] *= CODE_SCALE, scale[1] *= CODE_SCALE;
     }
 };
