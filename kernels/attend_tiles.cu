@@ -220,17 +220,24 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 }
 
 // One block for each span of a unit. Queries are `[row][row_stride]`, head h at h * D.
+template <typename T, int D>
+__device__ __forceinline__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries,
+                                             uint32_t heads, uint64_t row_stride, float scale, const Merging<T>& to) {
+    __shared__ Unit unit;
+    // The host sends units, so no kernel writes them.
+    const int own = unit_of_block(units, count);
+    if (threadIdx.x < sizeof(Unit) / 4)
+        reinterpret_cast<uint32_t*>(&unit)[threadIdx.x] = reinterpret_cast<const uint32_t*>(units + own)[threadIdx.x];
+    wait_for_earlier();
+    __syncthreads();
+    attend<T, D>(unit, blockIdx.x - unit.first_block, prefix, queries, heads, row_stride, scale, to);
+}
+
 #define ATTEND(T, NAME, D)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_tiles_##NAME##_##D(                              \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_tiles_##NAME##_##D(                         \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
-        unsigned long long row_stride, float scale, const Merging<T> to) {                                                  \
-        wait_for_earlier();                                                                                             \
-        __shared__ Unit unit;                                                                                           \
-        const int own = unit_of_block(units, count);                                                                    \
-        if (threadIdx.x < sizeof(Unit) / 4)                                                                             \
-            reinterpret_cast<uint32_t*>(&unit)[threadIdx.x] = reinterpret_cast<const uint32_t*>(units + own)[threadIdx.x]; \
-        __syncthreads();                                                                                                \
-        attend<T, D>(unit, blockIdx.x - unit.first_block, prefix, queries, heads, row_stride, scale, to);         \
+        unsigned long long row_stride, float scale, const Merging<T> to) {                                              \
+        attend_block<T, D>(units, count, prefix, queries, heads, row_stride, scale, to);                                \
     }
 
 ATTEND(__half, f16, 64)

@@ -2,8 +2,9 @@
 //
 // The launcher lets every kernel of a file that includes this header start early, on GPUs for which it is compiled as such code. So
 // every thread of each of them calls `wait_for_earlier` before it reads or writes anything that a kernel may write or read, and before it
-// returns. What it may read earlier are weights, which no kernel writes. As each one waits until the kernel ahead has ended, and that one
-// did the same, all kernels ahead have ended. No other header includes this one.
+// returns. What it may read earlier no kernel writes: weights, and lists that the host sends, for which the first kernel behind the copy
+// waits. As each one waits until the kernel ahead has ended, and that one did the same, all kernels ahead have ended. No other header
+// includes this one.
 #pragma once
 
 // Waits until all kernels ahead have ended, and sees what they wrote.

@@ -227,7 +227,8 @@ fn products_with_quantised_blocks_and_their_rows() {
                 let expected = stored(&numbers[first * inputs..], storage);
                 assert_eq!(fetch(&gpu, &wide, count * inputs, storage), expected, "{}", block_type.name());
                 let x = noise(rows * inputs, 2);
-                check_quantised_product(&gpu, storage, &w, &numbers, rows, &x);
+                let name = block_type.name();
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, (name, &x));
                 // Tensor cores take x apart by the largest number of a chunk: some numbers are far larger or smaller than those around them.
                 if rows > 1 || outputs < 16 || inputs % 256 != 0 {
                     continue;
@@ -238,7 +239,7 @@ fn products_with_quantised_blocks_and_their_rows() {
                     _ => x,
                 };
                 let x: Vec<f32> = x.into_iter().enumerate().map(far).collect();
-                check_quantised_product(&gpu, storage, &w, &numbers, rows, &x);
+                check_quantised_product(&gpu, storage, &w, &numbers, rows, (&format!("{name}, far apart"), &x));
             }
         }
     }
@@ -258,7 +259,14 @@ fn without_cancelling(w: &[f32], x: &[f32]) -> f64 {
 }
 
 /// Compares a product that writes some columns of an output with sums in f64.
-fn check_quantised_product(gpu: &Gpu, storage: Storage, w: &QuantisedMatrix, numbers: &[f32], rows: usize, x: &[f32]) {
+fn check_quantised_product(
+    gpu: &Gpu,
+    storage: Storage,
+    w: &QuantisedMatrix,
+    numbers: &[f32],
+    rows: usize,
+    (name, x): (&str, &[f32]),
+) {
     let (outputs, inputs, x) = (w.outputs(), w.inputs(), stored(x, storage));
     let on_device = send(gpu, &x, storage);
     let columns = Columns { first: 3, stride: outputs + 5 };
@@ -274,7 +282,8 @@ fn check_quantised_product(gpu: &Gpu, storage: Storage, w: &QuantisedMatrix, num
             let dot = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
             let expected: Vec<f64> =
                 numbers.chunks_exact(inputs).map(|w| dot(w) + if into == Into::Add { 0.5 } else { 0.0 }).collect();
-            let what = format!("row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
+            let what =
+                format!("{name}: row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
             // Codes are multiplied with 128 added, which costs up to seven bits of f32.
             assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
             // Of 17 numbers that it adds up, a tensor core cuts what is below 2^-23 of the largest: half of that on average, twice for a

@@ -159,12 +159,12 @@ impl LayerAlone {
         Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
     }
 
-    /// Has somebody write the queries where they are.
+    /// Has somebody read the queries, or write them where they are.
     ///
     /// # Errors
-    /// Those of `write`.
-    pub(super) fn with_queries(&self, write: impl FnOnce(&mut Buffer) -> Result<(), GpuError>) -> Result<(), GpuError> {
-        write(&mut self.queries.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Those of `act`.
+    pub(super) fn with_queries<T>(&self, act: impl FnOnce(&mut Buffer) -> Result<T, GpuError>) -> Result<T, GpuError> {
+        act(&mut self.queries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Where the next token's keys and values of each of `rows` sequences go, in a copy.
@@ -211,7 +211,7 @@ impl LayerAlone {
         };
         run.picks.rows.set(&self.gpu, vec![0])?;
         run.hold()?;
-        run.select(0)?;
+        run.select_asked(0)?;
         run.count()?;
         run.prepare(exact)?;
         // Everything that it needs is there before it is recorded.
@@ -349,8 +349,8 @@ impl RunAlone {
     /// [`GpuError`].
     pub fn step(&mut self) -> Result<(), GpuError> {
         (0..self.layer.copies()).try_for_each(|copy| {
-            self.select(copy)?;
-            self.attend(copy)
+            self.select_asked(copy)?;
+            self.attend_asked(copy)
         })
     }
 
@@ -369,8 +369,8 @@ impl RunAlone {
         self.recordings.push(whole);
         if self.fork.device_form(0).is_some() {
             let copies = 0..self.layer.copies();
-            let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select(copy)))?;
-            let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
+            let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select_asked(copy)))?;
+            let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend_asked(copy)))?;
             self.recordings.extend([select, attend]);
             self.scoring = self.score(0)?;
             if self.scoring != MaterializesScores::No {
@@ -381,14 +381,28 @@ impl RunAlone {
         Ok(())
     }
 
-    /// Picks for a copy, where anything is picked.
-    pub(super) fn select(&mut self, copy: usize) -> Result<(), GpuError> {
-        self.with_form(copy, |form, step, index, picks, scratch| form.select_all(step, index, picks, scratch)).map(drop)
+    /// Picks for a copy by queries `[sequence][head][d]`, where anything is picked.
+    fn select(&mut self, copy: usize, queries: &Buffer) -> Result<(), GpuError> {
+        let select =
+            |form: &dyn DeviceForm, step: &DeviceStep<'_>, index: &DeviceIndex, picks: &mut _, scratch: &mut _| {
+                form.select_all(step, index, picks, scratch)
+            };
+        self.with_form(copy, queries, select).map(drop)
+    }
+
+    /// Picks for a copy by the queries that were [asked](LayerAlone::ask).
+    fn select_asked(&mut self, copy: usize) -> Result<(), GpuError> {
+        let layer = self.layer.clone();
+        layer.with_queries(|queries| self.select(copy, queries))
     }
 
     /// Scores the candidates of a copy, where a method can.
     fn score(&mut self, copy: usize) -> Result<MaterializesScores, GpuError> {
-        let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_only(step, index, scratch))?;
+        let layer = self.layer.clone();
+        let score = |form: &dyn DeviceForm, step: &DeviceStep<'_>, index: &DeviceIndex, _: &mut _, scratch: &mut _| {
+            form.score_only(step, index, scratch)
+        };
+        let scored = layer.with_queries(|queries| self.with_form(copy, queries, score))?;
         Ok(scored.unwrap_or(MaterializesScores::No))
     }
 
@@ -396,6 +410,7 @@ impl RunAlone {
     fn with_form<T>(
         &mut self,
         copy: usize,
+        queries: &Buffer,
         act: impl FnOnce(
             &dyn DeviceForm,
             &DeviceStep<'_>,
@@ -407,10 +422,9 @@ impl RunAlone {
         let Some((form, first)) = self.fork.device_form(0) else { return Ok(None) };
         let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
         let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
-        let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let stride = layer.heads * layer.shape.d;
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let queries = Queries { queries: &buffer, stride, heads: layer.heads, rows: &self.picks.rows };
+        let queries = Queries { queries, stride, heads: layer.heads, rows: &self.picks.rows };
         let step = DeviceStep {
             prefix: layer.place(cache, &self.fork),
             queries,
@@ -458,14 +472,31 @@ impl RunAlone {
         Ok(())
     }
 
-    fn attend(&mut self, copy: usize) -> Result<(), GpuError> {
-        let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("`prepare` ran before attention"));
-        attend(layer, prepared, copy, &mut self.out)
+    /// Attends a copy by the queries that were [asked](LayerAlone::ask).
+    fn attend_asked(&mut self, copy: usize) -> Result<(), GpuError> {
+        let layer = self.layer.clone();
+        layer.with_queries(|queries| {
+            let prepared = self.prepared.as_ref().expect("`prepare` ran before attention");
+            attend(&layer, prepared, copy, queries, &mut self.out)
+        })
     }
 
-    /// Attends a copy, into `out` `[sequence][head][d]`.
-    pub(super) fn attend_into(&mut self, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
-        attend(&self.layer, self.prepared.as_ref().expect("`prepare` ran before attention"), copy, out)
+    /// Attends a copy by queries `[sequence][head][d]`, into `out` of the same shape; if `picks`, it selects anew first.
+    pub(super) fn step_layer(
+        &mut self,
+        copy: usize,
+        picks: bool,
+        queries: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        if picks {
+            self.select(copy, queries)?;
+        }
+        attend(&self.layer, self.prepared(), copy, queries, out)
+    }
+
+    fn prepared(&self) -> &Prepared {
+        self.prepared.as_ref().expect("`prepare` ran before attention")
     }
 
     /// Makes the numbers of so many sequences.
@@ -479,11 +510,16 @@ impl RunAlone {
     }
 }
 
-fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
+fn attend(
+    layer: &LayerAlone,
+    prepared: &Prepared,
+    copy: usize,
+    queries: &Buffer,
+    out: &mut Buffer,
+) -> Result<(), GpuError> {
     let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
     let scale = layer.prefix.spec(0).scale.factor();
     let prefix =
         kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy, scale, rule: kernels::LayerRule::PLAIN };
-    let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
-    layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
+    layer.gpu.attend(prepared, &prefix, queries, layer.heads * layer.shape.d, out, None)
 }

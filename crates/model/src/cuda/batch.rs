@@ -5,18 +5,24 @@ use std::time::Duration;
 
 use super::alone::{LayerAlone, RunAlone};
 use super::gpus::Cuda;
-use super::model::Segment;
-use super::workspace::Workspace;
+use super::model::{Segment, StepAngles};
+use super::workspace::{Recorded, Workspace};
 use crate::engine::EngineError;
-use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, Into, Place, Queries, Timeline};
+use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, HostDeviceVec, Into, Place, Queries, Timeline};
 
 /// What steps of a batch need beside weights and keys.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct BatchWorkspace {
     /// All channels of a head, by which queries are taken together.
     channels: Option<Buffer>,
     timeline: Timeline,
+    /// The launches of a step that selects, and of one that attends what was selected before.
+    recorded: [Option<Recorded>; 2],
 }
+
+/// Passes of the flood ahead of launches that are not recorded: the host takes milliseconds for those of a step, and the device waits for
+/// none.
+const PASSES: usize = 32;
 
 impl Cuda {
     /// The device that holds the model.
@@ -28,7 +34,9 @@ impl Cuda {
     }
 
     /// How long one step of all layers and the output matrix takes for a batch, by events of the device. Sequence `i` reads
-    /// `tokens[i]`; layer `l` attends copy `l` of `alone`. If `picks`, what is attended is picked anew.
+    /// `tokens[i]`; layer `l` attends copy `l` of `alone`. If `picks`, what is attended is picked anew. A step of one sequence is a CUDA
+    /// graph, as the engine's is where nothing is picked; else its launches are enqueued while the device is busy. So no step waits for
+    /// the host.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -56,59 +64,110 @@ impl Cuda {
         let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         let workspace = segment.reserve(&mut guard[0], rows)?;
         // Everything is sent before the first event.
-        segment.start(workspace, tokens, &vec![context as u32; rows])?;
-        let positions = vec![context; rows];
-        let angles = segment.send_frequencies(workspace, &positions, context)?;
-        let places: Vec<Place> = (0..c.layers).flat_map(|layer| alone.places(layer, rows)).collect();
-        let to = segment.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
-        segment.gpu.upload_to(to, 0, &places)?;
-        if batch_workspace.channels.is_none() {
-            batch_workspace.channels = Some(segment.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
-        }
-        let (norm, head) = segment.end();
-        segment.gpu.reserve(&mut workspace.logits, 4 * rows * head.outputs)?;
+        let angles = segment.send_batch(workspace, alone, rows)?;
         run.rows_in_order(rows)?;
-        let BatchWorkspace { channels: Some(channels), timeline } = batch_workspace else {
-            unreachable!("the numbers of channels were uploaded above")
-        };
-        alone.flood()?;
+        let BatchWorkspace { channels, timeline, recorded } = batch_workspace;
+        if channels.is_none() {
+            *channels = Some(segment.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
+        }
+        let channels = channels.as_ref().expect("the numbers of channels were uploaded above");
+        let step = BatchStep { segment, alone, rows, picks, angles, channels };
+        let start = |workspace: &mut Workspace| segment.start(workspace, tokens, &vec![context as u32; rows]);
+        start(workspace)?;
+        let recorded = &mut recorded[usize::from(picks)];
+        if segment.repeats(rows) {
+            let key = step.key(workspace);
+            if recorded.as_ref().is_none_or(|known| known.key != key) {
+                // What a launch reserves is there before launches are recorded.
+                step.launch(workspace, run)?;
+                start(workspace)?;
+                let recording = segment.gpu.record(|| step.launch(workspace, run))?;
+                *recorded = Some(Recorded { key, recording: Some(recording) });
+            }
+        }
+        let recording = recorded.as_mut().and_then(|recorded| recorded.recording.as_mut());
+        let passes = if recording.is_some() { 1 } else { PASSES };
+        (0..passes).try_for_each(|_| alone.flood())?;
         timeline.clear();
         segment.gpu.mark(timeline)?;
-        for index in 0..c.layers {
-            segment.forward_layer(workspace, rows, index, 0, |workspace, layer| {
-                segment.rotate_rows(workspace, rows, index, layer, &angles)?;
-                segment.take_queries(alone, run, &workspace.qkv, rows, channels)?;
-                if picks {
-                    run.select(index)?;
-                }
-                run.attend_into(index, &mut workspace.attended)
-            })?;
+        match recording {
+            Some(recording) => segment.gpu.replay(recording)?,
+            None => step.launch(workspace, run)?,
         }
-        segment.norm(workspace, 0, rows, Some(norm), c.layers, 0)?;
-        let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
-            unreachable!("the buffer of logits was reserved above")
-        };
-        segment.multiply(head, normed, rows, logits, Into::Wide)?;
         segment.gpu.mark(timeline)?;
         segment.check(workspace, |row| row)?;
         Ok(timeline.spans()?[0])
     }
 }
 
-impl Segment {
+/// A step of a batch: the next token of each of `rows` sequences.
+struct BatchStep<'a> {
+    segment: &'a Segment,
+    alone: &'a LayerAlone,
+    rows: usize,
+    picks: bool,
+    angles: Vec<StepAngles>,
+    /// All channels of a head.
+    channels: &'a Buffer,
+}
+
+impl BatchStep<'_> {
+    /// Enqueues all layers, and the output matrix.
+    fn launch(&self, workspace: &mut Workspace, run: &mut RunAlone) -> Result<(), GpuError> {
+        let &Self { segment, alone, rows, picks, .. } = self;
+        for index in 0..segment.config.layers {
+            segment.forward_layer(workspace, rows, index, 0, |workspace, layer| {
+                segment.rotate_rows(workspace, rows, index, layer, &self.angles)?;
+                let Workspace { qkv, attended, .. } = workspace;
+                // The queries of one sequence lie beside each other.
+                if rows == 1 {
+                    return run.step_layer(index, picks, qkv, attended);
+                }
+                self.take_queries(run.in_order(), qkv)?;
+                alone.with_queries(|queries| run.step_layer(index, picks, queries, attended))
+            })?;
+        }
+        let (norm, head) = segment.end();
+        segment.norm(workspace, 0, rows, Some(norm), segment.config.layers, 0)?;
+        let Workspace { normed, logits: Some(logits), .. } = &mut *workspace else {
+            unreachable!("the buffer of logits was reserved when the batch was sent")
+        };
+        segment.multiply(head, normed, rows, logits, Into::Wide)
+    }
+
+    /// All that the launches depend on, beside what stays as it is for a run.
+    fn key(&self, workspace: &Workspace) -> Vec<u64> {
+        let Workspace { x, qkv, places, inverse, logits, .. } = workspace;
+        let reserved = [places, logits].into_iter().chain(inverse).flatten();
+        let ids = [x, qkv, self.channels].into_iter().chain(reserved).map(Buffer::id);
+        ids.chain(self.angles.iter().map(|angles| u64::from(angles.scaling.to_bits()))).collect()
+    }
+
     /// Takes the rotated queries of all rows together, `[row][head][d]`.
-    fn take_queries(
-        &self,
-        alone: &LayerAlone,
-        run: &RunAlone,
-        qkv: &Buffer,
-        rows: usize,
-        channels: &Buffer,
-    ) -> Result<(), GpuError> {
-        let c = &self.config;
-        let of_rows = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: run.in_order() };
+    fn take_queries(&self, in_order: &HostDeviceVec<u32>, qkv: &Buffer) -> Result<(), GpuError> {
+        let &Self { segment, alone, rows, channels, .. } = self;
+        let c = &segment.config;
+        let of_rows = Queries { queries: qkv, stride: segment.widths().1, heads: c.heads, rows: in_order };
         let all = ChannelLists { buffer: channels, heads: 1, width: c.head_dim };
-        let shape = (c.head_dim, c.heads, self.storage());
-        alone.with_queries(|queries| self.gpu.gather_queries((&of_rows, 0..rows), shape, &all, c.head_dim, queries))
+        let shape = (c.head_dim, c.heads, segment.storage());
+        alone.with_queries(|queries| segment.gpu.gather_queries((&of_rows, 0..rows), shape, &all, c.head_dim, queries))
+    }
+}
+
+impl Segment {
+    /// Sends where the rows of a batch are and where their keys and values go, and reserves room for their logits.
+    fn send_batch(
+        &self,
+        workspace: &mut Workspace,
+        alone: &LayerAlone,
+        rows: usize,
+    ) -> Result<Vec<StepAngles>, GpuError> {
+        let context = alone.prefix().tokens();
+        let angles = self.send_frequencies(workspace, &vec![context; rows], context)?;
+        let places: Vec<Place> = (0..self.config.layers).flat_map(|layer| alone.places(layer, rows)).collect();
+        let to = self.gpu.reserved(&mut workspace.places, size_of_val(places.as_slice()))?;
+        self.gpu.upload_to(to, 0, &places)?;
+        self.gpu.reserve(&mut workspace.logits, 4 * rows * self.end().1.outputs)?;
+        Ok(angles)
     }
 }

@@ -235,7 +235,7 @@ impl Segment {
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
-        let (c, width) = (&self.config, self.widths().1);
+        let width = self.widths().1;
         workspace.timeline.clear();
         let prefix = streams[0].fork.prefix().clone();
         let device = shared(&prefix);
@@ -255,8 +255,7 @@ impl Segment {
             }
             Ok(())
         };
-        // Products of several rows are a library's, which may do more than launch kernels.
-        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8) && self.routes_on_device();
+        let repeats = self.repeats(plan.rows.len());
         let known = workspace.recorded.take().filter(|known| repeats && known.key == key);
         let Some(Recorded { recording, .. }) = known else {
             workspace.recorded = repeats.then_some(Recorded { key, recording: None });
@@ -269,6 +268,12 @@ impl Segment {
         self.gpu.replay(&mut recording)?;
         workspace.recorded = Some(Recorded { key, recording: Some(recording) });
         Ok(())
+    }
+
+    /// Whether launching the layers of so many rows can be recorded: products of several rows are a library's, which may do more than launch
+    /// kernels.
+    pub(super) fn repeats(&self, rows: usize) -> bool {
+        rows == 1 && self.config.hidden_size.is_multiple_of(8) && self.routes_on_device()
     }
 
     /// Sends what the layers attend, each list once; and says which of them each layer attends.
