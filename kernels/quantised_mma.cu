@@ -3,10 +3,11 @@
 // Blocks are as in quantised.cu. A tile is 16 rows of W, a chunk 256 numbers of a row. Warps of a block share the chunks of a tile; each has
 // a ring in shared memory, into which it copies its next chunks of 16 rows, and the sums of warps are added up every few tiles.
 //
-// Codes are operand A: an integer below 1024 is the bits of an f16 number 2^-24 times as large (a subnormal one), so codes of four bits
-// take one instruction for two, and no number is added to them. x is operand B: numbers of a chunk are scaled by a power of two, so that
-// the largest fits f16, and are a sum of parts: one if x is stored in 16 bits, three if it is f32. Then no number of 16 bits is rounded
-// unless it is less than 2^-25 of the largest of its chunk, by 2^-36 of that at most, far below what f32 sums are rounded by.
+// Codes are operand A: an integer below 1024 is the bits of an f16 number 2^-24 times as large (a subnormal one), so no number is added to
+// them. They are shifted up as far as they stay below 1024: a tensor core cuts a sum's numbers below 2^-25 of the largest product, for
+// which it takes any subnormal number as 2^-14. x is operand B: numbers of a chunk are scaled by a power of two, so that the largest fits
+// f16, and are a sum of parts: one if x is stored in 16 bits, three if it is f32. Then no number of 16 bits is rounded unless it is less
+// than 2^-25 of the largest of its chunk, by 2^-36 of that at most, far below what f32 sums are rounded by.
 //
 // Operand B has eight columns: column g holds the numbers that go with group g of a chunk. Products of all columns with the codes of one
 // group come out, and the one of its own column is kept: scales of groups are multiplied after that.
@@ -21,10 +22,11 @@ using hopper::shared_address;
 constexpr int ROWS = 16, CHUNK = 256, MOST_WARPS = 16;
 // Tiles after which the sums of warps are added up.
 constexpr int FLUSH = 4;
-// Codes are multiplied as if they were this much smaller.
-constexpr float CODE_SCALE = 0x1p24f;
-// Codes in the upper halves of bytes are multiplied without a shift.
-constexpr float UPPER = 0x1p-4f;
+// Chunks of x that a warp reads at the same time.
+constexpr int TOGETHER = 4;
+// Codes of so many bits are shifted up by so many, and their products are this much too small.
+__host__ __device__ constexpr int shift_of(int bits) { return 10 - bits; }
+__host__ __device__ constexpr float code_scale(int bits) { return 0x1p24f / (1 << shift_of(bits)); }
 
 // How the lines of 32 bytes of a chunk's codes go with groups; a thread has 8 bytes of each line. HALVES: lower halves of a line are of a
 // group, and upper ones of the next. LINES: both halves of 16 bytes are of one group. SIXTEENTHS: each half of 16 bytes is of its own group.
@@ -34,10 +36,16 @@ enum Layout { HALVES, LINES, SIXTEENTHS, BYTES };
 // 16-bit operands of codes 0 and 2, and 1 and 3, of a word.
 struct Pairs { uint32_t even, odd; };
 
-__device__ __forceinline__ Pairs lower_pairs(uint32_t word) { return {word & 0x000f000fu, word >> 8 & 0x000f000fu}; }
-// These are 16 times as large.
-__device__ __forceinline__ Pairs upper_pairs(uint32_t word) { return {word & 0x00f000f0u, word >> 8 & 0x00f000f0u}; }
-__device__ __forceinline__ Pairs byte_pairs(uint32_t word) { return {word & 0x00ff00ffu, __byte_perm(word, 0, 0x4341)}; }
+// Of codes of four bits in the lower or upper halves of bytes.
+__device__ __forceinline__ Pairs half_pairs(uint32_t word, int half) {
+    constexpr uint32_t MASK = 0x000f000fu << shift_of(4);
+    return {(half ? word << 2 : word << 6) & MASK, (half ? word >> 6 : word >> 2) & MASK};
+}
+// Of codes of BITS bits in bytes.
+template <int BITS> __device__ __forceinline__ Pairs byte_pairs(uint32_t word) {
+    constexpr uint32_t MASK = ((1u << BITS) - 1) * 0x00010001u << shift_of(BITS);
+    return {word << shift_of(BITS) & MASK, word >> (8 - shift_of(BITS)) & MASK};
+}
 
 __device__ __forceinline__ uint32_t shifted(uint32_t word, int left) { return left >= 0 ? word << left : word >> -left; }
 
@@ -66,24 +74,22 @@ struct Plain {
 struct Q4_K : Plain {
     static constexpr Layout LAYOUT = HALVES;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<16, 128, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 128;
     static __device__ __forceinline__ uint2 bits(const uint8_t*, int, int, int) { return {}; }
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t, int, int half, int, int) {
-        return half ? upper_pairs(word) : lower_pairs(word);
+        return half_pairs(word, half);
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
         grouped_scales(*reinterpret_cast<const uint4*>(stage + 16 * row), t, scale, offset);
-        scale[0] *= CODE_SCALE, scale[1] *= CODE_SCALE * UPPER;
+        scale[0] *= code_scale(4), scale[1] *= code_scale(4);
     }
 };
 
 struct Q5_K : Plain {
     static constexpr Layout LAYOUT = HALVES;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<16, 32, 128>;
     static constexpr int CODES_AT = Copy::C_AT, CODES_ROW = 128;
     static __device__ __forceinline__ uint2 bits(const uint8_t* stage, int row, int, int t) {
@@ -91,19 +97,18 @@ struct Q5_K : Plain {
     }
     // Bit i of a byte is the highest bit of a code of group i.
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t bits, int line, int half, int, int) {
-        return byte_pairs((word >> (4 * half) & 0x0f0f0f0fu) | (shifted(bits, 4 - 2 * line - half) & 0x10101010u));
+        return byte_pairs<5>((word >> (4 * half) & 0x0f0f0f0fu) | (shifted(bits, 4 - 2 * line - half) & 0x10101010u));
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
         grouped_scales(*reinterpret_cast<const uint4*>(stage + 16 * row), t, scale, offset);
-        scale[0] *= CODE_SCALE, scale[1] *= CODE_SCALE;
+        scale[0] *= code_scale(5), scale[1] *= code_scale(5);
     }
 };
 
 struct Q6_K {
     static constexpr Layout LAYOUT = SIXTEENTHS;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<128, 64, 16>;
     static constexpr int CODES_AT = 0, CODES_ROW = 128;
     struct Loose { __half scale[2]; };
@@ -116,7 +121,7 @@ struct Q6_K {
     }
     // Two bits of a byte for each quarter of 128 numbers; lines have the quarters 0 and 2, and 1 and 3.
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t bits, int line, int half, int, int) {
-        return byte_pairs((word >> (4 * half) & 0x0f0f0f0fu) | (shifted(bits, 4 - 2 * (line % 2) - 4 * half) & 0x30303030u));
+        return byte_pairs<6>((word >> (4 * half) & 0x0f0f0f0fu) | (shifted(bits, 4 - 2 * (line % 2) - 4 * half) & 0x30303030u));
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose loose, int which, float (&scale)[4],
                                                   float (&offset)[4]) {
@@ -128,41 +133,42 @@ struct Q6_K {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float own = of * codes[i];
-            scale[i] = CODE_SCALE * own, offset[i] = -32.0f * own;
+            scale[i] = code_scale(6) * own, offset[i] = -32.0f * own;
         }
     }
 };
 
-// Scales of units 2t and 2t + 1, which are all that a format has, and its least code.
-__device__ __forceinline__ void plain_scales(const uint8_t* from, int t, float least, float (&scale)[2], float (&offset)[2]) {
+// Scales of units 2t and 2t + 1, which are all that a format has, for codes of BITS bits, the least of which is negative.
+template <int BITS>
+__device__ __forceinline__ void plain_scales(const uint8_t* from, int t, float (&scale)[2], float (&offset)[2]) {
+    constexpr float LEAST = -(1 << (BITS - 1));
     const float2 own = __half22float2(reinterpret_cast<const __half2*>(from)[t]);
-    scale[0] = CODE_SCALE * own.x, scale[1] = CODE_SCALE * own.y, offset[0] = least * own.x, offset[1] = least * own.y;
+    scale[0] = code_scale(BITS) * own.x, scale[1] = code_scale(BITS) * own.y, offset[0] = LEAST * own.x, offset[1] = LEAST * own.y;
 }
 
 // The same with an offset beside each scale.
+template <int BITS>
 __device__ __forceinline__ void offset_scales(const uint8_t* from, int t, float (&scale)[2], float (&offset)[2]) {
     const uint2 raw = reinterpret_cast<const uint2*>(from)[t];
     const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
     const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
-    scale[0] = CODE_SCALE * a.x, scale[1] = CODE_SCALE * b.x, offset[0] = a.y, offset[1] = b.y;
+    scale[0] = code_scale(BITS) * a.x, scale[1] = code_scale(BITS) * b.x, offset[0] = a.y, offset[1] = b.y;
 }
 
 template <int HEAD> struct FourBits : Plain {
     static constexpr Layout LAYOUT = LINES;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = UPPER;
     using Copy = Copied<HEAD, 128, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 128;
     static __device__ __forceinline__ uint2 bits(const uint8_t*, int, int, int) { return {}; }
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t, int, int half, int, int) {
-        return half ? upper_pairs(word) : lower_pairs(word);
+        return half_pairs(word, half);
     }
 };
 
 template <int HEAD> struct FiveBits : Plain {
     static constexpr Layout LAYOUT = LINES;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<HEAD, 32, 128>;
     static constexpr int CODES_AT = Copy::C_AT, CODES_ROW = 128;
     // The highest bits of the 32 codes of a unit, from the thread's first code on.
@@ -172,52 +178,51 @@ template <int HEAD> struct FiveBits : Plain {
     }
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t bits, int, int half, int i, int) {
         const uint32_t four = bits >> (16 * half + 4 * i) & 15u;
-        return byte_pairs((word >> (4 * half) & 0x0f0f0f0fu) | (four * 0x02040810u & 0x10101010u));
+        return byte_pairs<5>((word >> (4 * half) & 0x0f0f0f0fu) | (four * 0x02040810u & 0x10101010u));
     }
 };
 
 struct Q4_0 : FourBits<16> {
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        plain_scales(stage + 16 * row, t, -8.0f, scale, offset);
+        plain_scales<4>(stage + 16 * row, t, scale, offset);
     }
 };
 
 struct Q4_1 : FourBits<32> {
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        offset_scales(stage + 32 * row, t, scale, offset);
+        offset_scales<4>(stage + 32 * row, t, scale, offset);
     }
 };
 
 struct Q5_0 : FiveBits<16> {
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        plain_scales(stage + 16 * row, t, -16.0f, scale, offset);
+        plain_scales<5>(stage + 16 * row, t, scale, offset);
     }
 };
 
 struct Q5_1 : FiveBits<32> {
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        offset_scales(stage + 32 * row, t, scale, offset);
+        offset_scales<5>(stage + 32 * row, t, scale, offset);
     }
 };
 
 struct Q8_0 : Plain {
     static constexpr Layout LAYOUT = BYTES;
     static constexpr int STAGES = 2;
-    static constexpr float UPPER_X = 1.0f;
     using Copy = Copied<16, 256, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 256;
     static __device__ __forceinline__ uint2 bits(const uint8_t*, int, int, int) { return {}; }
     // With 128 added.
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t, int, int, int, int) {
-        return {(word ^ 0x80808080u) & 0x00ff00ffu, (word >> 8 ^ 0x80808080u) & 0x00ff00ffu};
+        return byte_pairs<8>(word ^ 0x80808080u);
     }
     static __device__ __forceinline__ void scales(const uint8_t* stage, int row, int t, Loose, int, float (&scale)[2],
                                                   float (&offset)[2]) {
-        plain_scales(stage + 16 * row, t, -128.0f, scale, offset);
+        plain_scales<8>(stage + 16 * row, t, scale, offset);
     }
 };
 
@@ -243,10 +248,9 @@ __device__ __forceinline__ uint32_t two_halves(__half low, __half high) {
     return __half_as_ushort(low) | static_cast<uint32_t>(__half_as_ushort(high)) << 16;
 }
 
-// A warp puts a chunk of x in its place.
+// A warp puts a chunk of x in its place; a lane has eight numbers.
 template <typename F, int PARTS>
-__device__ __forceinline__ void put_chunk(Chunk<F::LAYOUT, PARTS>& to, const void* x, int stored, size_t first, int lane) {
-    const float4 a = four_at(x, stored, first + 8 * lane), b = four_at(x, stored, first + 8 * lane + 4);
+__device__ __forceinline__ void put_chunk(Chunk<F::LAYOUT, PARTS>& to, const float4& a, const float4& b, int lane) {
     float left[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     float most = 0.0f, sum = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
 #pragma unroll
@@ -264,9 +268,8 @@ __device__ __forceinline__ void put_chunk(Chunk<F::LAYOUT, PARTS>& to, const voi
     const uint32_t exponent = max(__float_as_uint(most) >> 23, 15u);
     const float factor = __uint_as_float((268u - exponent) << 23);
     if (lane == 0) to.back = __uint_as_float((exponent - 14u) << 23), to.zeros = make_uint4(0, 0, 0, 0);
-    const float own = lane % 4 >= 2 ? factor * F::UPPER_X : factor;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) left[i] *= own;
+    for (int i = 0; i < 8; ++i) left[i] *= factor;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         __half halves[8];
@@ -438,8 +441,17 @@ __device__ __forceinline__ void gemv(const Fields& w, const void* x, int stored,
     let_next_start();
     typename F::Loose next = loose_of(min(static_cast<int>(blockIdx.x), tiles - 1), warp);
     wait_for_earlier();
-    for (int chunk = warp; chunk < chunks; chunk += warps)
-        put_chunk<F, PARTS>(xs[chunk], x, stored, static_cast<size_t>(chunk) * CHUNK, lane);
+    for (int first = warp; first < chunks; first += TOGETHER * warps) {
+        float4 numbers[TOGETHER][2];
+#pragma unroll
+        for (int i = 0; i < 2 * TOGETHER; ++i) {
+            const int chunk = min(first + i / 2 * warps, chunks - 1);
+            numbers[i / 2][i % 2] = four_at(x, stored, static_cast<size_t>(chunk) * CHUNK + 8 * lane + i % 2 * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i)
+            if (first + i * warps < chunks) put_chunk<F, PARTS>(xs[first + i * warps], numbers[i][0], numbers[i][1], lane);
+    }
     int used = 0, buffer = 0, count = 0, first_tile = blockIdx.x;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float own[2] = {};
