@@ -6,10 +6,10 @@
     python3 scripts/referee/check.py --measured DIR --model FILE.gguf --text FILE --length 1024 --queries 16
     python3 scripts/referee/check.py --model FILE.gguf --data DIR --item topk/figure-2 --item topk/figure-6
 
-In this order: `analyses.py`, five analyses of dumped queries and keys; `picks.py`, what Double Sparsity selects by such queries and keys;
-`outside.py`, the same selection as a method of a run; `measured.py`, two analyses of Qwen2.5-Coder, from a text up; `pretrained.py`, cells
-and records of its tables and figures, from the data files up. The last two also need the packages `gguf` and `tokenizers`. Records are looked
-for in results/papers/runs/real/NAME, or in `--records`.
+In this order: `analyses.py`, five analyses of dumped queries and keys; `picks.py`, what Double Sparsity selects by such queries and
+keys; `outside.py`, the same selection as a method of a run; `measured.py`, two analyses of Qwen2.5-Coder, from a text up; `pretrained.py`,
+cells and records of its tables and figures, from the data files up. The last two also need the packages `gguf` and `tokenizers`. Records
+are looked for in results/papers/runs/real/NAME, or in `--records`.
 
 Prints a line for each number, with both results, and ends with status 1 if they differ.
 """

@@ -81,7 +81,8 @@ class Labels:
     def rounding(self, queries):
         """How far `scores_in_f32`, summed in any order, may be from `scores`, for each of them.
 
-        A factor loses its last four bits (half of 2^-19), and each of two products and two additions a channel half a unit in the last place.
+        A factor loses its last four bits (half of 2^-19), and each of two products and two additions a channel half a unit in the last
+        place.
         """
         least, codes = np.zeros((2, len(queries), self.codes.shape[1]))
         for q, low, step, code in zip(np.abs(queries.T.astype(np.float64)), *self.in_double()):

@@ -1,11 +1,12 @@
 """Recomputes two analyses of a pretrained model, from the text and the weights up.
 
-    spattn analyze entropy geometry --model FILE.gguf --text FILE -l 1024 -n 1 --queries 16 --out DIR
+    spattn analyze entropy geometry --model FILE.gguf --text FILE -l 1024 -n 1 --queries 16 --dump --out DIR
     python3 scripts/referee/check.py --measured DIR --model FILE.gguf --text FILE --length 1024 --queries 16
 
 Entropy is that of the attention of the last tokens (Top-k, Fig. 3 and 5). Cosines are of the first key (the sink's), the mean key and these
 queries (MagicPIG, Fig. 9). Each is compared for every head of every layer. Of 32 drawn tokens, each a prompt of its own, cosines of sinks
-are compared for every layer, and their summary with the stored cells of magicpig/figure-9, which no document enters.
+are compared for every layer, and their summary with the stored cells of magicpig/figure-9, which no document enters. Of the dump, only keys
+are used, to see how far rounding drives them apart.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captured import table
+from captured import documents, table
 from chacha import numbers
 from qwen2 import Cache, Qwen2, Segment
 from stored import ROOT
@@ -24,6 +25,8 @@ from tokens import encoder, tokenizer
 ROUNDING = {"entropy (nats)": 1e-5, "cos k_sink,k_avg": 1e-5, "cos q,k_sink": 1e-5, "cos q,k_avg": 1e-5}
 # First tokens that are drawn, with seed 0.
 DRAWN = 32
+# How far keys may be off, of the size of a layer's.
+OF_KEYS = 2e-6
 
 
 class Watched:
@@ -61,16 +64,35 @@ def of_head(queries, keys):
     }
 
 
-def recomputed(model, tokens, queries):
-    """The numbers of each (layer, head)."""
+def read(model, tokens, queries):
+    """Each layer's queries of the last tokens, and all keys."""
     _, (prefix,) = model.read([Segment(Cache.empty(model), tokens[:-queries])])
     watched = Watched()
     model.read([Segment(prefix, tokens[-queries:], watched)])
+    return watched.layers
+
+
+def recomputed(model, layers):
+    """The numbers of each (layer, head)."""
     found = {}
-    for layer, (asked, keys) in enumerate(watched.layers):
+    for layer, (asked, keys) in enumerate(layers):
         for head, own in enumerate(asked.astype(np.float64)):
             found[layer, head] = of_head(own, keys[head // (model.heads // model.kv_heads)].astype(np.float64))
     return found
+
+
+def of_keys(folder, layers):
+    """Compares all keys with those of the dump. Returns whether some layer's are too far off."""
+    (document,) = documents(folder)
+    off = []
+    for layer in document.layers:
+        _, theirs, _ = document.layer(layer)
+        assert theirs.shape == layers[layer][1].shape, "other tokens"
+        off.append(np.linalg.norm(theirs - layers[layer][1]) / np.linalg.norm(theirs))
+    differs = max(off) > OF_KEYS
+    mark = "OTHER" if differs else "same"
+    print(f"{mark:6}keys are off by {off[0]:.1e} of their size in the first layer, {max(off):.1e} in the furthest")
+    return differs
 
 
 def sinks(model):
@@ -106,7 +128,8 @@ def of_sinks(folder, model, name):
     for cell, column, own in zip(row["cells"], result["columns"], (least.min(), least.mean(), least.max())):
         theirs = cell["measured"]["mean"]
         differ += abs(theirs - own) > 1e-5
-        print(f"{'OTHER' if abs(theirs - own) > 1e-5 else 'same':6}{f'magicpig/figure-9, {column}':32}{theirs:12.6f}{own:12.6f}{abs(theirs - own):16.1e}")
+        mark, name = "OTHER" if abs(theirs - own) > 1e-5 else "same", f"magicpig/figure-9, {column}"
+        print(f"{mark:6}{name:32}{theirs:12.6f}{own:12.6f}{abs(theirs - own):16.1e}")
     return differ
 
 
@@ -114,7 +137,8 @@ def check(folder, path, text, length, queries):
     """Prints a line for each number. Returns how many differ in some head."""
     model = Qwen2(path)
     tokens = encoder(tokenizer(model.reader))(Path(text).read_bytes().decode())[:length]
-    found = recomputed(model, tokens, queries)
+    layers = read(model, tokens, queries)
+    found = recomputed(model, layers)
     stored = {}
     for name in ("entropy_by_head", "geometry_by_head"):
         for row in table(folder, name):
@@ -125,4 +149,4 @@ def check(folder, path, text, length, queries):
     for number, rounding in ROUNDING.items():
         theirs, ours = (np.array([float(of[place][number]) for place in found]) for of in (stored, found))
         differ += compare(f"{number}, by head", theirs, ours, rounding)
-    return differ + of_sinks(folder, model, Path(path).stem.removesuffix("-q4_k_m"))
+    return differ + of_keys(folder, layers) + of_sinks(folder, model, Path(path).stem.removesuffix("-q4_k_m"))

@@ -3,8 +3,9 @@
     spattn analyze channels --model FILE.gguf --text FILE -l 2048 -n 1 --queries 32 --dump --out DIR -m double_sparsity:preset=paper
     python3 scripts/referee/check.py --picks DIR --calibration DIR
 
-Queries and keys are the program's, so rounding elsewhere cannot matter. A selection must have as many tokens as asked for, and each of them
-must be as good as any that was left out, as far as rounding in f32 can tell: if all scores are off by as much as they may be, in its favour.
+Queries and keys are the program's, so rounding elsewhere cannot matter. A selection must have as many tokens as asked for, and each of
+them must be as good as any that was left out, as far as rounding in f32 can tell: if all scores are off by as much as they may be, in its
+favour.
 """
 
 from dataclasses import dataclass
@@ -119,4 +120,5 @@ def report(label, found):
         f"      {found.equal} are those by exact scores, {found.equal_in_f32} those by scores in f32; {found.swapped} tokens stand for "
         f"better ones, by {found.gap:.1e} of the largest score at most"
     )
-    print(f"      {found.near / found.lists:.2f} tokens a selection are within rounding of the cut; outputs are off by {found.output:.1e} at most")
+    near = found.near / found.lists
+    print(f"      {near:.2f} tokens a selection are within rounding of the cut; outputs are off by {found.output:.1e} at most")

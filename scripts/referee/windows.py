@@ -1,8 +1,8 @@
 """Recomputes records of perplexity: windows of WikiText-2, read densely up to the last 256 tokens, which are scored.
 
-Sums of f32 in another order move a number by little, but a selection by a whole token where two scores nearly tie. `picks.py` compares
-selections on equal queries and keys. Here they are not equal, so a record of Double Sparsity is also compared with what near ties are worth:
-the same window once more, its selections made by numbers that are moved at random by a millionth (`MOVED`).
+Sums of f32 in another order move a number by little, but a selection by a whole token where two scores nearly tie. `picks.py`
+compares selections on equal queries and keys. Here they are not equal, so a record of Double Sparsity is also compared with what near
+ties are worth: the same window once more, its selections made by numbers that are moved at random by up to a millionth (`MOVED`).
 """
 
 import time
@@ -16,8 +16,8 @@ from stored import spec_of
 
 # How far the mean log-likelihood of a window's tokens may be off, in nats: sums of f32 in another order.
 ROUNDING = 1e-4
-# By what share of their typical size queries and keys are moved to see what near ties are worth. Keys of the program and of this script
-# differ by about as much.
+# By what share of their typical size queries and keys are moved at most to see what near ties are worth. Keys of the program and of this
+# script differ by about as much (`measured.py`).
 MOVED = 1e-6
 # How many standard errors the sum may differ by, and how many times the distance of single tokens that near ties give.
 ERRORS, TIMES = 3, 1.5
