@@ -3,6 +3,7 @@
 import numpy as np
 
 from captured import tensors
+from labels import GROUP, Labels, best, channels
 
 
 class TopK:
@@ -30,52 +31,57 @@ class DoubleSparsity:
 
     Each channel has a range of its own over 128 tokens. Tokens behind the prefix are candidates as well, all but the row's
     own, which is always attended; the labels of the last 128 tokens are made anew as their number grows.
+
+    With `moved`, queries and keys are moved by random shares of their typical size first, up to that share: what this changes in a
+    result is what near ties are worth.
     """
 
-    GROUP, TOP = 128, np.float32(15)
+    def __init__(self, means, ratio, moved=0.0):
+        self.means, self.ratio, self.moved = means, ratio, moved
+        self.attended, self.context = 0, 0
+        # Selections; those in which the last pick and the first token left out have equal scores; those in which the two are nearer than
+        # a millionth of the largest score.
+        self.lists, self.ties, self.near = 0, 0, 0
+        self.random = np.random.default_rng(1)
 
-    def __init__(self, means, ratio, score_type=np.float64):
-        self.means, self.ratio, self.score_type = means, ratio, score_type
-        self.nearest, self.attended, self.context = np.inf, 0, 0
-
-    def channels(self, layer, kv_heads, d):
-        """The channels of each KV head: the largest mean `|q·k|`, summed over its query heads."""
-        totals = self.means[f"layers.{layer}.qk"].astype(np.float64).reshape(kv_heads, -1, d).sum(axis=1)
-        return np.sort(np.argsort(-totals, axis=-1, kind="stable")[:, : d // 4])
-
-    def labels(self, keys):
-        """Keys [token][channel] of one group as they are after rounding to 4 bits."""
-        low = keys.min(axis=0)
-        step = (keys.max(axis=0) - low) / self.TOP
-        codes = np.floor((keys - low) / np.where(step > 0, step, 1) + np.float32(0.5)).clip(0, self.TOP)
-        return low + step * codes
+    def seen(self, x):
+        """What the selection sees of keys or queries [..][channel]."""
+        typical = np.sqrt(np.square(x, dtype=np.float64).mean(axis=tuple(range(x.ndim - 1))))
+        return (x + self.moved * typical * self.random.uniform(-1, 1, x.shape)).astype(np.float32) if self.moved else x
 
     def __call__(self, view):
-        kv_heads, group, rows, d = view.queries.shape
-        mask = np.zeros((kv_heads, group, *view.products.shape[1:]), bool)
-        for kv_head, channels in enumerate(self.channels(view.layer, kv_heads, d)):
-            keys = view.keys[kv_head][:, channels].astype(np.float32)
-            queries = view.queries[kv_head][:, :, channels].astype(self.score_type)
-            whole = [self.labels(keys[at : at + self.GROUP]) for at in range(0, len(keys), self.GROUP)]
-            scores = queries @ np.concatenate(whole).T.astype(self.score_type)
+        kv_heads, _, rows, d = view.queries.shape
+        mask = np.zeros((*view.queries.shape[:3], view.products.shape[-1]), bool)
+        for kv_head in range(kv_heads):
+            chosen = channels(self.means, view.layer, kv_head, d)
+            keys = self.seen(view.keys[kv_head][:, chosen].astype(np.float32))
+            queries = self.seen(view.queries[kv_head][:, :, chosen].astype(np.float32))
+            scores = Labels.of(keys).scores(queries.reshape(-1, len(chosen))).reshape(-1, rows, len(keys))
             for row in range(rows):
-                self.pick(view.before + row, keys, queries[:, row], scores[:, row], mask[kv_head, :, row])
+                self.pick(view.before + row, keys, scores[:, row], queries[:, row], mask[kv_head, :, row])
         return mask.reshape(view.products.shape)
 
-    def pick(self, own, keys, queries, scores, mask):
+    def pick(self, own, keys, scores, queries, mask):
         """Marks what the queries at position `own` attend. `scores` are those by whole groups."""
-        start = own - own % self.GROUP
+        start = own - own % GROUP
+        scores = scores[:, :start]
         if own > start:
-            scores[:, start:own] = queries @ self.labels(keys[start:own]).T.astype(self.score_type)
+            scores = np.concatenate([scores, Labels.of_group(keys[start:own]).scores(queries)], axis=1)
         count = int(np.ceil(self.ratio * (own + 1)))
-        order = np.argsort(-scores[:, :own], axis=-1, kind="stable")
+        order = best(scores, count + 1)
         np.put_along_axis(mask, order[:, :count], True, axis=-1)
         mask[:, own] = True
         self.attended += count + 1
         self.context += own + 1
-        if count < own:
-            edge = np.take_along_axis(scores, order[:, count - 1 : count + 1], axis=-1)
-            self.nearest = min(self.nearest, float((edge[:, 0] - edge[:, 1]).min()) / np.sqrt(self.means["layers.0.qk"].shape[-1]))
+        self.note(scores, order[:, count - 1 :])
+
+    def note(self, scores, edge):
+        """Counts ties of the last pick and the first token left out, if there is one."""
+        last, *further = np.take_along_axis(scores, edge, axis=-1).T
+        self.lists += len(scores)
+        for first in further:
+            self.ties += int((last == first).sum())
+            self.near += int((last - first < 1e-6 * np.abs(scores).max(axis=1)).sum())
 
 
 def parse(spec):
@@ -84,10 +90,10 @@ def parse(spec):
     return name, dict(pair.split("=") for pair in parameters.split(",") if pair)
 
 
-def select(spec, before, calibration=None, score_type=np.float64):
+def select(spec, before, calibration=None, moved=0.0):
     """What chooses the tokens behind a prefix of `before` tokens; None if all are attended.
 
-    `calibration` is a folder. `score_type` is in what Double Sparsity's scores are computed.
+    `calibration` is a folder. `moved` is what Double Sparsity's numbers are moved by.
     """
     name, given = parse(spec)
     if name == "full":
@@ -98,4 +104,4 @@ def select(spec, before, calibration=None, score_type=np.float64):
         return TopK(k) if k < before else None
     assert (name, given["channels"], given["label_bits"], given["tail"]) == ("double_sparsity", "d/4", "4", "indexed"), spec
     means, _ = tensors(f"{calibration}/double_sparsity.safetensors")
-    return DoubleSparsity(means, float(given["ratio"]), score_type)
+    return DoubleSparsity(means, float(given["ratio"]), moved)

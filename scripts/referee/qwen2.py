@@ -89,7 +89,8 @@ class Qwen2:
         self.width = self.field("qwen2.embedding_length")
         self.d = self.width // self.heads
         self.epsilon = self.field("qwen2.attention.layer_norm_rms_epsilon")
-        self.frequencies = self.field("qwen2.rope.freq_base") ** -(np.arange(0, self.d, 2) / self.d)
+        periods = (self.field("qwen2.rope.freq_base") ** (np.arange(0, self.d, 2) / self.d)).astype(np.float32)
+        self.frequencies = np.float32(1) / periods
         self.blocks = [self.block(f"blk.{layer}.") for layer in range(self.layers)]
         self.final_norm = self.weight("output_norm.weight")
         self.output = self.weight("output.weight" if "output.weight" in self.stored else "token_embd.weight")
@@ -113,8 +114,8 @@ class Qwen2:
         return (x / np.sqrt(mean + self.epsilon) * weight).astype(np.float32)
 
     def rotated(self, x, positions):
-        """RoPE: channel i turns with channel i + d/2. `x` is [row][head][d]."""
-        angles = positions[:, None, None] * self.frequencies
+        """RoPE: channel i turns with channel i + d/2. `x` is [row][head][d]. Angles are rounded to f32, as in transformers."""
+        angles = (positions[:, None, None].astype(np.float32) * self.frequencies).astype(np.float64)
         cos, sin = np.cos(angles), np.sin(angles)
         low, high = np.split(x.astype(np.float64), 2, axis=-1)
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(np.float32)
@@ -183,4 +184,14 @@ class Qwen2:
             total = np.log(np.exp(logits - top).sum(axis=-1, dtype=np.float64))
             own = np.take_along_axis(logits, np.array(tokens[at : at + rows])[:, None], axis=-1) - top.astype(np.float64)
             found.append(own[:, 0] - total)
+        return np.concatenate(found)
+
+    def log_probabilities(self, hidden, rows=64):
+        """Natural logarithms of all tokens' probabilities, [row][token], `rows` at a time."""
+        found = []
+        for at in range(0, len(hidden), rows):
+            logits = hidden[at : at + rows] @ self.output.T
+            logits -= logits.max(axis=-1, keepdims=True)
+            total = np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64))
+            found.append((logits - total).astype(np.float32))
         return np.concatenate(found)

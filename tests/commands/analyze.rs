@@ -395,11 +395,12 @@ fn python() -> Option<String> {
     ran.is_ok_and(|ran| ran.status.success()).then_some(python)
 }
 
-/// Runs the referee on a folder. Returns whether it agrees, and its output.
-fn referee(python: &str, out: &Path) -> (bool, String) {
+/// Runs the referee with a flag before a folder and one before the built-in calibration. Returns whether it agrees, and its output.
+fn referee(python: &str, flags: [&[&str]; 2], out: &Path) -> (bool, String) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(python);
-    command.arg("-B").arg(root.join("scripts/referee/check.py")).arg(out).arg(root.join("models/builtin/calibration"));
+    command.arg("-B").arg(root.join("scripts/referee/check.py"));
+    command.args(flags[0]).arg(out).args(flags[1]).arg(root.join("models/builtin/calibration"));
     let ran = command.output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     (ran.status.success(), text)
@@ -415,7 +416,7 @@ fn a_second_implementation_in_numpy_gives_the_same_numbers() {
     let out = temp.path().join("a");
     let methods = "-m magicpig:K=8,L=75 -m hash_attention:k=64 -m double_sparsity:k=64,label_bits=16 -m hip:k=128";
     analyze(&out, &format!("mass recall estimation channels -q -t ruler/vt -l 1K -n 1 --queries 4 --dump {methods}"));
-    let (agrees, text) = referee(&python, &out);
+    let (agrees, text) = referee(&python, [&[], &[]], &out);
     println!("{text}");
     assert!(agrees, "{text}");
     assert_eq!(text.matches("\nsame ").count(), 11, "{text}");
@@ -432,6 +433,27 @@ fn a_second_implementation_in_numpy_gives_the_same_numbers() {
         false => line.to_owned(),
     };
     fs::write(&table, csv.lines().map(halve).collect::<Vec<_>>().join("\n")).unwrap();
-    let (agrees, text) = referee(&python, &out);
+    let (agrees, text) = referee(&python, [&[], &[]], &out);
     assert!(!agrees && text.contains("1 differ: MagicPIG: density"), "{text}");
+}
+
+/// 4-bit labels, also of tokens behind the prefix: each selected token is as good as any that is left out, within rounding.
+#[test]
+fn selections_by_labels_are_those_of_a_second_implementation() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python with numpy (SPATTN_PYTHON names one)");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let run = |options: &str| {
+        let out = dir.path().join(format!("out{options}"));
+        let method = format!("-m double_sparsity:preset=paper,ratio={{0.0625,0.5}}{options}");
+        analyze(&out, &format!("channels -q -t ruler/vt -l 1K -n 1 --queries 40 --layers 0,5 --dump {method}"));
+        referee(&python, [&["--picks"], &["--calibration"]], &out)
+    };
+    let (agrees, text) = run("");
+    assert!(agrees && text.matches("320 selections, 0 wrong").count() == 2, "{text}");
+    // The referee notices other labels: channels that are drawn.
+    let (agrees, text) = run(",kind=random");
+    assert!(!agrees && text.matches("OTHER").count() == 2, "{text}");
 }
