@@ -30,12 +30,13 @@ pub fn shown(tables: &[VerdictTable]) -> (&[VerdictTable], Option<String>) {
     (&tables[..tables.len() - more], line)
 }
 
-/// `verdict.json`: all tables, each with its title and sentence.
-pub fn json(tables: &[VerdictTable]) -> String {
+/// `verdict.json`: all tables, each with its title, its sentence and the type of a model's keys and values, which memory and reads are shares of.
+pub fn json(tables: &[VerdictTable], kv_dtype: impl Fn(&str) -> Option<String>) -> String {
     let of_table = |table: &VerdictTable| -> Value {
         let mut value = json!(table);
         value["title"] = words::title(table, tables).into();
         value["sentence"] = sentence::sentence(table).into();
+        value["kv_dtype"] = kv_dtype(&table.model).into();
         value
     };
     format!("{:#}\n", json!({ "verdicts": tables.iter().map(of_table).collect::<Vec<_>>() }))
