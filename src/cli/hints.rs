@@ -127,8 +127,7 @@ mod tests {
         assert_eq!((flag("--real=NAME"), flag("--"), flag("-"), flag("-x2")), (Some("--real"), None, None, None));
     }
 
-    /// Hints of all crates are written once, for whatever command reaches them. Each command gets those parts that it can follow, and no
-    /// hint that `eval` or `sweep` reach is cut, since their flags are the settings of all runs.
+    /// Hints of all crates are written once, for whatever command reaches them. Each command gets those parts that it can follow.
     #[test]
     fn hints_of_the_sources_can_be_followed_by_every_command() {
         let hints = hints_of_sources();
