@@ -13,12 +13,18 @@ use spattn_eval::summary::columns::SummaryRow;
 
 /// The type of keys and values of a model's runs, as `--dtype` names it; several types joined. `None` if no manifest says it.
 pub fn of_model(report: &Report, model: &str) -> Option<String> {
-    let of = |identity: &Value| {
-        let is_own = identity["model"].as_str() == Some(model);
-        identity["dtype"].as_str().filter(|_| is_own).map(str::to_owned)
-    };
+    named(report, |identity| identity["model"].as_str() == Some(model))
+}
+
+/// The type of keys and values of all models of a report.
+pub fn of_all(report: &Report) -> Option<String> {
+    named(report, |_| true)
+}
+
+fn named(report: &Report, is_own: impl Fn(&Value) -> bool) -> Option<String> {
     let all = report.sources.iter().flat_map(|source| identities(&source.manifest));
-    let types = distinct(all.filter_map(of));
+    let of_own = |identity: &Value| identity["dtype"].as_str().filter(|_| is_own(identity)).map(str::to_owned);
+    let types = distinct(all.filter_map(of_own));
     (!types.is_empty()).then(|| types.join(" or "))
 }
 
@@ -83,11 +89,11 @@ mod tests {
         assert!(below.starts_with("keys and values in f32: memory, index % and read %"), "{text}");
         assert!(below.contains("of a 16-bit cache an index with bits of its own"), "{below}");
         let page = markdown::render(&report, &[], &Figures::default());
-        let below = page
-            .lines()
-            .skip_while(|line| !line.starts_with("| quest"))
-            .find(|line| !line.starts_with('|') && !line.is_empty());
-        assert!(below.unwrap().starts_with("Keys and values in f32: memory"), "{page}");
+        assert!(page.contains("\n- keys and values: f32\n"), "{page}");
+        let (_, tables) = page.split_once("\n## builtin").unwrap();
+        let mut below = tables.lines().skip_while(|line| !line.starts_with("| quest"));
+        let below = below.find(|line| !line.starts_with('|') && !line.is_empty()).unwrap();
+        assert!(below.starts_with("Keys and values in f32: memory"), "{page}");
         let rows: Value = serde_json::from_str(&json::summary(&report).unwrap()).unwrap();
         assert!(rows.as_array().unwrap().iter().all(|row| row["kv_dtype"] == "f32"), "{rows}");
         let verdicts: Value =

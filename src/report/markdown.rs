@@ -60,7 +60,9 @@ fn header(report: &Report) -> String {
         ("seed", sorted(records.iter().map(|r| r.seed).collect())),
         ("records", records.len().to_string()),
     ];
-    let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {}\n", in_markdown(value))).collect();
+    let kv_type = kv_type::of_all(report).map(|of| ("keys and values", of));
+    let lines = lines.into_iter().chain(kv_type);
+    let mut text: String = lines.map(|(name, value)| format!("- {name}: {}\n", in_markdown(&value))).collect();
     if let Some(line) = sampling::line(report) {
         let _ = writeln!(text, "- {}", in_markdown(&line));
     }

@@ -90,7 +90,8 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
-    let heading = [Some(heading::line(report)), sampling::line(report)];
+    let kv_type = kv_type::of_all(report).map(|of| format!("Keys and values in {of}"));
+    let heading = [Some(heading::line(report)), kv_type, sampling::line(report)];
     let heading = heading.into_iter().flatten().collect::<Vec<_>>().join(". ");
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({

@@ -94,7 +94,7 @@ mod tests {
         let made = tables(&(1..=8).map(|k| of(1024 * k)).collect::<Vec<_>>(), 1.0);
         let (first, line) = shown(&made);
         assert_eq!((first.len(), line.as_deref()), (6, Some("2 more verdicts are in verdict.json.")));
-        let stored: Value = serde_json::from_str(&json(&made)).unwrap();
+        let stored: Value = serde_json::from_str(&json(&made, |_| Some("bf16".to_owned()))).unwrap();
         let verdicts = stored["verdicts"].as_array().unwrap();
         assert_eq!((verdicts.len(), verdicts[7]["length"].as_u64()), (8, Some(8192)));
         let quest = &verdicts[0]["settings"][0];
