@@ -80,6 +80,12 @@ fn called(root: &Command, typed: &[String]) -> Command {
     command
 }
 
+/// The innermost subcommand that the process's arguments name, the program's name first.
+pub(super) fn called_command<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Command {
+    let typed: Vec<String> = arguments.into_iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    called(&command::<C>(), &typed)
+}
+
 /// Whether an argument is a name of several letters after one dash, which our parser would read as several flags.
 fn is_long_with_one_dash(arg: &str) -> bool {
     arg.len() > 2 && arg.starts_with('-') && !arg.starts_with("--")

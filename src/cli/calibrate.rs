@@ -403,7 +403,7 @@ fn take_in(
 fn folder(out: Option<PathBuf>, model: &OpenModel) -> Result<PathBuf, UsageError> {
     out.or_else(|| model.writable_calibration.clone()).ok_or_else(|| {
         UsageError::new(format!("{} has no folder to write to", model.id))
-            .hint("give one with --out DIR, and to eval with --calibration DIR")
+            .hint("give one with --out DIR; `spattn eval --calibration DIR` takes it")
     })
 }
 

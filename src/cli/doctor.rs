@@ -325,7 +325,7 @@ fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
     let mut advice = Vec::new();
     if !models.cached.iter().any(|m| m.complete) {
         advice.push(
-            "hf download Qwen/Qwen2.5-0.5B-Instruct    (or any Llama, Mistral or Qwen; `--model` downloads too; without the hub: scripts/fetch_model.sh smollm2-135m models)".into(),
+            "hf download Qwen/Qwen2.5-0.5B-Instruct    (or any Llama, Mistral or Qwen; `--model` downloads too; without the hub: docs/models.md, scripts/fetch_model.sh smollm2-135m models)".into(),
         );
     }
     let incomplete = models.cached.iter().filter(|m| !m.complete);

@@ -13,6 +13,7 @@ pub mod eval;
 mod exit;
 mod export_eval;
 mod help_headings;
+mod hints;
 mod interrupt;
 mod launch;
 pub mod list;
@@ -49,6 +50,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use self::arguments::Refusal;
 pub use self::exit::Done;
 use self::exit::{ErrorWithHint, INTERRUPTED, NOT_SAFE, PREEMPTED};
+use self::hints::Called;
 pub use self::run_flags::flags;
 use crate::version::PROGRAM;
 use spattn_attention::methods::{MethodEntry, register};
@@ -104,14 +106,19 @@ pub fn main() -> ExitCode {
 /// All commands know them by name.
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
-    match registered.and_then(|()| dispatch(parsed()?.command)) {
+    let cli = match registered.and_then(|()| parsed()) {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error, None, None),
+    };
+    let called = Called::of(&arguments::called_command::<Cli>(std::env::args_os()));
+    match dispatch(cli.command) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::NotSafe) => ExitCode::from(NOT_SAFE),
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
         Err(error) => match error.downcast::<ErrorWithHint>() {
-            Ok(ErrorWithHint { error, advice }) => explain(&error, Some(&advice)),
-            Err(error) => explain(&error, None),
+            Ok(ErrorWithHint { error, advice }) => explain(&error, Some(&advice), Some(&called)),
+            Err(error) => explain(&error, None, Some(&called)),
         },
     }
 }
@@ -211,8 +218,8 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     Ok(Done::Completed)
 }
 
-/// Prints an error as one line, then its hint and the advice.
-fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
+/// Prints an error as one line, then its hint, as far as the command that was called can follow it, and the advice.
+fn explain(error: &anyhow::Error, advice: Option<&str>, called: Option<&Called>) -> ExitCode {
     if output::is_enough(error) {
         return ExitCode::SUCCESS;
     }
@@ -221,7 +228,8 @@ fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     let usage = error.downcast_ref::<UsageError>();
     let failure = error.downcast_ref::<RunFailure>().map(|failure| failure.hint.as_str());
     let hint = usage.and_then(|u| u.hint.as_deref()).or(failure).or_else(|| of_room(error));
-    for hint in hint.into_iter().chain(advice) {
+    let hint = hint.and_then(|hint| called.map_or_else(|| Some(hint.to_owned()), |called| called.hint(hint)));
+    for hint in hint.into_iter().chain(advice.map(str::to_owned)) {
         eprintln!("  hint: {hint}");
     }
     ExitCode::from(if usage.is_some() { 2 } else { 1 })

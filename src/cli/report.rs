@@ -1,5 +1,6 @@
 //! `spattn report`: tables, plots and the page, from stored records.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -347,7 +348,9 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
         None => usual(&report)?,
     };
     let Written { files, not_drawn } = report.write_all(&out)?;
-    let files = [files, report.write_tables(&out, &layouts, args.no_ci)?].concat();
+    let mut files = [files, report.write_tables(&out, &layouts, args.no_ci)?].concat();
+    let mut named = BTreeSet::new();
+    files.retain(|file| named.insert(file.clone()));
     if format == Format::Table {
         text += &format!("\n{} records. Files:\n", report.records.len());
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
@@ -384,7 +387,7 @@ fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
         Format::Markdown => markdown::render(report, &[], &Figures::default()),
         Format::Csv => csv::render(&report.rows)?,
         Format::Latex => latex::summary(report, form.no_intervals),
-        Format::Json => json::render(&report.rows)?,
+        Format::Json => json::summary(report)?,
         Format::LmEval | Format::Kvpress => unreachable!("files are written by `write_exported`"),
     })
 }

@@ -203,7 +203,8 @@ fn table(verified: &Verified) -> String {
     lines.push(String::new());
     if reference.is_none() {
         lines.push(
-            "A reference says more: add --against hf, or --reference with a file by scripts/verify_hf.py.".to_owned(),
+            "A reference says more: add --against hf, or --reference with a file by scripts/verify_hf.py (docs/verify.md)."
+                .to_owned(),
         );
     }
     lines.join("\n") + "\n"

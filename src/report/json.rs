@@ -2,6 +2,10 @@
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::Value;
+
+use super::{Report, kv_type};
+use spattn_eval::summary::columns::SummaryRow;
 
 /// The rows as indented JSON with a final newline. Missing values are `null`.
 ///
@@ -11,10 +15,23 @@ pub fn render<T: Serialize>(rows: &[T]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
+/// The rows of a report's summary, each with `kv_dtype` behind the columns: the type of keys and values, which its shares are of; `null` where
+/// no manifest says it.
+///
+/// # Errors
+/// As [`render`].
+pub fn summary(report: &Report) -> Result<String> {
+    let with_type = |row: &SummaryRow| -> Result<Value> {
+        let mut value = serde_json::to_value(row)?;
+        value["kv_dtype"] = kv_type::of_model(report, &row.model).into();
+        Ok(value)
+    };
+    render(&report.rows.iter().map(with_type).collect::<Result<Vec<_>>>()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spattn_eval::summary::columns::SummaryRow;
 
     #[test]
     fn no_rows_are_an_empty_array() {

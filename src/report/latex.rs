@@ -173,7 +173,9 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
     let rows: Vec<Vec<String>> = table.rows.iter().map(breakable).collect();
     let notes = shown.texts.iter().map(|note| spaced(&without_code(note))).collect();
     let about = |columns: &[Numbers]| {
-        about_bold(columns.iter().any(|c| !c.bold.is_empty()), table.are_compared).into_iter().collect()
+        let bold = about_bold(columns.iter().any(|c| !c.bold.is_empty()), table.are_compared);
+        let general = table.general.iter().map(|line| sentence(line));
+        table.about_n().into_iter().chain(bold).chain(general).collect()
     };
     WideTable { caption: &table.caption, headings: &headings, rows: &rows, columns: &all, notes }.text(about)
 }

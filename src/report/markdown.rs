@@ -7,7 +7,7 @@ use super::others::{OtherScore, other_scores};
 use super::parameters::ShownParams;
 use super::pivot::{Entry, PivotTable, ShownNotes};
 use super::plots::{Figure, Figures};
-use super::{MeanTable, Report, excess, sampling, verdict};
+use super::{MeanTable, Report, excess, kv_type, sampling, verdict};
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
@@ -29,8 +29,11 @@ pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
         page.extend(said.map(|line| format!("\n{}.\n", in_markdown(&capital(&line)))));
         page.extend(report.means_of(&rows[0]).map(|table| means(table, &names)));
         page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
+        let mut kv_type = kv_type::line(report, rows);
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report, &names));
+            // Once is enough: it is the same below all tables of a model.
+            page.extend(kv_type.take().map(|line| format!("\n{}.\n", in_markdown(&capital(&line)))));
             page.push_str(&others(rows, &other_scores, &names));
         }
     }
@@ -57,7 +60,9 @@ fn header(report: &Report) -> String {
         ("seed", sorted(records.iter().map(|r| r.seed).collect())),
         ("records", records.len().to_string()),
     ];
-    let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {}\n", in_markdown(value))).collect();
+    let kv_type = kv_type::of_all(report).map(|of| ("keys and values", of));
+    let lines = lines.into_iter().chain(kv_type);
+    let mut text: String = lines.map(|(name, value)| format!("- {name}: {}\n", in_markdown(&value))).collect();
     if let Some(line) = sampling::line(report) {
         let _ = writeln!(text, "- {}", in_markdown(&line));
     }

@@ -31,6 +31,7 @@ mod excess;
 mod format;
 mod heading;
 mod held_to;
+mod kv_type;
 mod means;
 mod overview;
 mod parameters;

@@ -16,12 +16,12 @@ use rayon::prelude::*;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Value, json};
 
-use super::format::{detectable, distinct};
+use super::format::{capital, detectable, distinct};
 use super::markdown::counted;
 use super::merge::Source;
 use super::parameters::ShownParams;
 use super::plots::{Figure, Figures};
-use super::{Report, excess, heading, overview, sampling, verdict};
+use super::{Report, excess, heading, kv_type, overview, sampling, verdict};
 use spattn_base::privacy;
 use spattn_base::text::in_line;
 use spattn_eval::records::fidelity::four_digits;
@@ -29,7 +29,7 @@ use spattn_eval::records::prompts::{self, PROMPTS};
 use spattn_eval::records::record::Record;
 use spattn_eval::records::store::identities;
 use spattn_eval::summary::column_value::ColumnUnit;
-use spattn_eval::summary::columns::{Better, OnPage, SummaryColumn, on_page};
+use spattn_eval::summary::columns::{Better, OnPage, SummaryColumn, SummaryRow, on_page};
 use spattn_tasks::stand_ins;
 
 const HTML: &str = include_str!("page/page.html");
@@ -90,7 +90,8 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
-    let heading = [Some(heading::line(report)), sampling::line(report)];
+    let kv_type = kv_type::of_all(report).map(|of| format!("Keys and values in {of}"));
+    let heading = [Some(heading::line(report)), kv_type, sampling::line(report)];
     let heading = heading.into_iter().flatten().collect::<Vec<_>>().join(". ");
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
@@ -106,7 +107,19 @@ fn facts(report: &Report) -> Result<Value> {
         "detectable": detectable(report.rows.iter().map(|r| (r.contexts, r.detectable))),
         "said_once": names.line(),
         "excess": excess::lines(&report.rows, &names),
+        "kv_types": kv_types(report),
     }))
+}
+
+/// What keys and values are in, a line for each model that has shares of them; with the model's name where there are several.
+fn kv_types(report: &Report) -> Vec<String> {
+    let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
+    let line = |model: &&str| {
+        let of: Vec<SummaryRow> = report.rows.iter().filter(|row| row.model == *model).cloned().collect();
+        let line = capital(&kv_type::line(report, &of)?) + ".";
+        Some(if models.len() > 1 { format!("{model}: {line}") } else { line })
+    };
+    models.iter().filter_map(line).collect()
 }
 
 /// The columns that the table offers: key in a row, heading, what it is, how numbers look, which are better, whether it is shown at first.

@@ -10,7 +10,7 @@ use super::format::{
 };
 use super::parameters::ShownParams;
 use super::pivot::ShownNotes;
-use super::{MeanTable, Report, excess, pivot, sampling};
+use super::{MeanTable, Report, excess, kv_type, pivot, sampling};
 use spattn_eval::summary::columns::SummaryRow;
 
 /// A rule under the headings and nothing else.
@@ -85,6 +85,7 @@ pub fn render(report: &Report, form: Form) -> String {
             let table = one_table(rows, form);
             let shared = said(form, table.names.line());
             text.push_str(&format!("{}\n{shared}\n{}", setting(&rows[0]), table.text));
+            text.push_str(&said(form, kv_type::line(report, rows)));
             excess::lines(rows, &table.names).iter().for_each(|line| text.push_str(&form.wrapped(line)));
             let has_latency = !table.left_out.iter().any(|heading| heading.starts_with("latency"));
             text.push_str(&said(form, about_latency(rows).filter(|_| has_latency).map(str::to_owned)));

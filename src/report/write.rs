@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::contents::Report;
 use super::plots::{Figure, depths, png};
-use super::{csv, json, latex, markdown, others, page, pivot, plots, verdict};
+use super::{csv, json, kv_type, latex, markdown, others, page, pivot, plots, verdict};
 use spattn_eval::folder::owned_files::{self, OwnFolder};
 
 /// What a report wrote.
@@ -37,11 +37,19 @@ impl Report<'_> {
         if !others.is_empty() {
             files.push(("metrics.csv".to_owned(), others::csv(&others)?));
         }
-        files.push(("verdict.json".to_owned(), verdict::json(&self.verdicts)));
+        files.push(("verdict.json".to_owned(), verdict::json(&self.verdicts, |model| kv_type::of_model(self, model))));
         files.push(("report.html".to_owned(), page::render(self, &figures, &samples?)?));
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
+        // What an earlier `spattn report` wrote would have other numbers than these.
+        let own = OwnFolder::of(dir)?;
+        if own.has("summary.tex") {
+            files.push(("summary.tex".to_owned(), latex::summary(self, false)));
+        }
+        if own.has("summary.json") {
+            files.push(("summary.json".to_owned(), json::summary(self)?));
+        }
         // The largest files come last, so that on a full disk the numbers are there.
         let paths = write_files(files, &[&figures.first[..], &figures.others].concat(), dir)?;
         Ok(Written { files: paths, not_drawn: figures.not_drawn_line() })
@@ -60,7 +68,7 @@ impl Report<'_> {
     ) -> Result<Vec<PathBuf>> {
         let mut files = vec![
             ("summary.tex".to_owned(), latex::summary(self, no_intervals)),
-            ("summary.json".to_owned(), json::render(&self.rows)?),
+            ("summary.json".to_owned(), json::summary(self)?),
         ];
         for (name, layout) in layouts {
             let tables = pivot::tables(self, layout);

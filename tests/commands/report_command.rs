@@ -96,8 +96,18 @@ fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
     let (whole, merged) = (rows(&dir("run")), rows(&dir("shards")));
     assert_eq!(scores(&whole), scores(&merged));
     let csv = fs::read_to_string(dir("run").join("summary.csv")).unwrap();
-    let keys: Vec<&String> = whole[0].as_object().unwrap().keys().collect();
+    let mut keys: Vec<&String> = whole[0].as_object().unwrap().keys().collect();
+    assert_eq!((keys.pop().map(String::as_str), &whole[0]["kv_dtype"]), (Some("kv_dtype"), &Value::from("f32")));
     assert_eq!(csv.lines().next().unwrap().split(',').collect::<Vec<_>>(), keys);
+
+    // A run that goes on makes again what a report has added to its folder.
+    ok(&["report", path(&dir("run"))]);
+    let tex = || fs::read_to_string(dir("run").join("summary.tex")).unwrap();
+    let (before, json) = (tex(), fs::read(dir("run").join("summary.json")).unwrap());
+    fs::write(dir("run").join("summary.tex"), "old").unwrap();
+    fs::write(dir("run").join("summary.json"), "old").unwrap();
+    evaluate(&dir("run"), &["--resume"]);
+    assert_eq!((tex(), fs::read(dir("run").join("summary.json")).unwrap()), (before, json));
 }
 
 // ---- runs made here ----

@@ -290,7 +290,7 @@ impl RunRequest {
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
-            print_json(&json::render(&report.rows)?)?;
+            print_json(&json::summary(&report)?)?;
             return Ok(self.safety.end(&report.verdicts));
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });

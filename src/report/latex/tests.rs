@@ -104,6 +104,10 @@ fn a_pivot_goes_on_in_further_columns_and_marks_are_no_part_of_numbers() {
         "{text}"
     );
     assert!(text.contains("\nquest & \\bfseries 100.0 & ") && text.contains("\nfull & 100.0 & "), "{text}");
+    let tables = text.matches("\\begin{table}").count();
+    assert_eq!(text.matches("n~=~6 examples in each cell.").count(), tables, "{text}");
+    let warning = report.warnings.iter().find(|warning| warning.is_general()).expect("six examples are few");
+    assert!(text.contains("Only 6 examples: on one task no loss below"), "{}: {text}", warning.message);
     let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
     let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
     assert_eq!(labels.len(), distinct.len(), "{labels:?}");

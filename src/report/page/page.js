@@ -81,6 +81,7 @@
   // What rows do not show because all have it, and whose costs are more than those of dense attention.
   function showBesideRows() {
     for (const p of document.querySelectorAll(".said-once")) p.replaceChildren(...(data.said_once ? [visible(data.said_once)] : []));
+    for (const p of document.querySelectorAll(".kv-type")) p.replaceChildren(visible(data.kv_types.join(" ")));
     for (const list of document.querySelectorAll("ul.excess")) list.replaceChildren(...data.excess.map((line) => make("li", line)));
   }
 

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use super::equal::equal_costs;
 use super::files::ItemResults;
 use super::table::table;
-use super::words::{MADE, VerdictSource, model, paper_title, published, verdict, verdicts};
+use super::words::{MADE, VerdictSource, counted_of, model, paper_title, published, verdict, verdicts};
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claim::Claim;
-use spattn_lab::papers::claims::ClaimVerdict;
+use spattn_lab::papers::claims::{CellName, ClaimVerdict};
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
@@ -109,7 +109,11 @@ fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
     let mut text = format!("\n**{}**, on {}:\n\n", verdict(results, outcome, at), in_markdown(&model(outcome)));
     text += &comparisons(why);
     because.iter().for_each(|because| text += &line("why", because));
-    tried.iter().for_each(|tried| text += &experiment(tried));
+    for tried in tried {
+        let own = results.item.claims[at].experiments.iter().find(|own| own.asks == tried.asks);
+        let cells: Vec<CellName<'_>> = own.iter().flat_map(|own| own.test.comparisons()).map(|one| one.left).collect();
+        text += &experiment(tried, tried.n.map(|n| counted_of(results, outcome, &cells, n)));
+    }
     text
 }
 
@@ -122,9 +126,9 @@ fn comparisons(why: &[String]) -> String {
     text
 }
 
-/// What was tried, what came out, and what it means.
-fn experiment(tried: &Tried) -> String {
-    let n = tried.n.map_or(String::new(), |n| format!(" (n = {n})"));
+/// What was tried, what came out, of how many examples, and what it means.
+fn experiment(tried: &Tried, counted: Option<String>) -> String {
+    let n = counted.map_or(String::new(), |counted| format!(" ({counted})"));
     let mut text = format!("\n*Tried:* {} **{}**{n}\n\n", in_markdown(&tried.asks), tried.word());
     text += &comparisons(&tried.why);
     if let Some(means) = &tried.means {

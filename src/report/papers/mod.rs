@@ -16,7 +16,7 @@ pub use self::files::{ItemResults, read_stored, result_file, slug, store, suffix
 use self::paper_page::Drawn;
 use super::plots::papers::figures;
 use super::plots::{Figure, png};
-use spattn_eval::folder::owned_files;
+use spattn_eval::folder::owned_files::{self, OwnFolder};
 use spattn_lab::papers::findings::PaperFindings;
 use spattn_lab::papers::{ITEMS, PAPERS};
 
@@ -53,9 +53,9 @@ pub enum ItemForm {
 /// The files of an item beside those that it always has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MoreFiles {
-    /// `table.tex`.
+    /// `table.tex`. One that was made earlier is made again in any case: it would have other numbers than the rest.
     pub latex: bool,
-    /// Each figure as PNG, too.
+    /// Each figure as PNG, too. Those that were made earlier are made again in any case.
     pub png: bool,
 }
 
@@ -82,11 +82,15 @@ pub fn write_item(results: &ItemResults, out: &Path, more: MoreFiles) -> Result<
     let figures = drawn(results)?;
     let page = item_page::item_page(results, &figures);
     let mut files = vec![("README.md".to_owned(), page), ("table.csv".to_owned(), table::csv(&results.outcomes)?)];
-    files.extend(more.latex.then(|| ("table.tex".to_owned(), table::latex(results))));
+    let own = OwnFolder::of(&dir)?;
+    let is_asked = more.latex || own.has("table.tex");
+    files.extend(is_asked.then(|| ("table.tex".to_owned(), table::latex(results))));
     let mut pixels = Vec::new();
-    for figure in figures.iter().flatten().filter(|_| more.png) {
+    for figure in figures.iter().flatten() {
         let name = Path::new(&figure.file).with_extension("png").to_string_lossy().into_owned();
-        pixels.push((name, png::render(&figure.svg)?));
+        if more.png || own.has(&name) {
+            pixels.push((name, png::render(&figure.svg)?));
+        }
     }
     files.extend(figures.into_iter().flatten().map(|figure| (figure.file, figure.svg)));
     super::write_files(files, &[], &dir)?;

@@ -7,6 +7,7 @@ use super::equal::equal_costs;
 use super::files::ItemResults;
 use super::item_page::{verdict_cells, verdict_heading};
 use super::words::{MADE, VerdictSource, can_judge, model, paper_title};
+use crate::report::format::distinct;
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claims::ClaimVerdict;
@@ -14,7 +15,6 @@ use spattn_lab::papers::experiment::{Cause, Tried};
 use spattn_lab::papers::findings::{PaperFinding, PaperFindings};
 use spattn_lab::papers::floor::LEAST_SCORE;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged};
-use spattn_lab::papers::real_models::REAL_MODELS;
 use spattn_lab::papers::{ACROSS, ITEMS, PAPERS, Paper, order_of, title_of};
 
 /// The verdicts, in the order of the counts.
@@ -260,7 +260,7 @@ pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
             shown.iter().map(|(paper, own)| (paper.name.to_owned(), count(own, source))).collect();
         text += &counts(source.heading(), &lines);
     }
-    text + &how_to_read()
+    text + &how_to_read(&every)
 }
 
 /// What the papers' own numbers say of their claims, by verdict.
@@ -273,17 +273,46 @@ fn published(own: &[&Drawn]) -> [usize; 6] {
     counts
 }
 
-fn how_to_read() -> String {
-    let models: Vec<String> = REAL_MODELS.iter().map(spattn_lab::papers::real_models::RealModel::description).collect();
+/// What the verdicts of a folder are of, by what has results there: each model that was run, with its size.
+fn measured_here(all: &[&Drawn]) -> String {
+    let measured = || all.iter().flat_map(|(results, _)| &results.outcomes).filter(|outcome| outcome.is_measured());
+    let has = |source: VerdictSource| measured().any(|outcome| source.has(outcome));
+    let models = distinct(measured().filter(|outcome| VerdictSource::Pretrained.has(outcome)).map(model));
+    let mut parts = Vec::new();
+    if has(VerdictSource::Builtin) {
+        parts.push("on the built-in model (11M parameters, trained on RULER's templates)".to_owned());
+    }
+    match models.as_slice() {
+        [] => {}
+        [one] => parts.push(format!("on a pretrained model ({one})")),
+        several => parts.push(format!("on pretrained models ({})", joined(several))),
+    }
+    if has(VerdictSource::Times) {
+        parts.push("as times on a GPU".to_owned());
+    }
+    match parts.len() {
+        0 => "Nothing was measured here yet.".to_owned(),
+        _ => format!("The other verdicts are of what was measured here: {}.", joined(&parts)),
+    }
+}
+
+/// Words as a list: `a`, `a and b`, `a, b, and c`.
+fn joined(words: &[String]) -> String {
+    match words {
+        [before @ .., last] if before.len() > 1 => format!("{}, and {last}", before.join(", ")),
+        _ => words.join(" and "),
+    }
+}
+
+fn how_to_read(all: &[&Drawn]) -> String {
     format!(
         "\n## How to read it\n\n\
-         A claim is what a paper says. *The paper's numbers* is its test on the numbers that the paper prints. The other verdicts are of what was \
-         measured here: on the built-in model (11M parameters, trained on RULER's templates), on pretrained models ({}), and as times on a GPU. \
+         A claim is what a paper says. *The paper's numbers* is its test on the numbers that the paper prints. {} \
          A verdict is about the shape of a claim on the model that was run, never about whether two models have the same number.\n\n\
          A comparison is told where its 95 % interval, paired by example, lies on one side of the bound; each interval holds by itself. A claim *holds in \
          part* if some of its comparisons are told in its favour, and *cannot be told* if none is told. *By construction* is what follows from a method's \
          definition. A score is not judged where dense attention is at the floor: below {LEAST_SCORE} %, or where its interval reaches what guessing scores.\n\n\
          `spattn reproduce --draw-only` makes these pages from the stored results, and docs/papers.md says how to run them.\n",
-        models.join(" and ")
+        measured_here(all)
     )
 }

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::files::ItemResults;
-use super::words::{lengths, model, paper_title, tokens};
+use super::words::{counted_of, lengths, model, paper_title, tokens};
 use crate::report::csv::finished;
 use crate::report::latex::{WideTable, of_papers};
 use crate::report::tabular::Numbers;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::item::{Item, Line};
-use spattn_lab::papers::numbers::short;
+use spattn_lab::papers::numbers::{short, with_interval};
 use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
 use spattn_lab::papers::title_of;
 
@@ -104,8 +104,8 @@ fn cells(column: &Headings, row: &OutcomeRow) -> Vec<String> {
 
 /// A number with its interval.
 pub fn number(Number { mean, ends, .. }: Number) -> String {
-    match ends.map(|(low, high)| (short(low), short(high))) {
-        Some((low, high)) if low != high => format!("{} [{low} {high}]", short(mean)),
+    match ends.map(|ends| with_interval(mean, ends)) {
+        Some((mean, Some((low, high)))) => format!("{mean} [{low} {high}]"),
         _ => short(mean),
     }
 }
@@ -132,8 +132,34 @@ fn latex_of(results: &ItemResults, outcome: &ItemOutcome) -> String {
         if outcome.variant.is_empty() { "the paper's numbers".to_owned() } else { format!("on {}", model(outcome)) };
     let caption = format!("{}, {}: {}, {on}", paper_title(paper), title_of(item), results.item.title);
     let names: Vec<Vec<String>> = rows.iter().map(|row| vec![row.name.clone()]).collect();
+    let about = about_n(results, outcome);
     WideTable { caption: &caption, headings: &["setting"], rows: &names, columns: &shown, notes: Vec::new() }
-        .text(|_| Vec::new())
+        .text(|_| about.iter().cloned().collect())
+}
+
+/// How many examples the measured numbers of an outcome are of, each kind with its least and greatest number; `None` if nothing was measured.
+fn about_n(results: &ItemResults, outcome: &ItemOutcome) -> Option<String> {
+    let mut kinds: Vec<((String, String), usize, usize)> = Vec::new();
+    for (row, line) in outcome.rows.iter().flat_map(|row| row.cells.iter().zip(&outcome.columns).map(move |c| (row, c)))
+    {
+        let (Some(Number { n, .. }), column) = (line.0.measured, line.1.as_str()) else { continue };
+        let row = row.stands_for.first().unwrap_or(&row.name).as_str();
+        // The words around the number tell the kinds apart.
+        const PLACE: usize = 987_654_321;
+        let words = counted_of(results, outcome, &[(row, column)], PLACE);
+        let (before, after) = words.split_once(&PLACE.to_string())?;
+        let kind = (before.to_owned(), after.to_owned());
+        match kinds.iter_mut().find(|(known, ..)| *known == kind) {
+            Some((_, least, most)) => (*least, *most) = ((*least).min(n), (*most).max(n)),
+            None => kinds.push((kind, n, n)),
+        }
+    }
+    let text = |((before, after), least, most): &((String, String), usize, usize)| match least == most {
+        true => format!("{before}{least}{after}"),
+        false => format!("{before}{least} to {most}{after}"),
+    };
+    let all: Vec<String> = kinds.iter().map(text).collect();
+    (!all.is_empty()).then(|| format!("Measured numbers are of {}, with 95 % intervals.", all.join("; ")))
 }
 
 /// A line for each cell of each outcome: row, column, published, measured, both ends of its interval, n, and what was run.

@@ -124,8 +124,8 @@ fn measured_numbers_carry_the_model_that_was_run() {
         "| | 16K: paper (Big-7B) | 1K here: measured (built-in 11M, 1K) | Cost: paper (Big-7B) | Cost: measured (built-in 11M, 1K) |",
     );
     has("1K here: measured (Qwen2.5-Coder-0.5B-Instruct, 1K)");
-    has("| Full | 90.5 | 100 [91.19 100] | 100 | 100 |");
-    has("| Top | 70 | 25 [12.69 41.2] | 2.5 | 5 |");
+    has("| Full | 90.5 | 100.0 [91.2 100.0] | 100 | 100 |");
+    has("| Top | 70 | 25.00 [12.69 41.20] | 2.5 | 5 |");
     has(
         "| 1. dense is above | do not support it | holds (1K, n = 40) | holds (Qwen2.5-Coder-0.5B-Instruct, 1K, n = 40) | – |",
     );
@@ -275,8 +275,9 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
         "% Needs \\usepackage{array,booktabs,siunitx}",
         "\\caption{MagicPIG, Table 1: a table, on the built-in model (11M parameters)}",
         "setting & {\\shortstack{16K:\\\\paper\\\\(Big-7B)}} & \\multicolumn{2}{c}",
-        "Full & 90.5 & 100 & [$91.19$, $100$] & 100 & 100 \\\\",
-        "Top & 70 & 25 & [$12.69$, $41.2$] & 2.5 & 5 \\\\",
+        "Full & 90.5 & 100.0 & [$91.2$, $100.0$] & 100 & 100 \\\\",
+        "Top & 70 & 25.00 & [$12.69$, $41.20$] & 2.5 & 5 \\\\",
+        "Measured numbers are of n = 40, with 95 \\% intervals.",
     ] {
         assert!(tex.contains(part), "{part} is missing in\n{tex}");
     }
@@ -288,6 +289,81 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
     let json: serde_json::Value = serde_json::from_str(&rendered(&both, ItemForm::Json).unwrap()).unwrap();
     assert_eq!((json[0]["variant"].as_str(), json[1]["model"].as_str()), (Some("builtin"), Some(REAL)));
     assert!(rendered(&both, ItemForm::Csv).unwrap().starts_with("row,column,published"));
+}
+
+/// A run of 4 prompts of 2 tasks, and one of 40 examples of several.
+#[test]
+fn a_number_of_examples_says_of_what() {
+    let with = |facts: &[(&str, &str)]| {
+        let ran = facts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
+        results(vec![ItemOutcome { ran, ..outcome(Variant::Builtin, "builtin") }])
+    };
+    let told = |results: &ItemResults| words::verdict(results, &results.outcomes[0], 0);
+    assert_eq!(told(&with(&[])), "holds (n = 40)");
+    assert_eq!(told(&with(&[("tasks", "ruler/vt")])), "holds (n = 40)");
+    assert_eq!(told(&with(&[("tasks", "ruler/vt, ruler/cwe")])), "holds (n = 40 of each task)");
+    let mut analysed = with(&[("prompts of", "ruler/vt, ruler/cwe"), ("lengths", "2048")]);
+    analysed.item.columns[0].found = Some(spattn_lab::papers::seen::TableSelection::default());
+    assert_eq!(told(&analysed), "holds (2K, 40 prompts of each of 2 tasks)");
+    let latex = table::latex(&analysed);
+    assert!(latex.contains("Measured numbers are of 40 prompts of each of 2 tasks; n = 40, with"), "{latex}");
+    analysed.outcomes[0].ran[0].1 = "ruler/vt".to_owned();
+    assert_eq!(told(&analysed), "holds (2K, 40 prompts)");
+    analysed.item.rows[0].correlation =
+        Some(spattn_lab::papers::derived::Correlation { x: "16K".into(), y: "Cost".into(), rows: vec!["Full".into()] });
+    assert_eq!(told(&analysed), "holds (2K, 40 rows)");
+}
+
+#[test]
+fn what_was_made_earlier_is_made_again_with_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = results(vec![outcome(Variant::Builtin, "builtin")]);
+    write_item(&one, dir.path(), MoreFiles { latex: true, png: true }).unwrap();
+    let folder = dir.path().join("magicpig/table-1");
+    let read = |name: &str| fs::read(folder.join(name)).unwrap();
+    let (tex, pixels) = (read("table.tex"), read("plot.png"));
+    fs::write(folder.join("plot.png"), "old").unwrap();
+    let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    write_item(&both, dir.path(), MoreFiles::default()).unwrap();
+    let now = String::from_utf8(read("table.tex")).unwrap();
+    assert!(now.as_bytes() != tex && now.contains(REAL), "{now}");
+    assert_eq!(read("plot.png"), pixels);
+    // A file of somebody else is none of this program's, and is left alone.
+    let other = tempfile::tempdir().unwrap();
+    fs::create_dir_all(other.path().join("magicpig/table-1")).unwrap();
+    fs::write(other.path().join("magicpig/table-1/table.tex"), "mine").unwrap();
+    write_item(&both, other.path(), MoreFiles::default()).unwrap();
+    assert_eq!(fs::read_to_string(other.path().join("magicpig/table-1/table.tex")).unwrap(), "mine");
+}
+
+#[test]
+fn the_front_page_names_what_was_run_in_its_folder_alone() {
+    let findings = PaperFindings::shipped().unwrap();
+    let page = |outcomes: Vec<ItemOutcome>| {
+        let results = results(outcomes);
+        let figures = drawn(&results).unwrap();
+        paper_page::front_page(&findings, &[(results, figures)])
+    };
+    let small = "SmolLM2-135M-Instruct";
+    let both = page(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, small)]);
+    assert!(
+        both.contains(
+            "on the built-in model (11M parameters, trained on RULER's templates) and on a pretrained model (SmolLM2"
+        ),
+        "{both}"
+    );
+    assert!(!both.contains("Qwen") && !both.contains("times on a GPU"), "{both}");
+    let two = page(vec![outcome(Variant::Real, small), outcome(Variant::Real, REAL)]);
+    assert!(
+        two.contains(
+            "was measured here: on pretrained models (SmolLM2-135M-Instruct (135M parameters, GGUF Q4_1) and Qwen2.5-"
+        ),
+        "{two}"
+    );
+    assert!(!two.contains("on the built-in model (11M parameters, trained"), "{two}");
+    let item = Item::parse(ITEM, "item.toml").unwrap();
+    let none = judge("magicpig/table-1", &item, RunOf::AS_NAMED, Evidence::default()).unwrap();
+    assert!(page(vec![none]).contains("Nothing was measured here yet."));
 }
 
 #[test]

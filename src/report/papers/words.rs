@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::files::ItemResults;
 use spattn_eval::folder::owned_files::PAPERS_PAGE;
 use spattn_lab::papers::PAPERS;
-use spattn_lab::papers::claims::{ClaimVerdict, Test};
+use spattn_lab::papers::claims::{CellName, ClaimVerdict, Test};
+use spattn_lab::papers::item::Line;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, model_title};
 use spattn_lab::papers::real_models::RealModel;
 use spattn_lab::papers::times::Timed;
@@ -104,13 +105,49 @@ pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> St
         of.push(if outcome.model.is_empty() { "the paper's models".to_owned() } else { model_title(&outcome.model) });
     }
     of.extend(if outcome.variant == TIMES { contexts(results, claim) } else { lengths(outcome) });
-    of.extend(judged.n.map(|n| if outcome.variant == TIMES { format!("{n} rounds") } else { format!("n = {n}") }));
+    of.extend(judged.n.map(|n| counted(results, outcome, claim, n)));
     let word = word(judged);
     match judged.measured {
         ClaimVerdict::NotTested if !judged.at_floor => word.to_owned(),
         _ if of.is_empty() => word.to_owned(),
         _ => format!("{word} ({})", of.join(", ")),
     }
+}
+
+/// What a claim's `n` is of: it is the least number of a task and length, so that with several tasks more was read than it says.
+fn counted(results: &ItemResults, outcome: &ItemOutcome, claim: usize, n: usize) -> String {
+    let comparisons = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref()).map(Test::comparisons);
+    let cells: Vec<CellName<'_>> = comparisons.iter().flatten().map(|comparison| comparison.left).collect();
+    counted_of(results, outcome, &cells, n)
+}
+
+/// As [`counted`], of some cells: prompts of analyses, rows that correlate, or examples.
+pub fn counted_of(results: &ItemResults, outcome: &ItemOutcome, cells: &[CellName<'_>], n: usize) -> String {
+    let lines = |name: &str, of: &[Line]| of.iter().find(|line| line.name == name).cloned();
+    let own = cells.iter().flat_map(|(row, column)| {
+        [lines(row, &results.item.rows), lines(column, &results.item.columns)].into_iter().flatten()
+    });
+    let own: Vec<Line> = own.collect();
+    if outcome.variant == TIMES {
+        return format!("{n} rounds");
+    }
+    if own.iter().any(|line| line.correlation.is_some()) {
+        return format!("{n} rows");
+    }
+    let variant = outcome.run().variant;
+    let is_found = own.iter().any(|line| line.select(variant).found.is_some());
+    match (listed(outcome, "prompts of"), listed(outcome, "tasks")) {
+        (tasks, _) if is_found && tasks > 1 => format!("{n} prompts of each of {tasks} tasks"),
+        (1, _) if is_found => format!("{n} prompts"),
+        (_, tasks) if !is_found && tasks > 1 => format!("n = {n} of each task"),
+        _ => format!("n = {n}"),
+    }
+}
+
+/// How many names a fact of an outcome lists.
+fn listed(outcome: &ItemOutcome, fact: &str) -> usize {
+    let list = outcome.ran.iter().find(|(what, _)| what == fact);
+    list.map_or(0, |(_, names)| names.split(',').filter(|name| !name.trim().is_empty()).count())
 }
 
 /// A verdict in words.

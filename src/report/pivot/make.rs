@@ -187,6 +187,7 @@ fn tables_of(
             cells: entries,
             are_compared,
             notes,
+            general: report.warnings.iter().filter(|w| w.is_general()).map(|w| w.message.clone()).collect(),
         };
         if scope.len() < all.len() {
             table.fixed.push(("over".to_owned(), over(scope).join(", ")));

@@ -31,6 +31,8 @@ pub struct PivotTable {
     pub are_compared: bool,
     /// What is to be known of marked cells, from 1.
     pub notes: Vec<String>,
+    /// What is to be known of the whole table.
+    pub general: Vec<String>,
 }
 
 /// A cell.
@@ -104,6 +106,20 @@ fn retain<T>(values: &mut Vec<T>, kept: &[bool]) {
 }
 
 impl PivotTable {
+    /// How many examples a cell is of, with the least and the greatest number, and of how many tasks and lengths; `None` for an empty table.
+    pub fn about_n(&self) -> Option<String> {
+        let entries = || self.cells.iter().flatten().flatten();
+        let range = |of: fn(&Entry) -> usize| {
+            let (least, most) = (entries().map(of).min()?, entries().map(of).max()?);
+            Some(if least == most { least.to_string() } else { format!("{least} to {most}") })
+        };
+        let (n, averaged) = (range(|entry| entry.n)?, range(|entry| entry.averaged)?);
+        Some(match averaged.as_str() {
+            "1" => format!("n\u{a0}=\u{a0}{n} examples in each cell."),
+            several => format!("n\u{a0}=\u{a0}{n} examples in each cell, of {several} tasks and lengths together."),
+        })
+    }
+
     /// The best lines of a column.
     pub fn best_lines(&self, column: usize) -> Vec<usize> {
         let is_best = |line: &usize| self.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);

@@ -30,12 +30,13 @@ pub fn shown(tables: &[VerdictTable]) -> (&[VerdictTable], Option<String>) {
     (&tables[..tables.len() - more], line)
 }
 
-/// `verdict.json`: all tables, each with its title and sentence.
-pub fn json(tables: &[VerdictTable]) -> String {
+/// `verdict.json`: all tables, each with its title, its sentence and the type of a model's keys and values, which memory and reads are shares of.
+pub fn json(tables: &[VerdictTable], kv_dtype: impl Fn(&str) -> Option<String>) -> String {
     let of_table = |table: &VerdictTable| -> Value {
         let mut value = json!(table);
         value["title"] = words::title(table, tables).into();
         value["sentence"] = sentence::sentence(table).into();
+        value["kv_dtype"] = kv_dtype(&table.model).into();
         value
     };
     format!("{:#}\n", json!({ "verdicts": tables.iter().map(of_table).collect::<Vec<_>>() }))
@@ -93,7 +94,7 @@ mod tests {
         let made = tables(&(1..=8).map(|k| of(1024 * k)).collect::<Vec<_>>(), 1.0);
         let (first, line) = shown(&made);
         assert_eq!((first.len(), line.as_deref()), (6, Some("2 more verdicts are in verdict.json.")));
-        let stored: Value = serde_json::from_str(&json(&made)).unwrap();
+        let stored: Value = serde_json::from_str(&json(&made, |_| Some("bf16".to_owned()))).unwrap();
         let verdicts = stored["verdicts"].as_array().unwrap();
         assert_eq!((verdicts.len(), verdicts[7]["length"].as_u64()), (8, Some(8192)));
         let quest = &verdicts[0]["settings"][0];

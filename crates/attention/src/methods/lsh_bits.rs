@@ -56,7 +56,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "the LSH baseline of HashAttention (Desai et al. 2024, arXiv:2412.14468)",
     about: "top-k by Hamming distance of random projections' signs",
     params: &[
-        ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 4096" },
+        ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 4096; kept in words of 32" },
         ParamInfo {
             key: "label",
             default: "a",

@@ -40,7 +40,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     about: "top-k by scores from product-quantised keys",
     params: &[
         ParamInfo { key: "subspaces", default: "2", about: "parts that a key is cut into, each with its code" },
-        ParamInfo { key: "bits", default: "6", about: "bits of a code, 1 to 8: 2^bits centroids a part" },
+        ParamInfo {
+            key: "bits",
+            default: "6",
+            about: "bits of a code, 1 to 8: 2^bits centroids a part; each code is kept in a byte",
+        },
         ParamInfo {
             key: "ratio",
             default: "0.05",

@@ -42,7 +42,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "page", default: "16", about: "tokens a page" },
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as pages, above 0 to 1" },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as pages (rounded up to pages)" },
-        ParamInfo { key: "summary_bits", default: "16", about: "16 | 4 | 2: bits a number of a page's bounds" },
+        ParamInfo {
+            key: "summary_bits",
+            default: "16",
+            about: "16 | 4 | 2: bits a number of a page's bounds; 16 is the type of the keys, so 32 bits in a cache of f32",
+        },
         ParamInfo { key: "min_pages", default: "1", about: "pages read at least" },
         PICK,
         SHARE,

@@ -31,8 +31,13 @@ pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 pub(super) fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
+    prefix_in(KvDtype::F32, layers, kv_heads, tokens, d)
+}
+
+/// A prefix whose keys and values have a type.
+fn prefix_in(dtype: KvDtype, layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
     let layer = |l: usize| {
-        let mut kv = LayerKv::new(KvDtype::F32, kv_heads, d, tokens);
+        let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
         for t in 0..tokens {
             let seed = (l * 10_000 + t) as u64;
             kv.append(&noise(kv_heads * d, seed), &noise(kv_heads * d, seed + 77_777));
@@ -208,7 +213,9 @@ fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
         recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv)).unwrap();
     }
-    IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_queries(recent)
+    // What is generated is kept as the prefix is.
+    let dtype = prefix.layer(0).unwrap().keys.dtype();
+    IndexCache::new(prefix.clone(), dtype, seed).with_queries(recent)
 }
 
 fn run_seeded(
@@ -1387,6 +1394,47 @@ fn quest_keeps_and_reads_summaries_in_the_bits_asked_for() {
     }
     let recall = |bits: usize| of(bits).fidelity().unwrap().recall()[0][0];
     assert!(recall(4) > 0.8 * recall(16), "{} in 4 bits, {} in 16", recall(4), recall(16));
+}
+
+/// What is counted of an index is what is held, in the bits that a method's listing states, whatever the type of keys and values. The
+/// expected numbers are written down from the listings and take no part of the code that counts.
+#[test]
+fn indexes_hold_the_bits_that_listings_state() {
+    const TOKENS: usize = 2048;
+    let (d, n) = (D as f64, TOKENS as f64);
+    // Codes of b bits have a range of two f32 for each channel and 128 rows.
+    let coded = |bits: f64| bits + 64.0 / 128.0;
+    for (dtype, kv) in [(KvDtype::F32, 32.0), (KvDtype::Bf16, 16.0), (KvDtype::F16, 16.0)] {
+        let prefix = prefix_in(dtype, 1, 1, TOKENS, D);
+        let expected = [
+            ("topk:k=8", 0.0),
+            ("topk_norm:k=8", 32.0),
+            // Bounds of a page, 16 tokens: in the type of the keys, or in codes.
+            ("quest:page=16,k=64", 2.0 * d * kv / 16.0),
+            ("quest:page=16,k=64,summary_bits=16", 2.0 * d * kv / 16.0),
+            ("quest:page=16,k=64,summary_bits=4", 2.0 * d * coded(4.0) / 16.0),
+            ("quest:page=16,k=64,summary_bits=2", 2.0 * d * coded(2.0) / 16.0),
+            ("infllm:page=16,k=64,representatives=2", 2.0 * d * kv / 16.0),
+            // Labels of 16 bits have 16, also of keys in 32.
+            ("double_sparsity:kind=random,channels=8,k=8,label_bits=16", 8.0 * 16.0),
+            ("double_sparsity:kind=random,channels=8,k=8,label_bits=4", 8.0 * coded(4.0)),
+            ("double_sparsity:kind=random,channels=8,k=8,label_bits=2", 8.0 * coded(2.0)),
+            ("loki:rank=8,k=8", 8.0 * kv),
+            // A copy of the keys, and the sum of the values.
+            ("sparq:k=8,storage=2xK", d * kv + 32.0 * d / n),
+            ("sparq:k=8,storage=1xK", 32.0 * d / n),
+            // Signatures in words of 32 bits; codes in bytes, with centroids.
+            ("lsh_bits:bits=32,k=8", 32.0),
+            ("lsh_bits:bits=33,k=8", 64.0),
+            ("hash_attention:bits=32,k=8", 32.0),
+            ("pqcache:subspaces=2,bits=6,k=8", 2.0 * 8.0 + 64.0 * d * 32.0 / n),
+        ];
+        for (spec, bits) in expected {
+            let (_, fork) = run(&prefix, spec, &none(), 1, 1);
+            assert!((fork.aux_bits() - bits).abs() < 1e-9, "{spec} of {dtype:?}: {} bits, not {bits}", fork.aux_bits());
+            assert_eq!(f64::from(fork.kv_bits()), 2.0 * d * kv, "{dtype:?}");
+        }
+    }
 }
 
 #[test]

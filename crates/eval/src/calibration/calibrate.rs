@@ -310,13 +310,14 @@ pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Resul
     })?;
     let bytes = given::bytes(path, MOST_OF_IMPORT).map_err(|e| {
         UsageError::new(format!("cannot read {label}: {e}"))
-            .hint("--import takes a file: scripts/import_hash_attention.py makes one")
+            .hint("--import takes a file of nets: docs/calibration.md says how one is made, with scripts/import_hash_attention.py")
     })?;
     no_lfs_pointer(&label, &bytes)?;
     let shape = model.shape();
     let collected = import(&shape, &bytes).map_err(|what| {
-        UsageError::new(format!("{label}: {what}"))
-            .hint("scripts/import_hash_attention.py makes such a file of a checkpoint")
+        UsageError::new(format!("{label}: {what}")).hint(
+            "docs/calibration.md says how such a file is made of a checkpoint, with scripts/import_hash_attention.py",
+        )
     })?;
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let info = ArtefactInfo {

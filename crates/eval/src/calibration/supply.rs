@@ -85,7 +85,7 @@ fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
     match (folder, &model.writable_calibration) {
         (Some(folder), _) => format!("make it with `{command} --out {}`", folder.display()),
         (None, Some(_)) => format!("make it with `{command}`"),
-        (None, None) => format!("make it with `{command} --out DIR`, and give it to eval with --calibration DIR"),
+        (None, None) => format!("make it with `{command} --out DIR`, and give it with --calibration DIR"),
     }
 }
 

@@ -177,6 +177,11 @@ impl OwnFolder {
         Ok(Self { dir: dir.to_owned(), names, is_listed })
     }
 
+    /// Whether a file is there that this program wrote.
+    pub fn has(&self, name: &str) -> bool {
+        self.names.contains(name) && self.dir.join(name).is_file()
+    }
+
     /// Checks that files of a kind can be written: that no file of somebody else would be replaced, as far as names are known in advance,
     /// and that no link is in the way.
     ///

@@ -87,8 +87,40 @@ pub struct Ratio {
 pub struct RowBounds {
     rows: Vec<String>,
     columns: Vec<String>,
-    at_least: Option<f64>,
-    at_most: Option<f64>,
+    at_least: Option<Limit>,
+    at_most: Option<Limit>,
+}
+
+/// A limit of a claim: a number, or a share of what the length of the context gives, so that a claim made at one length is tested at another.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "a number, or { of_even_weights = SHARE }")]
+pub enum Limit {
+    /// In the unit of the cells.
+    Number(f64),
+    /// A share of the entropy of even weights over the context that was run, in nats.
+    EvenWeights(OfEvenWeights),
+}
+
+/// The table form of [`Limit::EvenWeights`].
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfEvenWeights {
+    /// The share, above 0 to 1.
+    of_even_weights: f64,
+}
+
+impl Limit {
+    /// The limit as a number; a share as such.
+    fn number(self) -> f64 {
+        match self {
+            Self::Number(number) => number,
+            Self::EvenWeights(OfEvenWeights { of_even_weights }) => of_even_weights,
+        }
+    }
+
+    fn is_share(self) -> bool {
+        matches!(self, Self::EvenWeights(_))
+    }
 }
 
 /// A cell, by row and column.
@@ -105,6 +137,21 @@ pub struct Comparison<'a> {
     pub bound: Bound,
     /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
     pub is_lenient: bool,
+    /// Whether the bound is a share of the entropy of even weights, and the tokens they are over once [`at_length`](Self::at_length) has
+    /// made a number of it.
+    pub share: ShareOf,
+}
+
+/// What the bound of a comparison is a share of.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum ShareOf {
+    /// Of nothing: it is a number.
+    #[default]
+    Nothing,
+    /// Of the entropy of even weights over a context whose length is not known yet.
+    EvenWeights,
+    /// A number now: this share of the logarithm of these tokens.
+    LogOf(f64, usize),
 }
 
 /// A bound on a number.
@@ -183,6 +230,21 @@ impl ClaimVerdict {
 }
 
 impl Bound {
+    fn number(self) -> f64 {
+        match self {
+            Self::Over(bound) | Self::AtLeast(bound) | Self::Under(bound) | Self::AtMost(bound) => bound,
+        }
+    }
+
+    fn with(self, number: f64) -> Self {
+        match self {
+            Self::Over(_) => Self::Over(number),
+            Self::AtLeast(_) => Self::AtLeast(number),
+            Self::Under(_) => Self::Under(number),
+            Self::AtMost(_) => Self::AtMost(number),
+        }
+    }
+
     /// The verdict of an estimate's interval.
     pub fn told(self, estimate: &Estimate) -> BoundVerdict {
         let Some((low, high)) = estimate.ends else { return BoundVerdict::Open };
@@ -258,14 +320,21 @@ impl Test {
     /// # Errors
     /// With what is missing.
     pub(super) fn check(&self) -> Result<(), UsageError> {
-        let bounds = match self {
-            Self::Ratio(Ratio { at_least, at_most, .. }) | Self::Between(RowBounds { at_least, at_most, .. }) => {
-                [*at_least, *at_most]
-            }
-            _ => [Some(0.0), None],
+        let has_bound = match self {
+            Self::Ratio(Ratio { at_least, at_most, .. }) => at_least.or(*at_most).is_some(),
+            Self::Between(RowBounds { at_least, at_most, .. }) => at_least.or(*at_most).is_some(),
+            _ => true,
         };
-        if bounds == [None, None] {
+        if !has_bound {
             return Err(UsageError::new("it has no bound").hint("give at_least, at_most or both"));
+        }
+        let is_wrong = |c: &Comparison<'_>| {
+            let share = c.bound.number();
+            c.share == ShareOf::EvenWeights && !(share > 0.0 && share <= 1.0)
+        };
+        if self.comparisons().iter().any(is_wrong) {
+            return Err(UsageError::new("`of_even_weights` is not a share above 0 to 1")
+                .hint("half of the entropy of even weights is { of_even_weights = 0.5 }"));
         }
         match self.comparisons().is_empty() {
             true => {
@@ -302,17 +371,50 @@ impl Test {
             Self::Between(t) => {
                 let cells =
                     t.rows.iter().flat_map(|row| t.columns.iter().map(move |column| (row.as_str(), column.as_str())));
-                let bounds = [t.at_least.map(Bound::AtLeast), t.at_most.map(Bound::AtMost)];
-                cells
-                    .flat_map(|cell| bounds.into_iter().flatten().map(move |bound| comparison(cell, None, bound)))
-                    .collect()
+                let bounds: [(Option<Limit>, fn(f64) -> Bound); 2] =
+                    [(t.at_least, Bound::AtLeast), (t.at_most, Bound::AtMost)];
+                let of = |cell| {
+                    let at = move |(limit, bound): (Option<Limit>, fn(f64) -> Bound)| {
+                        let limit = limit?;
+                        let share = if limit.is_share() { ShareOf::EvenWeights } else { ShareOf::Nothing };
+                        Some(Comparison { share, ..comparison(cell, None, bound(limit.number())) })
+                    };
+                    bounds.into_iter().filter_map(at)
+                };
+                cells.flat_map(of).collect()
             }
         }
     }
 }
 
 fn comparison<'a>(left: CellName<'a>, right: Option<(f64, CellName<'a>)>, bound: Bound) -> Comparison<'a> {
-    Comparison { left, right, bound, is_lenient: false }
+    Comparison { left, right, bound, is_lenient: false, share: ShareOf::Nothing }
+}
+
+impl Comparison<'_> {
+    /// With its bound as a number, on contexts of a length; as it is if it was one. `None` if it takes a length and there is none.
+    pub fn at_length(self, tokens: Option<usize>) -> Option<Self> {
+        if self.share != ShareOf::EvenWeights {
+            return Some(self);
+        }
+        let (tokens, share) = (tokens?, self.bound.number());
+        Some(Self {
+            bound: self.bound.with(share * (tokens as f64).ln()),
+            share: ShareOf::LogOf(share, tokens),
+            ..self
+        })
+    }
+
+    /// The bound in words, with what it was computed from: `at most 3.81 (0.5 × ln 2048)`.
+    pub fn bound_text(&self) -> String {
+        match self.share {
+            ShareOf::LogOf(share, tokens) => {
+                let rounded = (100.0 * self.bound.number()).round() / 100.0;
+                format!("{} ({share} × ln {tokens})", self.bound.with(rounded))
+            }
+            _ => self.bound.to_string(),
+        }
+    }
 }
 
 impl Against {
@@ -444,6 +546,37 @@ mod tests {
         assert_eq!(ratio, [r#"("a", "x") - 0.5 ("b", "x") at least 0"#, r#"("a", "x") - 2 ("b", "x") at most 0"#]);
         let bounds = told("{ between = { rows = ['a'], columns = ['x'], at_most = 2 } }");
         assert_eq!(bounds, [r#"("a", "x") at most 2"#]);
+    }
+
+    #[test]
+    fn a_share_of_even_weights_is_a_number_at_the_length_that_was_run() {
+        let of = "{ between = { rows = ['a'], columns = ['x'], at_most = { of_even_weights = 0.5 } } }";
+        let test_of = test(of);
+        assert!(test_of.check().is_ok());
+        // Half of ln 4096 is 4.16, half of ln 2048 is 3.81: what lies between holds at one length and not at the other.
+        let estimate = between(3.9, 4.1);
+        let at = |tokens| test_of.comparisons().remove(0).at_length(Some(tokens)).unwrap();
+        assert_eq!(
+            (at(4096).bound.told(&estimate), at(2048).bound.told(&estimate)),
+            (BoundVerdict::Yes, BoundVerdict::No)
+        );
+        assert_eq!(at(4096).bound_text(), "at most 4.16 (0.5 × ln 4096)");
+        assert_eq!(at(2048).bound_text(), "at most 3.81 (0.5 × ln 2048)");
+        let open = test_of.comparisons().remove(0);
+        assert!(open.clone().at_length(None).is_none(), "no bound without a length");
+        let plain = test("{ between = { rows = ['a'], columns = ['x'], at_most = 12.348 } }");
+        let plain = plain.comparisons().remove(0).at_length(None).unwrap();
+        assert_eq!(plain.bound_text(), "at most 12.348");
+        let refused = test(&of.replace("0.5", "1.5")).check().unwrap_err().what;
+        assert!(refused.contains("not a share"), "{refused}");
+        let unknown = format!("test = {}", of.replace("of_even_weights", "of_weights"));
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code)]
+        struct Only {
+            test: Test,
+        }
+        let error = toml::from_str::<Only>(&unknown).unwrap_err().to_string();
+        assert!(error.contains("{ of_even_weights = SHARE }"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use spattn_eval::summary::cells::SummaryCell;
 use spattn_stats::Estimate;
 use spattn_stats::several::mean_of;
 
-use super::numbers::short;
+use super::numbers::{short, with_interval};
 
 /// The least score of dense attention, in percent, at which methods are compared.
 pub const LEAST_SCORE: f64 = 10.0;
@@ -54,8 +54,12 @@ fn above_random(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Opti
 }
 
 fn reason(dense: &Estimate, chance: Option<f64>, above_random: Option<&Estimate>) -> Option<String> {
-    let interval = dense.ends.map_or(String::new(), |(low, high)| format!(" [{} {}]", short(low), short(high)));
-    let says = |than: String| Some(format!("dense attention scores {}{interval} there, {than}", short(dense.mean)));
+    let scores = match dense.ends.map(|ends| with_interval(dense.mean, ends)) {
+        Some((mean, Some((low, high)))) => format!("{mean} [{low} {high}]"),
+        Some((mean, None)) => mean,
+        None => short(dense.mean),
+    };
+    let says = |than: String| Some(format!("dense attention scores {scores} there, {than}"));
     if dense.mean < LEAST_SCORE {
         return says(format!("less than {LEAST_SCORE}"));
     }
@@ -84,7 +88,7 @@ mod tests {
         assert!(of(estimate(30.0, 6.0), None, Some(estimate(5.0, 6.0))));
         assert!(!of(estimate(30.0, 6.0), None, Some(estimate(5.0, 4.0))));
         let text = reason(&estimate(3.0, 2.0), None, None).unwrap();
-        assert_eq!(text, "dense attention scores 3 [1 5] there, less than 10");
+        assert_eq!(text, "dense attention scores 3.00 [1.00 5.00] there, less than 10");
         assert_eq!((chance("mcq/piqa:shots=3"), chance("ruler/vt")), (Some(50.0), None));
     }
 }

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::claim::{Claim, Differs};
+use super::claims::{CellName, ShareOf, Test};
 use super::derived::{Correlation, Reaching};
 use super::equal::EqualCost;
 use super::learning::Learning;
@@ -326,6 +327,24 @@ impl Item {
         self.settings(variant).is_some() || self.observing(variant).is_some() || self.learning(variant).is_some()
     }
 
+    /// The length at which a cell is measured under a variant; `None` if it is of several, or nothing is run.
+    pub fn length_of(&self, (row, column): CellName<'_>, variant: Variant) -> Option<usize> {
+        let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name)?.select(variant).length;
+        let own = line(&self.columns, column).or_else(|| line(&self.rows, row));
+        own.or_else(|| match self.lengths(variant).as_slice() {
+            [one] => Some(*one),
+            _ => None,
+        })
+    }
+
+    /// The lengths that a variant runs: of its analyses if it has some.
+    fn lengths(&self, variant: Variant) -> Vec<usize> {
+        match self.observing(variant) {
+            Some(observing) => observing.lengths.clone(),
+            None => self.settings(variant).and_then(|settings| settings.lengths).unwrap_or_default(),
+        }
+    }
+
     /// The method of a spec, configured with a variant's settings.
     ///
     /// # Errors
@@ -391,6 +410,7 @@ impl Item {
             }
         }
         self.check_lines()?;
+        self.check_bounds()?;
         self.equal.iter().try_for_each(|equal| self.check_equal(equal))?;
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
@@ -464,6 +484,45 @@ impl Item {
             }
         }
         Ok(())
+    }
+
+    /// Checks that bounds hold for the lengths that are run: one of a claim on nats or tokens, which grow with the length, is a number only
+    /// if all runs have one length, and a share of what even weights have only if each run has one.
+    fn check_bounds(&self) -> Result<(), UsageError> {
+        let runs = Variant::ALL.into_iter().filter(|variant| self.is_run(*variant));
+        let lengths: BTreeSet<usize> = runs.clone().flat_map(|variant| self.lengths(variant)).collect();
+        for claim in &self.claims {
+            for comparison in claim.tests().flat_map(Test::comparisons) {
+                let within =
+                    |e: UsageError| UsageError { what: format!("the claim `{}`: {}", claim.says, e.what), ..e };
+                let cell = comparison.left;
+                let is_share = comparison.share == ShareOf::EvenWeights;
+                if is_share && runs.clone().any(|variant| self.length_of(cell, variant).is_none()) {
+                    let what = format!("`{}` has no one length, and its bound is a share of even weights", cell.1);
+                    return Err(within(UsageError::new(what).hint("run one length, or select one in the column")));
+                }
+                if !is_share && comparison.right.is_none() && lengths.len() > 1 && self.grows_with_length(cell) {
+                    let what =
+                        format!("`{}` grows with the length, runs have several, and its bound is a number", cell.1);
+                    return Err(within(UsageError::new(what).hint(
+                        "give a bound in nats as { of_even_weights = SHARE }, and of tokens select their share of the context",
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a cell is an entropy or a number of tokens that analyses found.
+    fn grows_with_length(&self, (row, column): CellName<'_>) -> bool {
+        let find = |lines: &'_ [Line], name: &str| lines.iter().find(|line| line.name == name).cloned();
+        let (row, column) = (find(&self.rows, row), find(&self.columns, column));
+        // A correlation has no unit.
+        if [&row, &column].into_iter().flatten().any(|line| line.correlation.is_some()) {
+            return false;
+        }
+        let named = [column, row].into_iter().flatten().find_map(|line| line.found?.column);
+        named.is_some_and(|name| name == "entropy (nats)" || name.starts_with("tokens for"))
     }
 
     /// Checks a comparison at equal costs, and that some row is a budget of a method.
@@ -553,6 +612,48 @@ variant = 'real'
         assert_eq!(item.columns[0].select(Variant::Builtin).length, None);
         assert!(item.is_run(Variant::Real) && item.differs[0].is_about(Variant::Real));
         assert_eq!(item.slip.as_deref(), Some("the unit of the last column"));
+    }
+
+    #[test]
+    fn bounds_on_what_grows_with_the_length_are_of_the_length_that_is_run() {
+        let item = "
+title = 'a'
+[analyze.run]
+model = 'x/y'
+analyses = ['entropy']
+tasks = ['ruler/vt']
+lengths = [4096]
+samples = 5
+[analyze.builtin]
+model = 'builtin'
+analyses = ['entropy']
+tasks = ['ruler/vt']
+lengths = [2048]
+samples = 5
+[[row]]
+name = 'first'
+found = { keys = { layer = '0' } }
+[[column]]
+name = 'Entropy'
+found = { table = 'entropy_by_layer', column = 'entropy (nats)' }
+[[claim]]
+says = 'it is low'
+test = { between = { rows = ['first'], columns = ['Entropy'], at_most = { of_even_weights = 0.5 } } }
+";
+        let parsed = |text: &str| Item::parse(text, "item.toml").map_err(|error| error.what);
+        let of = parsed(item).unwrap();
+        let length = |variant| of.length_of(("first", "Entropy"), variant);
+        assert_eq!([Variant::Paper, Variant::Builtin].map(length), [Some(4096), Some(2048)]);
+        assert_eq!(length(Variant::Real), None, "nothing is run");
+        let number = item.replace("{ of_even_weights = 0.5 }", "4.16");
+        let error = parsed(&number).unwrap_err();
+        assert!(error.contains("`Entropy` grows with the length") && error.contains("it is low"), "{error}");
+        assert!(parsed(&number.replace("2048", "4096")).is_ok(), "one length");
+        assert!(parsed(&number.replace("entropy (nats)", "share for 75 %")).is_ok(), "a share of the context");
+        let tokens = number.replace("entropy (nats)", "tokens for 75 %");
+        assert!(parsed(&tokens).unwrap_err().contains("grows with the length"));
+        let several = parsed(&item.replace("[2048]", "[1024, 2048]")).unwrap_err();
+        assert!(several.contains("has no one length"), "{several}");
     }
 
     #[test]

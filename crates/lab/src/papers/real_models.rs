@@ -76,9 +76,12 @@ impl RealModel {
         PathBuf::from(FOLDER).join(self.file)
     }
 
-    /// The command that fetches its file to where it is looked for.
+    /// How its file comes to where it is looked for: from its origin by hand, or by the script of a checkout.
     pub fn fetched_by(&self) -> String {
-        format!("scripts/fetch_model.sh {} {FOLDER}", self.name)
+        format!(
+            "put it there from {} (docs/papers.md; in a checkout `scripts/fetch_model.sh {} {FOLDER}`)",
+            self.origin, self.name
+        )
     }
 
     /// The title with the size, for pages.

@@ -5,8 +5,9 @@ use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
 use super::experiment::{Experiment, Tried};
 use super::item::Item;
 use super::measure::apart;
-use super::numbers::short;
+use super::numbers::{short, with_interval};
 use super::outcome::{ItemOutcome, Judged, Number, TIMES};
+use super::variant::Variant;
 use spattn_stats::Estimate;
 
 /// What is known of a comparison.
@@ -40,6 +41,8 @@ fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
         if is_time != (outcome.variant == TIMES) {
             continue;
         }
+        let tokens = item.length_of(comparison.left, outcome.run().variant);
+        let Some(comparison) = comparison.at_length(tokens) else { continue };
         let one = tell(item, outcome, &comparison);
         all.told.push((one.answer, comparison.is_lenient));
         all.n = all.n.into_iter().chain(one.n).min();
@@ -103,6 +106,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
 pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
     let number = |(row, column): CellName<'_>| item.published(row, column);
     let of = |c: &Comparison<'_>| {
+        let c = c.clone().at_length(item.length_of(c.left, Variant::Paper))?;
         let left = number(c.left)?;
         let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
         Some((if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No }, c.is_lenient))
@@ -150,9 +154,14 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         BoundVerdict::No => "no",
         _ => "open",
     };
-    let interval =
-        estimate.ends.map_or("no interval".to_owned(), |(low, high)| format!("{} to {}", short(low), short(high)));
-    let text = format!("{what}: {} [{interval}], {}? {word}{remark}", short(estimate.mean), c.bound);
+    let (mean, interval) = match estimate.ends {
+        None => (short(estimate.mean), "no interval".to_owned()),
+        Some(ends) => match with_interval(estimate.mean, ends) {
+            (mean, Some((low, high))) => (mean, format!("{low} to {high}")),
+            (mean, None) => (mean, format!("{} to {}", short(ends.0), short(ends.1))),
+        },
+    };
+    let text = format!("{what}: {mean} [{interval}], {}? {word}{remark}", c.bound_text());
     Told { answer, text, at_floor: false, n: cells.iter().map(|(number, _)| number.n).min() }
 }
 

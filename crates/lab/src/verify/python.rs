@@ -33,8 +33,8 @@ pub fn write_reference(
         return Ok(());
     }
     let what = format!("--against hf: `{python}` wrote no reference ({status}); what it says is above");
-    let hint = "give an interpreter with torch and transformers by --python, or run scripts/verify_hf.py elsewhere and give its \
-                file by --reference";
+    let hint = "give an interpreter with torch and transformers by --python, or a file that was written elsewhere by --reference \
+                (docs/verify.md, with scripts/verify_hf.py)";
     Err(RunFailure { what, hint: hint.to_owned() }.into())
 }
 

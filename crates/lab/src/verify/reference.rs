@@ -19,7 +19,7 @@ const METADATA: &str = "spattn_verify";
 /// The prefix of names of rows.
 const ROWS: &str = "rows/";
 /// What to do with a file that cannot be read.
-const HINT: &str = "write it with scripts/verify_hf.py of this version of spattn";
+const HINT: &str = "write it with scripts/verify_hf.py of this version's source (docs/verify.md says how)";
 
 /// A reference, checked: shapes fit each other, positions rise from 0.
 #[derive(Debug, Clone)]

@@ -30,7 +30,7 @@ pub(super) fn text_name(text: TextKind) -> &'static str {
 }
 
 pub(crate) const BITS: ParamInfo =
-    ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 1024" };
+    ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 1024; kept in words of 32" };
 
 pub(crate) const LABEL: ParamInfo = ParamInfo {
     key: "label",

@@ -90,7 +90,7 @@ impl Candle {
         memory::check(
             stored.saturating_add(4 * self.weights as u64),
             "the model takes, in candle,",
-            "choose a smaller model, or write a reference with scripts/verify_hf.py on another machine",
+            "choose a smaller model, or write a reference on another machine: docs/verify.md says how, with scripts/verify_hf.py",
         )
     }
 
