@@ -57,7 +57,7 @@ const OF_TASKS: [&str; 2] = ["data", "positions"];
 /// weights, configuration, tokenizer, chat template, precision or program version do not mix: the difference is added to the model's name
 /// in all of their records, which gives them separate rows, and a note says so. The same applies to runs that made the same task and length
 /// from other data, or that used other calibrations of a method. If a task has the same name in several runs but has different questions, the
-/// run's name is added to the task's. Forms of a method that compute differently get separate rows.
+/// run's name is added to the task's; if it has the same questions under another limit or metric, that is added to the model's. Forms of a method that compute differently get separate rows.
 ///
 /// # Errors
 /// If a folder has no records, if a record belongs to no run of its manifest, or if files cannot be read.
@@ -470,6 +470,17 @@ mod tests {
         assert_eq!((tasks(&edited).len(), edited.records.len()), (2, 2));
         let told = "`jsonl:validation` has different answers for the same questions in rome, oslo: each is shown as a separate task";
         assert_eq!(edited.notes, [told]);
+        // The same questions, with another limit: one task in two settings, each in rows of its own.
+        let limited = |name: &str, limit: usize, what: &str| {
+            let record = |i: usize| Record { max_new_tokens: limit, key: format!("{what}{i}"), ..asking("full", i, &format!("{what}{i}")) };
+            of(name, json!("a"), &[record(0), record(1)])
+        };
+        let settings = merged(&[&limited("long", 64, "l"), &limited("short", 24, "s")]);
+        assert_eq!(tasks(&settings), ["jsonl:validation"], "not two tasks, whose mean would count a document twice");
+        assert_eq!(models(&settings), ["builtin (max_new_tokens=64)", "builtin (max_new_tokens=24)"]);
+        let told = "`jsonl:validation` has the same questions in long, short, with max_new_tokens=64 and max_new_tokens=24: the runs have \
+                    separate rows, and no mean counts a document twice";
+        assert_eq!(settings.notes, [told]);
         // Edited scores: the first record counts, and a note says so.
         let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
         let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);
