@@ -289,7 +289,10 @@ mod tests {
     fn no_line_of_words_is_longer_than_it_may_be() {
         let form = Form { width: Some(20), no_intervals: false };
         let line = "with 20 examples, a true loss of 10 points would be missed in one of five such runs";
-        assert_eq!(form.wrapped(line), "with 20 examples, a\n  true loss of 10\n  points would be\n  missed in one of\n  five such runs\n");
+        assert_eq!(
+            form.wrapped(line),
+            "with 20 examples, a\n  true loss of 10\n  points would be\n  missed in one of\n  five such runs\n"
+        );
         assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
         assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
         let records: Vec<_> = ["ruler/vt", "ruler/cwe"]

@@ -281,7 +281,8 @@ mod tests {
             let few = Verdict::TooFew { contexts_needed: Some(least), would_show: Prospect::Unknown };
             assert_eq!(told.verdict, few, "{lost} {comparisons}");
             // The number is the smallest with which anything can be told: found by going up.
-            let tells = |n: &usize| !matches!(verdict(&limit(1.0, comparisons), &[of(0, *n, *n)]), Verdict::TooFew { .. });
+            let tells =
+                |n: &usize| !matches!(verdict(&limit(1.0, comparisons), &[of(0, *n, *n)]), Verdict::TooFew { .. });
             assert_eq!((1..100).find(tells), Some(least), "{comparisons}");
         }
         let of_one = Sample::new((0..20).map(|_| (0, -1.0)));
@@ -384,7 +385,10 @@ mod tests {
                 let places = [first, second].map(|n| of(0, (lost * n as f64) as usize, n));
                 let loss = limit(1.0, 1).judge(&places).unwrap().loss;
                 let (low, high) = loss.ends.unwrap();
-                assert!(-1.0 <= low && low <= loss.mean && loss.mean <= high && high <= 1.0, "{first} {second}: {loss:?}");
+                assert!(
+                    -1.0 <= low && low <= loss.mean && loss.mean <= high && high <= 1.0,
+                    "{first} {second}: {loss:?}"
+                );
             }
         }
     }

@@ -108,10 +108,7 @@ pub fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
 }
 
 fn find(name: &str, options: &TaskOptions) -> Result<(&'static dyn Family, Vec<String>), UsageError> {
-    FAMILIES
-        .iter()
-        .find_map(|family| Some((*family, family.expand(name, options)?)))
-        .ok_or_else(|| unknown(name))
+    FAMILIES.iter().find_map(|family| Some((*family, family.expand(name, options)?))).ok_or_else(|| unknown(name))
 }
 
 /// The error for a name of no task. A file of rows is a task with `jsonl:` before it.

@@ -122,8 +122,8 @@ impl RunRequest {
 
     /// Whether reading the prompts alone takes minutes on the CPU, by the multiplications: an estimate by measuring takes seconds itself.
     fn is_long(&self, ready: &PreparedRun) -> bool {
-        /// About what two cores do in five minutes.
-        const LONG: f64 = 6e12;
+        /// Millions of multiplications: about what two cores do in five minutes.
+        const LONG: f64 = 6e6;
         let of_job = |job: &ModelJob| {
             let (dimensions, longest) = (&job.opened().dimensions, job.plan.longest());
             let of_cell = |cell: &PlanCell| {
@@ -321,6 +321,7 @@ impl RunRequest {
     /// Draws all stored records, and prints the table or JSON.
     fn finish(&self, took: RunTiming) -> Result<Done> {
         let mut merged = merge::read(std::slice::from_ref(&self.out))?;
+        merged.shorten_models();
         let rule = merged.held_to(self.safety.asked);
         let report = Report::of(&merged).judged_by(rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;

@@ -207,7 +207,18 @@ mod tests {
         let rule = VerdictRule { limit: 5.0, ..VerdictRule::default() };
         let (length, text, of_each) = (1024, None, outlook.contexts_needed);
         let (rows, is_mean) = (None, false);
-        LengthOutlook { length, text, rule, comparisons: 3, outlook, rows, is_mean, samples: Some(2), samples_needed, of_each }
+        LengthOutlook {
+            length,
+            text,
+            rule,
+            comparisons: 3,
+            outlook,
+            rows,
+            is_mean,
+            samples: Some(2),
+            samples_needed,
+            of_each,
+        }
     }
 
     const NOTHING: VerdictOutlook =
@@ -232,7 +243,10 @@ mod tests {
         let of_file = LengthOutlook { rows: Some(11), samples: Some(40), ..told(NOTHING, None) }.line();
         assert!(of_file.starts_with("note: with 11 examples in the file every verdict"), "{of_file}");
         let usual = LengthOutlook { samples: Some(20), is_mean: true, ..told(NOTHING, Some(381)) }.line();
-        assert!(usual.starts_with("note: with 20 examples of each task every") && usual.contains("from -n 381 on"), "{usual}");
+        assert!(
+            usual.starts_with("note: with 20 examples of each task every") && usual.contains("from -n 381 on"),
+            "{usual}"
+        );
         let two = [told(NOTHING, Some(37)), LengthOutlook { length: 2048, ..told(NOTHING, Some(37)) }];
         assert_eq!(lines(two.iter()), format!("{line}\n"), "the same is said once");
         let text = LengthOutlook { text: Some("ppl:a".to_owned()), ..told(NOTHING, Some(5)) };

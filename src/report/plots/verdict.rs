@@ -239,7 +239,10 @@ mod tests {
             assert_eq!(count(word), times, "{word}");
         }
         assert_eq!(["#0072B2", "#D55E00"].map(count), [2, 1], "a bar each");
-        assert_eq!(["\nasked for 5 %\n", "\nasked for 20 %\n", "\nquest\n", "\nmemory +12 %, reads 10 %\n"].map(count), [1, 1, 1, 5]);
+        assert_eq!(
+            ["\nasked for 5 %\n", "\nasked for 20 %\n", "\nquest\n", "\nmemory +12 %, reads 10 %\n"].map(count),
+            [1, 1, 1, 5]
+        );
         assert_eq!(count("Full attention scores 100.0."), 1, "{}", figure.svg);
     }
 

@@ -193,7 +193,10 @@ mod tests {
         assert!(said.contains("`quest 5 %` (−55, at least 2"), "{said}");
         assert!(said.contains("`double_sparsity 5 %` (−55, at least 2"), "{said}");
         assert!(said.contains("Undecided: `quest 20 %` (−5.0, from −"), "{said}");
-        assert!(said.contains(" would show it is not safe). Next: more examples (best so far: `quest 20 %`), or "), "{said}");
+        assert!(
+            said.contains(" would show it is not safe). Next: more examples (best so far: `quest 20 %`), or "),
+            "{said}"
+        );
     }
 
     #[test]
@@ -251,7 +254,10 @@ mod tests {
             ),
             "{said}"
         );
-        assert!(said.contains("Undecided: `quest` (−25; at least 5 documents needed). Next: more documents ("), "{said}");
+        assert!(
+            said.contains("Undecided: `quest` (−25; at least 5 documents needed). Next: more documents ("),
+            "{said}"
+        );
     }
 
     #[test]

@@ -25,8 +25,12 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     for line in std::iter::once(HEADINGS.map(str::to_owned)).chain(lines) {
         text += &(joined(&line, &columns) + "\n");
     }
-    let below: Vec<String> =
-        about_full(table).into_iter().chain([words::rule(table)]).chain(words::intervals(table)).chain(words::times(table)).collect();
+    let below: Vec<String> = about_full(table)
+        .into_iter()
+        .chain([words::rule(table)])
+        .chain(words::intervals(table))
+        .chain(words::times(table))
+        .collect();
     text.push('\n');
     text += &wrapped(&below.join(" "), width);
     if !left_out.is_empty() {

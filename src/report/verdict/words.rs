@@ -310,7 +310,11 @@ mod tests {
             table(&[run("vt", "full", "", 0, 600), of("h2o", 0), of("loki", 4), of("quest", 60), of("topk", 0)], 1.0);
         let said: Vec<String> = table.settings.iter().map(|setting| finding(&table, setting)).collect();
         assert_eq!(said[0], "safe: loses at most 1.0");
-        assert!(said[1].starts_with("too few examples: about ") && said[1].ends_with(" if it loses no more than so far"), "{}", said[1]);
+        assert!(
+            said[1].starts_with("too few examples: about ") && said[1].ends_with(" if it loses no more than so far"),
+            "{}",
+            said[1]
+        );
         assert_eq!((said[2].as_str(), said[3].as_str()), ("not safe: loses at least 7.4", "oracle, for comparison"));
         assert_eq!(name(&table, &table.settings[2]), "quest 5 %");
         assert_eq!(
@@ -352,13 +356,20 @@ mod tests {
             let table = table(&[run("vt", "full", "", 0, n), run("vt", "quest", "density=0.05", 0, n)], 30.0);
             let Finding::Safe { loss_at_most } = table.settings[0].finding else { panic!("{n}") };
             let shown = difference(&table, &table.settings[0]);
-            assert!(loss_at_most >= 10.0 || shown.contains(&format!("[-{} ", at_most(loss_at_most))), "{n}: {shown} {loss_at_most}");
+            assert!(
+                loss_at_most >= 10.0 || shown.contains(&format!("[-{} ", at_most(loss_at_most))),
+                "{n}: {shown} {loss_at_most}"
+            );
         }
     }
 
     #[test]
     fn a_budget_that_was_missed_stands_with_what_was_attended() {
-        let runs = [run("vt", "full", "", 0, 20), run("vt", "quest", "density=0.05", 0, 20), run("vt", "h2o", "density=0.05", 0, 20)];
+        let runs = [
+            run("vt", "full", "", 0, 20),
+            run("vt", "quest", "density=0.05", 0, 20),
+            run("vt", "h2o", "density=0.05", 0, 20),
+        ];
         let mut runs = runs.to_vec();
         runs[1].iter_mut().for_each(|r| r.density_sparse_layers = 0.152);
         runs[2].iter_mut().for_each(|r| r.density_sparse_layers = 0.0521);

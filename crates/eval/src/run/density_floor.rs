@@ -167,7 +167,10 @@ mod tests {
         let methods = vec!["quest:density=0.05".to_owned()];
         let unmet = UnmetDensity { methods, task: "jsonl:my".to_owned(), length: 0, asked: 0.05, floor };
         let line = unmet.line();
-        for part in ["quest:density=0.05 cannot be met on jsonl:my: ", "so about 11.6 % is the least. For 5 %: --local 16 --tail indexed"] {
+        for part in [
+            "quest:density=0.05 cannot be met on jsonl:my: ",
+            "so about 11.6 % is the least. For 5 %: --local 16 --tail indexed",
+        ] {
             assert!(line.contains(part), "{part}: {line}");
         }
     }

@@ -267,7 +267,9 @@ fn why_more(cell: &SummaryCell, target: f64, achieved: f64) -> String {
 /// What makes fewer tokens static.
 pub fn less_static(has_tail: bool) -> &'static str {
     match has_tail {
-        true => "--local 16 --tail indexed (a smaller window, and the method picks among question and answer, too), or longer prompts",
+        true => {
+            "--local 16 --tail indexed (a smaller window, and the method picks among question and answer, too), or longer prompts"
+        }
         false => "--local 16 (a smaller window), or longer prompts",
     }
 }

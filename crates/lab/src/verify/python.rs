@@ -44,7 +44,8 @@ const HINT: &str = "give an interpreter with torch and transformers by --python,
 
 /// Checks that the interpreter is there and has what the script imports.
 fn check_interpreter(python: &str) -> Result<(), UsageError> {
-    const FINDS: &str = "import importlib.util as u, sys; sys.exit(not all(u.find_spec(name) for name in ('torch', 'transformers')))";
+    const FINDS: &str =
+        "import importlib.util as u, sys; sys.exit(not all(u.find_spec(name) for name in ('torch', 'transformers')))";
     let mut command = Command::new(python);
     command.args(["-c", FINDS]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match command.status() {

@@ -143,8 +143,10 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     let mixed = [right("ruler/vt", 5), right("ruler/cwe", 9), right("ruler/fwe", 10)].concat();
     assert_eq!(
         lines(&mixed),
-        ["only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 to 81 points, by row, can be detected; \
-          take about 60 (they would detect a loss of 10 points)"]
+        [
+            "only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 to 81 points, by row, can be detected; \
+          take about 60 (they would detect a loss of 10 points)"
+        ]
     );
     assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
     let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
@@ -356,19 +358,26 @@ fn why_a_density_was_missed_is_computed_from_what_was_attended() {
     }
     assert!(!quest.contains("parameter"), "Quest has none that is set once: {quest}");
     let counted = of("quest", 0.02, 0.0, None);
-    assert!(counted.contains("less than 13 % here. For 5 %: --local 16 (") && !counted.contains("indexed"), "{counted}");
+    assert!(
+        counted.contains("less than 13 % here. For 5 %: --local 16 (") && !counted.contains("indexed"),
+        "{counted}"
+    );
     // Of these 4 % are static: what was picked is too much.
     let magicpig = of("magicpig", 0.11, 0.1, Some("K=8"));
     assert!(magicpig.contains("parameter is set once a prompt") && !magicpig.contains("no method"), "{magicpig}");
     let blocks = of("quest", 0.11, 0.1, None);
-    assert!(blocks.contains("4 % are sink") && blocks.contains("whole blocks") && !blocks.contains("parameter"), "{blocks}");
+    assert!(
+        blocks.contains("4 % are sink") && blocks.contains("whole blocks") && !blocks.contains("parameter"),
+        "{blocks}"
+    );
 }
 
 #[test]
 fn what_so_few_can_tell_is_what_the_rows_say() {
     // On the first task all or nothing is lost, on the second a tenth at most.
     let of = |task: &str, lost: f64| {
-        let of = |i: usize| [record(task, "full", i, 1.0), record(task, "topk", i, if i == 0 { 1.0 - lost } else { 1.0 })];
+        let of =
+            |i: usize| [record(task, "full", i, 1.0), record(task, "topk", i, if i == 0 { 1.0 - lost } else { 1.0 })];
         (0..4).flat_map(of).collect::<Vec<Record>>()
     };
     let records = [of("ruler/vt", 0.0), of("ruler/cwe", 0.1)].concat();
