@@ -26,6 +26,11 @@ pub fn write_reference(
 ) -> Result<()> {
     let arguments = arguments(source, dtype, tokens)?;
     check_interpreter(python)?;
+    computed(python, &arguments, out)
+}
+
+/// Runs the script.
+fn computed(python: &str, arguments: &[String], out: &Path) -> Result<()> {
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT]).args(arguments).arg(out);
     // Standard output is the table's.
@@ -106,15 +111,9 @@ mod tests {
             assert!(error.to_string().contains(&format!("needs `{missing}` with torch")), "{error}");
             assert!(error.downcast_ref::<UsageError>().is_some(), "nothing was checked, so no check failed");
         }
-        // It finds the packages, and fails at the model.
-        let refuses = folder.path().join("python");
-        std::fs::write(&refuses, "#!/bin/sh\ncase \"$2\" in *find_spec*) exit 0;; esac\nexit 7\n").unwrap();
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            std::fs::set_permissions(&refuses, std::fs::Permissions::from_mode(0o755)).unwrap();
-            let error = run(refuses.to_str().unwrap()).unwrap_err();
-            assert!(error.to_string().contains("wrote no reference") && error.downcast_ref::<UsageError>().is_none());
-        }
+        // An interpreter that has them, and a model that transformers refuses.
+        let refused = computed("false", &[], &folder.path().join("out")).unwrap_err();
+        assert!(refused.to_string().contains("`false` wrote no reference"), "{refused}");
+        assert!(refused.downcast_ref::<UsageError>().is_none());
     }
 }
