@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn with_four_contexts_nothing_is_told() {
         // What was lost or not in four contexts says nothing of how many would tell.
-        for (lost, comparisons, least) in [(4, 1, 5), (0, 1, 5), (2, 26, 8)] {
+        for (lost, comparisons, least) in [(4, 1, 5), (0, 1, 5), (2, 26, 10)] {
             let told = limit(1.0, comparisons).judge(&[of(0, lost, 4)]).unwrap();
             let few = Verdict::TooFew { contexts_needed: Some(least), would_show: Prospect::Unknown };
             assert_eq!(told.verdict, few, "{lost} {comparisons}");

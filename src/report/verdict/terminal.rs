@@ -168,13 +168,12 @@ mod tests {
     #[test]
     fn what_was_attended_stands_beside_what_was_asked_for() {
         let mut tables = two();
-        tables[0].settings[2].attended_instead = Some(0.152);
+        let is_quest = |setting: &&mut JudgedSetting| setting.method == "quest" && setting.budget.name() == "5 %";
+        tables[0].settings.iter_mut().find(is_quest).unwrap().attended_instead = Some(0.152);
         let text = render(&tables, Some(80));
-        let quest = &tables[0].settings[2];
-        assert_eq!((quest.method.as_str(), quest.budget.name().as_str()), ("quest", "5 %"));
         let line = text.lines().find(|line| line.contains(" 15 % ") && line.contains("quest")).unwrap_or_default();
         assert!(line.contains("not safe") && text.contains("asked for  attended  method"), "{text}");
-        assert!(text.contains("quest 5 % (15 % attended; −75"), "{text}");
+        assert!(render(&tables, None).contains("quest 5 % (15 % attended; −75"), "{text}");
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     assert_eq!(
         lines(&mixed),
         [
-            "only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 to 81 points, by row, can be detected; \
+            "only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 to 83 points, by row, can be detected; \
           take about 60 (they would detect a loss of 10 points)"
         ]
     );
@@ -381,13 +381,12 @@ fn what_so_few_can_tell_is_what_the_rows_say() {
         (0..4).flat_map(of).collect::<Vec<Record>>()
     };
     let records = [of("ruler/vt", 0.0), of("ruler/cwe", 0.1)].concat();
-    let rows: Vec<String> = summarize::rows(&group(&records, &[]))
-        .iter()
-        .filter_map(|row| row.detectable.map(|points| format!("{points:.0}")))
-        .collect();
+    let rows = summarize::rows(&group(&records, &[]));
+    let mut points: Vec<f64> = rows.iter().filter_map(|row| row.detectable).collect();
+    points.sort_by(f64::total_cmp);
     let said = check(&records, &[]).remove(0).message;
-    assert!(said.contains(&format!("no loss below {} to {} points, by row", rows[0], rows[1])), "{said} {rows:?}");
-    assert_eq!(rows[1], "95");
+    let expected = format!("no loss below {:.0} to {:.0} points, by row, can be detected", points[0], points[1]);
+    assert!(said.contains(&expected) && points[0] < 50.0 && points[1] > 94.0, "{said} {points:?}");
 }
 
 #[test]
