@@ -120,8 +120,10 @@ fn asked_otherwise(runs: &BTreeMap<usize, Asked>, groups: &[Vec<usize>]) -> Opti
     if !firsts[1..].iter().all(is_same_text) {
         return None;
     }
-    let one = |asked: &&Asked| asked.examples.iter().min_by_key(|(example, _)| **example).map(|(_, r)| *r);
-    let ones: Vec<&Record> = firsts.iter().map(one).collect::<Option<_>>()?;
+    let mut ones: Vec<&Record> = Vec::new();
+    for asked in &firsts {
+        ones.push(asked.examples.iter().min_by_key(|(example, _)| **example)?.1);
+    }
     let of: [(&str, fn(&Record) -> String); 3] = [
         ("max_new_tokens", |r| r.max_new_tokens.to_string()),
         ("metric", |r| r.metric.map_or(String::new(), |metric| metric.to_string())),
