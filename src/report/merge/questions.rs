@@ -77,7 +77,9 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
             ));
             for (group, value) in groups.iter().zip(values) {
                 let label = InternedStr::from(format!("{} ({value})", named.0));
-                group.iter().for_each(|run| drop(models[*run].entry(named.0.clone()).or_insert_with(|| label.clone())));
+                for run in group {
+                    models[*run].entry(named.0.clone()).or_insert_with(|| label.clone());
+                }
             }
             continue;
         }

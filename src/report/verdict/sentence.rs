@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn of_what_is_undecided_the_best_comes_first_and_is_named_as_the_next_step() {
-        let of = |lost| run("vt", "quest", &format!("density=0.{lost:02}"), 11 - lost, 40);
+        let of = |lost: usize| run("vt", "quest", &format!("density=0.{lost:02}"), 11 - lost, 40);
         let runs: Vec<Vec<Record>> = (5..=10).map(of).chain([run("vt", "full", "", 0, 40)]).collect();
         let said = sentence(&table(&runs, 1.0));
         let undecided = said.split("Undecided: ").nth(1).unwrap_or_default();
