@@ -35,9 +35,9 @@ pub fn sentence(table: &VerdictTable) -> String {
     }
     parts.extend(listed("Not safe", &in_the_mean, |s| but_on(table, s)));
     parts.extend(listed(if safe.is_empty() { "Proven worse" } else { "Do not use" }, &lost, |s| loses(table, s)));
-    // The best first.
-    let loss = |setting: &JudgedSetting| setting.loss.unwrap_or(f64::INFINITY);
-    open.sort_by(|a, b| loss(a).total_cmp(&loss(b)));
+    // The best first; of equal ones the cheapest.
+    let loss = |setting: &JudgedSetting| (1e6 * setting.loss.unwrap_or(f64::INFINITY)).round();
+    open.sort_by(|a, b| loss(a).total_cmp(&loss(b)).then(cost(a).total_cmp(&cost(b))));
     parts.extend(listed("Undecided", &open, |s| undecided(table, s)));
     if safe.is_empty() && in_the_mean.is_empty() && idle.is_empty() {
         parts.push(next_step(table, open.first().copied()));
@@ -85,7 +85,6 @@ fn few_documents(table: &VerdictTable) -> Option<String> {
 
 /// The cheapest safe setting by bytes read, and the other safe ones.
 fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> {
-    let cost = |setting: &JudgedSetting| setting.bytes_percent.unwrap_or(100.0 * setting.density);
     let first = safe.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
     let Finding::Safe { loss_at_most } = first.finding else { return None };
     let unit = if table.is_perplexity { " %" } else { "" };
@@ -103,6 +102,11 @@ fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> 
         format!("`{}`{attended}", words::name(table, setting))
     });
     Some([Some(use_it), also].into_iter().flatten().collect::<Vec<_>>().join(" "))
+}
+
+/// What a setting costs: the bytes that it reads, in percent, else the tokens that it attends.
+fn cost(setting: &JudgedSetting) -> f64 {
+    setting.bytes_percent.unwrap_or(100.0 * setting.density)
 }
 
 /// A percentage for readers: whole from 10 on.
@@ -267,6 +271,15 @@ mod tests {
         let said = sentence(&table(&runs, 1.0));
         let undecided = said.split("Undecided: ").nth(1).unwrap_or_default();
         assert!(undecided.starts_with("`quest 10 %` (−2.5, ") && said.contains("best so far: `quest 10 %`)"), "{said}");
+        let costly = |bytes: f64, runs: Vec<Record>| -> Vec<Record> {
+            runs.into_iter().map(|r| Record { kv_bytes_per_token: Some(bytes), ..r }).collect()
+        };
+        let alike = [
+            run("vt", "full", "", 0, 40),
+            costly(500.0, run("vt", "h2o", "density=0.4", 2, 40)),
+            costly(200.0, run("vt", "quest", "density=0.2", 2, 40)),
+        ];
+        assert!(sentence(&table(&alike, 1.0)).contains("best so far: `quest 20 %`)"), "the cheapest of equal ones");
         let lost = [run("vt", "full", "", 0, 40), run("vt", "quest", "density=0.05", 30, 40)];
         assert!(sentence(&table(&lost, 1.0)).ends_with(
             "Next: a larger budget, or `spattn tune`, which looks for the smallest budget of a method that is safe."

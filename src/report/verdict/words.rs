@@ -46,7 +46,8 @@ fn worded(table: &VerdictTable, setting: &JudgedSetting, too_few: &str, of_each:
 pub fn needed(table: &VerdictTable, finding: Finding, loss: Option<f64>, of_each: &str) -> Option<String> {
     let Finding::TooFew { contexts_needed: Some(needed), would_show } = finding else { return None };
     let number = counted(table, needed);
-    let loses_nothing = loss.is_some_and(|loss| loss <= 0.0);
+    // Gains and losses of several tasks may add up to a rounding error.
+    let loses_nothing = loss.is_some_and(|loss| loss < 1e-9);
     Some(match would_show {
         Prospect::Unknown => format!("at least {number}{of_each} needed"),
         Prospect::NotSafe => format!("about {number}{of_each} would show it is not safe"),

@@ -248,7 +248,7 @@ fn why_more(cell: &SummaryCell, target: f64, achieved: f64) -> String {
             false => format!("sink and recent window are {} % of these contexts", percent(floor)),
         };
         text += &format!(
-            ": {parts}, and both are attended in any case: no method can attend less than {} % here. For {} %: {}",
+            ": {parts}, all attended in any case: no method can attend less than {} % here. For {} %: {}",
             percent(floor),
             percent(target),
             less_static(tail > 0.0)
