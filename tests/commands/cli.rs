@@ -535,6 +535,18 @@ fn a_dry_run_says_when_so_few_examples_cannot_tell() {
         two.starts_with("note: with -n 2 every verdict will be \"too few examples\" (within 60 points, 95 % sure): "),
         "{two}"
     );
+    // A file that has as many rows as were asked for has no more.
+    let folder = TempDir::new().unwrap();
+    let row = "{\"context\": \"The key is 7.\", \"question\": \"What is the key?\", \"answer\": \"7\"}\n";
+    fs::write(folder.path().join("rows.jsonl"), row.repeat(3)).unwrap();
+    let file = format!("jsonl:{}", folder.path().join("rows.jsonl").display());
+    for n in ["3", "40"] {
+        let ran = spattn(&["eval", "-t", &file, "-n", n, "--dry-run", "-m", "quest:density=0.5"]).ok();
+        ran.check(
+            ran.stdout.contains("note: with 3 examples in the file ") && !ran.stdout.contains("from -n"),
+            "no flag",
+        );
+    }
     let needed: usize = two.rsplit_once("from -n ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
     assert_eq!(line(&["-n", &needed.to_string(), "--safe-within", "60"]), None);
     assert!(line(&["-n", &(needed - 1).to_string(), "--safe-within", "60"]).is_some());

@@ -92,9 +92,11 @@ impl Scene<'_> {
         }?;
         let asked = self.planner.config.samples;
         let needed = outlook.contexts_needed;
-        // A file with fewer examples than were asked for has no more.
-        let grows =
-            self.cells.iter().zip(&tasks).all(|(cell, task)| cell.examples() >= asked.saturating_mul(task.cells()));
+        // A file with fewer examples than were asked for has no more, nor has one with as many.
+        let grows = self.cells.iter().zip(&tasks).all(|(cell, task)| {
+            let (has, asked) = (cell.examples(), asked.saturating_mul(task.cells()));
+            has >= asked && task.available().is_none_or(|all| all > has)
+        });
         let samples = |needed: usize| (needed as f64 * asked as f64 / contexts as f64).ceil() as usize;
         Some(LengthOutlook {
             length: self.cells[0].place.length,
