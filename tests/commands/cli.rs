@@ -1234,7 +1234,7 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     let tasks = ["-t", &text, "-m", "quest"];
     let (shared, solo) = (out(), out());
     let ran = tiny(&shared).args(&tasks).ok();
-    let has_latency = |text: &str| text.contains("latency") || text.contains("share ms");
+    let has_latency = |text: &str| text.contains("latency ms") || text.contains("share ms");
     ran.check(!has_latency(&ran.stdout) && !ran.stdout.contains("solo timing"), "shares are no latencies");
     assert!(!shared.dir.join("plots/score_vs_latency.svg").exists(), "nor drawn as such");
     let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();
