@@ -77,7 +77,7 @@ pub(in crate::cli) fn this_machine(config: &RunConfig) -> String {
     let cpu = cpu_name().unwrap_or_else(|| "its CPU".to_owned());
     let threads = rayon::current_num_threads();
     let faster = if config.device == Device::Cpu { "" } else { "; a GPU takes less" };
-    format!("The times are estimates for this machine, as busy as it is now: {cpu}, {threads} threads{faster}.")
+    format!("The times are estimates for this machine: {cpu}, {threads} threads, as busy as it is now{faster}.")
 }
 
 pub(super) fn as_json(models: &[PlanSummary]) -> Value {
