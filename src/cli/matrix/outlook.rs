@@ -242,6 +242,7 @@ mod tests {
             "{few}"
         );
         // A flag that nobody gave is not named, nor for a file with fewer rows.
+        assert!(include_str!("../../../configs/quick.toml").contains(&format!("\nsamples = {DEFAULT_SAMPLES}\n")));
         let of_file = LengthOutlook { rows: Some(11), samples: Some(40), ..told(NOTHING, None) }.line();
         assert!(of_file.starts_with("note: with 11 examples in the file every verdict"), "{of_file}");
         let usual = LengthOutlook { samples: Some(20), is_mean: true, ..told(NOTHING, Some(381)) }.line();
