@@ -311,6 +311,7 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
     if let Some(format @ (Format::LmEval | Format::Kvpress)) = args.format {
         return args.write_exported(format, &merged).map(|()| Done::Completed);
     }
+    merged.shorten_models();
     let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
     let safety = SafetyDemand::new(args.safe_within, args.confidence);
     let rule = merged.held_to(safety.asked);

@@ -88,7 +88,8 @@ fn as_text(dir: &str, status: &Status) -> String {
         let how = if running > 0 { format!("with {running} running") } else { "once one is running".to_owned() };
         let _ = writeln!(text, "about {} left {how}, at the pace so far", duration(seconds));
     }
-    if !status.knows_queue && status.expected.is_some() && !status.is_over() {
+    let is_planned = status.shards.iter().any(|shard| shard.work.is_some());
+    if !status.knows_queue && is_planned && !status.is_over() {
         text += "(squeue does not work here: shards in the queue are shown as waiting, stopped or failed)\n";
     }
     table(&mut text, status);

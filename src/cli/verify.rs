@@ -22,7 +22,7 @@ use spattn_model::source::ModelSource;
 /// Without a reference it checks what can be judged alone. With `--against hf`, or a file that scripts/verify_hf.py wrote where torch and
 /// transformers are, it finds the tensor, the layer and the position that differ. With `--against candle` it compares logits and greedy
 /// text with candle-transformers, for the models that this computes. Exit status: 0 all passed, 1 a check failed, 2 wrong
-/// arguments or a model that cannot be opened.
+/// arguments, a model that cannot be opened, or no torch for `--against hf`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn verify --model ./Llama-3.2-1B-Instruct

@@ -18,7 +18,8 @@ use super::{LOGS, SCRIPT, shard_folder};
 use spattn_base::error::UsageError;
 use spattn_eval::folder::attempts::{self, Attempt, Ending, Failed};
 use spattn_eval::folder::lease::Owner;
-use spattn_eval::records::store::SAMPLES;
+use spattn_eval::plan::shard_statement::Stated;
+use spattn_eval::records::store::{SAMPLES, load_manifest};
 use spattn_eval::summary::running_scores::Scores;
 
 /// The state of a shard.
@@ -176,6 +177,26 @@ struct Shard {
     tally: Tally,
 }
 
+impl Shard {
+    /// The records that it will have: as planned, else as its manifest states.
+    fn expected(&self) -> Option<usize> {
+        let stated = || {
+            let manifest = load_manifest(&self.dir).ok()?;
+            let resumed = manifest["resumed"].as_array().into_iter().flatten();
+            resumed.chain([&manifest]).filter_map(|manifest| Stated::of(manifest)?.records).max()
+        };
+        self.planned.as_ref().map(|planned| planned.records).or_else(stated)
+    }
+
+    /// The state of a run with records, without a log, that nobody writes to.
+    fn without_log(&self) -> State {
+        match self.expected() {
+            Some(expected) if self.tally.records < expected => State::Stopped,
+            _ => State::Done,
+        }
+    }
+}
+
 /// What was read from a file of records.
 #[derive(Debug, Default)]
 struct Tally {
@@ -278,7 +299,10 @@ impl Watched {
         let places = scores.take_current();
         Ok(Status {
             records: shards.iter().map(|shard| shard.records).sum(),
-            expected: self.plan.as_ref().map(SweepPlan::records),
+            expected: match &self.plan {
+                Some(plan) => Some(plan.records()),
+                None => shards.iter().map(|shard| shard.expected).sum(),
+            },
             seconds_left: self.plan.as_ref().and_then(|plan| seconds_left(plan, &shards)),
             balance: Balance::of(&shards),
             knows_queue: tasks.is_some(),
@@ -306,6 +330,8 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         _ if task.is_some_and(Task::is_queued) => (State::Queued, task.map(|task| task.reason.clone())),
         Some(Ending::Stopped) => (State::Stopped, task.map(|task| task.state.clone())),
         Some(Ending::Error) => (State::Failed, end.and_then(|end| end.error.clone())),
+        // A run keeps no log of attempts, but its manifest says how many records it will have.
+        None if last.is_none() && shard.planned.is_none() && shard.tally.records > 0 => (shard.without_log(), None),
         None if last.is_none() && task.is_none() && log.is_none() => (State::Waiting, None),
         // Without a scheduler, a task that has not reached its folder yet may be about to start.
         None if last.is_none() && !asked => (State::Waiting, log.and_then(error_in)),
@@ -319,7 +345,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         shard: shard.name.clone(),
         state,
         records: shard.tally.records,
-        expected: shard.planned.as_ref().map(|planned| planned.records),
+        expected: shard.expected(),
         attempts: attempts.len(),
         work: shard.planned.as_ref().map(|planned| planned.work),
         processor_s: attempts.iter().map(|attempt| attempt.end.as_ref()?.processor_s).sum(),
@@ -408,6 +434,20 @@ mod tests {
             writeln!(file, "{}", serde_json::to_string(record).unwrap()).unwrap();
         }
         write!(file, "{torn}").unwrap();
+    }
+
+    #[test]
+    fn a_run_without_a_log_is_stopped_until_it_has_what_its_manifest_states() {
+        let dir = tempfile::tempdir().unwrap();
+        append(dir.path(), &[record("ruler/vt", "full", 0, 1.0), record("ruler/vt", "topk", 0, 1.0)], "");
+        let of = |stated: usize| {
+            let manifest = serde_json::json!({"shard": {"index": 1, "of": 1, "records": stated, "whole": stated}});
+            fs::write(dir.path().join("manifest.json"), manifest.to_string()).unwrap();
+            let status = Watched::open(dir.path()).unwrap().look().unwrap();
+            (status.shards[0].state, status.records, status.expected)
+        };
+        assert_eq!(of(2080), (State::Stopped, 2, Some(2080)));
+        assert_eq!(of(2), (State::Done, 2, Some(2)));
     }
 
     fn planned(dir: &Path, shards: &[(usize, u64)]) -> SweepPlan {

@@ -1,11 +1,14 @@
 //! The contents of a report: records, their summary, means, and the runs that they come from.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::means::{self, MeanTable};
 use super::merge::{Merged, Source};
 use super::plots::{MOST_PAGES, depths};
 use super::ranking;
+use spattn_eval::records::interning::InternedStr;
 use spattn_eval::records::manifest_keys::UNTIL_CERTAIN;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::cells::{self, SummaryCell};
@@ -16,7 +19,7 @@ use spattn_eval::summary::verdicts::{self, KvBits, VerdictRule, VerdictTable};
 use spattn_eval::summary::warnings::Warning;
 
 /// The bits of a token's key and value in a KV head, by model, as far as the manifests state the models' shapes.
-fn kv_bits(sources: &[Source]) -> KvBits {
+fn kv_bits(sources: &[Source], full_models: Option<&BTreeMap<InternedStr, InternedStr>>) -> KvBits {
     let of_model = |model: &Value| {
         let number = |key: &str| model[key].as_f64().filter(|number| *number > 0.0);
         let heads = number("layers")? * number("kv_heads")?;
@@ -28,7 +31,13 @@ fn kv_bits(sources: &[Source]) -> KvBits {
             one => of_model(one).into_iter().collect(),
         }
     };
-    sources.iter().flat_map(of_source).collect()
+    let mut bits: KvBits = sources.iter().flat_map(of_source).collect();
+    for (short, full) in full_models.into_iter().flatten() {
+        if let Some(of_full) = bits.get(full.as_str()).copied() {
+            bits.insert(short.to_string(), of_full);
+        }
+    }
+    bits
 }
 
 /// Everything that a report is drawn from.
@@ -52,6 +61,8 @@ pub struct Report<'a> {
     pub sources: &'a [Source],
     /// Notes on how the runs were merged.
     pub notes: &'a [String],
+    /// The models of which a short name stands in the records, with their names in the runs.
+    pub full_models: Option<&'a BTreeMap<InternedStr, InternedStr>>,
     /// The most pages drawn of each kind of plot.
     pub most_pages: usize,
 }
@@ -71,14 +82,19 @@ impl<'a> Report<'a> {
             cells,
             sources: &[],
             notes: &[],
+            full_models: None,
             most_pages: MOST_PAGES,
         }
     }
 
     /// The report of merged runs.
     pub fn of(merged: &'a Merged) -> Self {
-        let report =
-            Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) };
+        let report = Self {
+            sources: &merged.sources,
+            notes: &merged.notes,
+            full_models: Some(&merged.full_models),
+            ..Self::new(&merged.records, &merged.order)
+        };
         report.judged_by(VerdictRule::default())
     }
 
@@ -86,7 +102,7 @@ impl<'a> Report<'a> {
     pub fn judged_by(self, rule: VerdictRule) -> Self {
         let is_added_to = self.sources.iter().any(|source| source.manifest[UNTIL_CERTAIN] == true);
         let rule = VerdictRule { is_any_time: rule.is_any_time || is_added_to, ..rule };
-        let kv_bits = kv_bits(self.sources);
+        let kv_bits = kv_bits(self.sources, self.full_models);
         Self { verdicts: verdicts::judge(&self.rows, &self.cells, rule, &kv_bits), ..self }
     }
 

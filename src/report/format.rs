@@ -238,7 +238,9 @@ pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Optio
     let range = |low: String, high: String| if low == high { low } else { format!("{low} to {high}") };
     let n = range(few.to_string(), many.to_string());
     let points = range(format!("{least:.0}"), format!("{most:.0}"));
-    Some(format!("with {n} independent examples, losses smaller than {points} points can go unnoticed (power 80 %)"))
+    Some(format!(
+        "with {n} independent examples, a true loss of {points} points would be missed in one of five such runs"
+    ))
 }
 
 /// Points with a sign, but no sign before a zero.

@@ -16,7 +16,7 @@ const NEEDS: &str =
 /// The note below a table with bold numbers.
 const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and all that are not significantly worse, where some are. Each is compared with the best on the same examples, at a level of 2.5 % divided by the number of comparisons.";
 /// The note below a table whose methods could not be told apart.
-const NONE_BOLD: &str = "No score is bold: compared on the same examples, at a level of 2.5 % divided by the number of comparisons, no method is significantly worse than the best one.";
+const NONE_BOLD: &str = "No score is bold: compared on the same examples, at a level of 2.5 % divided by the number of comparisons, no setting is significantly worse than the best one.";
 
 /// What the note says of bold numbers; nothing where no methods are compared.
 fn about_bold(any: bool, are_compared: bool) -> Option<String> {

@@ -33,6 +33,8 @@ pub struct Merged {
     pub sources: Vec<Source>,
     /// Notes for the reader on how runs were merged, one line each.
     pub notes: Vec<String>,
+    /// The models of which a short name stands in the records, with what stood there ([`shorten_models`](Self::shorten_models)).
+    pub full_models: BTreeMap<InternedStr, InternedStr>,
 }
 
 impl Merged {
@@ -40,6 +42,41 @@ impl Merged {
     pub fn leave_out_times(&mut self) {
         self.records.par_iter_mut().for_each(Record::leave_out_times);
         self.notes.push("times are left out".to_owned());
+    }
+
+    /// Names models by the last name of their path, as tables and figures show them; manifests keep the path. What tells runs apart stays
+    /// behind the name. Models that would get one name keep theirs.
+    pub fn shorten_models(&mut self) {
+        let ids: BTreeSet<String> = self
+            .sources
+            .iter()
+            .flat_map(|source| identities(&source.manifest))
+            .filter_map(|identity| identity["model"].as_str().map(str::to_owned))
+            .collect();
+        let of_path = |model: &str| {
+            // The longest id that it begins with: one may begin another.
+            let is_its = |id: &&String| {
+                model.strip_prefix(id.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+            };
+            let id = ids.iter().filter(is_its).max_by_key(|id| id.len())?;
+            let name = privacy::name_of_source(id);
+            Some(format!("{}{}", name.strip_suffix(".gguf").unwrap_or(&name), &model[id.len()..]))
+        };
+        let models = distinct(self.records.iter().map(|r| r.model.clone()));
+        let short: Vec<String> = models.iter().map(|m| of_path(m).unwrap_or_else(|| m.to_string())).collect();
+        let is_alone = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
+        let renamed: BTreeMap<InternedStr, InternedStr> = models
+            .iter()
+            .zip(&short)
+            .filter(|(model, name)| is_alone(name) && *name != model.as_str())
+            .map(|(model, name)| (model.clone(), InternedStr::from(name.clone())))
+            .collect();
+        for r in &mut self.records {
+            if let Some(name) = renamed.get(&r.model) {
+                r.model = name.clone();
+            }
+        }
+        self.full_models = renamed.into_iter().map(|(model, name)| (name, model)).collect();
     }
 }
 
@@ -57,7 +94,7 @@ const OF_TASKS: [&str; 2] = ["data", "positions"];
 /// weights, configuration, tokenizer, chat template, precision or program version do not mix: the difference is added to the model's name
 /// in all of their records, which gives them separate rows, and a note says so. The same applies to runs that made the same task and length
 /// from other data, or that used other calibrations of a method. If a task has the same name in several runs but has different questions, the
-/// run's name is added to the task's. Forms of a method that compute differently get separate rows.
+/// run's name is added to the task's; if it has the same questions under another limit or metric, that is added to the model's. Forms of a method that compute differently get separate rows.
 ///
 /// # Errors
 /// If a folder has no records, if a record belongs to no run of its manifest, or if files cannot be read.
@@ -409,6 +446,29 @@ mod tests {
     }
 
     #[test]
+    fn a_model_is_shown_by_the_last_name_of_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str, path: &str| {
+            let record = Record { model: path.into(), key: name.to_owned(), ..record("vt", "full", 0, 1.0) };
+            run(&dir.path().join(name), json!({"model": path}), json!({}), &[record])
+        };
+        let shown = |runs: &[PathBuf]| {
+            let mut merged = read(runs).unwrap();
+            merged.shorten_models();
+            let full: Vec<String> = merged.full_models.values().map(ToString::to_string).collect();
+            (distinct(merged.records.iter().map(|r| r.model.to_string())), full)
+        };
+        let (file, folder) = ("/tmp/models/SmolLM2-135M.Q4_1.gguf", "/data/models/Llama-3.2-1B");
+        let runs = [of("1", file), of("2", folder), of("3", "Qwen/Qwen3-0.6B"), of("4", "builtin")];
+        let (names, full) = shown(&runs);
+        assert_eq!(names, ["SmolLM2-135M.Q4_1", "Llama-3.2-1B", "Qwen/Qwen3-0.6B", "builtin"]);
+        assert_eq!(full, [folder, file]);
+        // Two models of one name keep their paths.
+        let two = [of("5", "/a/checkpoint"), of("6", "/b/checkpoint")];
+        assert_eq!(shown(&two).0, ["/a/checkpoint", "/b/checkpoint"]);
+    }
+
+    #[test]
     fn a_folder_without_records_is_a_mistake() {
         let dir = tempfile::tempdir().unwrap();
         let error = read(&[dir.path().to_owned()]).unwrap_err().to_string();
@@ -470,6 +530,21 @@ mod tests {
         assert_eq!((tasks(&edited).len(), edited.records.len()), (2, 2));
         let told = "`jsonl:validation` has different answers for the same questions in rome, oslo: each is shown as a separate task";
         assert_eq!(edited.notes, [told]);
+        // The same questions, with another limit: one task in two settings, each in rows of its own.
+        let limited = |name: &str, limit: usize, what: &str| {
+            let record = |i: usize| Record {
+                max_new_tokens: limit,
+                key: format!("{what}{i}"),
+                ..asking("full", i, &format!("{what}{i}"))
+            };
+            of(name, json!("a"), &[record(0), record(1)])
+        };
+        let settings = merged(&[&limited("long", 64, "l"), &limited("short", 24, "s")]);
+        assert_eq!(tasks(&settings), ["jsonl:validation"], "not two tasks, whose mean would count a document twice");
+        assert_eq!(models(&settings), ["builtin (max_new_tokens=64)", "builtin (max_new_tokens=24)"]);
+        let told = "`jsonl:validation` has the same questions in long, short, with max_new_tokens=64 and max_new_tokens=24: the runs have \
+                    separate rows, and no mean counts a document twice";
+        assert_eq!(settings.notes, [told]);
         // Edited scores: the first record counts, and a note says so.
         let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
         let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);

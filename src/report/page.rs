@@ -227,7 +227,9 @@ impl Prompts {
         let may_show = |source: &&Source| {
             !privacy::is_left_out() || identities(&source.manifest).iter().all(|i| i["system_prompt"].is_null())
         };
-        prompts::find(report.sources.iter().filter(may_show).map(|source| source.dir.as_path()), record)
+        let dirs = report.sources.iter().filter(may_show).map(|source| source.dir.as_path());
+        let model = report.full_models.and_then(|names| names.get(&record.model)).unwrap_or(&record.model);
+        prompts::find_of_model(dirs, model, record)
     }
 
     fn of(report: &Report) -> Result<Self> {

@@ -289,8 +289,11 @@ mod tests {
     #[test]
     fn no_line_of_words_is_longer_than_it_may_be() {
         let form = Form { width: Some(20), no_intervals: false };
-        let line = "with 20 examples, losses smaller than 10 points can go unnoticed";
-        assert_eq!(form.wrapped(line), "with 20 examples,\n  losses smaller\n  than 10 points can\n  go unnoticed\n");
+        let line = "with 20 examples, a true loss of 10 points would be missed in one of five such runs";
+        assert_eq!(
+            form.wrapped(line),
+            "with 20 examples, a\n  true loss of 10\n  points would be\n  missed in one of\n  five such runs\n"
+        );
         assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
         assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
         let records: Vec<_> = ["ruler/vt", "ruler/cwe"]
@@ -301,7 +304,7 @@ mod tests {
         for width in [60, 80, 100] {
             let text = render(&report, Form { width: Some(width), no_intervals: false });
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
-            assert!(text.replace("\n  ", " ").contains("points can go unnoticed (power 80 %)"), "{text}");
+            assert!(text.replace("\n  ", " ").contains("points would be missed in one of five such runs"), "{text}");
         }
     }
 
@@ -318,7 +321,7 @@ mod tests {
         assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
         let told = |n, points| {
             format!(
-                "\nwith {n} independent examples, losses smaller than {points} points can go unnoticed (power 80 %)\n"
+                "\nwith {n} independent examples, a true loss of {points} points would be missed in one of five such runs\n"
             )
         };
         assert!(text.contains(&told(20, 26)) && text.ends_with(&told(40, 18)), "{text}");

@@ -145,6 +145,14 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
         let pairs = if others == 1 { "1 pair".to_owned() } else { format!("{others} pairs") };
         notes.push(format!("in {pairs} of neighbouring budgets the larger one lost more, which may be noise"));
     }
+    for of in &method.alike {
+        let attended = method.rows.iter().find(|row| row.text == of.largest).map(|row| number(row.density));
+        let attended = attended.map_or(String::new(), |density| format!(" ({density})"));
+        notes.push(format!(
+            "{}={} to {} attend the same{attended} and count as one: sink, recent window and question are more",
+            method.parameter, of.smallest, of.largest
+        ));
+    }
     let is_missed = |row: &&CandidateRow| method.parameter == DENSITY && row.density > MISSED * row.value;
     if let Some(last) = method.rows.iter().rfind(is_missed) {
         notes.push(format!(

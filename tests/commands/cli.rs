@@ -480,6 +480,47 @@ fn a_calibration_is_outlined_and_refused_where_it_would_fail() {
     }
 }
 
+/// Sink, window and question are attended in any case: what is less than they are is said before any minute is spent.
+#[test]
+fn a_dry_run_says_which_densities_cannot_be_met() {
+    let notes = |args: &[&str]| {
+        let ran = spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "512", "-n", "1", "--dry-run"]).args(args).ok();
+        ran.stdout.lines().filter(|line| line.contains(" cannot be met on ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let low = ["-m", "quest:density=0.02", "-m", "h2o:density=0.5"];
+    let told = notes(&low);
+    let [line] = told.as_slice() else { panic!("{told:?}") };
+    assert!(
+        line.starts_with("note: quest:page=16,density=0.02 cannot be met on ruler/niah_single_2 at 512 tokens: "),
+        "{line}"
+    );
+    assert!(line.contains("--local 16 --tail indexed"), "the way is named: {line}");
+    // The way that it names leads there.
+    assert_eq!(notes(&["-m", "quest:density=0.1", "--local", "16", "--tail", "indexed"]), [""; 0]);
+    let json =
+        spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "512", "-n", "1", "--dry-run", "--json"]).args(&low).ok();
+    let plan: Value = serde_json::from_str(&json.stdout).unwrap();
+    let least = plan[0]["densities_not_possible"][0]["least"].as_f64().unwrap();
+    // What the run attends is no less, and no method that picks next to nothing attends much more.
+    let out = out();
+    spattn(&[
+        "eval",
+        "-t",
+        "ruler/niah_single_2",
+        "-l",
+        "512",
+        "-n",
+        "1",
+        "--out",
+        out.arg(),
+        "-m",
+        "random:density=0.02",
+    ])
+    .ok();
+    let attended = out.records().values().find(|r| r["method"] == "random").unwrap()["density"].as_f64().unwrap();
+    assert!(least <= attended + 0.01 && attended < least + 0.03, "{least} {attended}");
+}
+
 /// The number that is named is the smallest: one example less is too few, by what the run itself says.
 #[test]
 fn a_dry_run_says_when_so_few_examples_cannot_tell() {
@@ -494,6 +535,18 @@ fn a_dry_run_says_when_so_few_examples_cannot_tell() {
         two.starts_with("note: with -n 2 every verdict will be \"too few examples\" (within 60 points, 95 % sure): "),
         "{two}"
     );
+    // A file that has as many rows as were asked for has no more.
+    let folder = TempDir::new().unwrap();
+    let row = "{\"context\": \"The key is 7.\", \"question\": \"What is the key?\", \"answer\": \"7\"}\n";
+    fs::write(folder.path().join("rows.jsonl"), row.repeat(3)).unwrap();
+    let file = format!("jsonl:{}", folder.path().join("rows.jsonl").display());
+    for n in ["3", "40"] {
+        let ran = spattn(&["eval", "-t", &file, "-n", n, "--dry-run", "-m", "quest:density=0.5"]).ok();
+        ran.check(
+            ran.stdout.contains("note: with 3 examples in the file ") && !ran.stdout.contains("from -n"),
+            "no flag",
+        );
+    }
     let needed: usize = two.rsplit_once("from -n ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
     assert_eq!(line(&["-n", &needed.to_string(), "--safe-within", "60"]), None);
     assert!(line(&["-n", &(needed - 1).to_string(), "--safe-within", "60"]).is_some());
@@ -804,10 +857,8 @@ fn ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     let ran = Ran::new(&Command::new("spattn eval"), child.wait_with_output().unwrap());
     let kept = out.records().len();
     ran.check(ran.status == Some(130) && ran.stdout.is_empty(), "status 130, no table");
-    let expected = format!(
-        "interrupted: {kept} records are kept; go on with the same command and --out {} --resume\n",
-        out.dir.display()
-    );
+    // The folder was named in the command, and a flag that is given twice is refused.
+    let expected = format!("interrupted: {kept} records are kept; go on with the same command and --resume\n");
     ran.check(ran.stderr == expected, &expected);
     assert!((3..36).contains(&kept), "{kept}");
     assert_eq!(summary(&long(&out, &["--resume"]).ok()).len(), 6);
@@ -1145,7 +1196,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     let ran = spattn(&["eval", "--out", out.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
     let said = "warning: only 1 example: on one task no loss can be detected; take about 60 (they would detect a loss of 10 points)\n";
     ran.check(ran.stdout.matches(said).count() == 1, "once for all tasks and methods");
-    ran.check(!ran.stdout.contains("can go unnoticed"), "there is no second warning about the number of examples");
+    ran.check(!ran.stdout.contains("would be missed in"), "there is no second warning about the number of examples");
     ran.check(ran.stdout.contains(" 3 (1) "), "three depths of one sample are one context");
     assert!(out.records().values().all(|r| r["context"] == 0), "of depths too: {:?}", out.records());
     let text = out.read("summary.csv");
@@ -1183,7 +1234,7 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     let tasks = ["-t", &text, "-m", "quest"];
     let (shared, solo) = (out(), out());
     let ran = tiny(&shared).args(&tasks).ok();
-    let has_latency = |text: &str| text.contains("latency") || text.contains("share ms");
+    let has_latency = |text: &str| text.contains("latency ms") || text.contains("share ms");
     ran.check(!has_latency(&ran.stdout) && !ran.stdout.contains("solo timing"), "shares are no latencies");
     assert!(!shared.dir.join("plots/score_vs_latency.svg").exists(), "nor drawn as such");
     let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();

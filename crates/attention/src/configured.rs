@@ -38,6 +38,12 @@ pub struct Configured {
 }
 
 impl Configured {
+    /// The density that it was asked for, if its budget is one.
+    pub fn asked_density(&self) -> Option<f64> {
+        let density = self.settings.iter().find(|setting| setting.key == crate::spec::DENSITY)?;
+        density.value.parse().ok()
+    }
+
     /// Whether one launch can select for rows of both methods if they share an index: they are equal, or differ only
     /// in their [budget units](crate::DeviceForm::budget_units).
     pub(crate) fn picks_with(&self, other: &Self) -> bool {

@@ -1,6 +1,6 @@
 //! The interval of a mean paired difference, the test whether it is a gain, and the smallest detectable difference.
 
-use super::distributions::{Z, beta_quantile, normal_tail, root};
+use super::distributions::{Z, beta_quantile, half_tail, normal_tail, root};
 use super::sample::SampleSize;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
@@ -16,7 +16,49 @@ pub(super) struct Discordance {
     n: f64,
 }
 
+/// With fewer contexts that differ, the exact test decides whether there is a difference. Tango's interval and McNemar's test are formulas
+/// for many: where four pairs differ, all in one direction, they call it a difference, though it comes of chance in one of eight. With
+/// five, all in one direction, the mid-p value is below 5 % (Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13, 2013).
+const LEAST_DIFFERING: usize = 5;
+
+/// How many contexts gained and lost, as counted by the exact test of a difference.
+#[derive(Clone, Copy)]
+struct Signs {
+    gained: usize,
+    lost: usize,
+}
+
+impl Signs {
+    fn of(samples: &[Sample]) -> Self {
+        let mut signs = Self { gained: 0, lost: 0 };
+        for sample in samples {
+            for context in sample.by_context() {
+                let gain = context.iter().map(|at| sample.values[*at]).sum::<f64>();
+                signs.gained += usize::from(gain > 0.0);
+                signs.lost += usize::from(gain < 0.0);
+            }
+        }
+        signs
+    }
+
+    /// The probability of so many more gains than losses if either is as likely (McNemar's exact test); `None` where enough differ for the
+    /// formulas.
+    fn few_p(self) -> Option<f64> {
+        let differ = self.gained + self.lost;
+        (differ < LEAST_DIFFERING).then(|| if self.gained == 0 { 1.0 } else { half_tail(differ, self.lost) })
+    }
+
+    fn turned(self) -> Self {
+        Self { gained: self.lost, lost: self.gained }
+    }
+}
+
 impl Discordance {
+    /// Of so many independent examples, all of them lost.
+    pub(super) fn all_lost(contexts: usize) -> Self {
+        Self { gained: 0.0, lost: 1.0, n: contexts as f64 }
+    }
+
     /// `None` for fewer than two contexts, or if a difference is not finite.
     fn of(differences: &Sample, level: Level) -> Option<Self> {
         Some(Discordances::of(differences)?.at(level, differences.contexts() as f64))
@@ -71,6 +113,8 @@ fn variance(gained: f64, lost: f64) -> f64 {
 /// If all differences are 1, −1 or 0 and each has its own context, the interval is Tango's score interval for paired proportions
 /// (Statistics in Medicine 17, 1998), which keeps its coverage even if nothing or everything differs: 20 equal pairs give ±16 points.
 /// Otherwise it is Tango's interval for the number of all-or-nothing examples that would vary as much, as in [`score`](super::score()).
+///
+/// Where fewer than five contexts differ, it leaves 0 out only if the exact test does: else it ends there.
 pub fn difference(differences: &Sample) -> Option<Estimate> {
     difference_at(differences, Level::SINGLE)
 }
@@ -85,13 +129,20 @@ pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     let end =
         |low: f64, high: f64, score: f64| root(low, high, |difference| score - of.standard_errors_above(difference));
     let (mean_in_range, z) = (mean.clamp(-1.0, 1.0), level.z());
-    Some(Estimate::around(mean, (end(-1.0, mean_in_range, z), end(mean_in_range, 1.0, -z))))
+    let (low, high) = (end(-1.0, mean_in_range, z), end(mean_in_range, 1.0, -z));
+    let signs = Signs::of(std::slice::from_ref(differences));
+    let is_noise = |signs: Signs| signs.few_p().is_some_and(|p| p > level.tail());
+    let low = if is_noise(signs) { low.min(0.0) } else { low };
+    let high = if is_noise(signs.turned()) { high.max(0.0) } else { high };
+    Some(Estimate::around(mean, (low, high)))
 }
 
 /// The probability of a mean gain in scores at least as large, if there is none in truth; `None` for fewer than two contexts. It is below
-/// 2.5 % exactly if the interval of [`difference()`] lies above 0 (McNemar's test).
+/// 2.5 % exactly if the interval of [`difference()`] lies above 0 (McNemar's test, the exact one where fewer than five contexts differ).
 pub fn gain_p(differences: &Sample) -> Option<f64> {
-    Discordance::of(differences, Level::SINGLE).map(|of| normal_tail(standard_errors(&[of])))
+    let of = Discordance::of(differences, Level::SINGLE)?;
+    let exact = Signs::of(std::slice::from_ref(differences)).few_p();
+    Some(exact.unwrap_or_else(|| normal_tail(standard_errors(&[of]))))
 }
 
 /// Whether the mean over some samples of paired differences, all of the same weight, is a gain beyond noise at a level. `None` if this
@@ -103,7 +154,8 @@ pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
         return None;
     }
     let all: Vec<Discordance> = samples.iter().map(|of| Discordance::of(of, level)).collect::<Option<_>>()?;
-    Some(standard_errors(&all) > level.z())
+    let is_noise = Signs::of(samples).few_p().is_some_and(|p| p > level.tail());
+    Some(!is_noise && standard_errors(&all) > level.z())
 }
 
 /// How many standard errors, under no difference, the mean gain over samples of the same weight lies above 0.
@@ -211,7 +263,54 @@ mod tests {
                 assert_eq!(low > 1e-9, p < 0.025, "{gained} {lost} {n}: {low} {p}");
             }
         }
-        assert_eq!((gain_p(&of(0, 0, 20)), gain_p(&of(1, 0, 1))), (Some(0.5), None));
+        assert_eq!((gain_p(&of(0, 0, 20)), gain_p(&of(1, 0, 1))), (Some(1.0), None));
+    }
+
+    /// The share of samples of `n` pairs, of which each differs with this probability and then in either direction alike, whose interval
+    /// leaves 0 out: over all outcomes.
+    fn wrongly_told(n: usize, differs: f64) -> f64 {
+        let choose = |n: usize, k: usize| (0..k).map(|i| (n - i) as f64 / (i + 1) as f64).product::<f64>();
+        let mut share = 0.0;
+        for (gained, lost) in (0..=n).flat_map(|gained| (0..=n - gained).map(move |lost| (gained, lost))) {
+            let (low, high) = difference(&of(gained, lost, n)).unwrap().ends.unwrap();
+            if low > 1e-9 || high < -1e-9 {
+                let same = n - gained - lost;
+                let ways = choose(n, same) * choose(gained + lost, gained);
+                share += ways * (differs / 2.0).powi((gained + lost) as i32) * (1.0 - differs).powi(same as i32);
+            }
+        }
+        share
+    }
+
+    #[test]
+    fn no_difference_is_rarely_told_for_one_however_few_are_asked() {
+        let worst = |n: usize| (1..=20).map(|i| wrongly_told(n, f64::from(i) / 20.0)).fold(0.0, f64::max);
+        // Without the exact test, one of eight samples of four pairs, and 7.8 % of five.
+        assert_eq!([2, 3, 4].map(worst), [0.0; 3]);
+        for n in [5, 6, 7, 8, 12, 20] {
+            assert!(worst(n) < 0.0704, "{n}: {}", worst(n));
+        }
+    }
+
+    #[test]
+    fn where_few_pairs_differ_the_interval_leaves_0_out_only_with_the_exact_test() {
+        // McNemar's exact test of 4 to 0 has p = 0.125, of both sides.
+        for n in [4, 5, 20, 400] {
+            let (low, high) = difference(&of(0, 4, n)).unwrap().ends.unwrap();
+            assert!(low < -4.0 / n as f64 + 1e-9 && high == 0.0, "{n}: {low} {high}");
+            let (low, high) = difference(&of(4, 0, n)).unwrap().ends.unwrap();
+            assert!(high > 4.0 / n as f64 - 1e-9 && low == 0.0, "{n}: {low} {high}");
+            assert!((gain_p(&of(4, 0, n)).unwrap() - 0.0625).abs() < 1e-9);
+        }
+        // At 50 % the exact test tells three of three, and the interval does, too.
+        let (low, _) = difference_at(&of(3, 0, 20), Level::with(0.5, 1)).unwrap().ends.unwrap();
+        assert!(low > 0.0, "{low}");
+        // Four contexts of five questions are four.
+        let shared = Sample::new((0..100).map(|i| (i / 5, if i < 20 { -1.0 } else { 0.0 })));
+        assert_eq!(difference(&shared).unwrap().high(), Some(0.0));
+        // Two of each of two tasks are four.
+        assert_eq!(is_gain(&[of(2, 0, 10), of(2, 0, 10)], Level::SINGLE), Some(false));
+        assert_eq!(is_gain(&[of(3, 0, 10), of(3, 0, 10)], Level::SINGLE), Some(true));
     }
 
     /// Reference: scipy 1.17.1, the root over p of `stats.binom.sf(3, n, p) - 0.8`.

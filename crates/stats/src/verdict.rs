@@ -10,7 +10,7 @@
 //!
 //! Nothing here knows methods or tasks. Bounds for repeated looks are in [`evidence`](crate::evidence).
 
-use super::difference::Discordances;
+use super::difference::{Discordance, Discordances};
 use super::evidence::Evidence;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample, difference_at, mean};
 
@@ -39,9 +39,22 @@ pub enum Verdict {
     /// It cannot be told yet.
     TooFew {
         /// The contexts of all places together that would tell, if further ones are like those so far; `None` if not even
-        /// [`MOST_CONTEXTS`] would.
+        /// [`MOST_CONTEXTS`] would. Of fewer than [`LEAST_CONTEXTS`]: the least with which anything can be told.
         contexts_needed: Option<usize>,
+        /// What they would show.
+        would_show: Prospect,
     },
+}
+
+/// What more contexts would show, if they are like those so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prospect {
+    /// That the loss is within the limit.
+    Safe,
+    /// That it is beyond the limit.
+    NotSafe,
+    /// Nobody knows: contexts so far are fewer than [`LEAST_CONTEXTS`], or are no numbers.
+    Unknown,
 }
 
 /// A verdict with what it follows from.
@@ -65,7 +78,10 @@ impl Limit {
         let (sample, scale) = pooled(places)?;
         let loss = loss_of(&sample, scale, self.level)?;
         let within = Self { loss: self.loss / scale, ..*self };
-        Some(self.judgement(loss, sample.contexts(), || within.contexts_needed(&sample)))
+        Some(self.judgement(loss, sample.contexts(), || match sample.contexts() < LEAST_CONTEXTS {
+            true => (self.least_contexts(), Prospect::Unknown),
+            false => within.contexts_needed(&sample),
+        }))
     }
 
     /// As [`judge`](Self::judge), with an interval that holds at all looks together, so that examples may be added until it tells
@@ -76,22 +92,27 @@ impl Limit {
         let error = self.level.tail();
         let loss = Estimate { mean: evidence.mean(), ends: Some(evidence.bounds(error)) };
         let contexts = evidence.rounds() * places.len();
-        let needed = || evidence.rounds_needed(self.loss, error).and_then(|n| counted((n * places.len()) as f64));
+        let needed = || {
+            let contexts = evidence.rounds_needed(self.loss, error).and_then(|n| counted((n * places.len()) as f64));
+            (contexts, self.side_of(loss.mean))
+        };
         Some(self.judgement(loss, contexts, needed))
     }
 
     /// Judges a loss in any unit, such as percent of a perplexity, from its mean and an interval of this level over `contexts` contexts.
     /// What would tell is estimated from the width of the interval, which falls with the root of the number of contexts.
     pub fn judge_interval(&self, loss: Estimate, contexts: usize) -> Judgement {
-        let needed = || {
-            let (low, high) = loss.ends?;
+        let by_width = |(low, high): (f64, f64)| {
             let (width, room) = match loss.mean <= self.loss {
                 true => (high - loss.mean, self.loss - loss.mean),
                 false => (loss.mean - low, loss.mean - self.loss),
             };
             counted(contexts as f64 * (width / room).powi(2)).map(|n| n.max(LEAST_CONTEXTS))
         };
-        self.judgement(loss, contexts, needed)
+        self.judgement(loss, contexts, || match contexts < LEAST_CONTEXTS {
+            true => (Some(LEAST_CONTEXTS), Prospect::Unknown),
+            false => (loss.ends.and_then(by_width), self.side_of(loss.mean)),
+        })
     }
 
     /// The verdict that follows from an interval. `needed` is asked only where examples are too few.
@@ -99,14 +120,36 @@ impl Limit {
         &self,
         loss: Estimate,
         contexts: usize,
-        needed: impl FnOnce() -> Option<usize>,
+        needed: impl FnOnce() -> (Option<usize>, Prospect),
     ) -> Judgement {
         let verdict = match loss.ends.filter(|_| contexts >= LEAST_CONTEXTS) {
             Some((_, high)) if high <= self.loss => Verdict::Safe { loss_at_most: high },
             Some((low, _)) if low > self.loss => Verdict::NotSafe { loss_at_least: low },
-            _ => Verdict::TooFew { contexts_needed: needed() },
+            _ => {
+                let (contexts_needed, would_show) = needed();
+                Verdict::TooFew { contexts_needed, would_show }
+            }
         };
         Judgement { loss, contexts, verdict }
+    }
+
+    /// On which side of the limit a mean loss lies.
+    fn side_of(&self, mean: f64) -> Prospect {
+        if mean.is_nan() {
+            Prospect::Unknown
+        } else if mean <= self.loss {
+            Prospect::Safe
+        } else {
+            Prospect::NotSafe
+        }
+    }
+
+    /// The fewest contexts with which a loss of scores can be called anything: not safe if all is lost, or safe if nothing is. `None` if
+    /// no number is enough.
+    pub fn least_contexts(&self) -> Option<usize> {
+        let all_lost = |contexts: usize| Discordance::all_lost(contexts).standard_errors_above(-self.loss);
+        let not_safe = fewest_that(LEAST_CONTEXTS - 1, |contexts| -all_lost(contexts) > self.level.z());
+        not_safe.into_iter().chain(self.fewest_contexts()).min()
     }
 
     /// The fewest contexts with which a loss of scores can be called safe: those that suffice if nothing differs. `None` if the limit
@@ -122,20 +165,24 @@ impl Limit {
 
     /// The contexts that would tell on which side of the limit the loss is, if gains, losses and their spread over contexts stay as they
     /// are. Towards safe it is never fewer than [`fewest_contexts`](Self::fewest_contexts).
-    fn contexts_needed(&self, differences: &Sample) -> Option<usize> {
-        let fewest = self.fewest_contexts();
-        let is_enough = |_: &Discordances| differences.contexts() >= LEAST_CONTEXTS;
-        let Some(of) = Discordances::of(differences).filter(is_enough) else { return fewest };
+    fn contexts_needed(&self, differences: &Sample) -> (Option<usize>, Prospect) {
+        let Some(of) = Discordances::of(differences) else { return (None, Prospect::Unknown) };
         let errors = |contexts: usize| of.at(self.level, contexts as f64).standard_errors_above(-self.loss);
         let is_within = errors(differences.contexts()) > 0.0;
-        let needed = fewest_that(differences.contexts(), |contexts| errors(contexts).abs() >= self.level.z())?;
-        if is_within { fewest.map(|fewest| fewest.max(needed)) } else { Some(needed) }
+        let needed = fewest_that(differences.contexts(), |contexts| errors(contexts).abs() >= self.level.z());
+        match is_within {
+            true => (needed.and_then(|needed| Some(self.fewest_contexts()?.max(needed))), Prospect::Safe),
+            false => (needed, Prospect::NotSafe),
+        }
     }
 }
 
-/// The mean loss over places, with its interval, from their differences as [`pooled`] puts them together.
+/// The mean loss over places, with its interval, from their differences as [`pooled`] puts them together. Places of different sizes give a
+/// scale above 1, with which the interval would go beyond what scores allow: it ends at −1 and 1.
 pub(crate) fn loss_of(differences: &Sample, scale: f64, level: Level) -> Option<Estimate> {
-    difference_at(differences, level).map(|gain| negated(gain.scaled(scale)))
+    let loss = negated(difference_at(differences, level)?.scaled(scale));
+    let possible = |(low, high): (f64, f64)| (low.max(loss.mean.min(-1.0)), high.min(loss.mean.max(1.0)));
+    Some(Estimate { ends: loss.ends.map(possible), ..loss })
 }
 
 /// The mean loss in each context, from differences.
@@ -228,12 +275,20 @@ mod tests {
 
     #[test]
     fn with_four_contexts_nothing_is_told() {
-        let told = limit(1.0, 1).judge(&[of(0, 4, 4)]).unwrap();
-        assert!(matches!(told.verdict, Verdict::TooFew { contexts_needed: Some(_) }), "{told:?}");
+        // What was lost or not in four contexts says nothing of how many would tell.
+        for (lost, comparisons, least) in [(4, 1, 5), (0, 1, 5), (2, 26, 10)] {
+            let told = limit(1.0, comparisons).judge(&[of(0, lost, 4)]).unwrap();
+            let few = Verdict::TooFew { contexts_needed: Some(least), would_show: Prospect::Unknown };
+            assert_eq!(told.verdict, few, "{lost} {comparisons}");
+            // The number is the smallest with which anything can be told: found by going up.
+            let tells =
+                |n: &usize| !matches!(verdict(&limit(1.0, comparisons), &[of(0, *n, *n)]), Verdict::TooFew { .. });
+            assert_eq!((1..100).find(tells), Some(least), "{comparisons}");
+        }
         let of_one = Sample::new((0..20).map(|_| (0, -1.0)));
         let told = limit(1.0, 1).judge(&[of_one]).unwrap();
         assert_eq!((told.loss.ends, told.contexts), (None, 1));
-        assert_eq!(told.verdict, Verdict::TooFew { contexts_needed: limit(1.0, 1).fewest_contexts() });
+        assert_eq!(told.verdict, Verdict::TooFew { contexts_needed: Some(5), would_show: Prospect::Unknown });
     }
 
     #[test]
@@ -260,7 +315,7 @@ mod tests {
             assert!(is_safe(&limit, &[of(0, 0, fewest)]), "{points} {comparisons}: {fewest}");
             assert_eq!(
                 limit.judge(&[of(0, 0, 20)]).unwrap().verdict,
-                Verdict::TooFew { contexts_needed: Some(fewest) }
+                Verdict::TooFew { contexts_needed: Some(fewest), would_show: Prospect::Safe }
             );
         }
         assert_eq!(limit(0.0, 1).fewest_contexts(), None);
@@ -271,17 +326,20 @@ mod tests {
         let times = |gained, lost, n, times: usize| of(gained * times, lost * times, n * times);
         for (points, gained, lost) in [(1.0, 2, 3), (1.0, 0, 3), (10.0, 0, 1), (10.0, 3, 4)] {
             let limit = limit(points, 1);
-            let Verdict::TooFew { contexts_needed } = verdict(&limit, &[of(gained, lost, 20)]) else {
+            let Verdict::TooFew { contexts_needed, would_show } = verdict(&limit, &[of(gained, lost, 20)]) else {
                 panic!("{points} {gained} {lost}")
             };
             let needed = contexts_needed.unwrap();
+            let then = verdict(&limit, &[times(gained, lost, 20, needed.div_ceil(20))]);
+            let shown = if matches!(then, Verdict::Safe { .. }) { Prospect::Safe } else { Prospect::NotSafe };
+            assert_eq!(would_show, shown, "{points} {gained} {lost}");
             let is_told =
                 |count: usize| !matches!(verdict(&limit, &[times(gained, lost, 20, count)]), Verdict::TooFew { .. });
             assert!(is_told(needed.div_ceil(20)), "{points} {gained} {lost}: {needed}");
             assert!(!is_told((needed - 1) / 20), "{points} {gained} {lost}: {needed}");
         }
         // A loss of exactly the limit is never told.
-        assert_eq!(verdict(&limit(5.0, 1), &[of(0, 1, 20)]), Verdict::TooFew { contexts_needed: None });
+        assert!(matches!(verdict(&limit(5.0, 1), &[of(0, 1, 20)]), Verdict::TooFew { contexts_needed: None, .. }));
     }
 
     #[test]
@@ -292,7 +350,7 @@ mod tests {
         let limit = limit(10.0, 1);
         assert!(matches!(verdict(&limit, &[apart]), Verdict::NotSafe { .. }));
         let told = verdict(&limit, &[shared]);
-        let Verdict::TooFew { contexts_needed: Some(needed) } = told else { panic!("{told:?}") };
+        let Verdict::TooFew { contexts_needed: Some(needed), .. } = told else { panic!("{told:?}") };
         assert!((9..40).contains(&needed), "{needed}");
         let of_needed = Sample::new((0..needed * 5).map(|i| (i / 5, if i / 5 % 8 < 3 { -1.0 } else { 0.0 })));
         assert!(matches!(verdict(&limit, &[of_needed]), Verdict::NotSafe { .. }), "{needed}");
@@ -320,15 +378,34 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_stays_within_what_scores_allow() {
+        // As after Ctrl-C: one task has more examples than the other.
+        for (first, second) in [(20, 15), (20, 5), (7, 60), (5, 5)] {
+            for lost in [0.0, 0.5, 1.0] {
+                let places = [first, second].map(|n| of(0, (lost * n as f64) as usize, n));
+                let loss = limit(1.0, 1).judge(&places).unwrap().loss;
+                let (low, high) = loss.ends.unwrap();
+                assert!(
+                    -1.0 <= low && low <= loss.mean && loss.mean <= high && high <= 1.0 + 1e-12,
+                    "{first} {second}: {loss:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn an_interval_in_another_unit_is_judged_alike() {
         let limit = limit(100.0, 1);
+        let few = |contexts_needed, would_show| Verdict::TooFew { contexts_needed, would_show };
         let judged = |mean: f64, half: f64, contexts| {
             limit.judge_interval(Estimate { mean, ends: Some((mean - half, mean + half)) }, contexts).verdict
         };
         assert_eq!(judged(0.25, 0.5, 20), Verdict::Safe { loss_at_most: 0.75 });
         assert_eq!(judged(3.0, 1.0, 20), Verdict::NotSafe { loss_at_least: 2.0 });
-        assert_eq!(judged(0.5, 1.0, 20), Verdict::TooFew { contexts_needed: Some(80) }, "half the width");
-        assert_eq!(judged(1.0, 1.0, 20), Verdict::TooFew { contexts_needed: None });
+        assert_eq!(judged(0.5, 1.0, 20), few(Some(80), Prospect::Safe), "half the width");
+        assert_eq!(judged(1.5, 1.0, 20), few(Some(80), Prospect::NotSafe), "half the width");
+        assert_eq!(judged(1.0, 1.0, 4), few(Some(5), Prospect::Unknown));
+        assert_eq!(judged(1.0, 1.0, 20), few(None, Prospect::Safe));
         assert!(matches!(judged(0.0, 0.5, 4), Verdict::TooFew { .. }));
     }
 
@@ -338,7 +415,9 @@ mod tests {
         let at_any_time = |places: &[Sample]| limit.judge_at_any_time(places).unwrap();
         assert!(is_safe(&limit, &[of(0, 0, 40)]));
         let told = at_any_time(&[of(0, 0, 40)]);
-        let Verdict::TooFew { contexts_needed: Some(needed) } = told.verdict else { panic!("{told:?}") };
+        let Verdict::TooFew { contexts_needed: Some(needed), would_show: Prospect::Safe } = told.verdict else {
+            panic!("{told:?}")
+        };
         assert!((41..80).contains(&needed), "{needed}");
         assert!(matches!(at_any_time(&[of(0, 0, needed)]).verdict, Verdict::Safe { .. }));
         assert!(matches!(at_any_time(&[of(0, 30, 40)]).verdict, Verdict::NotSafe { .. }));

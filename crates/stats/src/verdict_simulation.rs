@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::coverage::Draw;
-use super::verdict::{Judgement, Limit, Verdict, loss_of, pooled};
+use super::verdict::{Judgement, Limit, Prospect, Verdict, loss_of, pooled};
 use super::{Level, Sample, score};
 
 /// The true loss of a method, as a multiple of the limit.
@@ -210,7 +210,7 @@ impl Design {
             let limit = Limit { loss: self.limit, level: Level::of_each(comparisons) };
             let loss = loss_of(&sample, scale, limit.level).expect("there are examples");
             // What would tell is of no interest here, and takes most of the time.
-            let said = match limit.judgement(loss, sample.contexts(), || None).verdict {
+            let said = match limit.judgement(loss, sample.contexts(), || (None, Prospect::Unknown)).verdict {
                 Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
                 Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
                 Verdict::TooFew { .. } => Said::TooFew,

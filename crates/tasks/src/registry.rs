@@ -108,10 +108,16 @@ pub fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
 }
 
 fn find(name: &str, options: &TaskOptions) -> Result<(&'static dyn Family, Vec<String>), UsageError> {
-    FAMILIES
-        .iter()
-        .find_map(|family| Some((*family, family.expand(name, options)?)))
-        .ok_or_else(|| UsageError::unknown("task", name, known_names()))
+    FAMILIES.iter().find_map(|family| Some((*family, family.expand(name, options)?))).ok_or_else(|| unknown(name))
+}
+
+/// The error for a name of no task. A file of rows is a task with `jsonl:` before it.
+fn unknown(name: &str) -> UsageError {
+    let path = name.split_once(".jsonl").map_or(name, |(stem, _)| &name[..stem.len() + ".jsonl".len()]);
+    match path.ends_with(".jsonl") || Path::new(path).is_file() {
+        true => UsageError::new(format!("unknown task `{name}`")).hint(format!("of rows in a file: -t jsonl:{name}")),
+        false => UsageError::unknown("task", name, known_names()),
+    }
 }
 
 fn known_names() -> Vec<String> {
@@ -174,6 +180,12 @@ mod tests {
     fn unknown_names_suggest_the_nearest() {
         let error = error("ruler/niah_multikey", &TaskOptions::default());
         assert_eq!(error.to_string(), "unknown task `ruler/niah_multikey`");
+        for given in ["my.jsonl", "rows/my.jsonl:max_new_tokens=8", file!().rsplit('/').next().unwrap()] {
+            let hint = resolve(&[given.to_owned()], &TaskOptions::default()).err().map(|e| format!("{e:#}"));
+            let usage = super::unknown(given).hint.unwrap_or_default();
+            let is_file = given.contains(".jsonl");
+            assert_eq!(usage == format!("of rows in a file: -t jsonl:{given}"), is_file, "{given}: {hint:?}");
+        }
         assert!(error.hint.unwrap().contains("ruler/niah_multikey_"));
     }
 

@@ -12,6 +12,7 @@ use crate::cli::exit::Done;
 use crate::cli::output::{print, print_json};
 use spattn_eval::records::manifest_keys::MANIFEST;
 use spattn_eval::records::store::{OpenMode, load_manifest, load_records};
+use spattn_eval::run::density_floor::unmet;
 use spattn_eval::run::estimate::Probe;
 use spattn_eval::summary::demand::Demand;
 use spattn_model::device::Device;
@@ -47,7 +48,8 @@ impl RunRequest {
                 true => outlooks(&planner, &job.plan, rule, self.until_certain),
                 false => Vec::new(),
             };
-            models.push(PlanSummary { outlooks, ..PlanSummary::new(&planner, &left, &probe)? });
+            let unmet = unmet(&planner, &job.plan);
+            models.push(PlanSummary { outlooks, unmet, ..PlanSummary::new(&planner, &left, &probe)? });
         }
         match self.json {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,

@@ -10,6 +10,7 @@ use anyhow::{Result, anyhow};
 use serde_json::Value;
 
 use super::adaptive::{AdaptiveSource, ForwardingObserver};
+use super::plan_text::for_probe;
 use super::prepare::{ModelJob, PreparedRun, Purpose, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
@@ -17,6 +18,7 @@ use super::run_timing::RunTiming;
 use super::until_certain::UntilCertain;
 use crate::cli::exit::{Done, ErrorWithHint};
 use crate::cli::interrupt;
+use crate::cli::numbers::duration;
 use crate::cli::output::{listed, print, print_json, width};
 use crate::cli::setup::raise_on_preemption;
 use crate::report::table::Form;
@@ -30,10 +32,12 @@ use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::folder::attempts::Ending;
 use spattn_eval::plan::gpu_memory::placement;
 use spattn_eval::plan::manifest::{ModelPart, manifest};
+use spattn_eval::plan::planner::PlanCell;
 use spattn_eval::plan::shard_statement::{self, Stated};
 use spattn_eval::records::manifest_keys::{NOTES, UNTIL_CERTAIN};
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::store::{OpenMode, Store, identities, load_manifest, load_records};
+use spattn_eval::run::estimate::{Probe, estimate};
 use spattn_eval::run::run_plan::RunEnd;
 use spattn_eval::run::runner::Runner;
 use spattn_eval::run::stopwatch::PhaseTimes;
@@ -43,6 +47,7 @@ use spattn_eval::summary::warnings::in_short;
 use spattn_lab::tune::Batch;
 use spattn_model::Model;
 use spattn_model::decoder::Decoder;
+use spattn_model::device::Device;
 use spattn_model::engine::GpuUse;
 use spattn_model::source::recorded;
 
@@ -54,7 +59,7 @@ impl RunRequest {
         {
             self.safety = self.safety.or(Demand::of_manifest(&stored));
         }
-        let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
+        let Some(bounds) = self.until_certain else { return self.run(Self::announced, Self::run_all, Self::finish) };
         let config = &self.configs[0];
         let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
         let mut source = UntilCertain::new(self.safety.asked.rule(), bounds, labels, config.samples);
@@ -77,7 +82,7 @@ impl RunRequest {
 
     /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::stated, Self::run_all, |_, _| Ok(Done::Completed))
+        self.run(Self::announced, Self::run_all, |_, _| Ok(Done::Completed))
     }
 
     /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
@@ -96,6 +101,38 @@ impl RunRequest {
             |run, ready, store, stop, reporter| run.run_batches(ready, store, stop, reporter, source),
             took,
         )
+    }
+
+    /// Says how long a long run is going to take, and returns what its manifest states.
+    fn announced(&self, ready: &PreparedRun) -> Result<Option<Stated>> {
+        if !self.quiet && self.mode != OpenMode::Resume && self.is_long(ready) {
+            let probe = Probe::of_this_machine()?;
+            let mut seconds = 0.0;
+            for job in &ready.jobs {
+                let planner = ready.planner(&job.config, job.opened(), self);
+                seconds += estimate(&planner, &job.plan, &probe, &for_probe(&job.config.methods, &probe))?.seconds();
+            }
+            eprintln!(
+                "note: about {}, on this machine as busy as it is now; Ctrl-C keeps what is done, -n takes fewer examples, --dry-run only plans",
+                duration(seconds)
+            );
+        }
+        self.stated(ready)
+    }
+
+    /// Whether reading the prompts alone takes minutes on the CPU, by the multiplications: an estimate by measuring takes seconds itself.
+    fn is_long(&self, ready: &PreparedRun) -> bool {
+        /// Millions of multiplications: about what two cores do in five minutes.
+        const LONG: f64 = 6e6;
+        let of_job = |job: &ModelJob| {
+            let (dimensions, longest) = (&job.opened().dimensions, job.plan.longest());
+            let of_cell = |cell: &PlanCell| {
+                let tokens = if cell.place.length > 0 { cell.place.length } else { longest };
+                cell.examples() as f64 * dimensions.prefill_products(tokens) as f64
+            };
+            job.plan.cells.iter().map(of_cell).sum::<f64>() * job.config.seeds.len() as f64
+        };
+        self.configs[0].device == Device::Cpu && ready.jobs.iter().map(of_job).sum::<f64>() > LONG
     }
 
     /// What the manifest states about this shard: the records that it and the whole matrix will have.
@@ -140,7 +177,7 @@ impl RunRequest {
         if self.on_failure == OnFailure::GoOn {
             reporter.keep_log(&self.out, store.records().len())?;
         }
-        let kept = Kept { out: self.out.clone(), resumes_by_itself: self.resumes_by_itself };
+        let kept = Kept { out: self.out.clone(), how: self.how_to_go_on() };
         let answer = kept.clone();
         interrupt::stop_within_grace(&stop, move || answer.line("go on").unwrap_or_else(|| NOTHING.to_owned()))?;
         reporter.begin(self.quiet, store.records());
@@ -284,6 +321,7 @@ impl RunRequest {
     /// Draws all stored records, and prints the table or JSON.
     fn finish(&self, took: RunTiming) -> Result<Done> {
         let mut merged = merge::read(std::slice::from_ref(&self.out))?;
+        merged.shorten_models();
         let rule = merged.held_to(self.safety.asked);
         let report = Report::of(&merged).judged_by(rule);
         let Written { files, not_drawn } = report.write_all(&self.out)?;
@@ -350,8 +388,22 @@ const NOTHING: &str = "nothing was recorded";
 #[derive(Debug, Clone)]
 struct Kept {
     out: PathBuf,
-    /// As in [`RunRequest`].
-    resumes_by_itself: bool,
+    /// What goes on with them.
+    how: String,
+}
+
+impl RunRequest {
+    /// How the same run goes on, as the user typed it: a flag that was given, by whatever name, is not named again.
+    fn how_to_go_on(&self) -> String {
+        let flags = match (self.is_unnamed, self.mode) {
+            _ if self.resumes_by_itself => String::new(),
+            (true, _) => format!(" and --out {} --resume", self.out.display()),
+            (false, OpenMode::Resume) => String::new(),
+            (false, OpenMode::Overwrite) => ", but --resume in place of --overwrite".to_owned(),
+            (false, OpenMode::Fresh) => " and --resume".to_owned(),
+        };
+        format!("the same command{flags}")
+    }
 }
 
 impl Kept {
@@ -359,11 +411,7 @@ impl Kept {
     fn line(&self, go_on: &str) -> Option<String> {
         let count = load_records(&self.out).map_or(0, |l| l.records.len());
         let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
-        let how = match self.resumes_by_itself {
-            true => String::new(),
-            false => format!(" and --out {} --resume", self.out.display()),
-        };
-        (count > 0).then(|| format!("{records} kept; {go_on} with the same command{how}"))
+        (count > 0).then(|| format!("{records} kept; {go_on} with {}", self.how))
     }
 }
 
@@ -382,7 +430,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_a_folder_without_records() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept { out: dir.path().to_owned(), resumes_by_itself: false };
+        let kept = Kept { out: dir.path().to_owned(), how: String::new() };
         assert_eq!(kept.line("go on"), None);
     }
 }

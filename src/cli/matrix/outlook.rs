@@ -10,6 +10,9 @@ use spattn_eval::summary::outlook::{MOST_EXAMPLES, VerdictOutlook, of_perplexity
 use spattn_eval::summary::verdicts::VerdictRule;
 use spattn_tasks::Task;
 
+/// The examples of each task where none are asked for (`configs/quick.toml`).
+const DEFAULT_SAMPLES: usize = 20;
+
 /// The outlook for the verdicts at a length, or of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LengthOutlook {
@@ -22,6 +25,10 @@ pub(super) struct LengthOutlook {
     outlook: VerdictOutlook,
     /// The examples asked for: `-n`, or the most that may be added.
     samples: Option<usize>,
+    /// The examples of the task with fewest, where a file has no more.
+    rows: Option<usize>,
+    /// Whether several tasks are averaged.
+    is_mean: bool,
     /// From which number on a method that loses nothing can be called safe; `None` if it can be, or if files have no more examples.
     samples_needed: Option<usize>,
     /// The contexts of each task that this takes.
@@ -85,9 +92,11 @@ impl Scene<'_> {
         }?;
         let asked = self.planner.config.samples;
         let needed = outlook.contexts_needed;
-        // A file with fewer examples than were asked for has no more.
-        let grows =
-            self.cells.iter().zip(&tasks).all(|(cell, task)| cell.examples() >= asked.saturating_mul(task.cells()));
+        // A file with fewer examples than were asked for has no more, nor has one with as many.
+        let grows = self.cells.iter().zip(&tasks).all(|(cell, task)| {
+            let (has, asked) = (cell.examples(), asked.saturating_mul(task.cells()));
+            has >= asked && task.available().is_none_or(|all| all > has)
+        });
         let samples = |needed: usize| (needed as f64 * asked as f64 / contexts as f64).ceil() as usize;
         Some(LengthOutlook {
             length: self.cells[0].place.length,
@@ -95,6 +104,8 @@ impl Scene<'_> {
             rule: self.rule,
             comparisons: self.comparisons,
             outlook,
+            rows: self.cells.iter().map(|cell| cell.examples()).min().filter(|_| !grows),
+            is_mean: self.cells.len() > 1,
             samples: if self.until.is_some() { self.until.and_then(|until| until.samples) } else { Some(asked) },
             samples_needed: needed.filter(|_| grows).map(samples),
             of_each: needed.map(|needed| needed.div_ceil(places.len())),
@@ -137,15 +148,22 @@ impl LengthOutlook {
         };
         let held = format!("within {}{percent}, {sure} % sure{together}", self.rule.limit);
         let flag = if self.rule.is_any_time { "--max-samples" } else { "-n" };
-        let n = self.samples.map_or(String::new(), |n| format!("with {flag} {n}"));
+        let each = if self.is_mean { " of each task" } else { "" };
+        let n = match (self.rows, self.samples) {
+            (Some(1), _) => "with 1 example in the file".to_owned(),
+            (Some(rows), _) => format!("with {rows} examples in the file"),
+            // The number that a run has if nobody gives another.
+            (None, Some(n)) if n == DEFAULT_SAMPLES && !self.rule.is_any_time => format!("with {n} examples{each}"),
+            (None, n) => n.map_or(String::new(), |n| format!("with {flag} {n}")),
+        };
         let can = match (self.outlook.can_be_not_safe, self.rule.is_any_time) {
             (false, false) => format!("{n} every verdict will be \"too few examples\""),
             _ => format!("{n} no method can be called safe, only not safe"),
         };
         let enough = match (self.samples_needed, self.of_each) {
             (Some(needed), _) => format!("a method that loses nothing can be called safe from {flag} {needed} on"),
-            (None, Some(each)) => format!(
-                "a method that loses nothing could be called safe from {each} documents of each task on, and a file has no more"
+            (None, Some(needed)) => format!(
+                "a method that loses nothing could be called safe from {needed} documents{each} on, and a file has no more"
             ),
             (None, None) => "a method that loses nothing could not be called safe with 100,000 examples".to_owned(),
         };
@@ -190,7 +208,19 @@ mod tests {
     fn told(outlook: VerdictOutlook, samples_needed: Option<usize>) -> LengthOutlook {
         let rule = VerdictRule { limit: 5.0, ..VerdictRule::default() };
         let (length, text, of_each) = (1024, None, outlook.contexts_needed);
-        LengthOutlook { length, text, rule, comparisons: 3, outlook, samples: Some(2), samples_needed, of_each }
+        let (rows, is_mean) = (None, false);
+        LengthOutlook {
+            length,
+            text,
+            rule,
+            comparisons: 3,
+            outlook,
+            rows,
+            is_mean,
+            samples: Some(2),
+            samples_needed,
+            of_each,
+        }
     }
 
     const NOTHING: VerdictOutlook =
@@ -210,6 +240,15 @@ mod tests {
         assert!(
             few.contains("no method can be called safe, only not safe") && few.contains("from 73 documents"),
             "{few}"
+        );
+        // A flag that nobody gave is not named, nor for a file with fewer rows.
+        assert!(include_str!("../../../configs/quick.toml").contains(&format!("\nsamples = {DEFAULT_SAMPLES}\n")));
+        let of_file = LengthOutlook { rows: Some(11), samples: Some(40), ..told(NOTHING, None) }.line();
+        assert!(of_file.starts_with("note: with 11 examples in the file every verdict"), "{of_file}");
+        let usual = LengthOutlook { samples: Some(20), is_mean: true, ..told(NOTHING, Some(381)) }.line();
+        assert!(
+            usual.starts_with("note: with 20 examples of each task every") && usual.contains("from -n 381 on"),
+            "{usual}"
         );
         let two = [told(NOTHING, Some(37)), LengthOutlook { length: 2048, ..told(NOTHING, Some(37)) }];
         assert_eq!(lines(two.iter()), format!("{line}\n"), "the same is said once");

@@ -14,6 +14,7 @@ use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
 use spattn_eval::plan::planner::{PlanCell, Planner};
+use spattn_eval::run::density_floor::UnmetDensity;
 use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
 use spattn_eval::run::run_plan::RemainingWork;
 use spattn_model::device::Device;
@@ -33,6 +34,8 @@ pub(super) struct PlanSummary {
     pub(super) gpus: Vec<GpuNeed>,
     /// What its verdicts could not say.
     pub(super) outlooks: Vec<LengthOutlook>,
+    /// The densities that it asks for and cannot meet.
+    pub(super) unmet: Vec<UnmetDensity>,
     /// Whether it would run on the CPU that the estimate is for.
     pub(super) is_timed: bool,
 }
@@ -52,6 +55,7 @@ impl PlanSummary {
             estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
             outlooks: Vec::new(),
+            unmet: Vec::new(),
             is_timed: config.device == Device::Cpu,
         })
     }
@@ -73,7 +77,7 @@ pub(in crate::cli) fn this_machine(config: &RunConfig) -> String {
     let cpu = cpu_name().unwrap_or_else(|| "its CPU".to_owned());
     let threads = rayon::current_num_threads();
     let faster = if config.device == Device::Cpu { "" } else { "; a GPU takes less" };
-    format!("The times are estimates for this machine: {cpu}, {threads} threads{faster}.")
+    format!("The times are estimates for this machine: {cpu}, {threads} threads, as busy as it is now{faster}.")
 }
 
 pub(super) fn as_json(models: &[PlanSummary]) -> Value {
@@ -95,6 +99,12 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "steps_s": steps,
             "bytes": bytes,
             "verdicts_not_possible": d.outlooks.iter().map(LengthOutlook::json).collect::<Vec<_>>(),
+            "densities_not_possible": d.unmet.iter().map(|unmet| json!({
+                "methods": unmet.methods,
+                "task": unmet.task,
+                "length": unmet.length,
+                "least": unmet.floor.share(),
+            })).collect::<Vec<_>>(),
             "gpus": d.gpus.iter().map(gpu).collect::<Vec<_>>(),
             "estimated_for": { "cpu": cpu_name(), "threads": rayon::current_num_threads() },
         })
@@ -138,7 +148,13 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         }
         text.push('\n');
     }
-    text + &outlook::lines(models.iter().flat_map(|model| &model.outlooks))
+    let mut unmet: Vec<String> = Vec::new();
+    for line in models.iter().flat_map(|model| &model.unmet).map(|unmet| format!("note: {}\n", unmet.line())) {
+        if !unmet.contains(&line) {
+            unmet.push(line);
+        }
+    }
+    text + &unmet.concat() + &outlook::lines(models.iter().flat_map(|model| &model.outlooks))
 }
 
 #[cfg(test)]
@@ -157,6 +173,7 @@ mod tests {
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
             gpus: Vec::new(),
             outlooks: Vec::new(),
+            unmet: Vec::new(),
             is_timed: true,
         }
     }

@@ -60,10 +60,27 @@ impl Asked<'_> {
 /// Adds the run's name to tasks that ask other questions under the same name, and says so in a note.
 pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let mut labels: Vec<HashMap<Named, InternedStr>> = vec![HashMap::new(); loaded.len()];
+    let mut models: Vec<BTreeMap<InternedStr, InternedStr>> = vec![BTreeMap::new(); loaded.len()];
     notes.extend(contradictions(sources, loaded));
     for (named, runs) in asked(sources, loaded) {
         let groups = groups(&runs);
         if groups.len() < 2 {
+            continue;
+        }
+        if let Some(values) = asked_otherwise(&runs, &groups) {
+            let names: Vec<&str> = groups.iter().map(|group| sources[group[0]].name.as_str()).collect();
+            notes.push(format!(
+                "`{}` has the same questions in {}, with {}: the runs have separate rows, and no mean counts a document twice",
+                named.1,
+                names.join(", "),
+                values.join(" and ")
+            ));
+            for (group, value) in groups.iter().zip(values) {
+                let label = InternedStr::from(format!("{} ({value})", named.0));
+                for run in group {
+                    models[*run].entry(named.0.clone()).or_insert_with(|| label.clone());
+                }
+            }
             continue;
         }
         let name_of = |group: &Vec<usize>| sources[group[0]].name.as_str();
@@ -76,6 +93,13 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
             group.iter().for_each(|run| drop(labels[*run].insert(named.clone(), label.clone())));
         }
     }
+    for (records, models) in loaded.iter_mut().zip(&models).filter(|(_, models)| !models.is_empty()) {
+        for r in records {
+            if let Some(label) = models.get(&r.model) {
+                r.model = label.clone();
+            }
+        }
+    }
     for (records, labels) in loaded.iter_mut().zip(labels).filter(|(_, labels)| !labels.is_empty()) {
         for r in records {
             if let Some(label) = labels.get(&(r.model.clone(), r.task.clone())) {
@@ -83,6 +107,39 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
             }
         }
     }
+}
+
+/// What tells groups of runs apart that have the same questions, and other limits or metrics: `max_new_tokens=24`, for each group. `None`
+/// if the questions are others. The runs are settings of one task then, and not two tasks, since a mean of these would take each document
+/// twice.
+fn asked_otherwise(runs: &BTreeMap<usize, Asked>, groups: &[Vec<usize>]) -> Option<Vec<String>> {
+    let firsts: Vec<&Asked> = groups.iter().map(|group| &runs[&group[0]]).collect();
+    let first = firsts.first()?;
+    let is_same_text = |other: &&Asked| {
+        let both = || first.examples.iter().filter_map(|(example, own)| Some((own, other.examples.get(example)?)));
+        both().next().is_some() && both().all(|(own, theirs)| own.asks_the_same_text_as(theirs))
+    };
+    if !firsts[1..].iter().all(is_same_text) {
+        return None;
+    }
+    let mut ones: Vec<&Record> = Vec::new();
+    for asked in &firsts {
+        ones.push(asked.examples.iter().min_by_key(|(example, _)| **example)?.1);
+    }
+    let of: [(&str, fn(&Record) -> String); 3] = [
+        ("max_new_tokens", |r| r.max_new_tokens.to_string()),
+        ("metric", |r| r.metric.map_or(String::new(), |metric| metric.to_string())),
+        ("first_line", |r| r.first_line.to_string()),
+    ];
+    let differing: Vec<_> = of.into_iter().filter(|(_, of)| ones.iter().any(|r| of(r) != of(ones[0]))).collect();
+    let value = |r: &&Record| {
+        let values: Vec<String> = differing.iter().map(|(name, of)| format!("{name}={}", of(r))).collect();
+        values.join(", ")
+    };
+    let values: Vec<String> = ones.iter().map(value).collect();
+    // Each group by a value of its own.
+    let distinct: BTreeSet<&String> = values.iter().collect();
+    (distinct.len() == values.len()).then_some(values)
 }
 
 /// Notes about runs whose records of one example answer different questions, as after a file of another run was put into the folder.

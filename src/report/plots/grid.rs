@@ -115,6 +115,9 @@ fn is_whole_at(value: f64, decimals: usize, most: usize) -> bool {
 /// A value with `decimals` decimals and without a 0 before the point.
 fn fixed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
+    if text.bytes().all(|digit| matches!(digit, b'0' | b'.')) {
+        return "0".to_owned();
+    }
     text.strip_prefix('0').filter(|rest| rest.starts_with('.')).map_or(text.clone(), str::to_owned)
 }
 

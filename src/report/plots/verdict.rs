@@ -15,7 +15,7 @@ use super::{Figures, suffix};
 use crate::report::verdict::matrix::{VerdictMatrix, about_full, costs};
 use crate::report::verdict::words;
 use spattn_attention::Role;
-use spattn_eval::summary::verdicts::{Finding, JudgedSetting, VerdictTable};
+use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, VerdictTable};
 
 /// The least number of settings that are worth a picture.
 const LEAST_SETTINGS: usize = 3;
@@ -131,7 +131,7 @@ impl<'t> Picture<'t> {
         pen::draw((width, height), title, |pen| {
             for (x, budget) in (0..).zip(&self.matrix.budgets[page.columns.clone()]) {
                 let at = (left + x * (cell + GAP) + BAR + PADDING, TITLE_HEIGHT + HEADING / 2);
-                pen.text(&words::budget(*budget), at, SIZE, HPos::Left)?;
+                pen.text(&heading(*budget), at, SIZE, HPos::Left)?;
             }
             for (y, (name, settings)) in (0..).zip(&self.matrix.rows[page.rows.clone()]) {
                 let top = TITLE_HEIGHT + HEADING + y * (CELL_HEIGHT + GAP);
@@ -177,6 +177,14 @@ impl<'t> Picture<'t> {
     fn left(&self) -> i32 {
         let longest = self.matrix.rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         MARGIN + PADDING + longest as i32 * CHARACTER
+    }
+}
+
+/// The heading of a column: what was asked for, which need not be what was attended.
+fn heading(budget: AskedBudget) -> String {
+    match budget {
+        AskedBudget::Own => words::budget(budget),
+        asked => format!("asked for {}", asked.name()),
     }
 }
 
@@ -231,7 +239,10 @@ mod tests {
             assert_eq!(count(word), times, "{word}");
         }
         assert_eq!(["#0072B2", "#D55E00"].map(count), [2, 1], "a bar each");
-        assert_eq!(["\n5 %\n", "\n20 %\n", "\nquest\n", "\nmemory +12 %, reads 10 %\n"].map(count), [1, 1, 1, 5]);
+        assert_eq!(
+            ["\nasked for 5 %\n", "\nasked for 20 %\n", "\nquest\n", "\nmemory +12 %, reads 10 %\n"].map(count),
+            [1, 1, 1, 5]
+        );
         assert_eq!(count("Full attention scores 100.0."), 1, "{}", figure.svg);
     }
 

@@ -61,7 +61,7 @@ fn safe_in_all(tables: &[&VerdictTable]) -> Vec<String> {
     };
     let safe = first.judged().filter(|setting| setting.is_recommended());
     let safe = safe.filter(|setting| others.iter().all(|table| is_safe_in(table, setting)));
-    safe.map(|setting| words::name(first, setting)).collect()
+    safe.map(|setting| words::name_as_met(first, setting)).collect()
 }
 
 #[cfg(test)]

@@ -17,8 +17,12 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let title = format!("Verdict: {}", words::title(table, tables));
         let _ = write!(text, "<h3>{}</h3>\n<p class=\"lead\">{}</p>\n", safe(&title), named(&sentence(table)));
         text.push_str(&matrix(table, &title));
-        let below: Vec<String> =
-            about_full(table).into_iter().chain([words::rule(table)]).chain(words::intervals(table)).collect();
+        let below: Vec<String> = about_full(table)
+            .into_iter()
+            .chain([words::rule(table)])
+            .chain(words::intervals(table))
+            .chain(words::times(table))
+            .collect();
         let _ = writeln!(text, "<p class=\"hint\">{}</p>", safe(&below.join(" ")));
         text.push_str(&tasks(table, &title));
         let lines = more(at);

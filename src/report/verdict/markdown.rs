@@ -17,7 +17,8 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let title = words::title(table, tables);
         let _ = write!(text, "\n## Verdict: {}\n\n{}\n\n", in_markdown(&title), in_markdown(&sentence(table)));
         text.push_str(&matrix(table));
-        let below = [about_full(table), Some(words::rule(table)), words::intervals(table)].into_iter().flatten();
+        let below = [about_full(table), Some(words::rule(table)), words::intervals(table), words::times(table)];
+        let below = below.into_iter().flatten();
         let below: Vec<String> = below.map(|line| in_markdown(&line).into_owned()).collect();
         let _ = writeln!(text, "\n{}", below.join(" "));
         text.push_str(&tasks(table));
@@ -93,7 +94,7 @@ mod tests {
             "\n## Verdict: vt at 4K tokens\n\n20 examples cannot prove any setting safe. Proven worse: `quest 5 %` (−75, ",
             "| method / asked for | 5 % | 20 % |\n|---|---|---|\n| quest | **not safe**: loses at least 3",
             "<br>Δ -75.0 [-",
-            "<br>memory +12 %, reads 10 % | **too few examples**: about 500 would tell<br>Δ 0.0 [-",
+            "<br>memory +12 %, reads 10 % | **too few examples**: about 500 if it loses nothing<br>Δ 0.0 [-",
             "\nFull attention scores 100.0. Safe: loses at most 1 point",
             "\n- at 5 %: only `quest`\n",
         ] {

@@ -44,7 +44,7 @@ impl<'t> VerdictMatrix<'t> {
 pub fn by_task(table: &VerdictTable) -> Vec<(String, Vec<String>)> {
     let of_setting = |setting: &JudgedSetting| {
         let cells = setting.tasks.iter().map(|task| words::on_task(table, task)).collect();
-        (words::name(table, setting), cells)
+        (words::name_as_met(table, setting), cells)
     };
     table.judged().filter(|setting| !setting.tasks.is_empty()).map(of_setting).collect()
 }
@@ -58,12 +58,14 @@ fn of_role(role: Role) -> usize {
     }
 }
 
-/// What a setting costs, in short: memory beside keys and values, bytes read, and its latency alone.
+/// What a setting costs, in short: what it attends if that is not what was asked for, memory beside keys and values, bytes read, and its
+/// latency alone.
 pub fn costs(setting: &JudgedSetting) -> String {
+    let attended = words::attended(setting);
     let memory = setting.memory_percent.map(|percent| format!("memory +{}", whole(percent)));
     let reads = setting.bytes_percent.map(|percent| format!("reads {}", whole(percent)));
     let solo = setting.solo_ms.map(|ms| format!("{ms:.1} ms alone"));
-    memory.into_iter().chain(reads).chain(solo).collect::<Vec<_>>().join(", ")
+    attended.into_iter().chain(memory).chain(reads).chain(solo).collect::<Vec<_>>().join(", ")
 }
 
 /// What full attention does, and what shares of it are of.
@@ -126,6 +128,8 @@ mod tests {
             ]
         );
         assert_eq!(costs(matrix.rows[0].1[2][0]), "memory +12 %, reads 10 %");
+        let missed = JudgedSetting { attended_instead: Some(0.152), ..matrix.rows[0].1[2][0].clone() };
+        assert_eq!(costs(&missed), "15 % attended, memory +12 %, reads 10 %");
         assert_eq!(about_full(&table).as_deref(), Some("Full attention scores 100.0."));
     }
 }

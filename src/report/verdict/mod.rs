@@ -54,8 +54,11 @@ pub(super) mod testing {
     /// bits of index for 256 of key and value.
     pub fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
         let density = if method == "full" { 1.0 } else { 0.1 };
+        let asked = params.split(['=', ',']).skip_while(|key| *key != "density" && *key != "ratio").nth(1);
+        let met = asked.and_then(|share| share.parse().ok()).unwrap_or(density);
         let of = |i: usize| Record {
             params: params.into(),
+            density_sparse_layers: met,
             key: format!("{task}/{method}/{params}/{i}"),
             density,
             kv_bytes_per_token: Some(1000.0 * density),

@@ -19,7 +19,7 @@ pub fn sentence(table: &VerdictTable) -> String {
     let safe = is(JudgedSetting::is_recommended);
     let in_the_mean = is(|s| matches!(s.finding, Finding::Safe { .. }) && !s.is_recommended());
     let lost = is(|s| matches!(s.finding, Finding::NotSafe { .. }));
-    let open = is(|s| matches!(s.finding, Finding::TooFew { .. }));
+    let mut open = is(|s| matches!(s.finding, Finding::TooFew { .. }));
     let idle = is(|s| s.finding == Finding::NothingToLose);
     let mut parts = Vec::new();
     if !idle.is_empty() {
@@ -35,15 +35,35 @@ pub fn sentence(table: &VerdictTable) -> String {
     }
     parts.extend(listed("Not safe", &in_the_mean, |s| but_on(table, s)));
     parts.extend(listed(if safe.is_empty() { "Proven worse" } else { "Do not use" }, &lost, |s| loses(table, s)));
+    // The best first; of equal ones the cheapest.
+    let loss = |setting: &JudgedSetting| (1e6 * setting.loss.unwrap_or(f64::INFINITY)).round();
+    open.sort_by(|a, b| loss(a).total_cmp(&loss(b)).then(cost(a).total_cmp(&cost(b))));
     parts.extend(listed("Undecided", &open, |s| undecided(table, s)));
+    if safe.is_empty() && in_the_mean.is_empty() && idle.is_empty() {
+        parts.push(next_step(table, open.first().copied()));
+    }
     parts.join(" ")
 }
 
+/// What to do where nothing is safe.
+fn next_step(table: &VerdictTable, best: Option<&JudgedSetting>) -> String {
+    let tune = "`spattn tune`, which looks for the smallest budget of a method that is safe";
+    match best {
+        // Perplexities are not tuned.
+        Some(best) if table.is_perplexity => {
+            format!("Next: more texts, or a larger budget; best so far is `{}`.", words::name(table, best))
+        }
+        Some(best) => {
+            let more = if table.has_shared_contexts() { "documents" } else { "examples" };
+            format!("Next: more {more} (best so far: `{}`), or {tune}.", words::name(table, best))
+        }
+        None if table.is_perplexity => "Next: a larger budget.".to_owned(),
+        None => format!("Next: a larger budget, or {tune}."),
+    }
+}
+
 fn none_safe(table: &VerdictTable, is_open: bool, is_in_the_mean: bool) -> String {
-    let examples = match table.examples {
-        1 => "1 example".to_owned(),
-        n => format!("{n} examples"),
-    };
+    let examples = words::asked(table);
     let of_each = words::of_each_task(table);
     match (is_open, is_in_the_mean) {
         (true, _) => format!("{examples}{of_each} cannot prove any setting safe."),
@@ -65,20 +85,28 @@ fn few_documents(table: &VerdictTable) -> Option<String> {
 
 /// The cheapest safe setting by bytes read, and the other safe ones.
 fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> {
-    let cost = |setting: &JudgedSetting| setting.bytes_percent.unwrap_or(100.0 * setting.density);
     let first = safe.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
     let Finding::Safe { loss_at_most } = first.finding else { return None };
     let unit = if table.is_perplexity { " %" } else { "" };
     let reads = first.bytes_percent.map_or(String::new(), |percent| format!(", reads {} of the bytes", whole(percent)));
     let memory = first.memory_percent.map_or(String::new(), |percent| format!(", memory +{}", whole(percent)));
+    let attends = words::attended(first).map_or(String::new(), |attended| format!(" ({attended})"));
     let use_it = format!(
-        "Use `{}`: safe, loses at most {}{unit}{reads}{memory}.",
+        "Use `{}`{attends}: safe, loses at most {}{unit}{reads}{memory}.",
         words::name(table, first),
         words::at_most(loss_at_most)
     );
     let others: Vec<&JudgedSetting> = safe.iter().copied().filter(|setting| !std::ptr::eq(*setting, first)).collect();
-    let also = listed("Also safe", &others, |setting| format!("`{}`", words::name(table, setting)));
+    let also = listed("Also safe", &others, |setting| {
+        let attended = words::attended(setting).map_or(String::new(), |attended| format!(" ({attended})"));
+        format!("`{}`{attended}", words::name(table, setting))
+    });
     Some([Some(use_it), also].into_iter().flatten().collect::<Vec<_>>().join(" "))
+}
+
+/// What a setting costs: the bytes that it reads, in percent, else the tokens that it attends.
+fn cost(setting: &JudgedSetting) -> f64 {
+    setting.bytes_percent.unwrap_or(100.0 * setting.density)
 }
 
 /// A percentage for readers: whole from 10 on.
@@ -96,7 +124,13 @@ fn listed(what: &str, settings: &[&JudgedSetting], one: impl Fn(&JudgedSetting) 
 fn loses(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let name = words::name(table, setting);
     let Finding::NotSafe { loss_at_least } = setting.finding else { return format!("`{name}`") };
-    format!("`{name}` ({}, at least {})", change(table, setting.loss), words::at_least(loss_at_least))
+    let attended = first_of_all(setting);
+    format!("`{name}` ({attended}{}, at least {})", change(table, setting.loss), words::at_least(loss_at_least))
+}
+
+/// What was attended, where that is not what the name says, before what else is said of a setting.
+fn first_of_all(setting: &JudgedSetting) -> String {
+    words::attended(setting).map_or(String::new(), |attended| format!("{attended}; "))
 }
 
 /// A loss as a signed change of the score, or of the perplexity in percent.
@@ -121,13 +155,10 @@ fn undecided(table: &VerdictTable, setting: &JudgedSetting) -> String {
         Some(_) => format!(", from {} to {}", change(table, first), change(table, last)),
         None => String::new(),
     };
-    let needed = match setting.finding {
-        Finding::TooFew { contexts_needed: Some(needed) } => {
-            format!("; about {}{} would tell", words::counted(table, needed), words::of_each_task(table))
-        }
-        _ => String::new(),
-    };
-    format!("`{}` ({}{range}{needed})", words::name(table, setting), change(table, setting.loss))
+    let needed = words::needed(table, setting.finding, setting.loss, words::of_each_task(table));
+    let needed = needed.map_or(String::new(), |needed| format!("; {needed}"));
+    let attended = first_of_all(setting);
+    format!("`{}` ({attended}{}{range}{needed})", words::name(table, setting), change(table, setting.loss))
 }
 
 fn but_on(table: &VerdictTable, setting: &JudgedSetting) -> String {
@@ -166,7 +197,10 @@ mod tests {
         assert!(said.contains("`quest 5 %` (−55, at least 2"), "{said}");
         assert!(said.contains("`double_sparsity 5 %` (−55, at least 2"), "{said}");
         assert!(said.contains("Undecided: `quest 20 %` (−5.0, from −"), "{said}");
-        assert!(said.ends_with("would tell)."), "{said}");
+        assert!(
+            said.contains(" would show it is not safe). Next: more examples (best so far: `quest 20 %`), or "),
+            "{said}"
+        );
     }
 
     #[test]
@@ -224,6 +258,31 @@ mod tests {
             ),
             "{said}"
         );
-        assert!(said.ends_with("Undecided: `quest` (−25; about 36 documents would tell)."), "{said}");
+        assert!(
+            said.contains("Undecided: `quest` (−25; at least 5 documents needed). Next: more documents ("),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn of_what_is_undecided_the_best_comes_first_and_is_named_as_the_next_step() {
+        let of = |lost: usize| run("vt", "quest", &format!("density=0.{lost:02}"), 11 - lost, 40);
+        let runs: Vec<Vec<Record>> = (5..=10).map(of).chain([run("vt", "full", "", 0, 40)]).collect();
+        let said = sentence(&table(&runs, 1.0));
+        let undecided = said.split("Undecided: ").nth(1).unwrap_or_default();
+        assert!(undecided.starts_with("`quest 10 %` (−2.5, ") && said.contains("best so far: `quest 10 %`)"), "{said}");
+        let costly = |bytes: f64, runs: Vec<Record>| -> Vec<Record> {
+            runs.into_iter().map(|r| Record { kv_bytes_per_token: Some(bytes), ..r }).collect()
+        };
+        let alike = [
+            run("vt", "full", "", 0, 40),
+            costly(500.0, run("vt", "h2o", "density=0.4", 2, 40)),
+            costly(200.0, run("vt", "quest", "density=0.2", 2, 40)),
+        ];
+        assert!(sentence(&table(&alike, 1.0)).contains("best so far: `quest 20 %`)"), "the cheapest of equal ones");
+        let lost = [run("vt", "full", "", 0, 40), run("vt", "quest", "density=0.05", 30, 40)];
+        assert!(sentence(&table(&lost, 1.0)).ends_with(
+            "Next: a larger budget, or `spattn tune`, which looks for the smallest budget of a method that is safe."
+        ));
     }
 }

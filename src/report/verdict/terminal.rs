@@ -25,8 +25,12 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     for line in std::iter::once(HEADINGS.map(str::to_owned)).chain(lines) {
         text += &(joined(&line, &columns) + "\n");
     }
-    let below: Vec<String> =
-        about_full(table).into_iter().chain([words::rule(table)]).chain(words::intervals(table)).collect();
+    let below: Vec<String> = about_full(table)
+        .into_iter()
+        .chain([words::rule(table)])
+        .chain(words::intervals(table))
+        .chain(words::times(table))
+        .collect();
     text.push('\n');
     text += &wrapped(&below.join(" "), width);
     if !left_out.is_empty() {
@@ -35,10 +39,12 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     text
 }
 
-const COLUMNS: usize = 7;
-const HEADINGS: [&str; COLUMNS] = ["asked for", "method", "verdict", "Δ of verdict", "memory", "reads", "ms alone"];
+const COLUMNS: usize = 8;
+/// What was attended is filled only where that is not what was asked for.
+const HEADINGS: [&str; COLUMNS] =
+    ["asked for", "attended", "method", "verdict", "Δ of verdict", "memory", "reads", "ms alone"];
 /// Columns in the order in which they are left out where room is short.
-const LEFT_OUT_FIRST: [usize; 4] = [3, 6, 4, 5];
+const LEFT_OUT_FIRST: [usize; 4] = [4, 7, 5, 6];
 
 type Line = [String; COLUMNS];
 
@@ -59,6 +65,7 @@ fn lines(table: &VerdictTable) -> Vec<Line> {
 fn line(table: &VerdictTable, budget: String, name: &str, setting: &JudgedSetting) -> Line {
     [
         budget,
+        setting.attended_instead.map_or(String::new(), |share| format!("{} %", words::percent_of(share))),
         name.to_owned(),
         words::brief(table, setting),
         words::difference(table, setting),
@@ -152,10 +159,21 @@ mod tests {
             lines[3].starts_with("asked for  method           verdict ") && lines[3].ends_with("  memory  reads"),
             "{text}"
         );
-        assert!(lines[4].starts_with("5 %        double_sparsity  too few examples: about 570 would tell"), "{text}");
+        assert!(lines[4].starts_with("5 %        double_sparsity  too few: about 570 if it loses nothing"), "{text}");
         assert!(lines[5].starts_with("           quest            not safe: loses at least 3"), "{text}");
         assert!(lines[6].starts_with("           topk             oracle, for comparison "), "{text}");
-        assert!(lines[7].starts_with("20 %       quest            too few examples"), "{text}");
+        assert!(lines[7].starts_with("20 %       quest            too few: about "), "{text}");
+    }
+
+    #[test]
+    fn what_was_attended_stands_beside_what_was_asked_for() {
+        let mut tables = two();
+        let is_quest = |setting: &&mut JudgedSetting| setting.method == "quest" && setting.budget.name() == "5 %";
+        tables[0].settings.iter_mut().find(is_quest).unwrap().attended_instead = Some(0.152);
+        let text = render(&tables, Some(80));
+        let line = text.lines().find(|line| line.contains(" 15 % ") && line.contains("quest")).unwrap_or_default();
+        assert!(line.contains("not safe") && text.contains("asked for  attended  method"), "{text}");
+        assert!(render(&tables, None).contains("quest 5 % (15 % attended; −75"), "{text}");
     }
 
     #[test]

@@ -5,20 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use spattn_attention::Role;
 use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, JudgedTask, VerdictTable};
 use spattn_stats::CONFIDENCE;
+use spattn_stats::verdict::Prospect;
 
 use crate::report::format::{setting_name, signed, tokens};
 
 /// What a finding says, as the cell of a table: a word, then the number.
 pub fn finding(table: &VerdictTable, setting: &JudgedSetting) -> String {
-    worded(table, setting, of_each_task(table))
+    worded(table, setting, "too few examples", of_each_task(table))
 }
 
 /// The same where room is short: that examples are of each task stands elsewhere.
 pub fn brief(table: &VerdictTable, setting: &JudgedSetting) -> String {
-    worded(table, setting, "")
+    worded(table, setting, "too few", "")
 }
 
-fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> String {
+fn worded(table: &VerdictTable, setting: &JudgedSetting, too_few: &str, of_each: &str) -> String {
     let percent = if table.is_perplexity { " %" } else { "" };
     match setting.finding {
         Finding::Safe { loss_at_most } => {
@@ -26,10 +27,13 @@ fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> Strin
             format!("safe{but}: loses at most {}{percent}", at_most(loss_at_most))
         }
         Finding::NotSafe { loss_at_least } => format!("not safe: loses at least {}{percent}", at_least(loss_at_least)),
-        Finding::TooFew { contexts_needed: Some(needed) } => {
-            format!("too few examples: about {}{of_each} would tell", counted(table, needed))
+        Finding::TooFew { contexts_needed: None, would_show: Prospect::Safe | Prospect::NotSafe } => {
+            format!("{too_few}: the loss is too near the limit")
         }
-        Finding::TooFew { contexts_needed: None } => "too few examples: the loss is too near the limit".to_owned(),
+        Finding::TooFew { .. } => match needed(table, setting.finding, setting.loss, of_each) {
+            Some(needed) => format!("{too_few}: {needed}"),
+            None => too_few.to_owned(),
+        },
         Finding::NothingToLose => "nothing to lose".to_owned(),
         Finding::NotJudged => match setting.role {
             Role::Method => "not judged".to_owned(),
@@ -38,13 +42,29 @@ fn worded(table: &VerdictTable, setting: &JudgedSetting, of_each: &str) -> Strin
     }
 }
 
+/// How many examples would show what, of a finding of too few; `None` if no number can be given.
+pub fn needed(table: &VerdictTable, finding: Finding, loss: Option<f64>, of_each: &str) -> Option<String> {
+    let Finding::TooFew { contexts_needed: Some(needed), would_show } = finding else { return None };
+    let number = counted(table, needed);
+    // Gains and losses of several tasks may add up to a rounding error.
+    let loses_nothing = loss.is_some_and(|loss| loss < 1e-9);
+    Some(match would_show {
+        Prospect::Unknown => format!("at least {number}{of_each} needed"),
+        Prospect::NotSafe => format!("about {number}{of_each} would show it is not safe"),
+        Prospect::Safe if loses_nothing => format!("about {number}{of_each} if it loses nothing"),
+        Prospect::Safe => format!("about {number}{of_each} if it loses no more than so far"),
+    })
+}
+
 /// What is said of a setting on one task, with its difference to dense attention.
 pub fn on_task(table: &VerdictTable, task: &JudgedTask) -> String {
     let said = match task.finding {
         Finding::Safe { loss_at_most } => format!("safe: at most {}", at_most(loss_at_most)),
         Finding::NotSafe { loss_at_least } => format!("not safe: at least {}", at_least(loss_at_least)),
-        Finding::TooFew { contexts_needed: Some(needed) } => format!("too few: about {}", counted(table, needed)),
-        Finding::TooFew { contexts_needed: None } => "too few".to_owned(),
+        Finding::TooFew { .. } => match needed(table, task.finding, task.loss, "") {
+            Some(needed) => format!("too few: {needed}"),
+            None => "too few".to_owned(),
+        },
         Finding::NothingToLose => "nothing to lose".to_owned(),
         Finding::NotJudged => String::new(),
     };
@@ -87,6 +107,17 @@ pub fn of_each_task(table: &VerdictTable) -> &'static str {
     if table.tasks.len() > 1 { " of each task" } else { "" }
 }
 
+/// What was attended instead of what was asked for: `15 % attended`; `None` if it was met.
+pub fn attended(setting: &JudgedSetting) -> Option<String> {
+    setting.attended_instead.map(|share| format!("{} % attended", percent_of(share)))
+}
+
+/// A share as percent, in two digits or so.
+pub fn percent_of(share: f64) -> String {
+    let percent = 100.0 * share;
+    if percent >= 9.95 { format!("{percent:.0}") } else { format!("{percent:.1}") }
+}
+
 /// A number of examples, or of documents, rounded up to two digits: it is an estimate.
 pub fn counted(table: &VerdictTable, needed: usize) -> String {
     let number = grouped(two_digits(needed));
@@ -119,8 +150,12 @@ pub fn difference(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let unit = if table.is_perplexity { " %" } else { "" };
     let (first, last) =
         if table.is_perplexity { (setting.loss_low, setting.loss_high) } else { (setting.loss_high, setting.loss_low) };
+    // Rounded outwards, as bounds are beside it.
+    let to_tenths = |end: f64, round: fn(f64) -> f64| signed(round(10.0 * end) / 10.0, 1);
     let ends = match (first, last) {
-        (Some(first), Some(last)) => format!(" [{} {}]", signed(sign * first, 1), signed(sign * last, 1)),
+        (Some(first), Some(last)) => {
+            format!(" [{} {}]", to_tenths(sign * first, f64::floor), to_tenths(sign * last, f64::ceil))
+        }
         _ => String::new(),
     };
     format!("{}{ends}{unit}", signed(sign * loss, 1))
@@ -149,6 +184,12 @@ pub fn name(table: &VerdictTable, setting: &JudgedSetting) -> String {
         (1, budget) => format!("{} {}", setting.method, budget.name()),
         _ => setting_name(&setting.method, &setting.params),
     }
+}
+
+/// The same, with what was attended where that is not what was asked for: `quest 5 % (15 % attended)`.
+pub fn name_as_met(table: &VerdictTable, setting: &JudgedSetting) -> String {
+    let name = name(table, setting);
+    attended(setting).map_or(name.clone(), |attended| format!("{name} ({attended})"))
 }
 
 /// The settings of a table without their budgets: the method, with the other parameters where settings of the method differ in them.
@@ -222,10 +263,25 @@ pub fn intervals(table: &VerdictTable) -> Option<String> {
     ))
 }
 
+/// A number of examples; of which to which where tasks have others.
+pub fn asked(table: &VerdictTable) -> String {
+    match (table.examples, table.most_examples) {
+        (1, 1) => "1 example".to_owned(),
+        (least, most) if least == most => format!("{least} examples"),
+        (least, most) => format!("{least} to {most} examples"),
+    }
+}
+
+/// How times are measured, of a table that has none; `None` of one that has.
+pub fn times(table: &VerdictTable) -> Option<String> {
+    let is_timed = table.settings.iter().any(|setting| setting.solo_ms.is_some());
+    (!is_timed && table.full.is_some()).then(|| "For times of a step: a run of its own with --latency solo.".to_owned())
+}
+
 /// How many examples were asked.
 fn examples(table: &VerdictTable) -> String {
     let of_each = of_each_task(table);
-    let examples = if table.examples == 1 { "1 example".to_owned() } else { format!("{} examples", table.examples) };
+    let examples = asked(table);
     let about = match (table.has_shared_contexts(), table.contexts) {
         (false, _) => String::new(),
         (true, 1) => " about 1 document".to_owned(),
@@ -255,7 +311,11 @@ mod tests {
             table(&[run("vt", "full", "", 0, 600), of("h2o", 0), of("loki", 4), of("quest", 60), of("topk", 0)], 1.0);
         let said: Vec<String> = table.settings.iter().map(|setting| finding(&table, setting)).collect();
         assert_eq!(said[0], "safe: loses at most 1.0");
-        assert!(said[1].starts_with("too few examples: about ") && said[1].ends_with(" would tell"), "{}", said[1]);
+        assert!(
+            said[1].starts_with("too few examples: about ") && said[1].ends_with(" if it loses no more than so far"),
+            "{}",
+            said[1]
+        );
         assert_eq!((said[2].as_str(), said[3].as_str()), ("not safe: loses at least 7.4", "oracle, for comparison"));
         assert_eq!(name(&table, &table.settings[2]), "quest 5 %");
         assert_eq!(
@@ -276,6 +336,48 @@ mod tests {
         let tasks = VerdictTable { tasks: vec!["a".to_owned(), "b".to_owned()], ..two.clone() };
         assert!(intervals(&two).unwrap().contains("Δ hold for all 2 settings together; that of Δ full"));
         assert!(intervals(&tasks).unwrap().contains("together and are over the examples of all tasks at once; "));
+    }
+
+    #[test]
+    fn what_a_number_of_examples_would_show_is_said() {
+        let of = |lost, n: usize| {
+            let table = table(&[run("vt", "full", "", 0, n), run("vt", "quest", "density=0.05", lost, n)], 1.0);
+            finding(&table, &table.settings[0])
+        };
+        assert_eq!(of(0, 20), "too few examples: about 390 if it loses nothing");
+        assert_eq!(of(4, 4), "too few examples: at least 5 needed", "nothing is said of how many would tell");
+        assert_eq!(of(0, 4), "too few examples: at least 5 needed");
+        let lost = of(3, 20);
+        assert!(lost.starts_with("too few examples: about ") && lost.ends_with(" would show it is not safe"), "{lost}");
+    }
+
+    #[test]
+    fn a_bound_and_the_end_of_its_interval_are_one_number() {
+        for n in [20, 60, 333, 600, 601] {
+            let table = table(&[run("vt", "full", "", 0, n), run("vt", "quest", "density=0.05", 0, n)], 30.0);
+            let Finding::Safe { loss_at_most } = table.settings[0].finding else { panic!("{n}") };
+            let shown = difference(&table, &table.settings[0]);
+            assert!(
+                loss_at_most >= 10.0 || shown.contains(&format!("[-{} ", at_most(loss_at_most))),
+                "{n}: {shown} {loss_at_most}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_budget_that_was_missed_stands_with_what_was_attended() {
+        let runs = [
+            run("vt", "full", "", 0, 20),
+            run("vt", "quest", "density=0.05", 0, 20),
+            run("vt", "h2o", "density=0.05", 0, 20),
+        ];
+        let mut runs = runs.to_vec();
+        runs[1].iter_mut().for_each(|r| r.density_sparse_layers = 0.152);
+        runs[2].iter_mut().for_each(|r| r.density_sparse_layers = 0.0521);
+        let table = table(&runs, 1.0);
+        let names: Vec<String> = table.settings.iter().map(|setting| name_as_met(&table, setting)).collect();
+        assert_eq!(names, ["h2o 5 %", "quest 5 % (15 % attended)"]);
+        assert_eq!([0.152, 0.0251, 0.995].map(percent_of), ["15", "2.5", "100"]);
     }
 
     #[test]

@@ -46,7 +46,12 @@ pub fn keep(dir: &Path, name: &str, prompt: &str) -> Result<()> {
 
 /// The path of a record's prompt in some runs' folders, if one of them stored it.
 pub fn find<'d>(dirs: impl IntoIterator<Item = &'d Path>, record: &Record) -> Option<PathBuf> {
-    let name = file_name(&record.model, &record.task, record.length, record.seed, record.sample);
+    find_of_model(dirs, &record.model, record)
+}
+
+/// As [`find`], of a record whose model has another name in the runs.
+pub fn find_of_model<'d>(dirs: impl IntoIterator<Item = &'d Path>, model: &str, record: &Record) -> Option<PathBuf> {
+    let name = file_name(model, &record.task, record.length, record.seed, record.sample);
     dirs.into_iter().map(|dir| dir.join(PROMPTS).join(&name)).find(|path| path.is_file())
 }
 

@@ -320,6 +320,13 @@ impl Record {
         }
     }
 
+    /// Whether the text and the references are the same, as far as a record tells, however many tokens may be generated and however they
+    /// are scored.
+    pub fn asks_the_same_text_as(&self, other: &Self) -> bool {
+        let text = |r: &Self| (r.source.clone(), r.question.clone(), r.prompt_tokens, r.prefix_tokens);
+        text(self) == text(other) && self.references == other.references
+    }
+
     /// Whether a record with the same digest has other references, as after a file of records was edited.
     pub fn has_another_key(&self, other: &Self) -> bool {
         self.example_sha256.is_some() && self.example_sha256 == other.example_sha256 && !self.asks_as(other)

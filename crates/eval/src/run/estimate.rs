@@ -270,6 +270,14 @@ impl Planner<'_> {
         protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
     }
 
+    /// The sizes of cells with their tasks' names and lengths, as far as there are any.
+    pub(super) fn sized_cells(&self, plan: &RunPlan) -> Vec<(String, usize, Sized)> {
+        let name = |cell: &PlanCell| self.tasks[cell.place.task].name().to_owned();
+        let sized = |cell: &PlanCell| Some((name(cell), cell.place.length, self.size(cell)?));
+        // One of a length is as good as all where there are very many.
+        spread(&plan.cells.iter().collect::<Vec<_>>(), MOST_MADE).into_iter().filter_map(sized).collect()
+    }
+
     /// The sizes of cells, as far as there are any. Of a task at very many lengths the examples of some are made, and the
     /// others are as much longer or shorter as was asked for.
     fn sizes(&self, plan: &RunPlan) -> Vec<Sized> {
@@ -305,7 +313,7 @@ impl Planner<'_> {
 
 /// The size of a cell's examples, as measured on the first.
 #[derive(Debug, Clone, PartialEq)]
-struct Sized {
+pub(super) struct Sized {
     examples: usize,
     /// Tokens of the prompt.
     prompt: usize,
@@ -325,6 +333,16 @@ impl Sized {
 
     fn longest(&self) -> usize {
         self.prefixes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Tokens of the prefix under each protocol.
+    pub(super) fn prefixes(&self) -> &[usize] {
+        &self.prefixes
+    }
+
+    /// Tokens that follow a prefix, each of which takes a step.
+    pub(super) fn steps_after(&self, prefix: usize) -> usize {
+        self.prompt - prefix + self.answer_tokens
     }
 }
 

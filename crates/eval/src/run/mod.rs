@@ -8,6 +8,7 @@ pub(crate) mod attempt;
 mod attempt_tests;
 pub(crate) mod decode_loop;
 pub mod decoding_policy;
+pub mod density_floor;
 pub mod estimate;
 pub mod example_request;
 pub mod example_runner;

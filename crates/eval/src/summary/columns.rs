@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::column_value::{AsColumnValue, ColumnUnit, ColumnValue};
 use super::over_tasks::{Common, Joint, Mean, Never, OverTasks, Sum};
 use crate::records::timing::Latency;
-use spattn_stats::Estimate;
 use spattn_stats::several::{detectable_of, mean_of};
+use spattn_stats::{Estimate, LEAST_CONTEXTS};
 use spattn_tasks::likelihood::Measure;
 
 /// Which values of a column are better.
@@ -398,10 +398,16 @@ pub fn mean_score(rows: &[&SummaryRow]) -> Option<Estimate> {
     mean_of(&rows.iter().map(|r| Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) }).collect::<Vec<_>>())
 }
 
-/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none.
+/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none. With so few contexts that no test
+/// keeps its error rate, its interval never leaves 0 out.
 pub fn mean_delta(rows: &[&SummaryRow]) -> Option<Estimate> {
     let of_row = |r: &&SummaryRow| Some(Estimate { mean: r.delta_full?, ends: r.delta_low.zip(r.delta_high) });
-    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
+    let mean = mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)?;
+    let contexts: usize = rows.iter().map(|row| row.contexts).sum();
+    match contexts < LEAST_CONTEXTS && rows.iter().all(|row| row.measure.is_score()) {
+        true => Some(Estimate { ends: mean.ends.map(|(low, high)| (low.min(0.0), high.max(0.0))), ..mean }),
+        false => Some(mean),
+    }
 }
 
 /// Mean of the milliseconds a step of several rows, each of the same weight; `None` if a row has none.
@@ -466,6 +472,21 @@ mod tests {
             (ColumnValue::Number(number), value) => value.as_f64() == number,
         };
         COLUMNS.iter().for_each(|column| assert!(values(column), "{}", column.name));
+    }
+
+    #[test]
+    fn a_mean_over_four_contexts_tells_no_difference() {
+        let of = |task: &str, method: &str, n: usize| -> Vec<_> {
+            (0..n).map(|i| record(task, method, i, f64::from(u8::from(method == "full")))).collect()
+        };
+        let mean = |n: usize| {
+            let tasks = ["a", "b"].map(|task| [of(task, "full", n), of(task, "topk", n)].concat()).concat();
+            let rows = summarize(&tasks, &[]);
+            mean_delta(&rows.iter().filter(|row| row.method == "topk").collect::<Vec<_>>()).unwrap()
+        };
+        // Two of two and two of two are four pairs, of which the exact test tells nothing; ten are enough.
+        assert_eq!((mean(2).mean, mean(2).high()), (-100.0, Some(0.0)));
+        assert!(mean(5).high() < Some(0.0), "{:?}", mean(5));
     }
 
     #[test]

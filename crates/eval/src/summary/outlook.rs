@@ -5,8 +5,8 @@
 use serde::Serialize;
 
 use super::verdicts::VerdictRule;
-use spattn_stats::verdict::{Limit, Verdict};
-use spattn_stats::{Estimate, Level, Sample};
+use spattn_stats::verdict::{Limit, Prospect, Verdict};
+use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
 /// More examples are not looked at: with so many, a verdict is possible at any limit that can be asked for.
 pub const MOST_EXAMPLES: usize = 1_000_000;
@@ -36,7 +36,7 @@ pub fn of_scores(places: &[Vec<usize>], rule: VerdictRule, comparisons: usize) -
         let judged = if rule.is_any_time { limit.judge_at_any_time(&samples) } else { limit.judge(&samples) };
         judged.map(|judged| judged.verdict)
     };
-    Some(outlook(of_all(0.0)?, of_all(-1.0)?))
+    Some(outlook(of_all(0.0)?, of_all(-1.0)?, limit.fewest_contexts()))
 }
 
 /// The outlook for a perplexity of so many contexts. `None` without any.
@@ -44,7 +44,7 @@ pub fn of_perplexity(contexts: usize, rule: VerdictRule, comparisons: usize) -> 
     let limit = Limit { loss: rule.limit, level: Level::with(rule.confidence, comparisons) };
     let of_loss = |loss: f64| limit.judge_interval(Estimate { mean: loss, ends: Some((loss, loss)) }, contexts).verdict;
     // Methods that lose nothing, or a hundred times the limit, from each text alike: no spread is smaller.
-    (contexts > 0).then(|| outlook(of_loss(0.0), of_loss(100.0 * rule.limit)))
+    (contexts > 0).then(|| outlook(of_loss(0.0), of_loss(100.0 * rule.limit), Some(LEAST_CONTEXTS)))
 }
 
 /// A difference that is the same on all examples of these contexts.
@@ -53,9 +53,11 @@ fn alike(sizes: &[usize], difference: f64) -> Sample {
     Sample::new(examples.map(|context| (context, difference)))
 }
 
-fn outlook(without_loss: Verdict, with_all_lost: Verdict) -> VerdictOutlook {
+/// `fewest` contexts are needed where so few say nothing of how many would tell.
+fn outlook(without_loss: Verdict, with_all_lost: Verdict, fewest: Option<usize>) -> VerdictOutlook {
     let contexts_needed = match without_loss {
-        Verdict::TooFew { contexts_needed } => contexts_needed,
+        Verdict::TooFew { would_show: Prospect::Unknown, .. } => fewest,
+        Verdict::TooFew { contexts_needed, .. } => contexts_needed,
         _ => None,
     };
     VerdictOutlook {

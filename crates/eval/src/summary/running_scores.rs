@@ -136,10 +136,10 @@ impl Scores {
         others.sort_by(|a, b| b.1.merit().total_cmp(&a.1.merit()));
         let ends = match others.as_slice() {
             [] => Vec::new(),
-            [only] => vec![*only],
-            [best, .., worst] => vec![*best, *worst],
+            [only] => vec![("", *only)],
+            [best, .., worst] => vec![("best ", *best), ("worst ", *worst)],
         };
-        let ends = ends.into_iter().map(|(label, sum)| format!("{label} {:.1}", sum.mean()));
+        let ends = ends.into_iter().map(|(which, (label, sum))| format!("{which}{label} {:.1}", sum.mean()));
         full.into_iter().chain(ends).collect::<Vec<_>>().join(", ")
     }
 }
@@ -162,9 +162,9 @@ mod tests {
         let mut scores = of(&first);
         let place = scores.take_current().pop_first().unwrap();
         assert_eq!(place.to_string(), "builtin ruler/vt 4096 question");
-        assert_eq!(scores.line(&place), "full 100.0, topk 50.0, random 0.0");
+        assert_eq!(scores.line(&place), "full 100.0, best topk 50.0, worst random 0.0");
         scores.merge(&of(&[record("random", 1.0)]));
-        assert_eq!(scores.line(&place), "full 100.0, random 50.0, quest 25.0");
+        assert_eq!(scores.line(&place), "full 100.0, best random 50.0, worst quest 25.0");
         assert_eq!(scores.take_current().len(), 1);
     }
 
@@ -174,7 +174,7 @@ mod tests {
         let records = [record("full", 0, 1.0), record("topk", 0, 3.0), record("quest", 0, 2.0), record("topk", 1, 5.0)];
         let mut scores = of(&records);
         let place = scores.take_current().pop_first().unwrap();
-        assert_eq!(scores.line(&place), "full 2.7, quest 7.4, topk 54.6");
+        assert_eq!(scores.line(&place), "full 2.7, best quest 7.4, worst topk 54.6");
     }
 
     #[test]

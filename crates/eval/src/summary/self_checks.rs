@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::cells::{SummaryCell, by_place, group};
 use super::comparisons::{Discoveries, above, not_monotone};
+use super::summarize;
 use super::times::{RowTimes, prevailing};
 use super::warnings::{Check, Warning};
 use crate::records::interning::InternedStr;
@@ -219,12 +220,7 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     let achieved = cell.mean(|r| r.density_sparse_layers);
     let deviation = achieved / target - 1.0;
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
-        let reason = match deviation > 0.0 {
-            true => {
-                ": sink, recent window and question are attended in any case, and may be more than that at this length; or the method's parameter, which is set once a prompt for its last tokens, lets later tokens attend more. Take longer prompts, a larger density, or a smaller --local"
-            }
-            false => "",
-        };
+        let reason = if deviation > 0.0 { why_more(cell, target, achieved) } else { String::new() };
         let message = format!(
             "{} % of the tokens were asked for, and {} % were attended ({:+.0} %, in layers that are not dense){reason}",
             percent(target),
@@ -235,8 +231,51 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     })
 }
 
+/// Why more was attended than asked for, and what helps.
+fn why_more(cell: &SummaryCell, target: f64, achieved: f64) -> String {
+    let picked: Vec<f64> = cell.records.iter().filter_map(|r| r.comparable?.picked_density).collect();
+    let is_known = picked.len() == cell.records.len();
+    let floor = if is_known { (achieved - spattn_stats::mean(&picked)).max(0.0) } else { 0.0 };
+    let tail = cell.mean(|r| r.free_share.unwrap_or(0.0) * r.density_sparse_layers).min(floor);
+    let mut text = String::new();
+    if floor > target {
+        let parts = match tail > 0.0 {
+            true => format!(
+                "sink and recent window are {} % of these contexts, question and answer {} %",
+                percent(floor - tail),
+                percent(tail)
+            ),
+            false => format!("sink and recent window are {} % of these contexts", percent(floor)),
+        };
+        text += &format!(
+            ": {parts}, all attended in any case: no method can attend less than {} % here. For {} %: {}",
+            percent(floor),
+            percent(target),
+            less_static(tail > 0.0)
+        );
+    } else if cell.records.iter().any(|r| r.solved.is_some()) {
+        text += ": the method's parameter is set once a prompt, for its last tokens, and let later tokens attend more";
+    } else if is_known {
+        text += &format!(
+            ": {} % are sink, recent window, question and answer, which are attended in any case, and the rest is picked in whole blocks",
+            percent(floor)
+        );
+    }
+    if floor <= target { text + "; a smaller density comes closer, or longer prompts" } else { text }
+}
+
+/// What makes fewer tokens static.
+pub fn less_static(has_tail: bool) -> &'static str {
+    match has_tail {
+        true => {
+            "--local 16 --tail indexed (a smaller window, and the method picks among question and answer, too), or longer prompts"
+        }
+        false => "--local 16 (a smaller window), or longer prompts",
+    }
+}
+
 /// A share as percent with at most three digits.
-fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     let decimals = if share < 0.1 { 2 } else { 1 };
     let text = format!("{:.decimals$}", 100.0 * share);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -298,10 +337,7 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
         true => String::new(),
         false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
     };
-    let told = match spattn_stats::nearest_detectable(most as f64) {
-        None => "no loss".to_owned(),
-        Some(told) => format!("no loss below {:.0} points", 100.0 * told),
-    };
+    let told = told(cells, &few, most);
     let points = 100.0 * TOLD;
     let is_shared = few.iter().all(|(contexts, examples)| examples > contexts);
     let message = match few.iter().max().filter(|_| is_shared) {
@@ -310,8 +346,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
              (they would detect a loss of {points:.0} points)"
         ),
         Some((contexts, examples)) => format!(
-            "{examples} questions are about {contexts} documents{which}, so there are {contexts} independent samples; on one task {told} can \
-             be detected; take about {enough} documents (they would detect a loss of {points:.0} points)"
+            "{examples} questions are about {contexts} documents{which}, so there are {contexts} independent samples; on one task {told}; \
+             take about {enough} documents (they would detect a loss of {points:.0} points)"
         ),
         None => {
             let n = match (least, most) {
@@ -320,11 +356,34 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
                 (least, most) => format!("{least} to {most} examples"),
             };
             format!(
-                "only {n}{which}: on one task {told} can be detected; take about {enough} (they would detect a loss of {points:.0} points)"
+                "only {n}{which}: on one task {told}; take about {enough} (they would detect a loss of {points:.0} points)"
             )
         }
     };
     Some(Warning::general(Check::FewExamples, String::new(), message))
+}
+
+/// What so few examples cannot tell on one task: the same numbers as in the line about what can be told, over the rows with as few.
+fn told(cells: &[SummaryCell], few: &[(usize, usize)], most: usize) -> String {
+    let of_place = |cells: &&[SummaryCell]| -> Vec<f64> {
+        let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) else { return Vec::new() };
+        cells.iter().filter_map(|cell| summarize::detectable(cell, full)).collect()
+    };
+    let is_few = |cells: &&[SummaryCell]| {
+        let size = cells.iter().map(|cell| (cell.sample(|r| r.score).contexts(), cell.records.len())).min();
+        size.is_some_and(|size| few.contains(&size))
+    };
+    let of_rows: Vec<f64> = by_place(cells).iter().filter(|cells| is_few(cells)).flat_map(of_place).collect();
+    let nearest = || spattn_stats::nearest_detectable(most as f64).map(|told| 100.0 * told);
+    let least = of_rows.iter().copied().reduce(f64::min).or_else(nearest);
+    let largest = of_rows.iter().copied().reduce(f64::max).or_else(nearest);
+    match (least.map(|x| format!("{x:.0}")), largest.map(|x| format!("{x:.0}"))) {
+        (Some(least), Some(largest)) if least == largest => format!("no loss below {least} points can be detected"),
+        (Some(least), Some(largest)) => {
+            format!("no loss below {least} to {largest} points, by row, can be detected")
+        }
+        _ => "no loss can be detected".to_owned(),
+    }
 }
 
 /// Models whose weights were drawn.

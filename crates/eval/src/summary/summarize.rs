@@ -155,7 +155,7 @@ pub fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> {
 }
 
 /// The difference in points that would be found.
-fn detectable(cell: &SummaryCell, full: &SummaryCell) -> Option<f64> {
+pub(super) fn detectable(cell: &SummaryCell, full: &SummaryCell) -> Option<f64> {
     if cell.head().method == REFERENCE || cell.measure() != Measure::Score {
         return None;
     }

@@ -16,11 +16,13 @@ use super::paired;
 use crate::records::record::{REFERENCE, Record};
 use crate::records::timing::Latency;
 use spattn_attention::Role;
-use spattn_stats::verdict::{Judgement, Limit, Verdict};
+use spattn_stats::verdict::{Judgement, Limit, Prospect, Verdict};
 use spattn_stats::{CONFIDENCE, Estimate, Level, mean};
 
 /// Dense attention with a lower score, in points, has nothing to lose.
 const LEAST_DENSE: f64 = 5.0;
+/// A share asked for is missed if what was attended differs from it by more than this share of it.
+const MISSED: f64 = 0.1;
 
 /// What methods are held to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -55,8 +57,12 @@ pub enum Finding {
     },
     /// Too few examples to tell.
     TooFew {
-        /// About how many contexts of each task would tell; `None` if more than anybody would run.
+        /// About how many contexts of each task would tell; `None` if more than anybody would run. At least so many where it is not known
+        /// what they would show.
         contexts_needed: Option<usize>,
+        /// What they would show: `safe`, `not_safe` or `unknown`.
+        #[serde(serialize_with = "prospect_name")]
+        would_show: Prospect,
     },
     /// Dense attention's own score is so low that a method can hardly lose anything.
     NothingToLose,
@@ -88,6 +94,8 @@ pub struct JudgedSetting {
     /// The budget asked for.
     #[serde(serialize_with = "budget_name")]
     pub budget: AskedBudget,
+    /// The share attended in layers that are not dense, where a share was asked for and missed by more than a tenth of it.
+    pub attended_instead: Option<f64>,
     /// The verdict on the mean over the tasks.
     #[serde(flatten)]
     pub finding: Finding,
@@ -155,6 +163,8 @@ pub struct VerdictTable {
     pub nothing_to_lose_on: Vec<String>,
     /// Examples of each task; those of the task with fewest.
     pub examples: usize,
+    /// Examples of the task with most: more where a run was interrupted, or files have other numbers of rows.
+    pub most_examples: usize,
     /// Contexts of each task; those of the task with fewest. Fewer than examples if some share one.
     pub contexts: usize,
     /// The settings, in the order of the summary.
@@ -188,6 +198,14 @@ fn role_name<S: serde::Serializer>(role: &Role, to: S) -> Result<S::Ok, S::Error
     to.serialize_str(role.name())
 }
 
+fn prospect_name<S: serde::Serializer>(prospect: &Prospect, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(match prospect {
+        Prospect::Safe => "safe",
+        Prospect::NotSafe => "not_safe",
+        Prospect::Unknown => "unknown",
+    })
+}
+
 fn budget_name<S: serde::Serializer>(budget: &AskedBudget, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&budget.name())
 }
@@ -213,7 +231,7 @@ impl VerdictTable {
     /// For each setting with too few examples: how many contexts of each task would tell, if that is known.
     pub fn open(&self) -> Vec<Option<usize>> {
         let needed = |setting: &JudgedSetting| match setting.finding {
-            Finding::TooFew { contexts_needed } => Some(contexts_needed),
+            Finding::TooFew { contexts_needed, .. } => Some(contexts_needed),
             _ => None,
         };
         self.judged().filter_map(needed).collect()
@@ -300,6 +318,7 @@ fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictT
         full: dense.as_deref().and_then(dense_score),
         nothing_to_lose_on: dense.iter().flatten().filter(|l| is_low(l.row)).map(|l| l.row.task.clone()).collect(),
         examples: counted.clone().map(|line| line.row.n).min()?,
+        most_examples: counted.clone().map(|line| line.row.n).max()?,
         contexts: counted.map(|line| line.row.contexts).min()?,
         settings: settings.iter().filter_map(|of| judge.setting(of)).collect(),
         left_out,
@@ -364,11 +383,13 @@ impl Judge<'_, '_, '_> {
             .is_some_and(|full| head.row.measure.is_score() && full.score < LEAST_DENSE);
         let tasks = if of.len() > 1 { of.iter().map(|line| self.task(line, role)).collect() } else { Vec::new() };
         let loss = judged.map(|judged| judged.loss);
+        let budget = AskedBudget::of(head.cell.head());
         Some(JudgedSetting {
             method: head.row.method.clone(),
             params: head.row.params.clone(),
             role,
-            budget: AskedBudget::of(head.cell.head()),
+            budget,
+            attended_instead: attended_instead(budget, &rows),
             finding: finding(judged, role, is_low, self.tasks),
             score: mean_score(&rows)?.mean,
             loss: loss.map(|loss| loss.mean),
@@ -438,6 +459,13 @@ impl Judge<'_, '_, '_> {
     }
 }
 
+/// What was attended instead of a share that was asked for, if that was missed.
+fn attended_instead(budget: AskedBudget, rows: &[&SummaryRow]) -> Option<f64> {
+    let AskedBudget::Share(share) = budget else { return None };
+    let attended = mean(&rows.iter().map(|row| row.density_sparse_layers).collect::<Vec<_>>());
+    ((attended / share - 1.0).abs() > MISSED).then_some(attended)
+}
+
 /// Losses as shares, in points.
 fn in_points(judged: Judgement) -> Judgement {
     let verdict = match judged.verdict {
@@ -455,8 +483,8 @@ fn finding(judged: Option<Judgement>, role: Role, is_low: bool, tasks: usize) ->
         Verdict::NotSafe { loss_at_least } => Finding::NotSafe { loss_at_least },
         _ if is_low => Finding::NothingToLose,
         Verdict::Safe { loss_at_most } => Finding::Safe { loss_at_most },
-        Verdict::TooFew { contexts_needed } => {
-            Finding::TooFew { contexts_needed: contexts_needed.map(|contexts| contexts.div_ceil(tasks)) }
+        Verdict::TooFew { contexts_needed, would_show } => {
+            Finding::TooFew { contexts_needed: contexts_needed.map(|contexts| contexts.div_ceil(tasks)), would_show }
         }
     }
 }

@@ -80,6 +80,23 @@ impl Losses {
         Evidence::new(&places?)
     }
 
+    /// Whether two methods attended as many tokens on each example of a look that both were run on, and scored the same; not if there is
+    /// none.
+    pub fn attend_alike(&self, a: &str, b: &str, look: &Look) -> bool {
+        let mut common = 0;
+        for ((task, _), methods) in &self.places {
+            let (Some(a), Some(b)) = (methods.get(a), methods.get(b)) else { return false };
+            for (example, one) in a.iter().filter(|(example, s)| look.covers(task, **example, s.context)) {
+                let Some(other) = b.get(example) else { continue };
+                if (one.density, one.score) != (other.density, other.score) {
+                    return false;
+                }
+                common += 1;
+            }
+        }
+        common > 0
+    }
+
     /// A method's density, as the mean over tasks and lengths; 0 if it was not run.
     pub fn density(&self, label: &str, look: &Look) -> f64 {
         let of_place = |((task, _), methods): (&Place, &BTreeMap<String, Examples>)| {

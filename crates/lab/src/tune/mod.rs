@@ -55,7 +55,7 @@ pub struct Batch {
 #[derive(Debug)]
 pub struct Tuning {
     goal: Goal,
-    methods: Vec<(Ladder, Search)>,
+    methods: Vec<Searched>,
     losses: Losses,
     /// The samples that each method was run on, by label.
     run: BTreeMap<String, usize>,
@@ -66,6 +66,58 @@ pub struct Tuning {
     look: Look,
     /// The examples of each look, by its number of samples. A candidate is reported over the look that decided it.
     looks: BTreeMap<usize, Look>,
+}
+
+/// The search of one method.
+#[derive(Debug)]
+struct Searched {
+    /// The candidates, of which those that attend the same are one.
+    ladder: Ladder,
+    search: Search,
+    /// How many candidates there were at first.
+    candidates: usize,
+    alike: Vec<AlikeBudgets>,
+}
+
+impl Searched {
+    fn new(ladder: Ladder, goal: &Goal) -> Self {
+        let candidates = ladder.candidates.len();
+        let search = Search::new(candidates, goal.limit, goal.confidence);
+        Self { ladder, search, candidates, alike: Vec::new() }
+    }
+
+    /// Takes neighbouring candidates that attend the same on all examples of a look for one, the largest of them, so that no more examples
+    /// are spent on the others: where sink, window and question are more than a budget, all smaller ones are as large.
+    fn join_alike(&mut self, losses: &Losses, look: &Look) {
+        let label = |at: usize| self.ladder.candidates[at].label.as_str();
+        let measured: Vec<usize> = self.search.found().map(|(at, _)| at).collect();
+        let alike: Vec<(usize, usize)> = measured
+            .windows(2)
+            .filter(|pair| losses.attend_alike(label(pair[0]), label(pair[1]), look))
+            .map(|pair| (pair[0], pair[1]))
+            .collect();
+        // From the largest on, so that numbers stay valid.
+        for (smaller, larger) in alike.into_iter().rev() {
+            let text = |at: usize| self.ladder.candidates[at].text.clone();
+            let (smallest, largest) = (text(smaller), text(larger));
+            match self.alike.iter_mut().find(|of| of.largest == largest || of.largest == smallest) {
+                Some(of) if of.largest == largest => of.smallest = smallest,
+                Some(of) => of.largest = largest,
+                None => self.alike.push(AlikeBudgets { smallest, largest }),
+            }
+            self.ladder.candidates.drain(smaller..larger);
+            self.search.leave_out(smaller..larger);
+        }
+    }
+}
+
+/// Budgets that attended the same on all examples, and count as one candidate: the largest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AlikeBudgets {
+    /// The smallest, as written in a spec.
+    pub smallest: String,
+    /// The largest, whose row stands for all.
+    pub largest: String,
 }
 
 /// The results of all methods.
@@ -98,6 +150,8 @@ pub struct MethodOutcome {
     pub spec: Option<String>,
     /// Neighbouring candidates of which the larger budget lost more.
     pub contradictions: Vec<Contradiction>,
+    /// Budgets that attended the same, of which one has a row.
+    pub alike: Vec<AlikeBudgets>,
 }
 
 /// A candidate that was run.
@@ -139,13 +193,9 @@ pub struct Contradiction {
 impl Tuning {
     /// Starts a search.
     pub fn new(goal: Goal, ladders: Vec<Ladder>) -> Self {
-        let search = |ladder: Ladder| {
-            let search = Search::new(ladder.candidates.len(), goal.limit, goal.confidence);
-            (ladder, search)
-        };
         Self {
             goal,
-            methods: ladders.into_iter().map(search).collect(),
+            methods: ladders.into_iter().map(|ladder| Searched::new(ladder, &goal)).collect(),
             losses: Losses::default(),
             run: BTreeMap::new(),
             samples: FIRST_LOOK.min(goal.most_samples),
@@ -175,7 +225,7 @@ impl Tuning {
                 self.asked = Some(batch.clone());
                 return Some(batch);
             }
-            let is_answered = self.methods.iter().all(|(_, search)| search.is_certain());
+            let is_answered = self.methods.iter().all(|method| method.search.is_certain());
             if is_answered || self.samples >= self.goal.most_samples || self.has_no_more(tasks) {
                 return None;
             }
@@ -187,10 +237,11 @@ impl Tuning {
     fn wanted(&mut self) -> Vec<String> {
         let Self { methods, losses, run, samples, look, .. } = self;
         let mut labels = Vec::new();
-        for (ladder, search) in methods {
+        for method in methods {
             loop {
-                let label = |at: &usize| ladder.candidates[*at].label.as_str();
-                let (there, missing): (Vec<usize>, Vec<usize>) = search
+                let label = |at: &usize| method.ladder.candidates[*at].label.as_str();
+                let (there, missing): (Vec<usize>, Vec<usize>) = method
+                    .search
                     .wanted(*samples)
                     .into_iter()
                     .partition(|at| run.get(label(at)).is_some_and(|run| *run >= *samples));
@@ -198,9 +249,12 @@ impl Tuning {
                     labels.extend(missing.iter().map(|at| label(at).to_owned()));
                     break;
                 }
-                for at in there {
-                    search.take(at, *samples, losses.against(REFERENCE, label(&at), look));
+                let found: Vec<_> =
+                    there.into_iter().map(|at| (at, losses.against(REFERENCE, label(&at), look))).collect();
+                for (at, losses) in found {
+                    method.search.take(at, *samples, losses);
                 }
+                method.join_alike(losses, look);
             }
         }
         labels
@@ -214,11 +268,12 @@ impl Tuning {
 
     /// The results so far.
     pub fn outcome(&self) -> TuneOutcome {
-        let of = |(ladder, search): &(Ladder, Search)| self.of_method(ladder, search);
-        TuneOutcome { goal: self.goal, places: self.losses.places(), methods: self.methods.iter().map(of).collect() }
+        let methods = self.methods.iter().map(|method| self.of_method(method)).collect();
+        TuneOutcome { goal: self.goal, places: self.losses.places(), methods }
     }
 
-    fn of_method(&self, ladder: &Ladder, search: &Search) -> MethodOutcome {
+    fn of_method(&self, method: &Searched) -> MethodOutcome {
+        let Searched { ladder, search, candidates, alike } = method;
         let measured: Vec<(usize, &MeasuredCandidate)> = search.found().collect();
         let row = |(at, found): &(usize, &MeasuredCandidate)| {
             let candidate = &ladder.candidates[*at];
@@ -241,7 +296,8 @@ impl Tuning {
         MethodOutcome {
             base: ladder.base.clone(),
             parameter: ladder.parameter.clone(),
-            candidates: ladder.candidates.len(),
+            candidates: *candidates,
+            alike: alike.clone(),
             error: search.error(),
             spec: answer.chosen().map(|at| rows[at].spec.clone()),
             rows,

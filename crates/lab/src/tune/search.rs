@@ -150,6 +150,11 @@ impl Search {
         self.found[at] = Some(MeasuredCandidate { evidence, bounds, verdict, samples });
     }
 
+    /// Leaves out candidates; the numbers of larger ones fall. The allowed error of each verdict stays as it was.
+    pub fn leave_out(&mut self, candidates: std::ops::Range<usize>) {
+        self.found.drain(candidates);
+    }
+
     /// The candidates to run on `samples` samples before the number of samples grows; empty if all that matter have been.
     pub fn wanted(&self, samples: usize) -> Vec<usize> {
         let top = self.found.len() - 1;

@@ -22,10 +22,32 @@ fn run(batch: &Batch, known: &mut Vec<(String, usize)>, tuning: &mut Tuning, lea
                 let (method, params) = label.split_once(':').unwrap_or((label, ""));
                 let k = params.strip_prefix("k=").map_or(usize::MAX, |k| k.parse().unwrap());
                 let made = record(task, method, sample, score(k, sample, least));
-                tuning.take(&[Record { params: params.into(), ..made }]);
+                let density = (k as f64 / 1024.0).clamp(LEAST_DENSITY, 1.0);
+                tuning.take(&[Record { params: params.into(), density, ..made }]);
             }
         }
     }
+}
+
+/// Static tokens are attended by the smallest budgets, too: below `k=4` all attend the same.
+const LEAST_DENSITY: f64 = 4.0 / 1024.0;
+
+#[test]
+fn budgets_that_attend_the_same_are_one() {
+    let mut known = Vec::new();
+    let asked = Asked { parameter: "k", range: Some("1..512"), steps: 10 };
+    let mut tuning = Tuning::new(GOAL, ladders(&["topk".to_owned()], asked, &Policy::default()).unwrap());
+    while let Some(batch) = tuning.next(&tasks()) {
+        run(&batch, &mut known, &mut tuning, 0, usize::MAX);
+    }
+    let method = &tuning.outcome().methods[0];
+    // Nothing is lost, so the smallest is asked for: it stands for those up to 4, and verdicts are as sure as ten candidates need.
+    assert_eq!(method.alike, [AlikeBudgets { smallest: "1".to_owned(), largest: "4".to_owned() }]);
+    assert_eq!((method.rows[0].text.as_str(), method.candidates), ("4", 10));
+    assert_eq!((method.spec.as_deref(), method.answer), (Some("topk:k=4"), Answer::Lowest { at: 0 }));
+    assert!((method.error - 0.05 / 10.0).abs() < 1e-12);
+    let run_to = |label: &str| known.iter().filter(|(of, _)| of == label).count();
+    assert!(run_to("topk:k=1") <= FIRST_LOOK && run_to("topk:k=4") > FIRST_LOOK, "no more are spent on it");
 }
 
 fn tasks() -> Vec<Box<dyn Task>> {
@@ -103,7 +125,8 @@ fn greater_budgets_that_lose_more_are_told() {
                 let (method, params) = label.split_once(':').unwrap_or((label, ""));
                 for task in ["ruler/vt", "ruler/cwe"] {
                     let made = record(task, method, sample, f64::from(u8::from(params != "k=512")));
-                    tuning.take(&[Record { params: params.into(), ..made }]);
+                    let k = params.strip_prefix("k=").map_or(1024.0, |k| k.parse::<f64>().unwrap());
+                    tuning.take(&[Record { params: params.into(), density: k / 1024.0, ..made }]);
                 }
             }
         }

@@ -86,7 +86,17 @@ pub(super) fn surprise(decoder: &Decoder, ids: &[u32]) -> Result<Check> {
     let rows = logits.chunks_exact(vocab).zip(&ids[1..]);
     let nats: f64 = rows.map(|(row, next)| surprise_at(row, *next as usize)).sum::<f64>() / (ids.len() - 1) as f64;
     let guess = (vocab as f64).ln();
-    Ok(Check::note("plain English", format!("{nats:.2} nats a token; a guess has {guess:.2}, trained models below 4")))
+    Ok(Check::note("plain English", format!("{nats:.2} nats a token: {}; a guess has {guess:.2}", usual(nats, guess))))
+}
+
+/// What a mean surprise at such a text says of a model.
+fn usual(nats: f64, guess: f64) -> &'static str {
+    match nats {
+        nats if nats < 4.0 => "usual, a trained model has less than 4",
+        nats if nats < guess - 1.0 => "much: a trained model has less than 4",
+        nats if nats.is_finite() => "no better than a guess: untrained, or computed wrong",
+        _ => "no number",
+    }
 }
 
 fn surprise_at(row: &[f32], next: usize) -> f64 {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_model::source::ModelSource;
@@ -15,7 +15,8 @@ const SCRIPT: &str = include_str!("../../verify_hf.py");
 /// `None`.
 ///
 /// # Errors
-/// A model that has no files which transformers could read; an interpreter without torch and transformers, or a model that it refuses.
+/// A [`UsageError`] for a model that has no files which transformers could read, and for an interpreter that is not there or has no torch or
+/// transformers: nothing was checked. A [`RunFailure`] if transformers refuses the model.
 pub fn write_reference(
     python: &str,
     source: &ModelSource,
@@ -23,19 +24,39 @@ pub fn write_reference(
     tokens: Option<usize>,
     out: &Path,
 ) -> Result<()> {
+    let arguments = arguments(source, dtype, tokens)?;
+    check_interpreter(python)?;
+    computed(python, &arguments, out)
+}
+
+/// Runs the script.
+fn computed(python: &str, arguments: &[String], out: &Path) -> Result<()> {
     let mut command = Command::new(python);
-    command.args(["-c", SCRIPT]).args(arguments(source, dtype, tokens)?).arg(out);
+    command.args(["-c", SCRIPT]).args(arguments).arg(out);
     // Standard output is the table's.
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    let status =
-        command.status().with_context(|| format!("--against hf needs `{python}` with torch and transformers"))?;
-    if status.success() {
-        return Ok(());
+    let said = match command.status() {
+        Ok(status) if status.success() => return Ok(()),
+        Ok(status) => status.to_string(),
+        Err(error) => error.to_string(),
+    };
+    let what = format!("--against hf: `{python}` wrote no reference ({said}); what it says is above");
+    Err(RunFailure { what, hint: HINT.to_owned() }.into())
+}
+
+const HINT: &str = "give an interpreter with torch and transformers by --python, or a file that was written elsewhere by --reference \
+                    (docs/verify.md, with scripts/verify_hf.py)";
+
+/// Checks that the interpreter is there and has what the script imports.
+fn check_interpreter(python: &str) -> Result<(), UsageError> {
+    const FINDS: &str =
+        "import importlib.util as u, sys; sys.exit(not all(u.find_spec(name) for name in ('torch', 'transformers')))";
+    let mut command = Command::new(python);
+    command.args(["-c", FINDS]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err(UsageError::new(format!("--against hf needs `{python}` with torch and transformers")).hint(HINT)),
     }
-    let what = format!("--against hf: `{python}` wrote no reference ({status}); what it says is above");
-    let hint = "give an interpreter with torch and transformers by --python, or a file that was written elsewhere by --reference \
-                (docs/verify.md, with scripts/verify_hf.py)";
-    Err(RunFailure { what, hint: hint.to_owned() }.into())
 }
 
 /// The script's arguments before the file that it writes.
@@ -85,7 +106,14 @@ mod tests {
         let source = ModelSource::parse("org/name").unwrap();
         let folder = tempfile::tempdir().unwrap();
         let run = |python| write_reference(python, &source, KvDtype::F32, None, &folder.path().join("out"));
-        assert!(run("no-such-python").unwrap_err().to_string().contains("`no-such-python` with torch"));
-        assert!(run("false").unwrap_err().to_string().contains("`false` wrote no reference"));
+        for missing in ["no-such-python", "false"] {
+            let error = run(missing).unwrap_err();
+            assert!(error.to_string().contains(&format!("needs `{missing}` with torch")), "{error}");
+            assert!(error.downcast_ref::<UsageError>().is_some(), "nothing was checked, so no check failed");
+        }
+        // An interpreter that has them, and a model that transformers refuses.
+        let refused = computed("false", &[], &folder.path().join("out")).unwrap_err();
+        assert!(refused.to_string().contains("`false` wrote no reference"), "{refused}");
+        assert!(refused.downcast_ref::<UsageError>().is_none());
     }
 }

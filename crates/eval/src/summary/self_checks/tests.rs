@@ -1,6 +1,7 @@
 //! Tests of all self-checks, by records that each finds and others that it does not.
 
 use super::*;
+use crate::records::costs::PublishedCosts;
 use crate::records::fidelity::Fidelity;
 use crate::records::testing::record;
 use crate::summary::comparisons::steps;
@@ -142,8 +143,10 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
     let mixed = [right("ruler/vt", 5), right("ruler/cwe", 9), right("ruler/fwe", 10)].concat();
     assert_eq!(
         lines(&mixed),
-        ["only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 points can be detected; \
-          take about 60 (they would detect a loss of 10 points)"]
+        [
+            "only 5 to 9 examples for 2 of 3 tasks and lengths: on one task no loss below 53 to 83 points, by row, can be detected; \
+          take about 60 (they would detect a loss of 10 points)"
+        ]
     );
     assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
     let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
@@ -327,10 +330,63 @@ fn a_density_that_was_missed_is_said() {
     let warnings = check(&records, &[]);
     assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");
     assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
-    assert!(warnings[0].message.starts_with(
-        "3 % of the tokens were asked for, and 5 % were attended (+67 %, in layers that are not dense): sink"
-    ));
-    assert!(warnings[0].message.contains("(+67 %, "));
+    let said = "3 % of the tokens were asked for, and 5 % were attended (+67 %, in layers that are not dense)";
+    assert!(warnings[0].message.starts_with(said), "{}", warnings[0].message);
+}
+
+#[test]
+fn why_a_density_was_missed_is_computed_from_what_was_attended() {
+    let of = |method: &str, picked: f64, free: f64, solved: Option<&str>| {
+        let mut records = samples(method, "density=0.05", |_| 1.0);
+        for r in &mut records {
+            r.density_sparse_layers = 0.15;
+            r.free_share = Some(free);
+            r.comparable = Some(PublishedCosts { picked_density: Some(picked), ..PublishedCosts::default() });
+            r.solved = solved.map(Into::into);
+        }
+        let warnings = check(&[samples("full", "", |_| 1.0), records].concat(), &[]);
+        let message = |code: Check| warnings.iter().find(|w| w.code == code).map(|w| w.message.clone());
+        message(Check::DensityMissed).unwrap_or_default()
+    };
+    // 15 % were attended, 2 % picked: 13 % are static, and a fifth of all, 3 %, is question and answer.
+    let quest = of("quest", 0.02, 0.2, None);
+    for part in [
+        "sink and recent window are 10 % of these contexts, question and answer 3 %",
+        "no method can attend less than 13 % here. For 5 %: --local 16 --tail indexed",
+    ] {
+        assert!(quest.contains(part), "{part}: {quest}");
+    }
+    assert!(!quest.contains("parameter"), "Quest has none that is set once: {quest}");
+    let counted = of("quest", 0.02, 0.0, None);
+    assert!(
+        counted.contains("less than 13 % here. For 5 %: --local 16 (") && !counted.contains("indexed"),
+        "{counted}"
+    );
+    // Of these 4 % are static: what was picked is too much.
+    let magicpig = of("magicpig", 0.11, 0.1, Some("K=8"));
+    assert!(magicpig.contains("parameter is set once a prompt") && !magicpig.contains("no method"), "{magicpig}");
+    let blocks = of("quest", 0.11, 0.1, None);
+    assert!(
+        blocks.contains("4 % are sink") && blocks.contains("whole blocks") && !blocks.contains("parameter"),
+        "{blocks}"
+    );
+}
+
+#[test]
+fn what_so_few_can_tell_is_what_the_rows_say() {
+    // On the first task all or nothing is lost, on the second a tenth at most.
+    let of = |task: &str, lost: f64| {
+        let of =
+            |i: usize| [record(task, "full", i, 1.0), record(task, "topk", i, if i == 0 { 1.0 - lost } else { 1.0 })];
+        (0..4).flat_map(of).collect::<Vec<Record>>()
+    };
+    let records = [of("ruler/vt", 0.0), of("ruler/cwe", 0.1)].concat();
+    let rows = summarize::rows(&group(&records, &[]));
+    let mut points: Vec<f64> = rows.iter().filter_map(|row| row.detectable).collect();
+    points.sort_by(f64::total_cmp);
+    let said = check(&records, &[]).remove(0).message;
+    let expected = format!("no loss below {:.0} to {:.0} points, by row, can be detected", points[0], points[1]);
+    assert!(said.contains(&expected) && points[0] < 50.0 && points[1] > 94.0, "{said} {points:?}");
 }
 
 #[test]

@@ -93,7 +93,52 @@ fn examples_needed_are_of_each_task() {
     let runs: Vec<Vec<Record>> =
         tasks.iter().flat_map(|task| [run(task, "full", "", 0, 20), run(task, "quest", "", 0, 20)]).collect();
     // 381 in all: z² (1 − 0.01) / 0.01.
-    assert_eq!(only(&runs, 1.0).settings[0].finding, Finding::TooFew { contexts_needed: Some(96) });
+    assert_eq!(only(&runs, 1.0).settings[0].finding, too_few(96, Prospect::Safe));
+}
+
+fn too_few(contexts: usize, would_show: Prospect) -> Finding {
+    Finding::TooFew { contexts_needed: Some(contexts), would_show }
+}
+
+#[test]
+fn four_examples_say_nothing_of_how_many_would_tell() {
+    let runs = ["a", "b"].map(|task| [run(task, "full", "", 0, 4), run(task, "quest", "", 4, 4)]).concat();
+    let quest = &only(&runs, 1.0).settings[0];
+    assert_eq!(word(quest.finding), "not safe", "eight in all: {quest:?}");
+    // On a task alone six would tell, at half of the error.
+    assert_eq!(quest.tasks.iter().map(|of| of.finding).collect::<Vec<_>>(), [too_few(6, Prospect::Unknown); 2]);
+    let twenty = [run("a", "full", "", 0, 20), run("a", "quest", "", 3, 20)];
+    let Finding::TooFew { would_show, .. } = only(&twenty, 1.0).settings[0].finding else { panic!("three of 20") };
+    assert_eq!(would_show, Prospect::NotSafe);
+}
+
+#[test]
+fn tasks_of_other_sizes_are_told_with_both() {
+    let runs = [
+        run("a", "full", "", 0, 20),
+        run("b", "full", "", 0, 15),
+        run("a", "quest", "", 20, 20),
+        run("b", "quest", "", 14, 15),
+    ];
+    let table = only(&runs, 1.0);
+    assert_eq!((table.examples, table.most_examples), (15, 20));
+    assert!(table.settings[0].loss_high.is_some_and(|high| high <= 100.0), "no loss is larger: {table:?}");
+}
+
+#[test]
+fn a_share_that_was_missed_is_told_with_what_was_attended() {
+    let of = |params: &str, attended: f64| -> Vec<Record> {
+        let of = |r: Record| Record { density_sparse_layers: attended, density: 0.5, ..r };
+        run("a", "quest", params, 0, 9).into_iter().map(of).collect()
+    };
+    let instead = |params: &str, attended: f64| {
+        let instead = only(&[run("a", "full", "", 0, 9), of(params, attended)], 1.0).settings[0].attended_instead;
+        instead.map(|share| (1e4 * share).round() / 1e4)
+    };
+    assert_eq!((instead("density=0.05", 0.152), instead("ratio=0.125", 0.18)), (Some(0.152), Some(0.18)));
+    assert_eq!((instead("density=0.05", 0.0549), instead("density=0.05", 0.0451)), (None, None));
+    assert_eq!(instead("density=0.05", 0.044), Some(0.044), "less is not what was asked for, either");
+    assert_eq!((instead("k=64", 0.9), instead("", 0.9)), (None, None));
 }
 
 #[test]
