@@ -136,9 +136,10 @@ pub fn counted_of(results: &ItemResults, outcome: &ItemOutcome, cells: &[CellNam
     }
     let variant = outcome.run().variant;
     let is_found = own.iter().any(|line| line.select(variant).found.is_some());
+    let prompts = if n == 1 { "prompt" } else { "prompts" };
     match (listed(outcome, "prompts of"), listed(outcome, "tasks")) {
-        (tasks, _) if is_found && tasks > 1 => format!("{n} prompts of each of {tasks} tasks"),
-        (1, _) if is_found => format!("{n} prompts"),
+        (tasks, _) if is_found && tasks > 1 => format!("{n} {prompts} of each of {tasks} tasks"),
+        (1, _) if is_found => format!("{n} {prompts}"),
         (_, tasks) if !is_found && tasks > 1 => format!("n = {n} of each task"),
         _ => format!("n = {n}"),
     }

@@ -1423,11 +1423,11 @@ fn indexes_hold_the_bits_that_listings_state() {
             // A copy of the keys, and the sum of the values.
             ("sparq:k=8,storage=2xK", d * kv + 32.0 * d / n),
             ("sparq:k=8,storage=1xK", 32.0 * d / n),
-            // Signatures in words of 32 bits; codes in bytes, with centroids.
+            // Signatures in words of 32 bits; codes in bytes, with centroids in the type of the keys.
             ("lsh_bits:bits=32,k=8", 32.0),
             ("lsh_bits:bits=33,k=8", 64.0),
             ("hash_attention:bits=32,k=8", 32.0),
-            ("pqcache:subspaces=2,bits=6,k=8", 2.0 * 8.0 + 64.0 * d * 32.0 / n),
+            ("pqcache:subspaces=2,bits=6,k=8", 2.0 * 8.0 + 64.0 * d * kv / n),
         ];
         for (spec, bits) in expected {
             let (_, fork) = run(&prefix, spec, &none(), 1, 1);
