@@ -297,7 +297,7 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
     if merged.records.is_empty() {
         let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
         return Err(UsageError::new(format!("there are no records in {}", dirs.join(", ")))
-            .hint("the run ended before it finished an example: resume it with --resume, or give another folder")
+            .hint("the run ended before it finished an example: its own command with `--resume` goes on, or give another folder")
             .into());
     }
     if let Some(out) = args.folder().filter(|_| !args.is_export()) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::heading::is_of;
 use super::merge::{Merged, Source};
 use spattn_base::clock;
 use spattn_eval::records::record::Record;
@@ -63,10 +64,9 @@ impl<'a> OfModel<'a> {
     /// Looks for a model by its name in records, to which what tells runs apart may have been added.
     pub fn find(sources: &'a [Source], model: &str) -> Option<Self> {
         let of = |source: &'a Source| {
-            let identity = identities(&source.manifest).into_iter().find(|identity| {
-                let named = identity["model"].as_str().unwrap_or_default();
-                model.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
-            })?;
+            let identity = identities(&source.manifest)
+                .into_iter()
+                .find(|identity| is_of(model, identity["model"].as_str().unwrap_or_default()))?;
             Some(Self { manifest: &source.manifest, identity })
         };
         sources.iter().filter_map(of).max_by_key(Self::seconds)

@@ -7,13 +7,15 @@ use serde_json::Value;
 
 use super::Report;
 use super::format::distinct;
-use super::heading::identities;
+use super::heading::{identities, is_of};
 use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::columns::SummaryRow;
 
 /// The type of keys and values of a model's runs, as `--dtype` names it; several types joined. `None` if no manifest says it.
 pub fn of_model(report: &Report, model: &str) -> Option<String> {
-    named(report, |identity| identity["model"].as_str() == Some(model))
+    let full = report.full_models.and_then(|names| names.iter().find(|(short, _)| short.as_str() == model));
+    let full = full.map_or(model, |(_, full)| full.as_str());
+    named(report, |identity| identity["model"].as_str().is_some_and(|id| is_of(full, id)))
 }
 
 /// The type of keys and values of all models of a report.
@@ -99,6 +101,16 @@ mod tests {
         let verdicts: Value =
             serde_json::from_str(&verdict::json(&report.verdicts, |model| of_model(&report, model))).unwrap();
         assert_eq!(verdicts["verdicts"][0]["kv_dtype"], "f32", "{verdicts}");
+    }
+
+    #[test]
+    fn the_type_is_that_of_the_run_whatever_name_a_table_gives_its_model() {
+        let (records, of) = (records(), sources(&["f16"]));
+        let names = [("short", "builtin"), ("other", "builtin (revision b)"), ("unknown", "another")];
+        let names = names.map(|(short, full)| (short.to_owned().into(), full.to_owned().into())).into();
+        let report = Report { sources: &of, full_models: Some(&names), ..Report::new(&records, &[]) };
+        let types = ["short", "other", "builtin", "unknown", "built"].map(|model| of_model(&report, model));
+        assert_eq!(types.map(|of| of.is_some()), [true, true, true, false, false]);
     }
 
     #[test]

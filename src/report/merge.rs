@@ -15,6 +15,7 @@ use spattn_eval::records::record::Record;
 use spattn_eval::records::stored_manifest::{identities, load_run};
 
 use super::format::distinct;
+use super::heading::is_of;
 use super::shards;
 
 mod questions;
@@ -55,10 +56,7 @@ impl Merged {
             .collect();
         let of_path = |model: &str| {
             // The longest id that it begins with: one may begin another.
-            let is_its = |id: &&String| {
-                model.strip_prefix(id.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
-            };
-            let id = ids.iter().filter(is_its).max_by_key(|id| id.len())?;
+            let id = ids.iter().filter(|id| is_of(model, id)).max_by_key(|id| id.len())?;
             let name = privacy::name_of_source(id);
             Some(format!("{}{}", name.strip_suffix(".gguf").unwrap_or(&name), &model[id.len()..]))
         };

@@ -1329,7 +1329,7 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!(rows.len(), 2);
     for row in rows {
         let keys: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(keys.join(","), columns());
+        assert_eq!(keys.join(","), columns() + ",kv_dtype");
     }
     let (full, topk) = (&rows[0], &rows[1]);
     assert_eq!((&full["method"], &topk["method"]), (&"full".into(), &"topk".into()));

@@ -376,7 +376,7 @@ fn faults(case: &Case) -> String {
     if let Some(row) = rows.iter().find(is_paired) {
         faults += &format!("reported: paired with other questions: {row}\n");
     }
-    if !report.stderr.contains("a separate task") && !report.stderr.contains("has separate rows") {
+    if !report.stderr.contains("a separate task") && !report.stderr.contains("separate rows") {
         faults += &format!("reported: not a word: {}\n", report.stderr);
     }
     faults

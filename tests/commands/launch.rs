@@ -284,7 +284,10 @@ fn what_a_scheduler_sends_ends_a_run_with_a_status_of_its_own() {
         stopped(signal, |output| {
             assert_eq!(output.status.code(), Some(75), "{signal}: {:?}", output.status.signal());
             let said = stderr(output);
-            assert!(said.contains("told to stop: ") && said.contains("--resume"), "{signal}: {said}");
+            assert!(
+                said.contains("told to stop: ") && said.contains("go on with the same command"),
+                "{signal}: {said}"
+            );
         });
     }
     stopped("-INT", |output| assert_eq!(output.status.code(), Some(130)));

@@ -97,7 +97,7 @@ fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
     assert_eq!(scores(&whole), scores(&merged));
     let csv = fs::read_to_string(dir("run").join("summary.csv")).unwrap();
     let mut keys: Vec<&String> = whole[0].as_object().unwrap().keys().collect();
-    assert_eq!((keys.pop().map(String::as_str), &whole[0]["kv_dtype"]), (Some("kv_dtype"), &Value::from("f32")));
+    assert_eq!((keys.pop().map(String::as_str), &whole[0]["kv_dtype"]), (Some("kv_dtype"), &Value::from("bf16")));
     assert_eq!(csv.lines().next().unwrap().split(',').collect::<Vec<_>>(), keys);
 
     // A run that goes on makes again what a report has added to its folder.

@@ -126,17 +126,21 @@ fn asked_otherwise(runs: &BTreeMap<usize, Asked>, groups: &[Vec<usize>]) -> Opti
     for asked in &firsts {
         ones.push(asked.examples.iter().min_by_key(|(example, _)| **example)?.1);
     }
-    let of: [(&str, fn(&Record) -> String); 3] = [
-        ("max_new_tokens", |r| r.max_new_tokens.to_string()),
-        ("metric", |r| r.metric.map_or(String::new(), |metric| metric.to_string())),
-        ("first_line", |r| r.first_line.to_string()),
-    ];
-    let differing: Vec<_> = of.into_iter().filter(|(_, of)| ones.iter().any(|r| of(r) != of(ones[0]))).collect();
-    let value = |r: &&Record| {
-        let values: Vec<String> = differing.iter().map(|(name, of)| format!("{name}={}", of(r))).collect();
+    let settings = |r: &&Record| {
+        [
+            ("max_new_tokens", r.max_new_tokens.to_string()),
+            ("metric", r.metric.map_or(String::new(), |metric| metric.to_string())),
+            ("first_line", r.first_line.to_string()),
+        ]
+    };
+    let all: Vec<_> = ones.iter().map(settings).collect();
+    let value = |own: &[(&str, String); 3]| {
+        let differs = |at: &usize| all.iter().any(|other| other[*at] != all[0][*at]);
+        let values: Vec<String> =
+            (0..own.len()).filter(differs).map(|at| format!("{}={}", own[at].0, own[at].1)).collect();
         values.join(", ")
     };
-    let values: Vec<String> = ones.iter().map(value).collect();
+    let values: Vec<String> = all.iter().map(value).collect();
     // Each group by a value of its own.
     let distinct: BTreeSet<&String> = values.iter().collect();
     (distinct.len() == values.len()).then_some(values)

@@ -128,7 +128,7 @@ pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) ->
 
 fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyhow::Error {
     UsageError::new(format!("{}:{line}: not a record: {}", path.display(), in_plain_words(&error.to_string())))
-        .hint("delete that line to have its example run again with --resume")
+        .hint("delete that line; the command that made the run, with `--resume`, then runs its example again")
         .into()
 }
 

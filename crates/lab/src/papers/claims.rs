@@ -371,15 +371,13 @@ impl Test {
             Self::Between(t) => {
                 let cells =
                     t.rows.iter().flat_map(|row| t.columns.iter().map(move |column| (row.as_str(), column.as_str())));
-                let bounds: [(Option<Limit>, fn(f64) -> Bound); 2] =
-                    [(t.at_least, Bound::AtLeast), (t.at_most, Bound::AtMost)];
+                let of_limit = |cell, limit: Limit, bound: fn(f64) -> Bound| {
+                    let share = if limit.is_share() { ShareOf::EvenWeights } else { ShareOf::Nothing };
+                    Comparison { share, ..comparison(cell, None, bound(limit.number())) }
+                };
                 let of = |cell| {
-                    let at = move |(limit, bound): (Option<Limit>, fn(f64) -> Bound)| {
-                        let limit = limit?;
-                        let share = if limit.is_share() { ShareOf::EvenWeights } else { ShareOf::Nothing };
-                        Some(Comparison { share, ..comparison(cell, None, bound(limit.number())) })
-                    };
-                    bounds.into_iter().filter_map(at)
+                    let at_least = t.at_least.map(|limit| of_limit(cell, limit, Bound::AtLeast));
+                    at_least.into_iter().chain(t.at_most.map(|limit| of_limit(cell, limit, Bound::AtMost)))
                 };
                 cells.flat_map(of).collect()
             }
