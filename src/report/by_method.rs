@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::heading::is_of;
 use super::merge::{Merged, Source};
 use spattn_base::clock;
 use spattn_eval::records::record::Record;
-use spattn_eval::records::stored_manifest::identities;
+use spattn_eval::records::stored_manifest::{identities, is_of};
 
 /// The records of one method on one model.
 #[derive(Debug, Clone)]

@@ -85,11 +85,6 @@ pub(super) fn identities(manifest: &Value) -> Vec<&Value> {
     }
 }
 
-/// Whether a model of records is the one of an identity: it has its name, to which what tells runs apart may have been added.
-pub(super) fn is_of(model: &str, id: &str) -> bool {
-    model.strip_prefix(id).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
-}
-
 /// The engine, and the machine if it is known.
 fn places(report: &Report) -> String {
     let of_run = |manifest: &Value| {

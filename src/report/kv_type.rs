@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::Report;
 use super::format::distinct;
-use super::heading::{identities, is_of};
+use super::heading::identities;
 use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::stored_manifest::is_of;
 use spattn_eval::summary::columns::SummaryRow;
 
 /// The type of keys and values of a model's runs, as `--dtype` names it; several types joined. `None` if no manifest says it.

@@ -12,10 +12,9 @@ use spattn_eval::records::interning::InternedStr;
 use spattn_eval::records::loaded::{LoadedRecords, SAMPLES, differing, drop_repeated};
 use spattn_eval::records::manifest_keys::{CALIBRATION, CONTENT, NOTES};
 use spattn_eval::records::record::Record;
-use spattn_eval::records::stored_manifest::{identities, load_run};
+use spattn_eval::records::stored_manifest::{identities, is_of, load_run};
 
 use super::format::distinct;
-use super::heading::is_of;
 use super::shards;
 
 mod questions;

@@ -104,6 +104,11 @@ pub fn identities(manifest: &Value) -> Vec<&Value> {
     }
 }
 
+/// Whether a model of records is the one of an identity: it has its name, to which what tells runs apart may have been added.
+pub fn is_of(model: &str, id: &str) -> bool {
+    model.strip_prefix(id).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+}
+
 /// The entries of `calibration`, and those of `other` whose kind it does not have, for each model of a matrix.
 fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
     let mut all = other.as_object().cloned().unwrap_or_default();
