@@ -455,7 +455,7 @@ mod tests {
             let full: Vec<String> = merged.full_models.values().map(ToString::to_string).collect();
             (distinct(merged.records.iter().map(|r| r.model.to_string())), full)
         };
-        let (file, folder) = ("/tmp/models/SmolLM2-135M.Q4_1.gguf", "/data/models/Llama-3.2-1B");
+        let (file, folder) = ("/srv/models/SmolLM2-135M.Q4_1.gguf", "/data/models/Llama-3.2-1B");
         let runs = [of("1", file), of("2", folder), of("3", "Qwen/Qwen3-0.6B"), of("4", "builtin")];
         let (names, full) = shown(&runs);
         assert_eq!(names, ["SmolLM2-135M.Q4_1", "Llama-3.2-1B", "Qwen/Qwen3-0.6B", "builtin"]);
