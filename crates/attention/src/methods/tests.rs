@@ -1396,8 +1396,8 @@ fn quest_keeps_and_reads_summaries_in_the_bits_asked_for() {
     assert!(recall(4) > 0.8 * recall(16), "{} in 4 bits, {} in 16", recall(4), recall(16));
 }
 
-/// What is counted of an index is what is held, in the bits that a method's listing states, whatever the type of keys and values. The
-/// expected numbers are written down from the listings and take no part of the code that counts.
+/// The bits counted for an index are those that it holds and that the method's listing states, for each type of keys and values. The
+/// expected numbers are written from the listings; they do not use the code that counts.
 #[test]
 fn indexes_hold_the_bits_that_listings_state() {
     const TOKENS: usize = 2048;

@@ -135,7 +135,7 @@ impl BatchStep<'_> {
         segment.multiply(head, normed, rows, logits, Into::Wide)
     }
 
-    /// All that the launches depend on, beside what stays as it is for a run.
+    /// What the launches depend on and may change during a run: addresses of buffers, and scaling factors.
     fn key(&self, workspace: &Workspace) -> Vec<u64> {
         let Workspace { x, qkv, places, inverse, logits, .. } = workspace;
         let reserved = [places, logits].into_iter().chain(inverse).flatten();
