@@ -16,6 +16,14 @@ pub struct Window {
     pub units: f64,
 }
 
+impl Window {
+    /// As if its text had `factor` times the perplexity. So many windows together have that many times the perplexity, and vary as before.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self { nats: self.nats + self.units * factor.ln(), ..self }
+    }
+}
+
 /// The exponential of all nats over all units; units count as at least 1.
 pub fn perplexity(windows: &[Window]) -> f64 {
     log_perplexity(windows).exp()
@@ -167,6 +175,22 @@ mod tests {
     fn a_ratio_of_sums_is_not_a_mean_of_ratios() {
         let (short, long) = (Window { nats: 100.0, units: 100.0 }, Window { nats: 900.0, units: 300.0 });
         assert!((perplexity(&[short, long]) - 2.5f64.exp()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_multiple_of_a_perplexity_is_compared_window_by_window() {
+        // A perplexity that is 1.5 times the other's in every window, less 1.25 times the other's: a quarter of it, which varies as it does.
+        let of: Vec<Window> = windows(&NATS).into_iter().map(|(_, window)| window).collect();
+        let times = |factor: f64| of.iter().map(|window| window.times(factor)).collect::<Vec<_>>();
+        let (own, plain) = (perplexity(&times(1.5)), perplexity(&of));
+        assert!((own - 1.5 * plain).abs() < 1e-9 * own);
+        let pairs: Vec<_> = times(1.5).into_iter().zip(times(1.25)).enumerate().map(|(i, (a, b))| (i, a, b)).collect();
+        let found = perplexity_difference(&pairs).unwrap();
+        let (low, high) = found.ends.unwrap();
+        assert!((found.mean - 0.25 * plain).abs() < 1e-9, "{found:?}");
+        // Student's interval of the nats a token, on the scale of a quarter of the perplexity (the reference above).
+        let half = 0.25 * plain * (3.023_104_067_327_388_6 - 2.595);
+        assert!((high - found.mean - half).abs() < 1e-9 && (found.mean - low - half).abs() < 1e-9, "{found:?}");
     }
 
     #[test]

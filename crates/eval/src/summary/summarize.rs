@@ -143,7 +143,7 @@ fn score(cell: &SummaryCell) -> Estimate {
 }
 
 /// The difference of the score to the reference's, over the examples that both have.
-pub fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> {
+fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> {
     let delta = match cell.measure() {
         Measure::Perplexity => perplexity_difference(cell, full, Level::SINGLE),
         Measure::Score => {
@@ -185,8 +185,18 @@ pub fn perplexity_estimate(cell: &SummaryCell) -> Option<Estimate> {
 
 /// The difference of the perplexities on common windows, with an interval that is as sure as the level says.
 pub(crate) fn perplexity_difference(cell: &SummaryCell, other: &SummaryCell, level: Level) -> Option<Estimate> {
+    perplexity_less_at(cell, 1.0, other, level)
+}
+
+/// The perplexity less `factor` times another one on common windows, with its 95 % interval; `factor` is above 0.
+pub fn perplexity_less(cell: &SummaryCell, factor: f64, other: &SummaryCell) -> Option<Estimate> {
+    perplexity_less_at(cell, factor, other, Level::SINGLE)
+}
+
+fn perplexity_less_at(cell: &SummaryCell, factor: f64, other: &SummaryCell, level: Level) -> Option<Estimate> {
     let pairs = cell.pairs(other).into_iter();
-    let windows = pairs.filter_map(|(context, ours, theirs)| Some((context, window(ours)?, window(theirs)?)));
+    let windows =
+        pairs.filter_map(|(context, ours, theirs)| Some((context, window(ours)?, window(theirs)?.times(factor))));
     ratios::perplexity_difference_at(&windows.collect::<Vec<_>>(), level)
 }
 

@@ -457,6 +457,41 @@ no = { says = 'Nine do not.' }
     }
 
     #[test]
+    fn a_multiple_of_a_perplexity_is_told_window_by_window() {
+        use spattn_eval::records::testing::perplexity;
+        let item = "
+title = 'perplexities'
+[real]
+tasks = ['ppl/text']
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=8'
+[[column]]
+name = 'PPL'
+[[claim]]
+says = 'a quarter more'
+test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.25 } }
+";
+        let item = Item::parse(item, "item.toml").unwrap();
+        // Windows differ by far more than methods do: 1.3 times in each of them.
+        let of = |i: usize| 2.0 + (i % 5) as f64 / 4.0;
+        let top = |i: usize| Record { params: "k=8".into(), ..perplexity("topk", i, of(i) + 1.3f64.ln()) };
+        let records: Vec<Record> = (0..20).flat_map(|i| [perplexity("full", i, of(i)), top(i)]).collect();
+        let run = RunOf { variant: Variant::Real, model: Some("Small") };
+        let outcome = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+        let claim = &outcome.claims[0];
+        assert_eq!(claim.measured, ClaimVerdict::Holds, "{:?}", claim.why);
+        assert!(!claim.why[0].contains("not paired"), "{:?}", claim.why);
+        // As independent numbers they would leave it open.
+        let [(full, _), (top, _)] = ["Full", "Top"].map(|row| outcome.number(row, "PPL").unwrap());
+        let of = |number: Number| Estimate { mean: number.mean, ends: number.ends };
+        assert!(super::super::measure::apart(of(top), 1.25, of(full)).low().unwrap() < 0.0);
+    }
+
+    #[test]
     fn times_of_steps_alone_come_from_the_run_that_took_them() {
         let item = Item::parse(TRIED, "item.toml").unwrap();
         let settings = item.latency_settings(Variant::Real).unwrap();

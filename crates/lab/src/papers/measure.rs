@@ -274,8 +274,9 @@ impl Scored<'_, '_> {
         let pairs: Option<Vec<_>> = self.parts.iter().map(|cell| Some((*cell, pair(cell)?))).collect();
         let is_paired = self.value == other.value && self.parts.len() == other.parts.len();
         match pairs.filter(|_| is_paired) {
-            Some(pairs) if self.is_perplexity() && factor == 1.0 => {
-                mean_of(&pairs.iter().map(|(a, b)| summarize::delta(a, b)).collect::<Option<Vec<_>>>()?)
+            Some(pairs) if self.is_perplexity() && factor > 0.0 => {
+                let each = pairs.iter().map(|(a, b)| summarize::perplexity_less(a, factor, b));
+                mean_of(&each.collect::<Option<Vec<_>>>()?)
             }
             Some(pairs) if !self.is_perplexity() => {
                 let each = pairs.iter().map(|(a, b)| paired(a, b, self.value, factor));
