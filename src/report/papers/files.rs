@@ -41,14 +41,19 @@ pub fn result_file(outcome: &ItemOutcome) -> String {
     format!("result{}.json", suffix(&outcome.variant, &outcome.model))
 }
 
-/// Writes an outcome into its item's folder, unless the file has the same already.
+/// Writes an outcome into its item's folder, unless the file has the same already. Measured numbers are never replaced by an
+/// outcome without any, which is what is left of them when an item's rows or columns are renamed.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub fn store(outcome: &ItemOutcome, dir: &Path) -> Result<()> {
     let name = result_file(outcome);
+    let stored = read(&dir.join(&name))?;
+    if !outcome.is_measured() && stored.as_ref().is_some_and(ItemOutcome::is_measured) {
+        return Ok(());
+    }
     // Numbers that were read may be written with other digits, so what is the same is left alone.
-    if read(&dir.join(&name))?.as_ref() == Some(outcome) {
+    if stored.as_ref() == Some(outcome) {
         return Ok(());
     }
     let text = format!("{}\n", serde_json::to_string_pretty(outcome)?);
@@ -103,8 +108,14 @@ impl ItemResults {
     pub fn read(out: &Path, name: &str, item: Item) -> Result<Self> {
         let mut outcomes = Vec::new();
         for path in stored(&out.join(name)) {
-            let outcome = read(&path)?.filter(|outcome| outcome.variant != TIMES);
-            outcomes.extend(outcome.map(|outcome| outcome.as_of(&item)));
+            let Some(stored) = read(&path)?.filter(|outcome| outcome.variant != TIMES) else { continue };
+            let was_measured = stored.is_measured();
+            let outcome = stored.as_of(&item);
+            if was_measured && !outcome.is_measured() {
+                eprintln!("warning: {} has no number of the item's present rows: it is not drawn", path.display());
+                continue;
+            }
+            outcomes.push(outcome);
         }
         outcomes.sort_by_key(|outcome| match outcome.variant.as_str() {
             "builtin" => 0,

@@ -160,6 +160,28 @@ fn results_of_several_runs_are_side_by_side_in_one_folder() {
 }
 
 #[test]
+fn a_result_whose_rows_were_renamed_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
+    write_item(&both, dir.path(), MoreFiles::default()).unwrap();
+    let of = |file: &str| fs::read_to_string(dir.path().join("magicpig/table-1").join(file)).unwrap();
+    let files = ["result.json", "result-real-qwen2.5-coder-0.5b-instruct.json"];
+    let before = files.map(of);
+    let renamed =
+        ITEM.replace("name = '16K'", "name = '16 K'").replace("16K =", "'16 K' =").replace("['16K']", "['16 K']");
+    let renamed = Item::parse(
+        &renamed.replace("name = 'Cost'", "name = 'C'").replace("Cost =", "C =").replace("['Cost']", "['C']"),
+        "item.toml",
+    )
+    .unwrap();
+    let drawn = ItemResults::read(dir.path(), "magicpig/table-1", renamed).unwrap();
+    assert_eq!(drawn.outcomes.iter().filter(|outcome| outcome.is_measured()).count(), 0);
+    write_item(&drawn, dir.path(), MoreFiles::default()).unwrap();
+    assert_eq!(files.map(of), before);
+    assert!(of("README.md").contains("The paper's numbers"));
+}
+
+#[test]
 fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
     let dir = tempfile::tempdir().unwrap();
     let shipped = ITEMS.iter().find(|item| item.name == "double-sparsity/figure-5").unwrap();

@@ -379,9 +379,12 @@ impl Item {
         self.rows.iter().chain(&self.columns)
     }
 
-    /// Whether a row or column has no cells in a variant's run.
-    pub fn is_missing(&self, name: &str, variant: Variant) -> bool {
-        self.lines().any(|line| line.name == name && line.select(variant).missing.is_some())
+    /// Whether a variant's run has no cells for a row or for a column, by their names. A row and a column may share a name.
+    pub fn is_missing(&self, row: &str, column: &str, variant: Variant) -> bool {
+        let is_missing = |lines: &[Line], name: &str| {
+            lines.iter().any(|line| line.name == name && line.select(variant).missing.is_some())
+        };
+        is_missing(&self.rows, row) || is_missing(&self.columns, column)
     }
 
     fn check(&self) -> Result<(), UsageError> {

@@ -179,7 +179,7 @@ impl ItemOutcome {
         let number = |row: &str, column: &str| {
             let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
             // A line that has no cells now had other ones.
-            let is_kept = !is_time && !item.is_missing(row, variant) && !item.is_missing(column, variant);
+            let is_kept = !is_time && !item.is_missing(row, column, variant);
             self.number(row, column).filter(|_| is_kept).map(|(number, at_floor)| (number.stored(), at_floor))
         };
         let rows = rows(item, self.run(), number);
@@ -331,6 +331,16 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let other = read.as_of(&Item::parse(&other, "item.toml").unwrap());
         assert_eq!(other.claims[0].measured, ClaimVerdict::DoesNotHold);
         assert!(other.claims[0].why[0].contains("not paired"), "{:?}", other.claims[0].why);
+    }
+
+    #[test]
+    fn a_row_without_cells_leaves_a_column_of_the_same_name_as_it_is() {
+        let (_, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let row = "[[row]]\nname = 'VT'\nmethod = 'full'\nbuiltin = { missing = 'not here' }\n[[column]]";
+        let item = Item::parse(&ITEM.replace("[[column]]", row), "item.toml").unwrap();
+        let drawn = outcome.clone().as_of(&item);
+        assert_eq!(drawn.number("One Top", "VT"), outcome.number("One Top", "VT"));
+        assert!(drawn.is_measured() && drawn.claims[0].measured == outcome.claims[0].measured);
     }
 
     #[test]
