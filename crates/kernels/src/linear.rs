@@ -17,6 +17,14 @@ pub(super) const PARALLEL_WORK: usize = 1 << 22;
 /// the order of summation: partial sums are per block.
 pub(super) const ROW_BLOCK: usize = 64;
 pub(super) const COLUMN_BLOCK: usize = 1024;
+/// Rows from which on weights are widened once for all rows, instead of by each few of them.
+const WIDEN_FROM: usize = 12;
+/// Weights that are widened at a time: they stay in the second-level cache.
+const WIDENED: usize = 1 << 15;
+/// Activations that are multiplied beside each other by four rows of weights: both stay in the first-level cache.
+const ROWS_BESIDE: usize = 5 << 10;
+/// Numbers of f32 in a cache line. A vector that is read from two lines takes twice as long.
+const LINE: usize = 16;
 /// How many bytes ahead of the multiplication weights are prefetched.
 const AHEAD: usize = 8192;
 /// If four rows have fewer bytes than this, nothing is prefetched: sums over lanes take most of the time then.
@@ -137,6 +145,11 @@ impl OutputColumns {
         is_first: bool,
     ) -> usize {
         for (i, sums) in sums.iter().enumerate() {
+            if is_first && columns - column >= 4 {
+                // SAFETY: row `row + i` and four columns from `column` on exist (caller); the write is unaligned.
+                unsafe { self.ptr.add((row + i) * self.stride + column).cast::<[f32; 4]>().write_unaligned(*sums) };
+                continue;
+            }
             for (j, &sum) in sums.iter().enumerate().take(columns - column) {
                 // SAFETY: row `row + i` and column `column + j` exist (caller, and `take`).
                 let out = unsafe { &mut *self.ptr.add((row + i) * self.stride + column + j) };
@@ -183,6 +196,10 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
         }
         return;
     }
+    if rows >= WIDEN_FROM {
+        // SAFETY: the CPU supports `S` (caller); the output holds these rows and columns.
+        return unsafe { widened_dots::<S, T>(x, w, columns, out) };
+    }
     for first_row in (0..rows).step_by(ROW_BLOCK) {
         for first_column in (0..columns).step_by(COLUMN_BLOCK) {
             let block = Block {
@@ -197,6 +214,81 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
             unsafe { block.multiply::<S>((rows - first_row).min(ROW_BLOCK)) };
         }
     }
+}
+
+/// As [`dots`] of many rows: some weights at a time are widened once for all of them.
+///
+/// # Safety
+/// `x` and `w` are rows of `columns`, and `out` has room for their products; the CPU supports `S`.
+#[inline(always)]
+unsafe fn widened_dots<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
+    let (rows, outputs) = (x.len() / columns, w.len() / columns);
+    let widest = columns.min(COLUMN_BLOCK);
+    let at_once = (WIDENED / widest / 4 * 4).max(4).min(outputs);
+    let rows_at_once = (ROWS_BESIDE / widest / 12 * 12).max(12);
+    let mut memory = vec![0.0f32; at_once * widest + LINE];
+    let begin = memory.as_ptr().align_offset(4 * LINE).min(LINE);
+    let panel = &mut memory[begin..];
+    for first_output in (0..outputs).step_by(at_once) {
+        let count = at_once.min(outputs - first_output);
+        for first in (0..columns).step_by(COLUMN_BLOCK) {
+            let span = COLUMN_BLOCK.min(columns - first);
+            for (o, row) in panel.chunks_exact_mut(span).take(count).enumerate() {
+                // SAFETY: the CPU supports `S` (caller).
+                unsafe { widen::<S, T>(&w[(first_output + o) * columns + first..][..span], row) };
+            }
+            for first_row in (0..rows).step_by(rows_at_once) {
+                let end = (first_row + rows_at_once).min(rows);
+                for o in (0..count).step_by(4) {
+                    let last = count - 1;
+                    let starts = [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|o| o * span);
+                    let out = out.at_column(first_output);
+                    let mut r = first_row;
+                    while r < end {
+                        // SAFETY: rows `r..r + R` are among those of `x` and of the output; rows of the panel have the span; the rest is the
+                        // caller's.
+                        unsafe {
+                            let x = x.as_ptr().add(r * columns + first);
+                            let is_first = first == 0;
+                            r += match end - r {
+                                4.. if S::PANEL_ROWS == 4 => {
+                                    let sums = dot_tile::<S, f32, 4>(x, columns, panel.as_ptr(), starts, span);
+                                    out.add_tile(r, o, count, &sums, is_first)
+                                }
+                                3 | 5.. if S::PANEL_ROWS == 3 => {
+                                    let sums = dot_tile::<S, f32, 3>(x, columns, panel.as_ptr(), starts, span);
+                                    out.add_tile(r, o, count, &sums, is_first)
+                                }
+                                2.. => {
+                                    let sums = dot_tile::<S, f32, 2>(x, columns, panel.as_ptr(), starts, span);
+                                    out.add_tile(r, o, count, &sums, is_first)
+                                }
+                                _ => {
+                                    let sums = dot_tile::<S, f32, 1>(x, columns, panel.as_ptr(), starts, span);
+                                    out.add_tile(r, o, count, &sums, is_first)
+                                }
+                            };
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes numbers as f32.
+///
+/// # Safety
+/// The CPU supports `S`.
+#[inline(always)]
+unsafe fn widen<S: Simd, T: Elem>(from: &[T], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len());
+    let whole = from.len() / S::LANES * S::LANES;
+    for i in (0..whole).step_by(S::LANES) {
+        // SAFETY: `i + LANES <= whole`, the length of neither is less; the CPU supports `S` (caller).
+        unsafe { S::store(to.as_mut_ptr().add(i), T::load::<S>(from.as_ptr().add(i))) };
+    }
+    to[whole..].iter_mut().zip(&from[whole..]).for_each(|(to, from)| *to = from.to_f32());
 }
 
 /// Some rows of `x` and a span of columns, against all rows of `w`.
@@ -292,16 +384,14 @@ pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
         let whole = columns / S::LANES * S::LANES;
         let mut c = 0;
         while c < whole {
-            let wv = [
-                T::load::<S>(w.add(starts[0] + c)),
-                T::load::<S>(w.add(starts[1] + c)),
-                T::load::<S>(w.add(starts[2] + c)),
-                T::load::<S>(w.add(starts[3] + c)),
-            ];
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let xv = S::load(x.add(r * x_stride + c));
-                for j in 0..4 {
-                    acc[j] = S::fma(xv, wv[j], acc[j]);
+            let mut xv = [S::splat(0.0); R];
+            for (r, xv) in xv.iter_mut().enumerate() {
+                *xv = S::load(x.add(r * x_stride + c));
+            }
+            for j in 0..4 {
+                let wv = T::load::<S>(w.add(starts[j] + c));
+                for (xv, acc) in xv.iter().zip(&mut acc) {
+                    acc[j] = S::fma(*xv, wv, acc[j]);
                 }
             }
             c += S::LANES;
@@ -405,6 +495,30 @@ mod tests {
             pool.install(|| scores(&q, &keys, d, &mut out));
             assert_eq!(out, expected, "{threads} threads");
         }
+    }
+
+    #[test]
+    fn widened_weights_give_the_bits_of_weights_that_are_widened_as_they_are_read() {
+        fn check<T: Elem>(rows: usize, outputs: usize, columns: usize) {
+            let x = noise(rows * columns, 9);
+            let w: Vec<T> = noise(outputs * columns, 10).into_iter().map(T::from_f32).collect();
+            let mut together = vec![f32::NAN; rows * outputs];
+            linear_rows(&x, &w, columns, &mut together);
+            for (x, together) in x.chunks(columns).zip(together.chunks(outputs)) {
+                let mut alone = vec![f32::NAN; outputs];
+                linear_rows(x, &w, columns, &mut alone);
+                assert_eq!(alone, together, "{rows}x{outputs}x{columns}");
+            }
+        }
+        for rows in WIDEN_FROM - 1..WIDEN_FROM + 6 {
+            // Fewer outputs than a tile has, several passes of weights, and several spans of columns.
+            for (outputs, columns) in [(1, 1), (3, 7), (5, 64), (2 * WIDENED / 256 + 3, 256), (39, 2 * COLUMN_BLOCK + 9)] {
+                check::<f32>(rows, outputs, columns);
+                check::<f16>(rows, outputs, columns);
+                check::<bf16>(rows, outputs, columns);
+            }
+        }
+        check::<bf16>(131, 70, 300);
     }
 
     #[test]

@@ -23,8 +23,8 @@ const KEY_BLOCK: usize = 128;
 /// The same for products in bf16. Larger, because storing and reloading sums costs more there; a block's weights, keys and values fit the
 /// second-level cache.
 const TILED_KEYS: usize = 512;
-/// Widest panel of columns.
-const PANEL: usize = 64;
+/// The least width of a panel of packed columns.
+const NARROWEST_PANEL: usize = 16;
 
 /// Keys and values of one KV head, packed for [`causal_attention`] and [`block_attention`].
 pub struct PackedHead {
@@ -79,17 +79,29 @@ impl PackedHead {
 
 /// Keys and values in f32.
 struct Panels {
-    /// `[block][d][KEY_BLOCK]`, zero beyond the last token.
+    /// `[panel of tokens][d][panel width]`, zero beyond the last token; tokens are rounded up to whole blocks.
     keys: Vec<f32>,
-    /// `[panel][token][panel width]`, tokens rounded up to whole blocks.
+    /// `[panel of columns][token][panel width]`, tokens rounded up likewise.
     values: Vec<f32>,
     d: usize,
+    /// Columns of a panel; the last panel of values may have fewer.
+    width: usize,
+}
+
+dispatch! {
+    /// As wide as the register tile: what a tile reads lies in one piece, and no part of it displaces another one from the cache.
+    fn panel_width[]() -> usize = panel_width_kernel
+}
+
+#[inline(always)]
+unsafe fn panel_width_kernel<S: Simd>() -> usize {
+    (S::LANES * S::TILE_VECTORS).max(NARROWEST_PANEL)
 }
 
 impl Panels {
     fn new(keys: Rows, values: Rows, d: usize) -> Self {
         let padded = (keys.elements() / d).next_multiple_of(KEY_BLOCK);
-        let mut panels = Self { keys: vec![0.0; padded * d], values: vec![0.0; padded * d], d };
+        let mut panels = Self { keys: vec![0.0; padded * d], values: vec![0.0; padded * d], d, width: panel_width() };
         with_rows!(keys, data => panels.pack_keys(data.chunks_exact(d)));
         with_rows!(values, data => panels.pack_values(|| data.chunks_exact(d)));
         panels
@@ -97,17 +109,17 @@ impl Panels {
 
     fn pack_keys<'a, T: Elem>(&mut self, rows: impl Iterator<Item = &'a [T]>) {
         for (i, row) in rows.enumerate() {
-            let block = &mut self.keys[i / KEY_BLOCK * KEY_BLOCK * self.d..][..KEY_BLOCK * self.d];
-            for (column, x) in block.chunks_exact_mut(KEY_BLOCK).zip(row) {
-                column[i % KEY_BLOCK] = x.to_f32();
+            let panel = &mut self.keys[i / self.width * self.width * self.d..][..self.width * self.d];
+            for (column, x) in panel.chunks_exact_mut(self.width).zip(row) {
+                column[i % self.width] = x.to_f32();
             }
         }
     }
 
     fn pack_values<'a, T: Elem, I: Iterator<Item = &'a [T]>>(&mut self, rows: impl Fn() -> I) {
         let (d, padded) = (self.d, self.values.len() / self.d);
-        for first in (0..d).step_by(PANEL) {
-            let width = (d - first).min(PANEL);
+        for first in (0..d).step_by(self.width) {
+            let width = (d - first).min(self.width);
             let panel = &mut self.values[padded * first..][..padded * width];
             for (out, row) in panel.chunks_exact_mut(width).zip(rows()) {
                 for (o, x) in out.iter_mut().zip(&row[first..]) {
@@ -390,41 +402,43 @@ impl Products for ByVectors<'_> {
     const MAX_UNIT: f32 = 1.0;
 
     #[inline(always)]
-    unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
-        let d = self.panels.d;
-        let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
-        let (a, b) = (RowMajor { data: &self.q, stride: d }, RowMajor { data: keys, stride: KEY_BLOCK });
-        let factors = Factors { a, b, rows, depth: d, width: KEY_BLOCK };
-        // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-        unsafe { product::<S>(factors, &mut self.logits, KEY_BLOCK, Write::Replace) };
+    unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize) {
+        let &Panels { d, width: stride, .. } = self.panels;
+        for first in (0..keys).step_by(stride) {
+            let panel = &self.panels.keys[(start + first) * d..][..stride * d];
+            let (a, b) = (RowMajor { data: &self.q, stride: d }, RowMajor { data: panel, stride });
+            let factors = Factors { a, b, rows, depth: d, width: stride.min(keys - first) };
+            // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+            unsafe { product::<S>(factors, &mut self.logits[first..], KEY_BLOCK, Write::Replace) };
+        }
     }
 
     #[inline(always)]
-    fn row(&mut self, row: usize, _: usize) -> (&mut [f32], f32) {
-        (&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], 1.0)
+    fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32) {
+        (&mut self.logits[row * KEY_BLOCK..][..keys], 1.0)
     }
 
     #[inline(always)]
-    unsafe fn weigh<S: Simd>(&mut self, row: usize, _: usize, max: &mut f32, sum: &mut f32) -> f32 {
-        // SAFETY: KEY_BLOCK is a multiple of every lane count; the CPU supports `S` (caller).
-        unsafe { softmax_block::<S>(&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], max, sum) }
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32 {
+        // SAFETY: keys are a multiple of every lane count; the CPU supports `S` (caller).
+        unsafe { softmax_block::<S>(&mut self.logits[row * KEY_BLOCK..][..keys], max, sum) }
     }
 
     #[inline(always)]
-    fn hide(&mut self, row: usize, _: usize) {
-        self.logits[row * KEY_BLOCK..][..KEY_BLOCK].fill(0.0);
+    fn hide(&mut self, row: usize, keys: usize) {
+        self.logits[row * KEY_BLOCK..][..keys].fill(0.0);
     }
 
     #[inline(always)]
-    unsafe fn add_values<S: Simd>(&mut self, start: usize, _: usize, rows: usize, acc: &mut [f32]) {
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, keys: usize, rows: usize, acc: &mut [f32]) {
         let d = self.panels.d;
         let padded = self.panels.values.len() / d;
-        for first in (0..d).step_by(PANEL) {
-            let width = (d - first).min(PANEL);
-            let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
+        for first in (0..d).step_by(self.panels.width) {
+            let width = (d - first).min(self.panels.width);
+            let panel = &self.panels.values[padded * first + start * width..][..keys * width];
             let weights = RowMajor { data: &self.logits, stride: KEY_BLOCK };
             let b = RowMajor { data: panel, stride: width };
-            let factors = Factors { a: weights, b, rows, depth: KEY_BLOCK, width };
+            let factors = Factors { a: weights, b, rows, depth: keys, width };
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
             unsafe { product::<S>(factors, &mut acc[first..], d, Write::Add) };
         }

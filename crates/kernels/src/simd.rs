@@ -22,6 +22,8 @@ pub trait Simd: Copy + 'static {
     const TILE_ROWS: usize;
     /// Rows multiplied with four others at once: as many as registers allow for sums and factors.
     const DOT_ROWS: usize;
+    /// The same where the four others need not be widened: a factor is then read from memory where it is used.
+    const PANEL_ROWS: usize;
     /// Vectors across B in the register tile.
     const TILE_VECTORS: usize;
 
@@ -140,6 +142,7 @@ impl<const N: usize> Simd for PortableLanes<N> {
     const LANES: usize = N;
     const TILE_ROWS: usize = 4;
     const DOT_ROWS: usize = 4;
+    const PANEL_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
@@ -249,6 +252,7 @@ mod x86 {
         const LANES: usize = 16;
         const TILE_ROWS: usize = 6;
         const DOT_ROWS: usize = 4;
+        const PANEL_ROWS: usize = 4;
         const TILE_VECTORS: usize = 4;
 
         #[inline(always)]
@@ -427,6 +431,15 @@ mod x86 {
         }
     }
 
+    /// Adds the halves of each vector: four numbers of `a`, then four of `b`.
+    ///
+    /// # Safety
+    /// The CPU has AVX.
+    #[inline(always)]
+    unsafe fn half_sums(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(_mm256_blend_ps::<0b1111_0000>(a, b), _mm256_permute2f128_ps::<0x21>(a, b)) }
+    }
+
     /// 8 lanes; needs AVX2, FMA and F16C.
     #[derive(Clone, Copy)]
     pub struct Avx2;
@@ -436,8 +449,9 @@ mod x86 {
     impl Simd for Avx2 {
         type V = __m256;
         const LANES: usize = 8;
-        const TILE_ROWS: usize = 4;
+        const TILE_ROWS: usize = 6;
         const DOT_ROWS: usize = 2;
+        const PANEL_ROWS: usize = 3;
         const TILE_VECTORS: usize = 2;
 
         #[inline(always)]
@@ -509,6 +523,21 @@ mod x86 {
                 let quad = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
                 let pair = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
                 _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum_each(v: [__m256; 4]) -> [f32; 4] {
+            unsafe {
+                // Four numbers of one vector and four of another, then two of each of four vectors, in the order of `sum`.
+                let (even, odd) = (half_sums(v[0], v[2]), half_sums(v[1], v[3]));
+                let (low, high) =
+                    (_mm256_shuffle_ps::<0b01_00_01_00>(even, odd), _mm256_shuffle_ps::<0b11_10_11_10>(even, odd));
+                let pairs = _mm256_add_ps(low, high);
+                let sums = _mm256_add_ps(pairs, _mm256_permute_ps::<0b10_11_00_01>(pairs));
+                let (first, second) = (_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+                let mut out = [0.0; 4];
+                _mm_storeu_ps(out.as_mut_ptr(), _mm_shuffle_ps::<0b10_00_10_00>(first, second));
+                out
             }
         }
         #[inline(always)]

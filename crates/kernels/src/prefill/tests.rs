@@ -215,3 +215,25 @@ fn threads_do_not_change_a_bit() {
     };
     assert_eq!(run(1), run(3));
 }
+
+#[test]
+fn a_row_is_the_same_bits_alone_and_among_others() {
+    let (tokens, heads) = (333, 4);
+    for d in [16, 40, 64, 72] {
+        let q = noise(tokens * heads * d, 3);
+        let (k, v) = (noise(tokens * d, 4), noise(tokens * d, 5));
+        let packed = |tokens: usize| {
+            let rows = |x: &[f32]| x[..tokens * d].to_vec();
+            let (k, v) = (rows(&k), rows(&v));
+            [PackedHead::for_precision(MatmulPrecision::F32, Rows::F32(&k), Rows::F32(&v), d)]
+        };
+        let mut together = vec![f32::NAN; q.len()];
+        causal_attention(&q, &packed(tokens), heads, 0.125, &mut together);
+        for row in (0..tokens).step_by(7).chain([127, 128, tokens - 1]) {
+            let of_row = row * heads * d..(row + 1) * heads * d;
+            let mut alone = vec![f32::NAN; heads * d];
+            causal_attention(&q[of_row.clone()], &packed(row + 1), heads, 0.125, &mut alone);
+            assert_eq!(alone, together[of_row], "row {row} of width {d}");
+        }
+    }
+}
