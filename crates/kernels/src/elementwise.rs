@@ -7,23 +7,50 @@ use super::simd::{Simd, dispatch};
 /// An operation on fewer elements is not split over threads.
 const PARALLEL_ELEMENTS: usize = 1 << 17;
 
+/// Rows whose squares are summed beside each other.
+const SUMS: usize = 4;
+
 /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     assert_eq!(x.len(), out.len(), "input and output differ in length");
     assert_eq!(x.len() % width, 0, "the length is no multiple of the width {width}");
-    let row = |(x, out): (&[f32], &mut [f32])| {
-        let mean = x.iter().map(|x| (x * x) as f64).sum::<f64>() / width as f64;
+    let row = |mean: f64, x: &[f32], out: &mut [f32]| {
         let scale = 1.0 / (mean as f32 + eps).sqrt();
         for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
             *o = x * scale * w;
         }
     };
+    let rows = |(x, out): (&[f32], &mut [f32])| {
+        let squares = sums_of_squares(x, width);
+        for ((sum, x), out) in squares.into_iter().zip(x.chunks_exact(width)).zip(out.chunks_exact_mut(width)) {
+            row(sum / width as f64, x, out);
+        }
+    };
     if x.len() < PARALLEL_ELEMENTS {
-        x.chunks_exact(width).zip(out.chunks_exact_mut(width)).for_each(row);
+        x.chunks(SUMS * width).zip(out.chunks_mut(SUMS * width)).for_each(rows);
     } else {
-        x.par_chunks_exact(width).zip(out.par_chunks_exact_mut(width)).for_each(row);
+        x.par_chunks(SUMS * width).zip(out.par_chunks_mut(SUMS * width)).for_each(rows);
     }
+}
+
+/// The sums of squares of up to [`SUMS`] rows, each in the order of its numbers. An addition waits for the one before it, so the rows' sums
+/// go on beside each other.
+fn sums_of_squares(x: &[f32], width: usize) -> [f64; SUMS] {
+    let mut sums = [0.0; SUMS];
+    if x.len() == SUMS * width {
+        let rows: [&[f32]; SUMS] = std::array::from_fn(|row| &x[row * width..][..width]);
+        for column in 0..width {
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                *sum += f64::from(row[column] * row[column]);
+            }
+        }
+    } else {
+        for (sum, row) in sums.iter_mut().zip(x.chunks_exact(width)) {
+            *sum = row.iter().map(|x| f64::from(x * x)).sum();
+        }
+    }
+    sums
 }
 
 /// SwiGLU: `out[r][c] = silu(x[r][c]) · x[r][width + c]` for rows `x: [gate | up]` of `2·width`.
@@ -154,6 +181,23 @@ mod tests {
         silu_gate(&row, 64, &mut wide);
         assert!(wide.iter().all(|v| v.is_finite()));
         assert_eq!(wide[1], 1e4);
+    }
+
+    #[test]
+    fn a_row_is_normed_to_the_same_bits_alone_and_among_others() {
+        for (width, rows) in [(1, 9), (37, 1), (37, 4), (37, 7), (256, 515)] {
+            let x: Vec<f32> = (0..width * rows).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i as i32 % 7)).collect();
+            let weight: Vec<f32> = (0..width).map(|i| (i as f32 * 0.3).cos()).collect();
+            let mut together = vec![f32::NAN; x.len()];
+            rms_norm(&x, &weight, 1e-5, &mut together);
+            for (x, together) in x.chunks_exact(width).zip(together.chunks_exact(width)) {
+                // The sum goes from the first number to the last.
+                let mean = x.iter().fold(0.0, |sum, x| sum + f64::from(x * x)) / width as f64;
+                let scale = 1.0 / (mean as f32 + 1e-5).sqrt();
+                let expected: Vec<f32> = x.iter().zip(&weight).map(|(x, w)| x * scale * w).collect();
+                assert_eq!(together, expected, "{rows} rows of {width}");
+            }
+        }
     }
 
     #[test]
