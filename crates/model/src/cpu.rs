@@ -26,6 +26,8 @@ use spattn_kernels::elementwise::{gelu_tanh_gate, rms_norm, silu_gate};
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
 /// weights that stay in the caches cost nothing to read twice.
 const SMALL_MODEL_BYTES: usize = 64 << 20;
+/// Rows that one thread takes through the products of such a model's layer: what is between two products stays in its cache.
+const ROWS_TOGETHER: usize = 128;
 
 /// Weights in main memory.
 pub(super) struct Cpu {
@@ -68,9 +70,13 @@ impl Engine for Cpu {
             if let Some(passed) = &mut reading.passed {
                 passed(0, first, &x);
             }
+            let needs_all = reading.sparse.is_some() || reading.passed.is_some() || reading.finished.is_some();
             for (index, kv) in kv.iter_mut().enumerate() {
-                let attend =
-                    |x: &[f32], qkv| Ok(self.attend_chunk(index, kv, (&tables, first), &mut reading, x, qkv)?);
+                // Of what the last layer makes of a prompt, only the last token's row is read; of the others it stores keys and values.
+                let wanted = if needs_all || index + 1 < c.layers { chunk.len() } else { 1 };
+                let attend = |x: &[f32], qkv| {
+                    Ok(self.attend_chunk(index, kv, (&tables, first, wanted), &mut reading, x, qkv)?)
+                };
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
                 if let Some(passed) = &mut reading.passed {
                     passed(index + 1, first, &x);
@@ -138,8 +144,8 @@ impl Cpu {
     /// `[row][hidden]`, as the [block](crate::families::BlockSpec) describes them.
     ///
     /// `attend` is where the two differ. It is given `x` and the stacked projections `[row][queries, keys, values]`, norms the heads
-    /// of q and k and rotates them ([`rotate`](Self::rotate)), stores keys and values, and returns `[row][head][head_dim]`.
-    /// `position` is that of a row's token, for errors.
+    /// of q and k and rotates them ([`rotate`](Self::rotate)), stores keys and values, and returns `[row][head][head_dim]`: of all rows or
+    /// of the last ones, and then the rows before these are left as they are. `position` is that of a row's token, for errors.
     fn forward_layer(
         &self,
         index: usize,
@@ -147,11 +153,45 @@ impl Cpu {
         position: impl Fn(usize) -> usize,
         attend: impl FnOnce(&[f32], Vec<f32>) -> Result<Vec<f32>, EngineError>,
     ) -> Result<(), EngineError> {
-        let layer = &self.parts.layers[index];
-        let qkv = layer.qkv.apply(&self.normed_if(x, layer.attention_norm.as_deref()));
+        let (layer, hidden) = (&self.parts.layers[index], self.config.hidden_size);
+        let qkv = self.project(layer, x);
         let attended = attend(x, qkv)?;
-        let output = layer.output.apply(&attended);
-        drop(attended);
+        let width = self.config.heads * self.config.head_dim;
+        let skipped = x.len() / hidden - attended.len() / width;
+        let x = &mut x[skipped * hidden..];
+        let together = self.rows_together(x.len() / hidden);
+        let parts = x.par_chunks_mut(together * hidden).zip(attended.par_chunks(together * width));
+        parts.for_each(|(x, attended)| self.add_branches(layer, x, attended));
+        match first_not_finite(x, hidden) {
+            Some(row) => Err(NotFinite::Activations { layer: index, position: position(skipped + row) }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Rows of so many that pass a layer's products together. Products of a large model share each weight that is read among all rows.
+    fn rows_together(&self, rows: usize) -> usize {
+        let parts = if self.weight_bytes() <= SMALL_MODEL_BYTES { rows.div_ceil(ROWS_TOGETHER) } else { 1 };
+        rows.div_ceil(parts.max(1)).max(1)
+    }
+
+    /// The stacked projections of rows.
+    fn project(&self, layer: &Layer<Linear, Vec<f32>>, x: &[f32]) -> Vec<f32> {
+        let (hidden, width) = (self.config.hidden_size, layer.qkv.weight.len());
+        let of_rows = |x: &[f32]| layer.qkv.apply(&self.normed_if(x, layer.attention_norm.as_deref()));
+        let rows = x.len() / hidden;
+        let together = self.rows_together(rows);
+        if together == rows {
+            return of_rows(x);
+        }
+        let mut qkv = vec![0.0; rows * width];
+        let parts = qkv.par_chunks_mut(together * width).zip(x.par_chunks(together * hidden));
+        parts.for_each(|(qkv, x)| qkv.copy_from_slice(&of_rows(x)));
+        qkv
+    }
+
+    /// Adds both branches to rows of the residual stream, from what their heads attended.
+    fn add_branches(&self, layer: &Layer<Linear, Vec<f32>>, x: &mut [f32], attended: &[f32]) {
+        let output = layer.output.apply(attended);
         self.add_branch(x, output, layer.attention_post_norm.as_deref());
         let output = {
             let normed = self.normed_if(x, layer.mlp_norm.as_deref());
@@ -161,10 +201,6 @@ impl Cpu {
             }
         };
         self.add_branch(x, output, layer.mlp_post_norm.as_deref());
-        match first_not_finite(x, self.config.hidden_size) {
-            Some(row) => Err(NotFinite::Activations { layer: index, position: position(row) }.into()),
-            None => Ok(()),
-        }
     }
 
     /// Adds a branch's output to `x`, normed and scaled first where the family does that.
@@ -218,12 +254,12 @@ impl Cpu {
     }
 
     /// Attention of a chunk of a prompt, whose first token is at position `first`: stores keys and values in `kv`, and attends what is
-    /// stored, densely or by the mask of `reading`.
+    /// stored, densely or by the mask of `reading`. Returns what the heads of the last `wanted` rows attended.
     fn attend_chunk(
         &self,
         index: usize,
         kv: &mut LayerKv,
-        (tables, first): (&[RopeTable], usize),
+        (tables, first, wanted): (&[RopeTable], usize, usize),
         reading: &mut Reading<'_, '_>,
         x: &[f32],
         mut qkv: Vec<f32>,
@@ -247,7 +283,15 @@ impl Cpu {
         if let Some(observe) = &mut reading.observe {
             observe(&chunk)?;
         }
-        let mut attended = vec![0.0; queries.len()];
+        let skipped = queries.len() / q_width - wanted;
+        let mut attended = vec![0.0; wanted * q_width];
+        if skipped > 0 {
+            let own = PrefillChunk::new(index, first + skipped, &queries[skipped * q_width..], c.heads, kv)
+                .with_input(&x[skipped * c.hidden_size..])
+                .with_spec(self.layer_specs().layer(index));
+            attend_densely(&own, &mut attended)?;
+            return Ok(attended);
+        }
         match &mut reading.sparse {
             Some(sparse) => sparse.attend(&chunk, &mut attended)?,
             None => attend_densely(&chunk, &mut attended)?,

@@ -313,6 +313,23 @@ fn compared(what: &str, config: &ModelConfig) -> Vec<f64> {
     all
 }
 
+/// More rows than pass a layer's products together.
+#[test]
+fn the_last_token_has_the_same_bits_alone_and_among_the_rows_of_any_prompt() {
+    let config = config(|_| {});
+    let tokens: Vec<u32> = (0..300).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect();
+    let dimensions = Dimensions::new(&config, KvDtype::F32);
+    let decoder = Decoder::load(&dimensions, &Weights::from(Numbers::of(&config)), Device::Cpu).unwrap();
+    let (whole, rows) = decoder.prefill_rows(&tokens, 0, None).unwrap();
+    let logits = decoder.logits(&rows, |row| row).unwrap();
+    assert_eq!(whole.logits, logits[299 * config.vocab_size..]);
+    for last in [0, 1, 11, 127, 128, 200, 256, 299] {
+        // Only this row passes the whole of the last layer.
+        let alone = decoder.prefill(&tokens[..=last], tokens.len()).unwrap().logits;
+        assert_eq!(alone, logits[last * config.vocab_size..][..config.vocab_size], "row {last}");
+    }
+}
+
 #[test]
 fn every_field_of_a_block_is_computed_as_by_the_naive_decoder() {
     let plain = compared("Llama", &config(|_| {}));
