@@ -120,10 +120,10 @@ impl RunRequest {
         self.stated(ready)
     }
 
-    /// Whether reading the prompts alone takes minutes on the CPU, by the multiplications: an estimate by measuring takes seconds itself.
+    /// Whether reading the prompts alone takes the CPU a while, by the multiplications: an estimate by measuring takes seconds itself.
     fn is_long(&self, ready: &PreparedRun) -> bool {
-        /// Millions of multiplications: about what two cores do in five minutes.
-        const LONG: f64 = 6e6;
+        /// Millions of multiplications: about what two cores do in half a minute. The run without arguments has some more.
+        const LONG: f64 = 1.5e6;
         let of_job = |job: &ModelJob| {
             let (dimensions, longest) = (&job.opened().dimensions, job.plan.longest());
             let of_cell = |cell: &PlanCell| {
