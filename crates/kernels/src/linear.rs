@@ -512,7 +512,9 @@ mod tests {
         }
         for rows in WIDEN_FROM - 1..WIDEN_FROM + 6 {
             // Fewer outputs than a tile has, several passes of weights, and several spans of columns.
-            for (outputs, columns) in [(1, 1), (3, 7), (5, 64), (2 * WIDENED / 256 + 3, 256), (39, 2 * COLUMN_BLOCK + 9)] {
+            for (outputs, columns) in
+                [(1, 1), (3, 7), (5, 64), (2 * WIDENED / 256 + 3, 256), (39, 2 * COLUMN_BLOCK + 9)]
+            {
                 check::<f32>(rows, outputs, columns);
                 check::<f16>(rows, outputs, columns);
                 check::<bf16>(rows, outputs, columns);
