@@ -344,14 +344,14 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
     write("coqa/validation.jsonl", (0..10).map(story).collect());
     write("winogrande/validation.jsonl", (0..20).map(sentence).collect());
     let out = data.path().join("run");
-    let tasks = ["--task", "gen/gsm8k_cot", "--task", "gen/coqa", "--task", "mcq/winogrande", "--samples", "20"];
+    let tasks = ["--task", "gen/gsm8k_cot", "--task", "gen/coqa", "--task", "mcq/winogrande", "--samples", "4"];
     let folder = ["--data", data.path().to_str().unwrap()];
     let methods = ["--method", "topk:k=64", "--allow-extrapolation"];
     ok(&out, &[&tasks[..], &folder, &methods].concat());
     let records = records(&out);
     let of = |task: &str| records.iter().filter(|r| r["task"] == task).cloned().collect::<Vec<Value>>();
     for task in ["gen/gsm8k_cot", "gen/coqa", "mcq/winogrande"] {
-        assert_eq!(of(task).len(), 40, "twenty examples of {task} under two methods");
+        assert_eq!(of(task).len(), 8, "four examples of {task} under two methods");
     }
     for record in of("gen/gsm8k_cot").iter().chain(&of("gen/coqa")) {
         let prediction = record["prediction"].as_str().unwrap();
@@ -369,7 +369,10 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
     refused(&[&["--task", "gen/coqa2"][..], &folder].concat(), "unknown task `gen/coqa2`");
 }
 
-// ---- twenty examples of every family ----
+// ---- some examples of every family ----
+
+/// Examples of each task: every right option of four comes up, and the first comes up again.
+const EXAMPLES: usize = 6;
 
 /// A family of tasks, and the files that it reads.
 struct Benchmark {
@@ -377,7 +380,7 @@ struct Benchmark {
     task: &'static str,
     /// `--length`, for tasks that are made to one.
     length: Option<&'static str>,
-    /// `--samples`, chosen so that there are twenty examples.
+    /// `--samples`, chosen so that there are [`EXAMPLES`].
     samples: usize,
     files: fn() -> Vec<(&'static str, String)>,
     /// The metric of predictions; empty if likelihoods are scored.
@@ -389,30 +392,30 @@ const fn made(task: &'static str, length: &'static str, samples: usize, metric: 
 }
 
 const fn read(task: &'static str, metric: &'static str, files: fn() -> Vec<(&'static str, String)>) -> Benchmark {
-    Benchmark { task, length: None, samples: 20, files, metric }
+    Benchmark { task, length: None, samples: EXAMPLES, files, metric }
 }
 
 /// Tasks that are generated at a length; one of every kind in RULER.
 const MADE: &[Benchmark] = &[
-    made("ruler/niah_single_2", "256", 20, "string_match_all"),
-    made("ruler/vt", "832", 20, "string_match_all"),
-    made("ruler/cwe", "896", 20, "string_match_all"),
-    made("ruler/fwe", "320", 20, "string_match_all"),
-    made("ruler/qa_synth", "256", 20, "string_match_part"),
-    Benchmark { files: squad, ..made("ruler/qa_1", "256", 20, "string_match_part") },
-    Benchmark { files: hotpotqa, ..made("ruler/qa_2", "512", 20, "string_match_part") },
-    made("ruler_reworded/niah_single_2", "256", 20, "string_match_all"),
-    made("needle/number:steps=2", "256", 10, "string_match_all"),
-    made("passkey/quest:steps=2", "256", 10, "first_number"),
-    made("passkey/hip:steps=2", "640", 10, "digit_match"),
-    made("kv_retrieval:steps=2", "384", 10, "string_match_all"),
-    made("longeval_lines:steps=2", "384", 10, "last_number"),
+    made("ruler/niah_single_2", "256", EXAMPLES, "string_match_all"),
+    made("ruler/vt", "832", EXAMPLES, "string_match_all"),
+    made("ruler/cwe", "896", EXAMPLES, "string_match_all"),
+    made("ruler/fwe", "320", EXAMPLES, "string_match_all"),
+    made("ruler/qa_synth", "256", EXAMPLES, "string_match_part"),
+    Benchmark { files: squad, ..made("ruler/qa_1", "256", EXAMPLES, "string_match_part") },
+    Benchmark { files: hotpotqa, ..made("ruler/qa_2", "512", EXAMPLES, "string_match_part") },
+    made("ruler_reworded/niah_single_2", "256", EXAMPLES, "string_match_all"),
+    made("needle/number:steps=2", "256", EXAMPLES / 2, "string_match_all"),
+    made("passkey/quest:steps=2", "256", EXAMPLES / 2, "first_number"),
+    made("passkey/hip:steps=2", "640", EXAMPLES / 2, "digit_match"),
+    made("kv_retrieval:steps=2", "384", EXAMPLES / 2, "string_match_all"),
+    made("longeval_lines:steps=2", "384", EXAMPLES / 2, "last_number"),
 ];
 
 /// Tasks with rows from files, in each benchmark's own fields, whose answers are generated.
 const ANSWERED: &[Benchmark] = &[
     Benchmark {
-        samples: 10,
+        samples: EXAMPLES / 2,
         ..read("kv_retrieval:file={}/kv.jsonl,steps=2", "string_match_all", || jsonl("kv.jsonl", pairs))
     },
     read("longbench/multifieldqa_zh", "qa_f1_zh", || {
@@ -432,7 +435,13 @@ const ANSWERED: &[Benchmark] = &[
     }),
     read("longbench/passage_count", "count", || jsonl("longbench/passage_count.jsonl", |i| english(i, &i.to_string()))),
     read("longbench/lcc", "code_sim", || jsonl("longbench/lcc.jsonl", |i| english(i, &format!("    return x + {i};")))),
-    read("longbench_e/hotpotqa", "qa_f1", || jsonl("longbench/hotpotqa_e.jsonl", |i| english(i, &format!("town{i}")))),
+    Benchmark {
+        // Of each of three lengths.
+        samples: EXAMPLES / 3,
+        ..read("longbench_e/hotpotqa", "qa_f1", || {
+            jsonl("longbench/hotpotqa_e.jsonl", |i| english(i, &format!("town{i}")))
+        })
+    },
     read("jsonl:{}/ruler.jsonl:max_new_tokens=8", "string_match_all", || jsonl("ruler.jsonl", ruler)),
     read("jsonl:{}/longeval.jsonl:max_new_tokens=8", "last_number", || jsonl("longeval.jsonl", longeval)),
     read("jsonl:{}/lost.jsonl:max_new_tokens=8", "string_match_all", || jsonl("lost.jsonl", pairs)),
@@ -666,8 +675,8 @@ fn ending(i: usize) -> Value {
 }
 
 #[test]
-fn twenty_examples_of_tasks_made_to_a_length() {
-    MADE.iter().for_each(run_twenty);
+fn examples_of_tasks_made_to_a_length() {
+    MADE.iter().for_each(run_examples);
 }
 
 /// Answers and options of tables are equal to those of the lines that the tables were made from.
@@ -676,7 +685,7 @@ fn tables_of_the_hub_are_run_as_they_are() {
     let dir = TempDir::new().unwrap();
     let tables = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tables");
     let tasks = ["--task", "gen/gsm8k_cot", "--task", "gen/coqa", "--task", "mcq/arc_easy"];
-    ok(dir.path(), &[&tasks[..], &["--data", tables, "--samples", "2"]].concat());
+    ok(dir.path(), &[&tasks[..], &["--data", tables, "--samples", "2", "-m", "full"]].concat());
     let records = records(dir.path());
     let references = |task: &str| {
         let own = records.iter().filter(|r| r["task"] == task && r["method"] == "full");
@@ -739,13 +748,13 @@ fn published_archives_and_documents_are_run_as_they_are() {
 }
 
 #[test]
-fn twenty_rows_that_are_answered() {
-    ANSWERED.iter().for_each(run_twenty);
+fn rows_that_are_answered() {
+    ANSWERED.iter().for_each(run_examples);
 }
 
 #[test]
-fn twenty_rows_that_are_scored_by_likelihood() {
-    LIKELY.iter().for_each(run_twenty);
+fn rows_that_are_scored_by_likelihood() {
+    LIKELY.iter().for_each(run_examples);
 }
 
 #[test]
@@ -762,8 +771,8 @@ fn every_family_is_run() {
     }
 }
 
-/// Runs twenty examples under two methods: all are recorded, and the recorded answers explain the scores.
-fn run_twenty(benchmark: &Benchmark) {
+/// Runs some examples under two methods: all are recorded, and the recorded answers explain the scores.
+fn run_examples(benchmark: &Benchmark) {
     let dir = TempDir::new().unwrap();
     let (data, out) = (dir.path().join("data"), dir.path().join("run"));
     fs::create_dir(&data).unwrap();
@@ -781,7 +790,7 @@ fn run_twenty(benchmark: &Benchmark) {
 
     let records = records(&out);
     for method in ["full", "topk"] {
-        assert_eq!(records.iter().filter(|r| r["method"] == method).count(), 20, "{task}: {method}");
+        assert_eq!(records.iter().filter(|r| r["method"] == method).count(), EXAMPLES, "{task}: {method}");
     }
     for record in &records {
         let score = record["score"].as_f64().unwrap_or_else(|| panic!("{task}: {record}"));

@@ -218,7 +218,7 @@ fn where_there_are_no_threads_every_command_says_so() {
 #[test]
 fn a_limit_on_the_size_of_files_is_told_as_a_full_disk_is() {
     let dir = folder();
-    let args = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", "40", "--threads", "2", "--out", "run"];
+    let args = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", "4", "--threads", "2", "--out", "run"];
     // Blocks have 512 or 1,024 bytes.
     let output = under("ulimit -f 16", dir.path(), &args).output().unwrap();
     fails(&output, 1, "samples.jsonl: File too large", "--resume");
@@ -228,17 +228,17 @@ fn a_limit_on_the_size_of_files_is_told_as_a_full_disk_is() {
     assert!(!dir.path().join("run/.owner").exists(), "and the folder is let go");
     let again = under(":", dir.path(), &[&args[..], &["--resume"]].concat()).output().unwrap();
     assert!(again.status.success(), "{}", said(&again));
-    for line in ["report run --out drawn", "bench kernels --out timed"] {
+    for line in ["report run --out drawn", "bench kernels --shape builtin -c 640 --rounds 3 --out timed"] {
         let words: Vec<&str> = line.split(' ').collect();
         let output = under("ulimit -f 1", dir.path(), &words).output().unwrap();
         fails(&output, 1, "File too large", "raise `ulimit -f`");
     }
 }
 
-/// Starts a run, sends it a signal when it has records, and waits for it.
-fn interrupted(setup: &str, signal: &str, dir: &Path) -> Output {
+/// Starts a run of so many examples, sends it a signal when it has records, and waits for it.
+fn interrupted(setup: &str, signal: &str, dir: &Path, samples: &str) -> Output {
     let args =
-        ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", "60", "--threads", "2", "--out", "run", "--quiet"];
+        ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", samples, "--threads", "2", "--out", "run", "--quiet"];
     let mut run = under(setup, dir, &args);
     let child = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -257,14 +257,14 @@ fn a_closed_terminal_ends_a_run_with_its_records_kept_unless_it_was_told_to_outl
         return;
     }
     let dir = folder();
-    let output = interrupted("set -- \"$0\" \"$@\"; exec env --default-signal=HUP \"$@\"", "-HUP", dir.path());
+    let output = interrupted("set -- \"$0\" \"$@\"; exec env --default-signal=HUP \"$@\"", "-HUP", dir.path(), "60");
     assert_eq!(output.status.code(), Some(75), "{:?}, {}", output.status, said(&output));
     let text = said(&output);
     assert!(text.contains("told to stop: ") && text.contains("records are kept; go on with"), "{text}");
     assert!(!dir.path().join("run/.owner").exists());
-    // As started by `nohup`.
+    // As started by `nohup`: it goes on to its end.
     let dir = folder();
-    let output = interrupted("trap '' HUP", "-HUP", dir.path());
+    let output = interrupted("trap '' HUP", "-HUP", dir.path(), "6");
     assert!(output.status.success(), "{:?}, {}", output.status, said(&output));
 }
 
