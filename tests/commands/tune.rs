@@ -30,12 +30,18 @@ fn found(out: &Path) -> Value {
 const QUICK: &str = "tune -q -m random -t ruler/niah_single_1,ruler/niah_single_2 -l 600 --range 0.12..0.99 --steps 3 --delta 40 \
                      --confidence 0.8 -n 32";
 
+/// A run takes long, so one is looked at and then made again in other ways.
 #[test]
-fn the_smallest_budget_is_found_and_can_be_pasted() {
+fn the_smallest_budget_is_found_and_neither_threads_nor_a_stop_on_the_way_change_a_byte() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("tuned");
-    let printed = String::from_utf8(spattn(QUICK, &out).stdout).unwrap();
-    let found = found(&out);
+    let printed = String::from_utf8(spattn(&format!("{QUICK} --threads 3"), &out).stdout).unwrap();
+    is_found_and_can_be_pasted(&temp, &out, &printed);
+    is_the_same_on_other_threads_and_after_a_stop(&out);
+}
+
+fn is_found_and_can_be_pasted(temp: &TempDir, out: &Path, printed: &str) {
+    let found = found(out);
     let method = &found["methods"][0];
     assert_eq!(method["answer"]["answer"], "smallest", "{printed}");
     let rows = method["rows"].as_array().unwrap();
@@ -86,28 +92,23 @@ fn the_smallest_budget_is_found_and_can_be_pasted() {
     assert!(text(&eval.join("samples.jsonl")).lines().all(is_same), "the same settings make the same records");
 }
 
-#[test]
-fn neither_threads_nor_a_stop_on_the_way_change_a_byte() {
-    let temp = TempDir::new().unwrap();
-    let [one, three] = ["1", "3"].map(|threads| {
-        let out = temp.path().join(threads);
-        spattn(&format!("{QUICK} --threads {threads}"), &out);
-        out
-    });
+fn is_the_same_on_other_threads_and_after_a_stop(out: &Path) {
     let drawn = |out: &Path| ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name)));
-    let whole = drawn(&one);
-    assert_eq!(whole, drawn(&three));
-    // Some of the records are missing, and the last line of the others is incomplete.
-    let path = one.join("samples.jsonl");
+    let whole = drawn(out);
+    let path = out.join("samples.jsonl");
+    // The records are written anew, by one thread instead of three.
+    let made = text(&path);
+    spattn(&format!("{QUICK} --overwrite --threads 1"), out);
     let records = text(&path);
+    assert_ne!(records, made, "other times were measured");
+    assert_eq!(whole, drawn(out));
+    // Some of the records are missing, and the last line of the others is incomplete.
     for percent in [3, 60] {
         fs::write(&path, &records[..records.len() * percent / 100]).unwrap();
-        spattn(&format!("{QUICK} --resume"), &one);
-        assert_eq!(whole, drawn(&one), "{percent} %");
+        spattn(&format!("{QUICK} --resume"), out);
+        assert_eq!(whole, drawn(out), "{percent} %");
         assert_eq!(text(&path).lines().count(), records.lines().count());
     }
-    spattn(&format!("{QUICK} --overwrite"), &three);
-    assert_eq!(whole, drawn(&three));
 }
 
 #[test]
