@@ -390,8 +390,9 @@ pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
             }
             for j in 0..4 {
                 let wv = T::load::<S>(w.add(starts[j] + c));
-                for (xv, acc) in xv.iter().zip(&mut acc) {
-                    acc[j] = S::fma(*xv, wv, acc[j]);
+                // By index: a zip is not always inlined here, which costs more than the products.
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    acc[j] = S::fma(xv[r], wv, acc[j]);
                 }
             }
             c += S::LANES;
