@@ -59,7 +59,7 @@ impl RunRequest {
         {
             self.safety = self.safety.or(Demand::of_manifest(&stored));
         }
-        let Some(bounds) = self.until_certain else { return self.run(Self::announced, Self::run_all, Self::finish) };
+        let Some(bounds) = self.until_certain else { return self.run(Self::stated, Self::run_all, Self::finish) };
         let config = &self.configs[0];
         let labels = config.methods.iter().map(Configured::label).filter(|label| label != REFERENCE).collect();
         let mut source = UntilCertain::new(self.safety.asked.rule(), bounds, labels, config.samples);
@@ -82,7 +82,7 @@ impl RunRequest {
 
     /// Runs what is not recorded yet, without drawing results.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::announced, Self::run_all, |_, _| Ok(Done::Completed))
+        self.run(Self::stated, Self::run_all, |_, _| Ok(Done::Completed))
     }
 
     /// Runs the batches of `source` on the only model, and prints how long it took, without drawing results.
@@ -103,8 +103,8 @@ impl RunRequest {
         )
     }
 
-    /// Says how long a long run is going to take, and returns what its manifest states.
-    fn announced(&self, ready: &PreparedRun) -> Result<Option<Stated>> {
+    /// Says how long a long run is going to take.
+    fn announce(&self, ready: &PreparedRun) -> Result<()> {
         if !self.quiet && self.mode != OpenMode::Resume && self.is_long(ready) {
             let probe = Probe::of_this_machine()?;
             let mut seconds = 0.0;
@@ -117,7 +117,7 @@ impl RunRequest {
                 duration(seconds)
             );
         }
-        self.stated(ready)
+        Ok(())
     }
 
     /// Whether reading the prompts alone takes the CPU a while, by the multiplications: an estimate by measuring takes seconds itself.
@@ -170,9 +170,15 @@ impl RunRequest {
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
-        let mut store = self.open_store(&ready, stated(&self, &ready)?)?;
+        let stated = stated(&self, &ready)?;
+        let is_counted = stated.is_some();
+        let mut store = self.open_store(&ready, stated)?;
         let place = store.place()?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
+        // Measuring takes seconds, so only a run that can write its records is announced.
+        if is_counted {
+            self.announce(&ready)?;
+        }
         is_planning.store(false, Ordering::Relaxed);
         if self.on_failure == OnFailure::GoOn {
             reporter.keep_log(&self.out, store.records().len())?;
