@@ -200,19 +200,11 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
         // SAFETY: the CPU supports `S` (caller); the output holds these rows and columns.
         return unsafe { widened_dots::<S, T>(x, w, columns, out) };
     }
-    for first_row in (0..rows).step_by(ROW_BLOCK) {
-        for first_column in (0..columns).step_by(COLUMN_BLOCK) {
-            let block = Block {
-                x: &x[first_row * columns..],
-                w,
-                columns,
-                span: first_column..(first_column + COLUMN_BLOCK).min(columns),
-                outputs,
-                out: out.at_row(first_row),
-            };
-            // SAFETY: the CPU supports `S` (caller); the block's rows exist in `x` and in the output.
-            unsafe { block.multiply::<S>((rows - first_row).min(ROW_BLOCK)) };
-        }
+    for first_column in (0..columns).step_by(COLUMN_BLOCK) {
+        let span = first_column..(first_column + COLUMN_BLOCK).min(columns);
+        let block = Block { x, w, columns, span, outputs, out };
+        // SAFETY: the CPU supports `S` (caller); the rows exist in `x` and in the output.
+        unsafe { block.multiply::<S>(rows) };
     }
 }
 
