@@ -3,12 +3,17 @@
 
 #include <cstdint>
 
-// With `levels` = 0 there is no order.
+// With `levels` = 0 there is no order. The place of a column is the column itself or, with a period, `first` and the column modulo that.
 struct Ties {
     uint32_t low, high;
     uint32_t levels;
     float unit;
+    uint32_t first, period;
 };
+
+__device__ __forceinline__ uint32_t place_of(const Ties& ties, uint32_t column) {
+    return ties.period == 0 ? column : ties.first + column % ties.period;
+}
 
 // The finalizer of 32-bit MurmurHash3.
 __device__ __forceinline__ uint32_t mixed(uint32_t x) {

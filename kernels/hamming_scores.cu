@@ -99,7 +99,7 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
         const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;                                            \
         if (column >= columns) return;                                                                                  \
         float raise[EACH];                                                                                              \
-        _Pragma("unroll") for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);                           \
+        _Pragma("unroll") for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, place_of(ties, column + j));           \
         const int kv_heads = heads / group, end = min(kv_heads, static_cast<int>(blockIdx.y + 1) * taken);              \
         const int first = blockIdx.y * taken;                                                                           \
         CASES                                                                                                           \

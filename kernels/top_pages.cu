@@ -8,11 +8,11 @@
 constexpr int BINS = 256;
 
 // Blocks: lists of a row, rows. Scores are `[row][list][stride]`, with a stride that is a multiple of four; tokens are `[row][list][most]`,
-// counts `[row][list]`. Pages cover the tokens [first, end).
+// counts `[row][list]`. Pages cover the tokens [first, end), or those of a row [first, ends[row]).
 extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* scores, unsigned long long stride,
                                                                 uint32_t columns, const uint32_t* pages, uint32_t page,
-                                                                uint32_t first, uint32_t end, uint32_t* tokens,
-                                                                uint32_t most, uint32_t* counts) {
+                                                                uint32_t first, uint32_t end, const uint32_t* ends,
+                                                                uint32_t* tokens, uint32_t most, uint32_t* counts) {
     // Each lane has its own copy of the bins, so lanes of a warp never count in the same place.
     __shared__ uint32_t bins[BINS][32];
     __shared__ uint32_t sums[BINS], shared[33], chosen[3];
@@ -63,6 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_pages(const float* sco
     // If all words that share these bits are selected, the low bits are zero, and no word equals word - 1.
     const bool all = k == columns;
     const Cut cut = {whole && !all ? word - 1 : word, whole ? 0 : left, all};
-    const uint32_t missing = write_pages(own, columns, cut, page, first, end, to, shared);
+    const uint32_t missing = write_pages(own, columns, cut, page, first, ends ? ends[blockIdx.y] : end, to, shared);
     if (threadIdx.x == 0) counts[list] = k * page - missing;
 }

@@ -297,16 +297,19 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         if (wide < page) own.missing = page - wide;
     });
     __syncthreads();
-    // Only the last page can be short, and it is in the last non-empty block.
-    const bool is_last = begin + size == columns && size > 0;
-    if (is_last && threadIdx.x == 0) counts[list] = k * page - own.missing;
+    // Only the last page can be short. Columns behind it are never selected.
+    const uint32_t last = (end - first - 1) / page;
+    const bool has_last = begin <= last && last < begin + size;
+    if (has_last && threadIdx.x == 0) counts[list] = k * page - own.missing;
 }
 
 #define TOP(CLUSTER)                                                                                                    \
     extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 3) top_pages_hopper_##CLUSTER(  \
         const float* scores, unsigned long long stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,        \
-        uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most, uint32_t* counts) {               \
-        top_pages<CLUSTER>(scores, stride, columns, chunk, pages, page, first, end, tokens, most, counts);              \
+        uint32_t page, uint32_t first, uint32_t end, const uint32_t* ends, uint32_t* tokens, uint32_t most,             \
+        uint32_t* counts) {                                                                                             \
+        top_pages<CLUSTER>(scores, stride, columns, chunk, pages, page, first, ends ? ends[blockIdx.y] : end, tokens,   \
+                           most, counts);                                                                               \
     }
 
 TOP(2)

@@ -17,6 +17,45 @@ constexpr int UNROLL = 2;
 constexpr int ROUNDS = 32;
 constexpr uint32_t MARK = 1u << 31;
 
+// The candidates of a row of which some follow the prefix: how many, and keys `[kv_head][stride]` of its own sequence behind the prefix.
+struct TreeRow {
+    const void* keys;
+    unsigned long long stride;
+    uint32_t tokens, unused;
+};
+
+// Candidates from `bound` on follow the prefix; without rows, none does.
+struct Behind {
+    const TreeRow* rows;
+    uint32_t bound;
+};
+
+// The tree of a row.
+__device__ __forceinline__ Tree tree_of(const Tree& tree, const Behind& behind, uint32_t row) {
+    Tree own = tree;
+    if (behind.rows) own.tokens = behind.rows[row].tokens;
+    return own;
+}
+
+// Keys of a KV head, of the prefix and of a row's own sequence.
+template <typename T>
+struct Keys {
+    const T* prefix;
+    const T* tail;
+    uint32_t bound;
+
+    __device__ __forceinline__ Keys(const T* keys, uint64_t head_stride, const Behind& behind, uint32_t row, int kv_head)
+        : prefix(keys + kv_head * head_stride), tail(nullptr), bound(~0u) {
+        if (!behind.rows) return;
+        tail = static_cast<const T*>(behind.rows[row].keys) + kv_head * behind.rows[row].stride;
+        bound = behind.bound;
+    }
+
+    __device__ __forceinline__ const T* of(uint32_t key, int d) const {
+        return key < bound ? prefix + static_cast<uint64_t>(key) * d : tail + static_cast<uint64_t>(key - bound) * d;
+    }
+};
+
 // Branch `i` of the kept chunks; in the first round, where `kept` is null, of all blocks cut into `keep` chunks.
 __device__ __forceinline__ Span branch(const Tree& tree, const Span* spans, const uint32_t* kept, uint32_t keep, uint32_t i) {
     const uint32_t j = i / 2;
@@ -50,11 +89,12 @@ __device__ __forceinline__ void add_up(uint32_t counted, bool is_long, uint32_t*
 // there are no more. The number of scored keys is added to `scored` `[row][list][ROUNDS]`, which begins at this round.
 template <typename T, int LANES>
 __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
-                         uint64_t head_stride, int d, const Tree& tree, const uint32_t* keeps, const Span* before,
-                         const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride,
-                         uint32_t* scored) {
+                         uint64_t head_stride, int d, const Tree& shared_tree, const Behind& behind, const uint32_t* keeps,
+                         const Span* before, const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,
+                         uint64_t stride, uint32_t* scored) {
     constexpr int SLOTS = 32 / LANES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
+    const Tree tree = tree_of(shared_tree, behind, blockIdx.z);
     const uint32_t keep = keeps[blockIdx.z];
     const int count = shared ? group : 1, kv_head = shared ? blockIdx.y : blockIdx.y / group, channel = place * PIECE;
     const int first_head = shared ? blockIdx.y * group : blockIdx.y;
@@ -63,7 +103,7 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
     before += list * most, after += list * most;
     const uint32_t* own_kept = kept ? kept + list * kept_most : nullptr;
     float* to = scores + list * stride;
-    const T* own_keys = keys + kv_head * head_stride + channel;
+    const Keys<T> own_keys(keys, head_stride, behind, blockIdx.z, kv_head);
     const T* own_queries = queries + rows[blockIdx.z] * row_stride + static_cast<uint64_t>(first_head) * d + channel;
     const bool searches = keep < blocks_of(tree);
     const uint32_t all = searches ? 2 * keep : 0, begin = blockIdx.x * BRANCHES;
@@ -93,7 +133,7 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const uint32_t key = min(token[u] + offset, tree.tokens - 1);
-                if (holds) piece[u] = load_piece(own_keys + static_cast<uint64_t>(key) * d);
+                if (holds) piece[u] = load_piece(own_keys.of(key, d) + channel);
             }
             for (int first = 0; first < count; first += MOST_QUERIES) {
                 float dots[UNROLL][MOST_QUERIES] = {};
@@ -144,11 +184,12 @@ constexpr uint32_t TILE = 16;
 // t reads the keys of two of them, 16 bytes at a time, and gets the scores of queries g and g + 8.
 template <typename T, int D>
 __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
-                               uint64_t head_stride, const Tree& tree, const uint32_t* keeps, const Span* before,
-                               const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride,
-                               uint32_t* scored) {
+                               uint64_t head_stride, const Tree& shared_tree, const Behind& behind, const uint32_t* keeps,
+                               const Span* before, const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most,
+                               float* scores, uint64_t stride, uint32_t* scored) {
     constexpr int PIECES = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const Tree tree = tree_of(shared_tree, behind, blockIdx.z);
     const uint32_t keep = keeps[blockIdx.z];
     const int count = shared ? group : 1, kv_head = shared ? blockIdx.y : blockIdx.y / group;
     const int first_head = shared ? blockIdx.y * group : blockIdx.y;
@@ -174,7 +215,7 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
         for (int c = 0; c < PIECES; ++c)
             q[h][c] = g + 8 * h < count ? *reinterpret_cast<const Halves*>(own_queries + (g + 8 * h) * D + (c * 4 + t) * PIECE)
                                         : Halves{0, 0, 0, 0};
-    const T* own_keys = keys + kv_head * head_stride;
+    const Keys<T> own_keys(keys, head_stride, behind, blockIdx.z, kv_head);
     // Branches 8j + 2t and 8j + 2t + 1.
     float top[2][2] = {{-CUDART_INF_F, -CUDART_INF_F}, {-CUDART_INF_F, -CUDART_INF_F}};
     for (uint32_t offset = 0; offset < wide; offset += tree.stride) {
@@ -183,7 +224,7 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
         Halves piece[2][PIECES];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            const T* from = own_keys + static_cast<uint64_t>(__shfl_sync(~0u, key, 8 * j + g)) * D;
+            const T* from = own_keys.of(__shfl_sync(~0u, key, 8 * j + g), D);
 #pragma unroll
             for (int c = 0; c < PIECES; ++c) piece[j][c] = load_once(from + (c * 4 + t) * PIECE);
         }
@@ -219,11 +260,13 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
 
 // Blocks: lists, rows. Writes the tokens of the blocks kept last, `[row][list][token_most]`, ascending, and their number; all candidates if
 // no search was needed. Candidates begin with token `first`. Sums the keys `scored` in marked rounds into `entries`, and clears `scored`.
-extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree, const uint32_t* keeps, const Span* spans, uint32_t most,
-                                                                const uint32_t* kept, uint32_t kept_most, uint32_t first,
-                                                                uint32_t* tokens, uint32_t token_most, uint32_t* counts,
-                                                                uint32_t* scored, uint32_t* entries) {
+extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree shared_tree, const Behind behind, const uint32_t* keeps,
+                                                                const Span* spans, uint32_t most, const uint32_t* kept,
+                                                                uint32_t kept_most, uint32_t first, uint32_t* tokens,
+                                                                uint32_t token_most, uint32_t* counts, uint32_t* scored,
+                                                                uint32_t* entries) {
     const uint64_t list = static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    const Tree tree = tree_of(shared_tree, behind, blockIdx.y);
     if (threadIdx.x < ROUNDS) {
         uint32_t& of_round = scored[list * ROUNDS + threadIdx.x];
         uint32_t sum = of_round & MARK ? of_round & ~MARK : 0;
@@ -252,11 +295,11 @@ extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree,
 #define SEARCH(T, NAME, LANES)                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS) branches_##NAME##_##LANES(                                    \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, int shared, const T* keys,    \
-        unsigned long long head_stride, int d, const Tree tree, const uint32_t* keeps, const Span* before,              \
-        const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,                            \
+        unsigned long long head_stride, int d, const Tree tree, const Behind behind, const uint32_t* keeps,             \
+        const Span* before, const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,        \
         unsigned long long stride, uint32_t* scored) {                                                                  \
-        branches<T, LANES>(rows, queries, row_stride, group, shared != 0, keys, head_stride, d, tree, keeps, before,    \
-                           kept, kept_most, after, most, scores, stride, scored);                                       \
+        branches<T, LANES>(rows, queries, row_stride, group, shared != 0, keys, head_stride, d, tree, behind, keeps,    \
+                           before, kept, kept_most, after, most, scores, stride, scored);                               \
     }
 
 #define WIDTHS(T, NAME) SEARCH(T, NAME, 8) SEARCH(T, NAME, 16) SEARCH(T, NAME, 32)
@@ -268,11 +311,11 @@ WIDTHS(__nv_bfloat16, bf16)
 #define TILES(T, NAME, D)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS) branches_tiles_##NAME##_##D(                                  \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, int shared, const T* keys,    \
-        unsigned long long head_stride, int, const Tree tree, const uint32_t* keeps, const Span* before,                \
-        const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,                            \
+        unsigned long long head_stride, int, const Tree tree, const Behind behind, const uint32_t* keeps,               \
+        const Span* before, const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,        \
         unsigned long long stride, uint32_t* scored) {                                                                  \
-        branches_tiles<T, D>(rows, queries, row_stride, group, shared != 0, keys, head_stride, tree, keeps, before,     \
-                             kept, kept_most, after, most, scores, stride, scored);                                     \
+        branches_tiles<T, D>(rows, queries, row_stride, group, shared != 0, keys, head_stride, tree, behind, keeps,     \
+                             before, kept, kept_most, after, most, scores, stride, scored);                             \
     }
 
 TILES(__half, f16, 64)

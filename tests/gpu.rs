@@ -32,8 +32,8 @@ use spattn::kernels::cuda::{
     HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
     LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
     QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, RowPart, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenListLayout, TokenLists, Tokens, Unit,
-    WeightMatrix, Weights,
+    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TailRow, TailRows, TieOrder, TokenListLayout,
+    TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::config::ModelConfig;
@@ -1348,7 +1348,7 @@ fn signatures_by_nets_and_their_distances() {
                 check(&|word| of_rows[i * words + word], &expected);
             }
             // Distances are whole numbers, so all scores are equal bit by bit.
-            let ties = TieOrder { seed: [77, 5], levels: 9, unit: 1.0 / 8192.0 };
+            let ties = TieOrder { seed: [77, 5], levels: 9, unit: 1.0 / 8192.0, ..TieOrder::default() };
             let index = Signatures { buffer: &signed, kv_heads, nets: each, words, tokens };
             let exact = |row: usize, head: usize, column: usize| {
                 let net = head / group * each + if each == 1 { 0 } else { head % group };
@@ -1453,7 +1453,12 @@ fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties
 #[ignore = "needs a GPU"]
 fn the_nearest_signatures_are_found_at_once() {
     let gpu = gpu();
-    let ties = |levels: u32| TieOrder { seed: [77, 5], levels, unit: 1.0 / (1u32 << (levels + 4)) as f32 };
+    let ties = |levels: u32| TieOrder {
+        seed: [77, 5],
+        levels,
+        unit: 1.0 / (1u32 << (levels + 4)) as f32,
+        ..TieOrder::default()
+    };
     let shapes = [
         ([2, 4, 1], 1),
         ([2, 3, 1], 1),
@@ -1478,7 +1483,7 @@ fn the_nearest_signatures_are_found_at_once() {
 #[ignore = "needs a GPU"]
 fn each_kernel_finds_the_nearest_signatures() {
     let gpu = gpu();
-    let ties = TieOrder { seed: [1, 2], levels: 15, unit: 1.0 / (1u32 << 17) as f32 };
+    let ties = TieOrder { seed: [1, 2], levels: 15, unit: 1.0 / (1u32 << 17) as f32, ..TieOrder::default() };
     for (shape, words) in [([2, 4, 1], 1), ([1, 1, 1], 1), ([1, 2, 1], 3)] {
         check_nearest(&gpu, shape, words, 1000, ties);
     }
@@ -1489,7 +1494,7 @@ fn each_kernel_finds_the_nearest_signatures() {
 #[ignore = "needs a GPU"]
 fn the_nearest_of_many_signatures_are_found_at_once() {
     let gpu = gpu();
-    let ties = TieOrder { seed: [7, 50], levels: 15, unit: 1.0 / (1u32 << 17) as f32 };
+    let ties = TieOrder { seed: [7, 50], levels: 15, unit: 1.0 / (1u32 << 17) as f32, ..TieOrder::default() };
     check_nearest(&gpu, [2, 4, 1], 1, 40_000, ties);
     check_nearest(&gpu, [2, 2, 1], 3, 40_000, ties);
     check_nearest(&gpu, [8, 4, 1], 1, 70_000, ties);
@@ -1665,7 +1670,7 @@ fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> Tok
     for (first, scores) in [(0, front), (1, back)] {
         on_device.resize(gpu, scores.len() / row, 2, pages.count()).unwrap();
         on_device.upload(gpu, scores).unwrap();
-        gpu.top_pages(&on_device, &numbers, first, pages, &mut lists).unwrap();
+        gpu.top_pages(&on_device, (&numbers, None), first, pages, &mut lists).unwrap();
     }
     lists
 }
@@ -1681,6 +1686,64 @@ fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
             let picked = lists.download(gpu, i / 2, i % 2).unwrap();
             let expected = pages_of(scores, chosen[i / 2], pages);
             assert!(picked == expected, "{kind}, {} of {n} of {pages:?}: list {i}", chosen[i / 2]);
+        }
+    }
+}
+
+/// Where rows have candidates behind the index of a prefix of 50 tokens: four of the prefix and some of their own, none, and two of the
+/// prefix and one of their own.
+const BEHIND: [Range<usize>; 3] = [46..59, 50..50, 48..51];
+
+#[test]
+#[ignore = "needs a GPU"]
+fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
+    let (gpu, prefix_tokens, room, lists, of_prefix) = (gpu(), 50, 16, 3, 46);
+    for (storage, d) in [(Storage::F32, 20), (Storage::F16, 64), (Storage::Bf16, 8)] {
+        let prefix = Kv::new(2, prefix_tokens, d, 300, storage);
+        let tails = [9, 0, 1].map(|tokens| Kv::new(2, tokens, d, 310 + tokens as u64, storage));
+        let sent = prefix.send(&gpu, 60, storage);
+        let tails_sent = tails.each_ref().map(|tail| tail.send(&gpu, 12, storage));
+        let row = |i: usize| TailRow {
+            keys: cache(&tails_sent[i], 12, &tails[i], storage),
+            tokens: BEHIND[i].clone(),
+            columns: of_prefix..of_prefix + BEHIND[i].len(),
+            open: (i == 2).then_some(7),
+        };
+        let mut rows = TailRows::default();
+        rows.set(&gpu, &[row(0), row(1), row(2)], room, prefix_tokens).unwrap();
+        let gathered = rows.gather(&gpu, &cache(&sent, 60, &prefix, storage), prefix_tokens, &(0..3)).unwrap();
+        for head in 0..2 {
+            let [keys, _] = gathered.download_rows(&gpu, head, 0..3 * room).unwrap();
+            for (at, key) in keys.chunks_exact(d).enumerate().filter(|(at, _)| !BEHIND[at / room].is_empty()) {
+                let token = (BEHIND[at / room].start + at % room).min(BEHIND[at / room].end - 1);
+                let expected = match token.checked_sub(prefix_tokens) {
+                    Some(behind) => tails[at / room].key(head, behind),
+                    None => prefix.key(head, token),
+                };
+                assert_eq!(key, expected, "{storage:?}, head {head}, place {at}");
+            }
+        }
+        // Rows 1 and 2 alone, too: tables and scores begin with the first of them.
+        for some in [0..3, 1..3] {
+            let (count, most) = (some.len(), BEHIND.iter().map(Range::len).max().unwrap());
+            let (scores, own) = (noise(count * lists * of_prefix, 320), noise(count * lists * count * room, 321));
+            let (mut there, mut of_rows) = (ScoreWorkspace::default(), Scores::default());
+            there.reserve_behind(most);
+            there.of_mut(None).resize(&gpu, count, lists, of_prefix).unwrap();
+            there.of_mut(None).upload(&gpu, &scores).unwrap();
+            of_rows.resize(&gpu, count, lists, count * room).unwrap();
+            of_rows.upload(&gpu, &own).unwrap();
+            rows.join(&gpu, &some, Some(&of_rows), there.of_mut(None)).unwrap();
+            for (row, list) in (0..count).flat_map(|row| (0..lists).map(move |list| (row, list))) {
+                let (number, place) = (some.start + row, row * lists + list);
+                let mut expected = scores[place * of_prefix..][..of_prefix].to_vec();
+                expected.extend(&own[place * count * room + row * room..][..BEHIND[number].len()]);
+                expected.resize(of_prefix + most, f32::NEG_INFINITY);
+                if number == 2 {
+                    expected[7] = f32::INFINITY;
+                }
+                assert_eq!(there.of(None).download(&gpu, row, list).unwrap(), expected, "row {number}, list {list}");
+            }
         }
     }
 }
@@ -1985,7 +2048,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                 lists.resize(&gpu, TokenListLayout::new(count, n), vec![tokens.end; 2]).unwrap();
                 numbers.set(&gpu, picked.map(|k| k as u32).to_vec()).unwrap();
                 let pages = Pages { tokens: tokens.clone(), size: 1 };
-                gpu.top_pages(room.of(reduction), &numbers, 0, &pages, &mut lists).unwrap();
+                gpu.top_pages(room.of(reduction), (&numbers, None), 0, &pages, &mut lists).unwrap();
                 gpu.rest_shares(&room, tokens.start, &index, 0, &mut lists).unwrap();
                 for row in 0..2 {
                     let shares = lists.download_shares(&gpu, row).unwrap();
@@ -3011,7 +3074,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 56] = [
+const THERE: [&str; 69] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3069,6 +3132,21 @@ const THERE: [&str; 56] = [
     "bigbird:window=32,block=8",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
+    // Tokens that follow the prefix become candidates: of 90, some or nearly all.
+    "topk:k=16,tail=indexed",
+    "topk:ratio=0.1,tail=window:5,per=kv_head",
+    "topk:k=5000,local=0,tail=indexed",
+    "quest:page=5,k=20,tail=indexed",
+    "quest:page=7,k=20,local=0,tail=indexed,per=kv_head",
+    "quest:page=64,k=100,tail=window:3,per=kv_head,reduce=max",
+    "double_sparsity:kind=random,channels=4,k=16,tail=indexed",
+    "double_sparsity:kind=random,channels=d,label_bits=2,k=20,local=0,tail=indexed,per=kv_head",
+    "hip:k=16,r_m=1,tail=indexed",
+    "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7,local=0,tail=indexed",
+    "hip:k=48,b_k=8,per=kv_head,r_m=1,local=0,tail=indexed",
+    // Layers have budgets of their own.
+    "topk:k=16,schedule=linear",
+    "quest:page=5,k=32,schedule=linear,tail=window:9",
     "topk:k=0",
 ];
 
@@ -3103,7 +3181,7 @@ fn assert_alike(a: &LayerCosts, b: &LayerCosts, what: &str) {
 }
 
 /// Methods that learn from a model's prompt before they select on the device.
-const LEARNED: [&str; 7] = [
+const LEARNED: [&str; 10] = [
     "hash_attention:k=16",
     "hash_attention:ties=first,k=20,per=kv_head",
     "hash_attention:k=20,per=kv_head,reduce=max",
@@ -3111,6 +3189,9 @@ const LEARNED: [&str; 7] = [
     "loki:k=16",
     "loki:k=20,per=kv_head",
     "double_sparsity:k=16",
+    "hash_attention:k=16,local=4,tail=indexed",
+    "hash_attention:ties=first,k=20,per=kv_head,tail=window:5",
+    "double_sparsity:k=16,local=0,tail=indexed",
 ];
 
 #[test]

@@ -50,22 +50,22 @@ impl Configured {
         let is_in_number = || self.method.device_form().is_ok_and(|form| form.units_encode_budget());
         let are_alike_beside =
             || crate::spec::beside_budget(&self.settings).eq(crate::spec::beside_budget(&other.settings));
-        self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
+        let tails_alike = (self.policy.tail == Tail::Exact) == (other.policy.tail == Tail::Exact);
+        let params_alike = self.params == other.params || is_in_number() && are_alike_beside();
+        self.name == other.name && tails_alike && params_alike
     }
 
     /// Why the method selects on the host where a GPU holds the prefix of a model of this shape: what its parameters, the shape
     /// and the policy ask for and no kernel does. Nothing if it selects on the GPU.
-    ///
-    /// The candidates of a device are those of the prefix, so that a method that fills
-    /// pages never selects there.
     pub fn host_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = match self.method.device_form() {
             Ok(form) if self.method.manages_decoded_tokens() && !form.holds() => vec![HostReason::NoForm],
             Ok(form) => form.shape_reasons(shape),
             Err(reasons) => reasons,
         };
-        let moves = self.policy.tail != Tail::Exact;
-        for reason in HostReason::of_run(self.method.positions(), &self.policy.schedule, moves) {
+        let grows = self.method.device_form().is_ok_and(|form| form.grows(shape));
+        let moves = self.policy.tail != Tail::Exact && !grows;
+        for reason in HostReason::of_run(self.method.positions(), moves) {
             if !reasons.contains(&reason) {
                 reasons.push(reason);
             }

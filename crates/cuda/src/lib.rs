@@ -33,6 +33,7 @@ mod record;
 mod score_launch;
 mod scores;
 mod staging;
+mod tail;
 mod timeline;
 mod token_lists;
 mod top_k_launch;
@@ -81,9 +82,10 @@ pub use quantised::QuantisedMatrix;
 pub use queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};
 pub use record::Recording;
 pub use scores::{Reduction, ScoreWorkspace, Scores};
+pub use tail::{TailRow, TailRows};
 pub use timeline::Timeline;
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
-pub use tree::{Tree, TreeWorkspace};
+pub use tree::{Tree, TreeTails, TreeWorkspace};
 
 /// A file of `kernels/`, compiled.
 struct Module {

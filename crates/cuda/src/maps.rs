@@ -162,6 +162,11 @@ pub struct TieOrder {
     pub levels: u32,
     /// What one step of the rank adds to a score.
     pub unit: f32,
+    /// The place of a token is its column or, with a period, `first` and its column modulo the period. Only
+    /// [`score_signatures`](Gpu::score_signatures) heeds a period.
+    pub first: u32,
+    /// See [`first`](Self::first).
+    pub period: u32,
 }
 
 // SAFETY: as the kernel's struct `Ties`.

@@ -13,6 +13,8 @@ pub struct Scores {
     pub(super) rows: usize,
     pub(super) lists: usize,
     pub(super) columns: usize,
+    /// Columns behind these, which are filled later.
+    behind: usize,
 }
 
 impl Scores {
@@ -22,7 +24,12 @@ impl Scores {
     /// [`GpuError::OutOfMemory`].
     pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, columns: usize) -> Result<(), GpuError> {
         (self.rows, self.lists, self.columns) = (rows, lists, columns);
-        gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns))
+        gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns + self.behind))
+    }
+
+    /// Takes the columns behind the others as filled.
+    pub(super) fn include_behind(&mut self) {
+        self.columns += std::mem::take(&mut self.behind);
     }
 
     /// Copies one list of scores to the host.
@@ -60,7 +67,7 @@ impl Scores {
 
     /// Scores from one list to the next.
     pub(super) fn stride(&self) -> usize {
-        Self::stride_of(self.columns)
+        Self::stride_of(self.columns + self.behind)
     }
 
     fn stride_of(columns: usize) -> usize {
@@ -88,6 +95,16 @@ pub struct ScoreWorkspace {
 }
 
 impl ScoreWorkspace {
+    /// Has the next scores leave room for `columns` columns behind theirs, which [`TailRows::join`](crate::TailRows::join) fills.
+    pub fn reserve_behind(&mut self, columns: usize) {
+        (self.by_head.behind, self.by_group.behind) = (columns, columns);
+    }
+
+    /// As [`of`](Self::of), to be changed.
+    pub fn of_mut(&mut self, reduction: Option<Reduction>) -> &mut Scores {
+        if reduction.is_some() { &mut self.by_group } else { &mut self.by_head }
+    }
+
     /// The last scores: by query head, or by KV head if they were reduced.
     pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
         if reduction.is_some() { &self.by_group } else { &self.by_head }

@@ -35,7 +35,8 @@ fn cluster_of(lists: usize, columns: usize) -> usize {
 
 impl Gpu {
     /// Selects the tokens of the pages with the largest scores, in ascending order; of equal scores the earlier page. `chosen` has the
-    /// number of pages for each row of `lists`. The scores are those of the rows from `first` on.
+    /// number of pages for each row of `lists`, and `ends` where the candidates of each end; `None` if they all end with the pages. The
+    /// scores are those of the rows from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -45,12 +46,18 @@ impl Gpu {
     pub fn top_pages(
         &self,
         scores: &Scores,
-        chosen: &HostDeviceVec<u32>,
+        (chosen, ends): (&HostDeviceVec<u32>, Option<&HostDeviceVec<u32>>),
         first: usize,
         pages: &Pages,
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
         let rows = first..first + scores.rows;
+        let ends_there = ends.map_or(&[][..], |ends| &ends.numbers()[rows.clone()]);
+        assert!(
+            ends_there.iter().all(|end| pages.tokens.contains(&(*end as usize - 1))),
+            "the candidates of a row end outside of the pages, {:?}",
+            pages.tokens
+        );
         assert!(
             pages.count() == scores.columns && lists.lists() == scores.lists,
             "{} pages and {} lists do not match the scores",
@@ -73,7 +80,7 @@ impl Gpu {
             return Ok(());
         }
         let (from, stride, columns) = (scores.address(), scores.stride() as u64, scores.columns as u32);
-        let chosen = chosen.address(rows);
+        let (chosen, ends) = (chosen.address(rows.clone()), ends.map_or(0, |ends| ends.address(rows)));
         let [tokens, counts] = lists.addresses(first);
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most() as u32);
@@ -94,7 +101,7 @@ impl Gpu {
         if clustered {
             launch.arg(&chunk);
         }
-        launch.arg(&chosen).arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
+        launch.arg(&chosen).arg(&size).arg(&begin).arg(&end).arg(&ends).arg(&tokens).arg(&most).arg(&counts);
         let grid = (blocks as u32, scores.rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
         // SAFETY: scores, numbers of pages and lists are as long as checked above.

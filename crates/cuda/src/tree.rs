@@ -46,10 +46,60 @@ impl Tree {
 
     /// Number of rounds until each of `keep` chunks is one block.
     pub fn rounds(&self, keep: usize) -> u32 {
-        match keep < self.blocks() {
-            true => self.blocks().div_ceil(keep.max(1)).next_power_of_two().trailing_zeros(),
-            false => 0,
-        }
+        rounds(self.blocks(), keep)
+    }
+}
+
+/// Number of rounds until each of `keep` chunks of `blocks` blocks is one block.
+fn rounds(blocks: usize, keep: usize) -> u32 {
+    match keep < blocks {
+        true => blocks.div_ceil(keep.max(1)).next_power_of_two().trailing_zeros(),
+        false => 0,
+    }
+}
+
+/// Candidates of rows that follow the prefix.
+#[derive(Debug, Clone, Copy)]
+pub struct TreeTails<'a> {
+    /// Tokens of the prefix.
+    pub prefix_tokens: usize,
+    /// Where the candidates of each row end.
+    pub ends: &'a [usize],
+    /// Keys of each row's sequence behind the prefix.
+    pub keys: &'a [Cache<'a>],
+}
+
+/// As the kernel's struct `Behind`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceTails {
+    rows: u64,
+    bound: u32,
+    unused: u32,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceTails {}
+
+/// Words of a row as kernels read it.
+const ROW_WORDS: usize = 3;
+
+impl TreeTails<'_> {
+    /// The rows as kernels read them, whose candidates begin with token `first`.
+    ///
+    /// # Panics
+    /// If a row has candidates beyond its keys.
+    fn words(&self, first: usize) -> Vec<u64> {
+        let of_row = |(end, keys): (&usize, &Cache<'_>)| -> [u64; ROW_WORDS] {
+            assert!(
+                first <= *end && *end <= self.prefix_tokens + keys.capacity,
+                "candidates {first} to {end} do not lie in {} tokens behind a prefix of {}",
+                keys.capacity,
+                self.prefix_tokens
+            );
+            [keys.key(0, 0), keys.head_stride(), (end - first) as u64]
+        };
+        self.ends.iter().zip(self.keys).flat_map(of_row).collect()
     }
 }
 
@@ -87,12 +137,15 @@ pub struct TreeWorkspace {
     scored: Option<Buffer>,
     scores: Scores,
     kept: TokenLists,
+    /// The rows' candidates, if some follow the prefix.
+    rows: HostDeviceVec<u64>,
 }
 
 impl Gpu {
     /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
     /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row. The
-    /// lists' [entries](crate::TokenListLayout::counted) are the keys that were scored.
+    /// lists' [entries](crate::TokenListLayout::counted) are the keys that were scored. The candidates of rows are those of the tree,
+    /// and go on to those of `tails`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -103,7 +156,7 @@ impl Gpu {
         &self,
         queries: &Queries<'_>,
         keys: &Cache<'_>,
-        tree: &Tree,
+        (tree, tails): (&Tree, Option<TreeTails<'_>>),
         keeps: &HostDeviceVec<u32>,
         lists: &mut TokenLists,
         workspace: &mut TreeWorkspace,
@@ -124,33 +177,55 @@ impl Gpu {
             d.is_multiple_of(8) && d <= 256 && heads.is_multiple_of(keys.kv_heads),
             "the kernel does not support {heads} query heads of {d} channels"
         );
-        let blocks = tree.blocks();
-        let largest = |searched: bool| {
-            let keeps = keeps.numbers().iter().map(|keep| *keep as usize);
-            keeps.filter(|keep| !searched || *keep < blocks).max().unwrap_or(0)
+        let lengths: Vec<usize> = match tails {
+            Some(TreeTails { ends, keys, prefix_tokens }) => {
+                assert!(
+                    ends.len() == rows && keys.len() == rows && tree.tokens.start <= prefix_tokens,
+                    "{} tails do not fit {rows} rows",
+                    keys.len()
+                );
+                ends.iter().map(|end| end - tree.tokens.start).collect()
+            }
+            None => vec![tree.tokens.len(); rows],
         };
-        let (most, searched) = (largest(false).min(blocks), largest(true));
+        // Blocks that are kept and blocks that there are, of each row.
+        let kept_of: Vec<(usize, usize)> = keeps
+            .numbers()
+            .iter()
+            .zip(&lengths)
+            .map(|(keep, length)| (*keep as usize, length.div_ceil(tree.size)))
+            .collect();
+        let searched = kept_of.iter().filter(|(keep, blocks)| keep < blocks).map(|(keep, _)| *keep).max().unwrap_or(0);
+        let needed = kept_of.iter().zip(&lengths).map(|((keep, _), length)| (keep * tree.size).min(*length)).max();
         assert!(
-            lists.most() >= (most * tree.size).min(tree.tokens.len()),
+            lists.most() >= needed.unwrap_or(0),
             "lists hold {} tokens, fewer than the kept blocks have",
             lists.most()
         );
         let columns = 2 * searched;
         workspace.scores.resize(self, rows, count, columns)?;
         // Rows that keep all blocks do not search, but `top_pages` runs for them too and keeps every column.
-        let longest = if most < blocks { searched } else { columns };
+        let longest = if kept_of.iter().all(|(keep, blocks)| keep < blocks) { searched } else { columns };
         workspace.kept.resize(self, TokenListLayout::new(count, longest), vec![columns; rows])?;
         for spans in &mut workspace.spans {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }
         self.reserve(&mut workspace.scored, 4 * rows * count * ROUNDS)?;
-        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = workspace else {
+        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept, rows: table } =
+            workspace
+        else {
             unreachable!("the workspace's buffers were reserved above")
         };
         let [mut before, mut after] =
             [&*first, &*second].map(|spans| spans.address(0, SPAN_BYTES * rows * count * columns));
         let scored = scored.address(0, 4 * rows * count * ROUNDS);
         let on_device = DeviceTree::of(tree);
+        let mut behind = DeviceTails { rows: 0, bound: u32::MAX, unused: 0 };
+        if let Some(tails) = tails.filter(|_| rows > 0) {
+            table.set(self, tails.words(tree.tokens.start))?;
+            let bound = (tails.prefix_tokens - tree.tokens.start) as u32;
+            behind = DeviceTails { rows: table.address(0..ROW_WORDS * rows), bound, unused: 0 };
+        }
         let (from, list) = (queries.address(0..rows, d, storage), queries.list(0..rows));
         let (own_keys, head_stride, row_stride) =
             (keys.key(0, tree.tokens.start), keys.head_stride(), queries.stride as u64);
@@ -166,27 +241,43 @@ impl Gpu {
         let branches = self.function("tree_search", &name)?;
         let slots = Pages { tokens: 0..columns, size: 1 };
         // Rows that keep more blocks finish earlier: a chunk of one block stays as it is.
-        let least = keeps.numbers().iter().map(|keep| *keep as usize).filter(|keep| (1..blocks).contains(keep)).min();
-        for round in 0..least.map_or(0, |least| tree.rounds(least)) {
+        let last = kept_of.iter().filter(|(keep, _)| *keep > 0).map(|(keep, blocks)| rounds(*blocks, *keep)).max();
+        for round in 0..last.unwrap_or(0) {
             let [kept_at, _] = kept.addresses(0);
             let (known, kept_most) = (if round == 0 { 0u64 } else { kept_at }, kept.most() as u32);
             let (to, of_round) = (scores.address(), scored + 4 * u64::from(round));
             let mut launch = self.launch(&branches);
             launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&shared).arg(&own_keys).arg(&head_stride);
-            launch.arg(&width).arg(&on_device).arg(&of_keeps).arg(&before).arg(&known).arg(&kept_most).arg(&after);
+            launch
+                .arg(&width)
+                .arg(&on_device)
+                .arg(&behind)
+                .arg(&of_keeps)
+                .arg(&before)
+                .arg(&known)
+                .arg(&kept_most)
+                .arg(&after);
             launch.arg(&span_most).arg(&to).arg(&stride).arg(&of_round);
             let grid = (columns.div_ceil(BRANCHES) as u32, count as u32, rows as u32);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: queries, keys, spans, kept blocks and scores are as long as checked and reserved above.
             unsafe { launch.launch(grid) }.map_err(failed("searching"))?;
-            self.top_pages(scores, keeps, 0, &slots, kept)?;
+            self.top_pages(scores, (keeps, None), 0, &slots, kept)?;
             std::mem::swap(&mut before, &mut after);
         }
         let function = self.function("tree_search", "found_tokens")?;
         let ([kept_at, _], kept_most, first) = (kept.addresses(0), kept.most() as u32, tree.tokens.start as u32);
         let ([tokens, counts], entries, token_most) = (lists.addresses(0), lists.entries(0), lists.most() as u32);
         let mut launch = self.launch(&function);
-        launch.arg(&on_device).arg(&of_keeps).arg(&before).arg(&span_most).arg(&kept_at).arg(&kept_most).arg(&first);
+        launch
+            .arg(&on_device)
+            .arg(&behind)
+            .arg(&of_keeps)
+            .arg(&before)
+            .arg(&span_most)
+            .arg(&kept_at)
+            .arg(&kept_most)
+            .arg(&first);
         launch.arg(&tokens).arg(&token_most).arg(&counts).arg(&scored).arg(&entries);
         let grid =
             LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };

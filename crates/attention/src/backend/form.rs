@@ -5,6 +5,7 @@ use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::prompt_shape::PromptShape;
 use spattn_kernels::GPU_ROW_WIDTHS;
 
@@ -17,8 +18,10 @@ pub struct StepShape {
     pub d: usize,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// Tokens that may be selected.
+    /// Tokens that may be selected, of those that the index of the prefix holds.
     pub candidates: usize,
+    /// All tokens that may be selected: more, if tokens behind the prefix become candidates.
+    pub all_candidates: usize,
     /// Static tokens.
     pub exact: usize,
     /// The budget, in the method's own units ([`DeviceForm::budget_units`]).
@@ -34,7 +37,7 @@ pub(crate) fn row_width(numbers: usize) -> Option<usize> {
 }
 
 /// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
-/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds).
+/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds) or [it grows](Self::grows).
 pub trait DeviceForm: DeviceLaunch + Send + Sync {
     /// Why kernels do not take keys and values of this shape; nothing if they do.
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason>;
@@ -77,6 +80,17 @@ pub trait DeviceForm: DeviceLaunch + Send + Sync {
 
     /// Upper bound of the device memory of its indexes over all layers of a prefix, in bytes.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
+
+    /// Whether tokens behind the prefix may become candidates (`tail`), for keys and values of this shape. Default false.
+    fn grows(&self, _shape: KvShape) -> bool {
+        false
+    }
+
+    /// Bytes that the host form's index of a sequence's own takes for a KV head, when `all_candidates` tokens may be selected, of which
+    /// that of the prefix holds `candidates`; 0 by default.
+    fn grown_bytes(&self, _head: KvHeadId, _candidates: usize, _all_candidates: usize) -> usize {
+        0
+    }
 
     /// Whether each sequence has a token cache of its own on the device, which changes with every decoded token.
     fn holds(&self) -> bool {

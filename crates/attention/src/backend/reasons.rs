@@ -4,7 +4,6 @@ use std::fmt;
 
 use crate::kv::KvDtype;
 use crate::types::positions::Positions;
-use crate::types::schedule::Schedule;
 
 /// Why a method with its parameters, a model's shape or a protocol selects on the host although a GPU holds the prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,12 +41,10 @@ pub enum HostReason {
     },
     /// The kernels do not support keys and values of this type.
     Storage(KvDtype),
-    /// Tokens after the prefix become candidates (`tail`), and a GPU selects among those of the prefix.
+    /// Tokens after the prefix become candidates (`tail`), and the GPU implementation selects among those of the prefix.
     MovingCandidates,
     /// Tokens are attended at other positions than their own.
     MovedPositions,
-    /// Layers have budgets of their own (`schedule`).
-    LayerBudgets,
     /// Statistics of the prompt that the index needs were not gathered.
     NoStatistics,
     /// A layer scales logits by another factor than one over the root of a head's width.
@@ -73,13 +70,10 @@ impl HostReason {
         (numbers > most).then_some(Self::IndexWidth { numbers, most })
     }
 
-    /// Why a policy's tokens cannot be selected on a GPU: positions and budgets that differ from those of all forms.
-    pub(crate) fn of_run(positions: Positions, schedule: &Schedule, has_moving_candidates: bool) -> Vec<Self> {
-        let reasons = [
-            (has_moving_candidates, Self::MovingCandidates),
-            (positions != Positions::Original, Self::MovedPositions),
-            (!schedule.is_uniform(), Self::LayerBudgets),
-        ];
+    /// Why a policy's tokens cannot be selected on a GPU: candidates and positions that differ from those of a form.
+    pub(crate) fn of_run(positions: Positions, has_moving_candidates: bool) -> Vec<Self> {
+        let reasons =
+            [(has_moving_candidates, Self::MovingCandidates), (positions != Positions::Original, Self::MovedPositions)];
         reasons.into_iter().filter(|(holds, _)| *holds).map(|(_, reason)| reason).collect()
     }
 }
@@ -104,7 +98,6 @@ impl fmt::Display for HostReason {
             Self::Storage(dtype) => write!(f, "the kernels do not support keys in {}", dtype.name()),
             Self::MovingCandidates => f.write_str("tokens after the prefix become candidates (tail)"),
             Self::MovedPositions => f.write_str("it attends tokens at other positions than their own"),
-            Self::LayerBudgets => f.write_str("layers have budgets of their own (schedule)"),
             Self::NoStatistics => f.write_str("the statistics of the prompt that its index needs were not gathered"),
             Self::SoftmaxScale => f.write_str("the model scales logits by a factor of its own"),
             Self::SoftmaxRule => f.write_str("the model caps logits or has attention-sink logits"),

@@ -18,6 +18,11 @@ pub(crate) trait DeviceScorer: ScorerLaunch + Send + Sync {
     /// Cost of scoring the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
 
+    /// Whether tokens that follow a prefix can be indexed there, too; its scores must not weight tokens then. Default false.
+    fn grows(&self) -> bool {
+        false
+    }
+
     /// As [`DeviceForm::index_bytes`](crate::DeviceForm::index_bytes), of one layer; nothing by default.
     fn layer_bytes(&self, _prefix: &PromptShape, _dtype: KvDtype) -> usize {
         0

@@ -191,8 +191,13 @@ impl Sequence {
         self.tail_tokens[layer] += 1;
         let (picked, shape) = (AttendedTokens { exact: self.exact(layer), selection: None }, self.prefix.shape());
         let group = heads / shape.kv_heads;
-        let number = self.budget_units(self.total(layer));
-        let step = StepShape { exact: picked.exact.tokens(self.total(layer)), ..self.step_shape(group, number) };
+        let number = self.budget_units(layer, self.total(layer));
+        let total = self.total(layer);
+        let step = StepShape {
+            exact: picked.exact.tokens(total),
+            all_candidates: self.device_candidates(total).len(),
+            ..self.step_shape(group, number)
+        };
         let form = self.method.method.device_form().expect(HAS_FORM);
         let cost = if self.selects_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));

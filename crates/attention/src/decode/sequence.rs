@@ -22,7 +22,9 @@ use crate::decode::timing::{AttentionTime, IndexTime};
 use crate::kv::{KvError, KvReads, KvRows, LayerKv, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
+use crate::types::policy::Tail;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
+use crate::types::prefix_head::KvHeadId;
 use crate::types::seed::RowSeed;
 use crate::types::selection::{AttendedTokens, StaticTokens};
 use spattn_base::clock::Section;
@@ -192,10 +194,23 @@ impl Sequence {
         let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
         let shared = here.chain(there).sum::<usize>();
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
+        let own = own + self.grown_bytes();
         let tokens = if self.method.has_moving_candidates() { self.tokens() } else { self.prefix.tokens() };
         let sparse = self.dense.iter().filter(|dense| !**dense).count();
         let rows = sparse * self.prefix.shape().kv_heads * tokens.max(1);
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
+    }
+
+    /// Bytes that the host would need for indexes of the sequence's own, where a device selects.
+    fn grown_bytes(&self) -> usize {
+        let (shape, candidates) = (self.prefix.shape(), self.device_candidates(self.tokens()).len());
+        let of_layer = |(layer, index): (usize, &Option<DeviceIndex>)| {
+            let (form, _) = index.as_ref().and_then(|_| self.device_form(layer))?;
+            let scale = self.prefix.spec(layer).scale;
+            let head = KvHeadId { layer, kv_head: 0, d: shape.d, scale, dtype: shape.dtype };
+            Some(shape.kv_heads * form.grown_bytes(head, self.prefix_candidates.len(), candidates))
+        };
+        self.indexes.on_device.iter().enumerate().filter_map(of_layer).sum()
     }
 
     /// Bits of a token's key and value in a KV head, as the cache stores them: what [`aux_bits`](Self::aux_bits) come on
@@ -257,11 +272,12 @@ impl Sequence {
         Ok(())
     }
 
-    /// The shape of a step with `group` query heads per KV head, a budget in the method's own units, and no static tokens.
+    /// The shape of a step with `group` query heads per KV head, a budget in the method's own units, no static tokens, and the candidates
+    /// of the prefix.
     pub fn step_shape(&self, group: usize, number: u32) -> StepShape {
         let shape = self.prefix.shape();
         let candidates = self.prefix_candidates.len();
-        StepShape { group, d: shape.d, dtype: shape.dtype, candidates, exact: 0, number }
+        StepShape { group, d: shape.d, dtype: shape.dtype, candidates, all_candidates: candidates, exact: 0, number }
     }
 
     /// Whether the device selects anew when `total` tokens are in context; otherwise the token attends the last
@@ -298,11 +314,27 @@ impl Sequence {
         self.prefix_candidates.clone()
     }
 
-    /// The budget of a step with `total` tokens in context, in the method's own units (tokens, pages, blocks); 0 if it
+    /// Whether tokens behind the prefix become candidates of a device.
+    pub fn device_candidates_move(&self) -> bool {
+        self.method.policy.tail != Tail::Exact && !self.method.method.manages_decoded_tokens()
+    }
+
+    /// The candidates from which a device selects when `total` tokens are in context.
+    pub fn device_candidates(&self, total: usize) -> Range<usize> {
+        if !self.device_candidates_move() {
+            return self.prefix_candidates.clone();
+        }
+        let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+        self.prefix_candidates.start..exact.recent.max(self.prefix_candidates.end)
+    }
+
+    /// The budget of a layer at a step with `total` tokens in context, in the method's own units (tokens, pages, blocks); 0 if it
     /// selects nothing on a device.
-    pub fn budget_units(&self, total: usize) -> u32 {
-        let context = Context::new(total, &self.prefix_candidates);
-        self.method.method.device_form().map_or(0, |form| form.budget_units(context, self.prefix_candidates.len()))
+    pub fn budget_units(&self, layer: usize, total: usize) -> u32 {
+        let candidates = self.device_candidates(total);
+        let share = self.method.policy.schedule.share(&self.dense, layer);
+        let context = Context::new(total, &candidates).at(share);
+        self.method.method.device_form().map_or(0, |form| form.budget_units(context, candidates.len()))
     }
 
     /// The seed of a step with `total` tokens in context.

@@ -362,10 +362,12 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
     let there = crate::backend::active::HAS_DEVICE;
     assert_eq!(fork("topk:k=3", false, false).selects_on_device(), there);
     assert_eq!(fork("quest:k=3", false, false).selects_on_device(), there);
+    assert_eq!(fork("topk:k=3,tail=indexed", false, false).selects_on_device(), there);
+    assert_eq!(fork("topk:k=3,schedule=linear", false, false).selects_on_device(), there);
     for (spec, fidelity, on_host) in [
         ("topk:k=3", true, false),
         ("topk:k=3", false, true),
-        ("topk:k=3,tail=indexed", false, false),
+        ("topk:pick=topp,tail=indexed", false, false),
         ("topk:pick=sample", false, false),
         ("random:k=3", false, false),
         ("full", false, false),
@@ -379,9 +381,12 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
             .host_reasons(KvShape { kv_heads: 1, d: D, dtype: KvDtype::F32 })
             .is_empty()
     };
-    assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
-    for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {
-        assert!(!stays(filled), "{filled}: the host picks where pages are filled");
+    for there in ["quest:k=3", "quest:k=3,local=0", "quest:preset=paper", "hip:preset=paper", "topk:k=3,tail=window:5"]
+    {
+        assert!(stays(there), "{there}");
+    }
+    for here in ["lsh_bits:k=3,tail=indexed", "quest:pick=topp,tail=indexed", "sparq:k=3,tail=window:5"] {
+        assert!(!stays(here), "{here}: its index on the device does not grow");
     }
     let dense = fork("topk:k=3,dense_layers=0", false, false);
     assert_eq!((dense.selection_site(0), dense.selects_on_host()), (SelectionSite::None, false));

@@ -394,7 +394,7 @@ mod tests {
             let (group, d, dtype) = (2, 32, KvDtype::F32);
             let method = super::super::tests::configured(spec, &none()).method;
             let form = method.device_form().unwrap();
-            let step = StepShape { group, d, dtype, candidates: 59, exact: 2 + 9, number: 0 };
+            let step = StepShape { group, d, dtype, candidates: 59, all_candidates: 59, exact: 2 + 9, number: 0 };
             let mut cost = form.cost(&step);
             // Both query heads attend six heavy hitters.
             cost += form.cost_of_picks(&step, 0, 2 * 6);

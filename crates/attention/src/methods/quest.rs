@@ -212,6 +212,10 @@ impl DeviceScorer for Bounds {
         bound_cost(step.group, step.candidates.div_ceil(self.page), step.d, step.dtype.bytes())
     }
 
+    fn grows(&self) -> bool {
+        true
+    }
+
     fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
         prefix.kv_heads * bound_bytes(prefix.tokens.div_ceil(self.page), prefix.d, dtype.bytes())
     }

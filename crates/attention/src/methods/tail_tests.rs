@@ -90,6 +90,34 @@ fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
     }
 }
 
+/// At every step a device form that grows states the cost that the host counts, and the bytes of its index behind the prefix.
+#[test]
+fn a_form_on_a_device_that_grows_costs_what_the_host_counts() {
+    for spec in [
+        "topk:k=12",
+        "topk:k=12,per=kv_head",
+        "topk:k=7,per=kv_head,reduce=max",
+        "quest:page=4,k=12",
+        "quest:page=7,k=20,per=kv_head",
+        "double_sparsity:k=12",
+        "double_sparsity:k=12,kind=random,label_bits=2,per=kv_head",
+        "hash_attention:k=12",
+        "hash_attention:k=12,per=kv_head,reduce=max",
+    ] {
+        for (tail, prefix_tokens, steps) in [("indexed", 150, 60), ("window:3", 40, 150)] {
+            let policy = Policy { sink: 3, local: 8, tail: tail.parse().unwrap(), ..none() };
+            let mut stepper = Stepper::new(spec, &policy, prefix_tokens, 2);
+            for step in 0..steps {
+                let (selection, counted) = stepper.step();
+                let heads: Vec<Vec<u32>> = sorted(&selection).into_iter().map(|(tokens, _)| tokens).collect();
+                let (cost, bytes) = stepper.stated_on_device(&heads);
+                assert_eq!(cost, counted, "{spec}, {tail}, step {step}");
+                assert_eq!(bytes, stepper.state_bytes(), "{spec}, {tail}, step {step}");
+            }
+        }
+    }
+}
+
 /// A graph is built once, over the prefix. A search as wide as the graph scores every node, and a few once more on its
 /// way down; each query scores the candidates after the graph once.
 #[test]

@@ -15,6 +15,7 @@ use crate::calibration::collector::{Assignment, Collector, PrefillChunk, TextKin
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvRows, KvShape, LayerKv, Prefix};
 use crate::scored::granularity::{Granularity, Reduce};
+use crate::types::prefix_head::KvHeadId;
 use crate::{
     AnyMethod, Configured, Context, DenseLayers, HeadPrefix, IndexCache, MethodSpec, Params, Policy, PromptHead,
     PromptShape, PromptStats, RecentQueries, Rotation, Selection, SelectionSite, Sequence, SparseLayerRank,
@@ -370,6 +371,39 @@ impl Stepper {
         let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost).unwrap();
         method.coordinate_heads(std::slice::from_mut(&mut self.state));
         (selection, cost)
+    }
+
+    /// What the method's form on a device states for the last step, which selected `heads`: the cost of scoring, and the bytes of the
+    /// sequence's own index.
+    pub(super) fn stated_on_device(&self, heads: &[Vec<u32>]) -> (Cost, usize) {
+        let form = self.method.method.device_form().unwrap_or_else(|reasons| panic!("it has a form: {reasons:?}"));
+        assert!(form.grows(KvShape { kv_heads: 1, d: D, dtype: KvDtype::F32 }));
+        let exact = self.method.method.exact(&self.method.policy, self.prefix_tokens, self.prefix_tokens);
+        let (indexed, all) = (exact.candidates(self.prefix_tokens).len(), self.candidates());
+        let number = form.budget_units(Context::new(self.prefix_tokens + self.tail.tokens(), &all), all.len());
+        let (group, dtype) = (self.group, KvDtype::F32);
+        let step = StepShape {
+            group,
+            d: D,
+            dtype,
+            candidates: indexed,
+            all_candidates: all.len().max(indexed),
+            exact: 0,
+            number,
+        };
+        let mut cost = form.cost(&step);
+        if form.takes_products(group) {
+            let products = if heads.len() == 1 { group * heads[0].len() } else { heads.iter().map(Vec::len).sum() };
+            let keys = heads.concat().into_iter().collect::<BTreeSet<_>>().len();
+            cost.leave_to_attention(products, keys, D, dtype.bytes());
+        }
+        let head = KvHeadId { layer: 0, kv_head: 0, d: D, scale: SoftmaxScale::inverse_root(D), dtype };
+        (cost, form.grown_bytes(head, indexed, all.len()))
+    }
+
+    /// Bytes of the method's state.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.method.method.state_bytes(self.state.as_ref())
     }
 
     /// The selection for the last step's queries by an index built over all candidates of that step.
@@ -2179,7 +2213,8 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
             let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
             let form = method.device_form().unwrap_or_else(|reasons| panic!("{spec} has a form: {reasons:?}"));
             let number = form.budget_units(Context::new(301, &candidates), candidates.len());
-            let step = StepShape { group, d, dtype, candidates: candidates.len(), exact: 0, number };
+            let all = candidates.len();
+            let step = StepShape { group, d, dtype, candidates: all, all_candidates: all, exact: 0, number };
             let (selection, counted) = select(spec, &kv, &queries, candidates.clone());
             let heads: Vec<Vec<u32>> = match selection {
                 Selection::PerHead(heads) => heads.into_iter().map(|picks| picks.tokens).collect(),

@@ -116,4 +116,8 @@ impl DeviceScorer for ExactScores {
     fn cost(&self, step: &StepShape) -> Cost {
         dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
     }
+
+    fn grows(&self) -> bool {
+        true
+    }
 }

@@ -8,6 +8,8 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_tail;
 mod device;
 mod rows;
 

@@ -51,6 +51,15 @@ impl Schedule {
         }
     }
 
+    /// How many times its mean the largest budget of a layer is at most, in a model with these `dense` layers, rounded up.
+    pub fn largest(&self, dense: &[bool]) -> usize {
+        let times = |layer: usize| {
+            let LayerShare { own, all, layers, .. } = self.share(dense, layer);
+            (own * layers).div_ceil(all) as usize
+        };
+        (0..dense.len()).filter(|layer| !dense[*layer]).map(times).max().unwrap_or(1)
+    }
+
     /// The share of layer `layer`, in a model with these `dense` layers.
     pub fn share(&self, dense: &[bool], layer: usize) -> LayerShare {
         let weight = |rank: usize, at: usize| match self {
@@ -163,6 +172,17 @@ mod tests {
         for (own, weight) in dealt("3+1+4+1+5+9+2+6", &dense, 100).iter().zip(weights) {
             assert!((*own as f64 - 600.0 * weight / all).abs() < 1.0, "{own}");
         }
+    }
+
+    #[test]
+    fn no_layer_gets_more_than_the_largest_budget() {
+        let dense = [false, true, false, false];
+        for (schedule, most) in [("uniform", 1), ("linear", 2), ("9+1000+1+2", 3), ("0+5+0+1", 3)] {
+            let times = schedule.parse::<Schedule>().unwrap().largest(&dense);
+            assert_eq!(times, most, "{schedule}");
+            assert!(dealt(schedule, &dense, 100).into_iter().all(|own| own <= times * 100), "{schedule}");
+        }
+        assert_eq!(Schedule::Linear.largest(&[true; 3]), 1);
     }
 
     #[test]

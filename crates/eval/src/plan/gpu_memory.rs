@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
 use crate::config::run_config::RunConfig;
 use spattn_attention::kv::KvDtype;
-use spattn_attention::{Configured, PromptShape, mask_list_bytes};
+use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
 use spattn_model::device::{CopiesPerGpu, Device, Placement};
@@ -138,7 +138,12 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
         // Selections that later tokens reuse are kept by layer.
         let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
-        index + (1 + kept) * form.list_bytes(prefix) + prefix.layers * form.held_bytes(prefix)
+        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+        let lists = (1 + kept) * largest * form.list_bytes(prefix);
+        // Keys of candidates behind the prefix are gathered, no more at a time than a layer of the prefix has.
+        let is_gathered = method.policy.tail != Tail::Exact;
+        let gathered = if is_gathered { prefix.kv_heads * prefix.tokens * prefix.d * dtype.bytes() } else { 0 };
+        index + lists + gathered + prefix.layers * form.held_bytes(prefix)
     };
     methods.iter().map(of_method).sum()
 }

@@ -205,7 +205,7 @@ impl LayerAlone {
             recordings: Vec::new(),
             scoring: MaterializesScores::No,
             timeline: Timeline::default(),
-            number: fork.budget_units(fork.tokens()),
+            number: fork.budget_units(0, fork.tokens()),
             found: [0; 2],
             fork,
         };
@@ -425,8 +425,12 @@ impl RunAlone {
         let stride = layer.heads * layer.shape.d;
         let tail = layer.tail.view(layer.shape, layer.copies());
         let queries = Queries { queries, stride, heads: layer.heads, rows: &self.picks.rows };
+        let total = self.fork.tokens();
+        let ends = self.fork.device_candidates_move().then(|| [self.fork.device_candidates(total).end]);
         let step = DeviceStep {
             prefix: layer.place(cache, &self.fork),
+            prefix_tokens: layer.prefix.tokens(),
+            ends: ends.as_ref().map(|ends| ends.as_slice()),
             queries,
             budget_units: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],

@@ -31,7 +31,8 @@ pub(super) struct StepPlan<'a> {
 pub(super) struct Group {
     pub(super) streams: Vec<usize>,
     pub(super) rows: Vec<u32>,
-    pub(super) numbers: Vec<u32>,
+    /// Where the candidates of each of `rows` end, if tokens behind the prefix become candidates.
+    ends: Option<Vec<usize>>,
     seeds: Vec<RowSeed>,
     /// Rows that attend again what was picked before: for one of `rows` in the same step, or, without, in an earlier one.
     again: Vec<(u32, Option<usize>)>,
@@ -81,7 +82,7 @@ pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
                 groups.push(Group {
                     streams: vec![index],
                     rows: Vec::new(),
-                    numbers: Vec::new(),
+                    ends: stream.fork.device_candidates_move().then(Vec::new),
                     seeds: Vec::new(),
                     again: Vec::new(),
                 });
@@ -93,7 +94,7 @@ pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
         let fork = &*streams[row.stream].fork;
         if fork.selects_anew(row.total) {
             group.rows.push(i as u32);
-            group.numbers.push(fork.budget_units(row.total));
+            group.ends.iter_mut().for_each(|ends| ends.push(fork.device_candidates(row.total).end));
             group.seeds.push(fork.row_seed(row.total));
         } else {
             let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
@@ -381,8 +382,20 @@ impl Segment {
                     held: run_of(*row).held[place].as_ref(),
                 };
                 let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
-                let step =
-                    DeviceStep { prefix, queries, budget_units: &group.numbers, seeds: &group.seeds, runs: &runs };
+                let budget_of = |row: &u32| {
+                    let Row { stream, total } = rows[*row as usize];
+                    streams[stream].fork.budget_units(layer, total)
+                };
+                let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
+                let step = DeviceStep {
+                    prefix,
+                    prefix_tokens: fork.prefix().tokens(),
+                    ends: group.ends.as_deref(),
+                    queries,
+                    budget_units: &budgets,
+                    seeds: &group.seeds,
+                    runs: &runs,
+                };
                 form.select_all(&step, index, &mut workspace.own, scratch)?;
                 let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
                 let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
@@ -396,7 +409,7 @@ impl Segment {
                 self.gpu.count_picks(
                     kept,
                     heads,
-                    candidates.clone(),
+                    candidates.start..kept.end(),
                     &counters,
                     offset,
                     &mut workspace.counters_of_kept,

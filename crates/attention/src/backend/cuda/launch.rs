@@ -166,6 +166,16 @@ pub(crate) struct PickRequest<'a> {
     pub lists_per_row: usize,
 }
 
+/// Which candidates the tokens of a gathered cache are: each row has `room` of them in turn, the first of which is candidate `first` of
+/// its row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TailPlaces {
+    /// Place of each row's first token among its candidates.
+    pub first: usize,
+    /// Tokens of a row.
+    pub room: usize,
+}
+
 /// A launch that scores and selects all rows of a step at once.
 pub(crate) type FusedTopK<'f> = Box<dyn FnOnce(&mut DeviceScratch, &mut DeviceWorkspace) -> Result<(), GpuError> + 'f>;
 
@@ -177,6 +187,18 @@ pub(crate) trait CudaScorer: Send + Sync {
     /// Builds the index of a layer.
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
     -> Result<Built<Self::Index>, GpuError>;
+
+    /// The index of tokens that follow a prefix with the index `like`, of which it takes what does not depend on tokens; built like that
+    /// of a prefix by default. Called only for scorers that [grow](crate::backend::scorer::DeviceScorer::grows).
+    fn build_tail(
+        &self,
+        layer: &DeviceLayer<'_>,
+        _like: &Self::Index,
+        _places: TailPlaces,
+    ) -> Result<Self::Index, GpuError> {
+        let built = self.build_all(layer, &PrefixStatsView { seed: 0, stats: None })?;
+        Ok(built.index)
+    }
 
     /// Writes the scores of every page of the candidates for the requested rows into `scratch.scores`.
     fn score_all(&self, request: ScoreRequest<'_, Self::Index>, scratch: &mut DeviceScratch) -> Result<(), GpuError>;
@@ -205,6 +227,14 @@ pub(crate) trait ScorerLaunch: Send + Sync {
     /// See [`CudaScorer::build_all`].
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError>;
 
+    /// See [`CudaScorer::build_tail`].
+    fn build_tail(
+        &self,
+        layer: &DeviceLayer<'_>,
+        like: &DeviceIndex,
+        places: TailPlaces,
+    ) -> Result<DeviceIndex, GpuError>;
+
     /// See [`CudaScorer::score_all`].
     fn score_all(&self, request: ScoreRequest<'_, DeviceIndex>, scratch: &mut DeviceScratch) -> Result<(), GpuError>;
 
@@ -223,6 +253,15 @@ pub(crate) trait ScorerLaunch: Send + Sync {
 impl<S: CudaScorer> ScorerLaunch for S {
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<DeviceIndex, GpuError> {
         CudaScorer::build_all(self, layer, learned).map(DeviceIndex::from)
+    }
+
+    fn build_tail(
+        &self,
+        layer: &DeviceLayer<'_>,
+        like: &DeviceIndex,
+        places: TailPlaces,
+    ) -> Result<DeviceIndex, GpuError> {
+        Ok(DeviceIndex::new(CudaScorer::build_tail(self, layer, like.of(), places)?, 0))
     }
 
     fn score_all(&self, request: ScoreRequest<'_, DeviceIndex>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {

@@ -34,6 +34,10 @@ pub struct DeviceLayer<'a> {
 pub struct DeviceStep<'a> {
     /// The prefix that they share.
     pub prefix: DeviceLayer<'a>,
+    /// Its tokens, of which some are no candidates.
+    pub prefix_tokens: usize,
+    /// Where the candidates of each row end, if tokens behind the prefix become candidates; `None` if they end with those of the prefix.
+    pub ends: Option<&'a [usize]>,
     /// Their rotated, unscaled queries.
     pub queries: Queries<'a>,
     /// The [budget](crate::DeviceForm::budget_units) of each row.

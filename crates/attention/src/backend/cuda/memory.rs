@@ -13,6 +13,8 @@ pub struct DeviceWorkspace {
     pub lists: TokenLists,
     /// The budget of each row.
     pub budget_units: HostDeviceVec<u32>,
+    /// Where the candidates of each row end, if tokens behind the prefix become candidates.
+    pub ends: HostDeviceVec<u32>,
     /// What the method or its picker keeps beside them.
     pub own: Workspaces,
 }

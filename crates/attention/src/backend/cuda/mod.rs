@@ -7,7 +7,7 @@ mod projection;
 
 pub use launch::{Built, CudaForm, DeviceLaunch, MaskLaunch, MaterializesScores};
 pub(crate) use launch::{
-    CudaScorer, FusedTopK, PickRequest, PickerLaunch, ScoreRequest, ScorerLaunch, build_index, finish,
+    CudaScorer, FusedTopK, PickRequest, PickerLaunch, ScoreRequest, ScorerLaunch, TailPlaces, build_index, finish,
 };
 pub(crate) use layer::build_on_host;
 pub use layer::{DeviceLayer, DeviceSequence, DeviceStep};

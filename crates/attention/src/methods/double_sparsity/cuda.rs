@@ -1,7 +1,11 @@
 //! Launches of the label cache on a GPU: in 4 or 2 bits by ranges of 128 tokens as on the host, or in 16 bits as keys are stored.
 
+use std::sync::Arc;
+
 use super::LabelScores;
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, FITS, ProjectionWorkspace, ScoreRequest};
+use crate::backend::active::{
+    Built, CudaScorer, DeviceLayer, DeviceScratch, FITS, ProjectionWorkspace, ScoreRequest, TailPlaces,
+};
 use crate::backend::form::row_width;
 use crate::backend::index::PrefixStatsView;
 use spattn_cuda::{Buffer, ChannelLists, GpuError, IndexRows, LabelCodes};
@@ -9,7 +13,7 @@ use spattn_cuda::{Buffer, ChannelLists, GpuError, IndexRows, LabelCodes};
 /// The label cache of a layer.
 pub(super) struct LayerLabels {
     /// Channels of each KV head of the model, ascending: u32 `[kv_head][width]`.
-    channels: Buffer,
+    channels: Arc<Buffer>,
     labels: StoredLabels,
 }
 
@@ -33,19 +37,13 @@ impl LabelScores {
         };
         (0..known.min(kv_heads)).map(of_head).collect()
     }
-}
 
-impl CudaScorer for LabelScores {
-    type Index = LayerLabels;
-
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<Built<LayerLabels>, GpuError> {
+    /// The labels of a layer's candidates by the channels of `heads` KV heads.
+    fn label(&self, layer: &DeviceLayer<'_>, (channels, heads): (&Buffer, usize)) -> Result<StoredLabels, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
-        let lists = self.chosen(layer.layer, cache.kv_heads, cache.d);
         let width = self.channels.of(cache.d);
-        let buffer = gpu.upload(&lists.concat())?;
-        let channels = ChannelLists { buffer: &buffer, heads: lists.len(), width };
-        let host_bytes = cache.kv_heads * self.label_bytes(tokens, width);
-        let labels = match self.bits {
+        let channels = ChannelLists { buffer: channels, heads, width };
+        Ok(match self.bits {
             16 => {
                 let padded = row_width(width).expect(FITS);
                 let mut rows = gpu.alloc(cache.kv_heads * tokens * padded * cache.storage.bytes())?;
@@ -59,15 +57,40 @@ impl CudaScorer for LabelScores {
                 gpu.build_labels(cache, layer.candidates.start, &labels, [&mut ranges, &mut codes])?;
                 StoredLabels::Codes { ranges, codes }
             }
-        };
-        Ok(Built { index: LayerLabels { channels: buffer, labels }, host_bytes })
+        })
+    }
+}
+
+impl LayerLabels {
+    /// KV heads that have channels of their own, of `width` channels each.
+    fn heads(&self, width: usize) -> usize {
+        self.channels.bytes() / (4 * width)
+    }
+}
+
+impl CudaScorer for LabelScores {
+    type Index = LayerLabels;
+
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<Built<LayerLabels>, GpuError> {
+        let (cache, tokens) = (&layer.cache, layer.candidates.len());
+        let lists = self.chosen(layer.layer, cache.kv_heads, cache.d);
+        let channels = Arc::new(layer.gpu.upload(&lists.concat())?);
+        let labels = self.label(layer, (&channels, lists.len()))?;
+        let host_bytes = cache.kv_heads * self.label_bytes(tokens, self.channels.of(cache.d));
+        Ok(Built { index: LayerLabels { channels, labels }, host_bytes })
+    }
+
+    fn build_tail(&self, layer: &DeviceLayer<'_>, like: &LayerLabels, _: TailPlaces) -> Result<LayerLabels, GpuError> {
+        let heads = like.heads(self.channels.of(layer.cache.d));
+        let labels = self.label(layer, (&like.channels, heads))?;
+        Ok(LayerLabels { channels: like.channels.clone(), labels })
     }
 
     fn score_all(&self, request: ScoreRequest<'_, LayerLabels>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
         let ScoreRequest { step, rows, index, reduction } = request;
         let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
         let (d, kv_heads, storage, width) = (cache.d, cache.kv_heads, cache.storage, self.channels.of(cache.d));
-        let channels = ChannelLists { buffer: &index.channels, heads: index.channels.bytes() / (4 * width), width };
+        let channels = ChannelLists { buffer: &index.channels, heads: index.heads(width), width };
         let DeviceScratch { scores, own } = scratch;
         let held = match &index.labels {
             StoredLabels::Rows(rows) => rows,

@@ -47,6 +47,10 @@ impl DeviceScorer for LabelScores {
         }
     }
 
+    fn grows(&self) -> bool {
+        true
+    }
+
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let width = self.channels.of(prefix.d);
         let held = if self.bits == 16 {

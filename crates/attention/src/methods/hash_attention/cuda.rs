@@ -1,12 +1,13 @@
 //! Launches of signatures by learned nets on a GPU: keys are signed when the prefix is read, queries at every step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::f16;
 
 use super::learned::LearnedSignatures;
 use super::net::{LAYERS, SignNet};
-use crate::backend::active::{Built, DeviceLayer, DeviceStep};
+use crate::backend::active::{Built, DeviceLayer, DeviceStep, TailPlaces};
 use crate::backend::index::PrefixStatsView;
 use crate::methods::signatures::cuda::CudaSigner;
 use crate::methods::signatures::{Ties, words_of};
@@ -16,7 +17,15 @@ use spattn_cuda::{Buffer, Gpu, GpuError, Nets, Signatures};
 pub(crate) struct SignedLayer {
     /// Signatures `[kv_head][net][word][token]`.
     signatures: Buffer,
-    /// Nets of the queries.
+    /// Nets of the keys, `each` for a KV head, and nets of the queries.
+    nets: Arc<LayerNets>,
+    /// Which candidates the keys are, if they follow a prefix.
+    places: Option<TailPlaces>,
+}
+
+struct LayerNets {
+    keys: Nets,
+    each: usize,
     queries: Nets,
 }
 
@@ -25,6 +34,20 @@ impl LearnedSignatures {
     fn upload<'n>(&self, gpu: &Gpu, nets: impl Iterator<Item = &'n SignNet>, d: usize) -> Result<Nets, GpuError> {
         let nets: Vec<&SignNet> = nets.collect();
         Nets::new(gpu, nets.len(), (d, self.kind.bits), stacked(&nets))
+    }
+
+    /// Signs the candidates of a layer.
+    fn signed(
+        &self,
+        layer: &DeviceLayer<'_>,
+        nets: Arc<LayerNets>,
+        places: Option<TailPlaces>,
+    ) -> Result<SignedLayer, GpuError> {
+        let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
+        let bytes = Signatures::bytes_of(cache.kv_heads * nets.each, words_of(self.kind.bits), tokens);
+        let mut signatures = gpu.alloc(bytes)?;
+        gpu.sign_keys(cache, layer.candidates.clone(), &nets.keys, nets.each, &mut signatures)?;
+        Ok(SignedLayer { signatures, nets, places })
     }
 }
 
@@ -49,12 +72,23 @@ impl CudaSigner for LearnedSignatures {
         let of_layer = self.layer(layer.layer);
         let each = of_layer.keys.first().map_or(1, Vec::len);
         let keys = self.upload(gpu, of_layer.keys.iter().flatten(), cache.d)?;
-        let words = words_of(self.kind.bits);
-        let mut signatures = gpu.alloc(Signatures::bytes_of(cache.kv_heads * each, words, tokens))?;
-        gpu.sign_keys(cache, layer.candidates.clone(), &keys, each, &mut signatures)?;
         let queries = self.upload(gpu, of_layer.queries.iter(), cache.d)?;
-        let host_bytes = 4 * cache.kv_heads * each * words * tokens;
-        Ok(Built { index: SignedLayer { signatures, queries }, host_bytes })
+        let nets = Arc::new(LayerNets { keys, each, queries });
+        let host_bytes = 4 * cache.kv_heads * each * words_of(self.kind.bits) * tokens;
+        Ok(Built { index: self.signed(layer, nets, None)?, host_bytes })
+    }
+
+    fn sign_tail(
+        &self,
+        layer: &DeviceLayer<'_>,
+        like: &SignedLayer,
+        places: TailPlaces,
+    ) -> Result<SignedLayer, GpuError> {
+        self.signed(layer, like.nets.clone(), Some(places))
+    }
+
+    fn places(&self, index: &SignedLayer) -> Option<TailPlaces> {
+        index.places
     }
 
     fn signatures<'a>(&self, step: &DeviceStep<'_>, index: &'a SignedLayer) -> Signatures<'a> {
@@ -71,6 +105,6 @@ impl CudaSigner for LearnedSignatures {
         signed: &mut Buffer,
     ) -> Result<(), GpuError> {
         let storage = step.prefix.cache.storage;
-        step.prefix.gpu.sign_queries((&step.queries, rows), storage, &index.queries, signed)
+        step.prefix.gpu.sign_queries((&step.queries, rows), storage, &index.nets.queries, signed)
     }
 }

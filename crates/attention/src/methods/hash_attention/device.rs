@@ -34,8 +34,13 @@ impl DeviceScorer for LearnedSignatures {
         }
     }
 
+    fn grows(&self) -> bool {
+        true
+    }
+
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let Some((each, net)) = self.any_net() else { return 0 };
-        device_bytes(prefix.kv_heads * each, self.kind.bits, prefix.tokens) + prefix.heads * net.bytes()
+        let nets = (prefix.heads + prefix.kv_heads * each) * net.bytes();
+        device_bytes(prefix.kv_heads * each, self.kind.bits, prefix.tokens) + nets
     }
 }

@@ -6,7 +6,7 @@ use super::Hip;
 use super::search::Offset;
 use crate::backend::active::{Built, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, MaskLaunch};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{GpuError, Sampling, TokenListLayout, Tree, TreeWorkspace};
+use spattn_cuda::{Cache, GpuError, Sampling, TokenListLayout, Tree, TreeTails, TreeWorkspace};
 
 impl Hip {
     fn tree(&self, tokens: Range<usize>) -> Tree {
@@ -37,13 +37,15 @@ impl CudaForm for Hip {
     ) -> Result<(), GpuError> {
         let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
         let lists = self.count_lists(step.queries.heads, cache.kv_heads);
-        let most =
-            step.budget_units.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
-        let ends = vec![candidates.end; step.budget_units.len()];
+        let ends = step.ends.map_or_else(|| vec![candidates.end; step.budget_units.len()], <[usize]>::to_vec);
+        let longest = ends.iter().max().map_or(0, |end| end - candidates.start);
+        let most = step.budget_units.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(longest);
         to.lists.resize(gpu, TokenListLayout::new(lists, most).counted(), ends)?;
         to.budget_units.set(gpu, step.budget_units.to_vec())?;
         let (tree, workspace): (_, &mut TreeWorkspace) = (self.tree(candidates), scratch.own.of());
-        gpu.search_tree(&step.queries, cache, &tree, &to.budget_units, &mut to.lists, workspace)
+        let keys: Vec<Cache<'_>> = step.runs.iter().map(|run| run.tail).collect();
+        let tails = step.ends.map(|ends| TreeTails { prefix_tokens: step.prefix_tokens, ends, keys: &keys });
+        gpu.search_tree(&step.queries, cache, (&tree, tails), &to.budget_units, &mut to.lists, workspace)
     }
 }
 

@@ -48,6 +48,10 @@ impl DeviceForm for Hip {
         self.refresh
     }
 
+    fn grows(&self, _: KvShape) -> bool {
+        true
+    }
+
     /// How many branches there are depends on what is found.
     fn cost(&self, _: &StepShape) -> Cost {
         Cost::default()

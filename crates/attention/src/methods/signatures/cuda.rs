@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use super::{Signatures, Steps, Ties};
-use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FusedTopK, ScoreRequest};
+use crate::backend::active::{
+    Built, CudaScorer, DeviceLayer, DeviceScratch, DeviceStep, FusedTopK, ScoreRequest, TailPlaces,
+};
 use crate::backend::index::PrefixStatsView;
 use spattn_cuda::{Buffer, GpuError, Nearest, Signatures as LayerSignatures, TieOrder};
 
@@ -18,6 +20,22 @@ pub(crate) trait CudaSigner: Send + Sync {
     /// Signs the keys of a layer.
     fn sign_keys(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
     -> Result<Built<Self::Index>, GpuError>;
+
+    /// Signs tokens that follow a prefix with the index `like`; like those of a prefix by default. Called only for scorers that
+    /// [grow](crate::backend::scorer::DeviceScorer::grows).
+    fn sign_tail(
+        &self,
+        layer: &DeviceLayer<'_>,
+        _like: &Self::Index,
+        _places: TailPlaces,
+    ) -> Result<Self::Index, GpuError> {
+        Ok(self.sign_keys(layer, &PrefixStatsView { seed: 0, stats: None })?.index)
+    }
+
+    /// Which candidates the signed tokens are; in order from the first on by default.
+    fn places(&self, _index: &Self::Index) -> Option<TailPlaces> {
+        None
+    }
 
     /// The signatures of a layer's keys.
     fn signatures<'a>(&self, step: &DeviceStep<'_>, index: &'a Self::Index) -> LayerSignatures<'a>;
@@ -49,7 +67,9 @@ impl SignedQueries {
         let heads = step.queries.heads;
         let signed = step.prefix.gpu.reserved(&mut self.0, 4 * rows.len() * heads * words)?;
         signer.sign_queries(step, rows, index, signed)?;
-        Ok((signed, signer.ties().on_device(32 * words, heads / kv_heads)))
+        let ties = signer.ties().on_device(32 * words, heads / kv_heads);
+        let [first, period] = signer.places(index).map_or([0; 2], |TailPlaces { first, room }| [first, room]);
+        Ok((signed, TieOrder { first: first as u32, period: period as u32, ..ties }))
     }
 }
 
@@ -58,6 +78,10 @@ impl<S: CudaSigner> CudaScorer for S {
 
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>) -> Result<Built<S::Index>, GpuError> {
         self.sign_keys(layer, learned)
+    }
+
+    fn build_tail(&self, layer: &DeviceLayer<'_>, like: &S::Index, places: TailPlaces) -> Result<S::Index, GpuError> {
+        self.sign_tail(layer, like, places)
     }
 
     fn score_all(&self, request: ScoreRequest<'_, S::Index>, scratch: &mut DeviceScratch) -> Result<(), GpuError> {
@@ -85,7 +109,8 @@ impl Ties {
     fn on_device(self, bits: usize, group: usize) -> TieOrder {
         let Self::Seeded(seed) = self else { return TieOrder::default() };
         let steps = Steps::new(bits, group);
-        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
+        let seed = [seed as u32, (seed >> 32) as u32];
+        TieOrder { seed, levels: steps.levels, unit: steps.unit(), ..TieOrder::default() }
     }
 }
 

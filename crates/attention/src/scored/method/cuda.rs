@@ -15,7 +15,7 @@ use crate::scored::scorer::Scorer;
 use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Scores};
 
 /// Limit of the bytes of scores computed at a time; a single row may exceed it.
-const SCORE_BYTES: usize = 64 << 20;
+pub(super) const SCORE_BYTES: usize = 64 << 20;
 
 /// Ranges of rows whose scores are computed together.
 fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -25,7 +25,7 @@ fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Ra
 }
 
 /// How the scores of a group are reduced; `None` if each query head selects by its own.
-fn reduction(per: Granularity) -> Option<Reduction> {
+pub(super) fn reduction(per: Granularity) -> Option<Reduction> {
     match per {
         Granularity::QueryHead => None,
         Granularity::KvHead(Reduce::Sum) => Some(Reduction::Sum),
@@ -80,11 +80,15 @@ impl<S: Scorer> DeviceLaunch for Scored<S> {
         to: &mut DeviceWorkspace,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
+        if let Some(ends) = step.ends {
+            return self.select_behind(step, ends, index, to, scratch);
+        }
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         let reduction = reduction(self.per);
         let lists_per_row = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
         let pick = PickRequest { step, pages: self.pages(step), least_pages: self.least, lists_per_row };
         picker.prepare(&pick, to)?;
+        scratch.scores.reserve_behind(0);
         if let Some(launch) = fused(scorer, picker, self.score_request(step, index, all_rows(step))) {
             return launch(scratch, to);
         }
@@ -104,6 +108,7 @@ impl<S: Scorer> DeviceLaunch for Scored<S> {
         scratch: &mut DeviceScratch,
     ) -> Result<MaterializesScores, GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        scratch.scores.reserve_behind(0);
         rows_at_once(step, &self.pages(step))
             .try_for_each(|rows| scorer.score_all(self.score_request(step, index, rows), scratch))?;
         let is_fused = fused(scorer, picker, self.score_request(step, index, all_rows(step))).is_some();

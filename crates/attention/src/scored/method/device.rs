@@ -7,9 +7,33 @@ use crate::backend::scorer::{DevicePicker, DeviceScorer, LeastPages};
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
-use crate::scored::scorer::Scorer;
+use crate::scored::scorer::{NewTokens, Scorer};
 use crate::types::budget::Context;
+use crate::types::prefix_head::KvHeadId;
 use crate::types::prompt_shape::PromptShape;
+
+/// Keys are gathered in pieces of so many bytes.
+const GATHERED_BYTES: usize = 16;
+
+/// How candidates are split between the index of the prefix and one of the sequence's own, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TailSplit {
+    /// Those that are scored by the index of the prefix.
+    pub(super) whole: usize,
+    /// Those behind: the last, incomplete grain of the prefix, and tokens that follow it. 0 if there are none that follow.
+    pub(super) behind: usize,
+}
+
+impl TailSplit {
+    /// The split of `all` candidates, of which the index of the prefix holds `indexed`.
+    pub(super) fn of(scorer: &impl Scorer, indexed: usize, all: usize) -> Self {
+        if all <= indexed {
+            return Self { whole: indexed, behind: 0 };
+        }
+        let whole = indexed / scorer.grain() * scorer.grain();
+        Self { whole, behind: all - whole }
+    }
+}
 
 /// Panic message.
 pub(super) const ON_DEVICE: &str = "the scorer's GPU implementation was checked before";
@@ -23,10 +47,30 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         // Queries of a group are summed before scoring if scores are linear.
         let group = if self.per.adds() && self.scorer.is_linear() { 1 } else { step.group };
-        let mut cost = scorer.cost(&StepShape { group, ..*step });
+        let split = TailSplit::of(&self.scorer, step.candidates, step.all_candidates);
+        let parts = [if split.whole > 0 { step.candidates } else { 0 }, split.behind];
+        let mut cost = Cost::default();
+        for candidates in parts.into_iter().filter(|candidates| *candidates > 0) {
+            cost += scorer.cost(&StepShape { group, candidates, ..*step });
+        }
         let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
-        (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
+        (0..lists).for_each(|_| cost += picker.cost(step.all_candidates.div_ceil(self.scorer.page())));
         cost
+    }
+
+    fn grows(&self, shape: KvShape) -> bool {
+        let keys_fit = (shape.d * shape.dtype.bytes()).is_multiple_of(GATHERED_BYTES);
+        keys_fit && self.on_device().is_ok_and(|(scorer, picker)| scorer.grows() && picker.is_top_k())
+    }
+
+    fn grown_bytes(&self, head: KvHeadId, candidates: usize, all_candidates: usize) -> usize {
+        let behind = TailSplit::of(&self.scorer, candidates, all_candidates).behind;
+        if behind == 0 {
+            return 0;
+        }
+        let (mut index, rows) = (self.scorer.empty(head, None), vec![0.0; behind * head.d]);
+        self.scorer.append(&mut index, 0, &NewTokens { place: head, keys: &rows, values: &rows });
+        self.scorer.index_bytes(&index)
     }
 
     fn takes_products(&self, group: usize) -> bool {

@@ -14,7 +14,8 @@ impl PickerLaunch for Top {
         let PickRequest { step, pages, lists_per_row, .. } = request;
         let tokens = |budget: &u32| (*budget as usize * pages.size).min(pages.tokens.len());
         let most = step.budget_units.iter().max().map_or(0, tokens);
-        let ends = vec![pages.tokens.end; step.budget_units.len()];
+        let ends = step.ends.map_or_else(|| vec![pages.tokens.end; step.budget_units.len()], <[usize]>::to_vec);
+        to.ends.set(step.prefix.gpu, ends.iter().map(|end| *end as u32).collect())?;
         to.lists.resize(step.prefix.gpu, TokenListLayout::new(*lists_per_row, most), ends)?;
         to.budget_units.set(step.prefix.gpu, step.budget_units.to_vec())
     }
@@ -27,7 +28,8 @@ impl PickerLaunch for Top {
         to: &mut DeviceWorkspace,
     ) -> Result<(), GpuError> {
         let PickRequest { step, pages, .. } = request;
-        step.prefix.gpu.top_pages(scores, &to.budget_units, first, pages, &mut to.lists)
+        let ends = step.ends.map(|_| &to.ends);
+        step.prefix.gpu.top_pages(scores, (&to.budget_units, ends), first, pages, &mut to.lists)
     }
 }
 

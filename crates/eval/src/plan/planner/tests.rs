@@ -12,9 +12,10 @@ fn methods_that_select_on_the_host_are_named_with_their_reasons() {
         host_selection_note(&methods, KvShape { kv_heads: 2, d: 256, dtype: KvDtype::Bf16 })
     };
     assert_eq!(note(&["topk", "full", "streaming_llm", "minference", "hip:k=64"]), None);
+    assert_eq!(note(&["topk:tail=indexed", "hip:preset=paper", "quest:schedule=linear"]), None);
     assert_eq!(
-        note(&["topk:tail=indexed", "quest", "knn:k=8", "sparq"]).unwrap(),
-        "tokens are selected on the host, not on the GPU, by topk:k=64,tail=indexed (tokens after the prefix become \
+        note(&["topp:tail=indexed", "quest", "knn:k=8", "sparq"]).unwrap(),
+        "tokens are selected on the host, not on the GPU, by topp:p=0.95,tail=indexed (tokens after the prefix become \
              candidates (tail)), knn:index=hnsw,k=8 (it has no GPU implementation), sparq:r=d/8,k=64 (heads have 256 channels, \
              and the kernels support up to 128)"
     );
