@@ -26,6 +26,8 @@ pub(super) struct ItemRun {
     pub settings: Option<Settings>,
     /// The settings of the run in which each method's steps are timed alone.
     pub latency: Option<Settings>,
+    /// The settings of the run of random tokens, by which the floor of scores is told.
+    pub floor: Option<Settings>,
     pub observing: Option<Observing>,
     pub learning: Option<Learning>,
     pub folder: PathBuf,
@@ -53,12 +55,14 @@ impl ItemRun {
             !lengths.is_empty()
         };
         let run_fits = self.settings.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
+        let floor_fits = self.floor.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
         let latency_fits = self.latency.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
         let seen_fits = self.observing.as_mut().is_none_or(|observing| keep(&mut observing.lengths));
         let learned_fits = self.learning.as_ref().is_none_or(|learning| learning.length <= most);
         beyond.extend(self.learning.as_ref().map(|learning| learning.length).filter(|_| !learned_fits));
         self.settings = self.settings.filter(|_| run_fits);
         self.latency = self.latency.filter(|_| latency_fits);
+        self.floor = self.floor.filter(|_| floor_fits);
         self.observing = self.observing.filter(|_| seen_fits);
         self.learning = self.learning.filter(|_| learned_fits);
         if !beyond.is_empty() {
@@ -128,6 +132,7 @@ impl ReproduceArgs {
             variant,
             settings: item.settings(variant).map(with_model),
             latency: item.latency_settings(variant).map(with_model),
+            floor: item.floor_settings(variant).map(with_model),
             observing,
             learning: item.learning(variant).cloned().map(|own| Learning { model: of(&own.model), ..own }),
             folder: self.folder_of_run(name, variant, model.as_deref()),

@@ -15,18 +15,28 @@ use spattn_eval::plan::contexts::Shard;
 use spattn_eval::records::store::OpenMode;
 use spattn_eval::records::timing::Latency;
 use spattn_lab::papers::calibrations::Lesson;
+use spattn_lab::papers::floor::for_floor;
 use spattn_lab::papers::learning::Learning;
 
 impl ReproduceArgs {
-    /// The evaluations of an item: its run, and the one in which each method's steps are timed alone. Runs that stopped earlier are resumed.
+    /// The evaluations of an item: its run, that of random tokens beside it, and the one in which each method's steps are timed alone. Runs
+    /// that stopped earlier are resumed.
     pub(super) fn prepare(&self, run: &ItemRun) -> Result<Vec<RunRequest>, UsageError> {
-        let all = [(&run.settings, run.folder.clone()), (&run.latency, run.folder.join(ALONE))];
-        let some = all.into_iter().filter_map(|(settings, folder)| Some((settings.clone()?, folder)));
-        some.map(|(settings, folder)| self.request(settings, folder)).collect()
+        let mode = if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume };
+        let (beside, alone) = (run.folder.clone(), run.folder.join(ALONE));
+        let own = run.settings.iter().map(|settings| (self.over(settings), beside.clone(), mode));
+        // What the run has just written stays.
+        let floor = run.floor.iter().map(|settings| (for_floor(self.over(settings)), beside.clone(), OpenMode::Resume));
+        let latency = run.latency.iter().map(|settings| (self.over(settings), alone.clone(), mode));
+        own.chain(floor).chain(latency).map(|(settings, folder, mode)| self.request(settings, folder, mode)).collect()
     }
 
-    fn request(&self, settings: Settings, folder: PathBuf) -> Result<RunRequest, UsageError> {
-        let mut settings = self.overrides().over(settings);
+    /// The settings with what the command line changes.
+    fn over(&self, settings: &Settings) -> Settings {
+        self.overrides().over(settings.clone())
+    }
+
+    fn request(&self, mut settings: Settings, folder: PathBuf, mode: OpenMode) -> Result<RunRequest, UsageError> {
         let device = self.device()?;
         if settings.latency == Some(Latency::Solo) && device.copies_per_gpu() > 1 {
             // What is timed alone has its GPU for itself; the rest of the item may share it.
@@ -37,7 +47,7 @@ impl ReproduceArgs {
             shard: Shard::WHOLE,
             out: folder,
             is_unnamed: false,
-            mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
+            mode,
             quiet: self.quiet.0.is_some(),
             json: false,
             on_failure: OnFailure::GoOn,

@@ -4,6 +4,7 @@
 //! interval of its score reaches what guessing scores: chance, for questions with options, or on common examples the method `random`, where
 //! it was run. Perplexities, costs and errors have no floor.
 
+use spattn_eval::config::settings::Settings;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::cells::SummaryCell;
 use spattn_stats::Estimate;
@@ -13,6 +14,19 @@ use super::numbers::{short, with_interval};
 
 /// The least score of dense attention, in percent, at which methods are compared.
 pub const LEAST_SCORE: f64 = 10.0;
+
+/// The most examples of each task on which random tokens are run for the floor alone. They answer at length and find nothing, so that they
+/// take longer than other methods.
+pub const FLOOR_SAMPLES: usize = 50;
+
+/// The settings of a run of random tokens, on no more examples than the floor needs.
+pub fn for_floor(settings: Settings) -> Settings {
+    let samples = settings.samples.map_or(FLOOR_SAMPLES, |samples| samples.min(FLOOR_SAMPLES));
+    Settings { samples: Some(samples), ..settings }
+}
+
+/// The method whose score is the floor.
+pub(super) const RANDOM: &str = "random";
 
 /// The percentage that guessing scores, of tasks with as many options in each question.
 const CHANCES: [(&str, f64); 8] = [
@@ -73,6 +87,12 @@ fn reason(dense: &Estimate, chance: Option<f64>, above_random: Option<&Estimate>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn random_tokens_run_on_the_first_examples_alone() {
+        let samples = |own: Option<usize>| for_floor(Settings { samples: own, ..Settings::default() }).samples;
+        assert_eq!([None, Some(7), Some(50), Some(250)].map(samples), [50, 7, 50, 50].map(Some));
+    }
 
     fn estimate(mean: f64, half: f64) -> Estimate {
         Estimate { mean, ends: Some((mean - half, mean + half)) }

@@ -14,6 +14,7 @@ use super::claim::{Claim, Differs};
 use super::claims::{CellName, ShareOf, Test};
 use super::derived::{Correlation, Reaching};
 use super::equal::EqualCost;
+use super::floor::RANDOM;
 use super::learning::Learning;
 use super::real_models::{REAL_MODELS, RealModel};
 use super::seen::{Observing, TableSelection};
@@ -27,6 +28,7 @@ use spattn_eval::config::file::parse_toml;
 use spattn_eval::config::methods::only_policy;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::settings::{InvalidValue, Settings};
+use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::timing::Latency;
 
 /// One table or figure.
@@ -72,6 +74,9 @@ pub struct Item {
     /// The runs in which each method's steps are timed alone, if latencies are measured beside scores.
     #[serde(default)]
     pub latency: LatencyRuns,
+    /// Random tokens, by which the floor of scores is told, if no row has them.
+    #[serde(default)]
+    pub floor: RandomTokens,
     /// Comparisons of methods at equal costs, if the item has several budgets of each.
     #[serde(default, rename = "equal")]
     pub equal: Vec<EqualCost>,
@@ -104,6 +109,19 @@ pub struct Learn {
     pub builtin: Option<Learning>,
     /// On a small pretrained model.
     pub real: Option<Learning>,
+}
+
+/// The method of random tokens by which the [floor](super::floor) of a run's scores is told, by variant. It runs on the first
+/// [`FLOOR_SAMPLES`](super::floor::FLOOR_SAMPLES) examples of each task.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomTokens {
+    /// At the paper's own setting.
+    pub run: Option<String>,
+    /// On the built-in model.
+    pub builtin: Option<String>,
+    /// On a small pretrained model.
+    pub real: Option<String>,
 }
 
 /// What a run changes where each method's steps are timed alone, by variant: mostly tasks, lengths and the number of samples. What it lacks is
@@ -304,6 +322,17 @@ impl Item {
         Some(own.over(self.settings(variant)?))
     }
 
+    /// The settings of a variant's run of [random tokens](RandomTokens); `None` if it has none. The number of samples is as in the
+    /// variant's run, and is still to be [limited](super::floor::FLOOR_SAMPLES).
+    pub fn floor_settings(&self, variant: Variant) -> Option<Settings> {
+        let own = match variant {
+            Variant::Paper => &self.floor.run,
+            Variant::Builtin => &self.floor.builtin,
+            Variant::Real => &self.floor.real,
+        };
+        Some(Settings { methods: Some(vec![own.clone()?]), ..self.settings(variant)? })
+    }
+
     /// The analyses under a variant; `None` if there are none.
     pub fn observing(&self, variant: Variant) -> Option<&Observing> {
         match variant {
@@ -437,6 +466,15 @@ impl Item {
             }
         }
         RunConfig::resolve(settings).map(drop).map_err(within)?;
+        if let Some(floor) = self.floor_settings(variant) {
+            let within =
+                |e: UsageError| UsageError { what: format!("[floor]: `{}`: {}", variant.table(), e.what), ..e };
+            let methods = RunConfig::resolve(floor).map_err(within)?;
+            let is_floor = |method: &Configured| method.name == RANDOM || method.name == REFERENCE;
+            if !methods.iter().flat_map(|config| &config.methods).all(is_floor) {
+                return Err(within(UsageError::new("it is not the method `random`")));
+            }
+        }
         let Some(alone) = self.latency_settings(variant) else { return Ok(()) };
         let within = |e: UsageError| UsageError { what: format!("[latency.{}]: {}", variant.table(), e.what), ..e };
         RunConfig::resolve(alone).map(drop).map_err(within)

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::derived::{Correlation, Reaching};
-use super::floor::why_at_floor;
+use super::floor::{RANDOM, why_at_floor};
 use super::item::{Item, Line, Select};
 use super::run_of::RunOf;
 use super::seen::{AnalysisTables, TableSelection, Units};
@@ -181,9 +181,6 @@ impl<'a> MeasuredItem<'a> {
         Ok(correlation(&pairs).map(|estimate| Spot::Number(estimate, pairs.len())))
     }
 }
-
-/// The method that attends random tokens.
-const RANDOM: &str = "random";
 
 fn find<'a>(lines: &'a [Line], name: &str) -> Option<&'a Line> {
     lines.iter().find(|line| line.name == name)

@@ -3,8 +3,10 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use super::floor::for_floor;
 use super::item::{Item, Variant};
 use super::run_of::BUILTIN;
+use spattn_eval::config::settings::Settings;
 
 /// A setting of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +51,7 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
         lines.push(SettingLine { setting: key.clone(), here: own, differs });
     }
     lines.extend(methods(item, variant));
+    lines.extend(item.floor_settings(variant).and_then(floor));
     for stated in item.differs.iter().filter(|differs| differs.is_about(variant)) {
         let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
         match lines.iter_mut().find(|line| line.setting == stated.setting) {
@@ -106,6 +109,18 @@ fn text(value: &Json) -> String {
         Json::Array(all) => all.iter().map(text).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
+}
+
+/// The method by which the floor of scores is told.
+fn floor(settings: Settings) -> Option<SettingLine> {
+    let Settings { methods, samples, .. } = for_floor(settings);
+    let here = format!("{}, {} examples of each task", methods?.join(", "), samples?);
+    let because = Some("where dense attention scores no more than random tokens, nothing is judged".to_owned());
+    Some(SettingLine {
+        setting: "floor".to_owned(),
+        here,
+        differs: Some(Difference { paper: DEFAULT.to_owned(), because }),
+    })
 }
 
 /// The methods of rows and columns.
