@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use spattn_base::text::in_line;
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
-use super::matrix::{VerdictMatrix, about_full, by_task, costs};
+use super::matrix::{VerdictMatrix, below, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
@@ -17,13 +17,7 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let title = format!("Verdict: {}", words::title(table, tables));
         let _ = write!(text, "<h3>{}</h3>\n<p class=\"lead\">{}</p>\n", safe(&title), named(&sentence(table)));
         text.push_str(&matrix(table, &title));
-        let below: Vec<String> = about_full(table)
-            .into_iter()
-            .chain([words::rule(table)])
-            .chain(words::intervals(table))
-            .chain(words::times(table))
-            .collect();
-        let _ = writeln!(text, "<p class=\"hint\">{}</p>", safe(&below.join(" ")));
+        let _ = writeln!(text, "<p class=\"hint\">{}</p>", safe(&below(table).join(" ")));
         text.push_str(&tasks(table, &title));
         let lines = more(at);
         if !lines.is_empty() {

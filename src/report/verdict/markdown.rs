@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use spattn_base::text::in_markdown;
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
-use super::matrix::{VerdictMatrix, about_full, by_task, costs};
+use super::matrix::{VerdictMatrix, below, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
@@ -17,10 +17,8 @@ pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> S
         let title = words::title(table, tables);
         let _ = write!(text, "\n## Verdict: {}\n\n{}\n\n", in_markdown(&title), in_markdown(&sentence(table)));
         text.push_str(&matrix(table));
-        let below = [about_full(table), Some(words::rule(table)), words::intervals(table), words::times(table)];
-        let below = below.into_iter().flatten();
-        let below: Vec<String> = below.map(|line| in_markdown(&line).into_owned()).collect();
-        let _ = writeln!(text, "\n{}", below.join(" "));
+        let lines: Vec<String> = below(table).iter().map(|line| in_markdown(line).into_owned()).collect();
+        let _ = writeln!(text, "\n{}", lines.join(" "));
         text.push_str(&tasks(table));
         let lines = more(at);
         if !lines.is_empty() {

@@ -68,6 +68,12 @@ pub fn costs(setting: &JudgedSetting) -> String {
     attended.into_iter().chain(memory).chain(reads).chain(solo).collect::<Vec<_>>().join(", ")
 }
 
+/// The sentences below a table: about full attention, the rule of the verdict, its intervals and times.
+pub fn below(table: &VerdictTable) -> Vec<String> {
+    let sentences = [about_full(table), Some(words::rule(table)), words::intervals(table), words::times(table)];
+    sentences.into_iter().flatten().collect()
+}
+
 /// What full attention does, and what shares of it are of.
 pub fn about_full(table: &VerdictTable) -> Option<String> {
     let full = table.full?;

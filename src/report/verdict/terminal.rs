@@ -3,7 +3,7 @@
 
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
-use super::matrix::{VerdictMatrix, about_full};
+use super::matrix::{VerdictMatrix, below};
 use super::sentence::{sentence, whole};
 use super::{shown, words};
 
@@ -25,14 +25,8 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
     for line in std::iter::once(HEADINGS.map(str::to_owned)).chain(lines) {
         text += &(joined(&line, &columns) + "\n");
     }
-    let below: Vec<String> = about_full(table)
-        .into_iter()
-        .chain([words::rule(table)])
-        .chain(words::intervals(table))
-        .chain(words::times(table))
-        .collect();
     text.push('\n');
-    text += &wrapped(&below.join(" "), width);
+    text += &wrapped(&below(table).join(" "), width);
     if !left_out.is_empty() {
         text += &wrapped(&format!("left out for want of room: {} (summary.md has all)", left_out.join(", ")), width);
     }
