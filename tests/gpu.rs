@@ -1690,6 +1690,42 @@ fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
     }
 }
 
+/// Rows whose candidates end before those of others: the scores behind them are negative infinity, and their last page may be short.
+#[test]
+#[ignore = "needs a GPU"]
+fn pages_of_rows_that_end_earlier_are_picked_up_to_their_end() {
+    let gpu = gpu();
+    for (tokens, size, earlier) in [(4..704, 7, 60), (4..9_004, 1, 130), (3..50_000, 5, 2_000), (0..300_000, 16, 9_999)]
+    {
+        let ends = [tokens.end, tokens.end - earlier, tokens.end - 1];
+        let (pages, n) = (Pages { tokens: tokens.clone(), size }, tokens.len().div_ceil(size));
+        for share in [0.001, 0.06, 1.0] {
+            let own = ends.map(|end| Pages { tokens: tokens.start..end, size });
+            let chosen = own.each_ref().map(|own| ((share * own.count() as f64) as u32).max(1));
+            let mut scores = noise(3 * 2 * n, 145);
+            for (list, scores) in scores.chunks_exact_mut(n).enumerate() {
+                scores[own[list / 2].count()..].fill(f32::NEG_INFINITY);
+                // The last page of each row is picked.
+                scores[own[list / 2].count() - 1] = f32::INFINITY;
+            }
+            let (mut lists, mut on_device) = (TokenLists::default(), Scores::default());
+            let [mut numbers, mut there] = [HostDeviceVec::default(), HostDeviceVec::default()];
+            let most = chosen.iter().max().map_or(0, |most| *most as usize * size).min(tokens.len());
+            lists.resize(&gpu, TokenListLayout::new(2, most), ends.to_vec()).unwrap();
+            numbers.set(&gpu, chosen.to_vec()).unwrap();
+            there.set(&gpu, ends.map(|end| end as u32).to_vec()).unwrap();
+            on_device.resize(&gpu, 3, 2, n).unwrap();
+            on_device.upload(&gpu, &scores).unwrap();
+            gpu.top_pages(&on_device, (&numbers, Some(&there)), 0, &pages, &mut lists).unwrap();
+            for (list, scores) in scores.chunks_exact(n).enumerate() {
+                let expected = pages_of(scores, chosen[list / 2] as usize, &own[list / 2]);
+                let picked = lists.download(&gpu, list / 2, list % 2).unwrap();
+                assert!(picked == expected, "{tokens:?}, pages of {size}, a share of {share}, list {list}");
+            }
+        }
+    }
+}
+
 /// Where rows have candidates behind the index of a prefix of 50 tokens: four of the prefix and some of their own, none, and two of the
 /// prefix and one of their own.
 const BEHIND: [Range<usize>; 3] = [46..59, 50..50, 48..51];

@@ -99,6 +99,37 @@ fn without_the_papers_model_the_built_in_one_is_named() {
     assert!(!named.status.success() && !said.contains("with --builtin"), "the model was the user's choice: {said}");
 }
 
+/// Random tokens of `[floor]` run beside an item's methods, and neither throws the other's records away.
+#[test]
+fn random_tokens_for_the_floor_run_beside_the_items_methods() {
+    let temp = TempDir::new().unwrap();
+    let (item, out) = (temp.path().join("mine.toml"), temp.path().join("out"));
+    fs::write(
+        &item,
+        "title = 'mine'\n[builtin]\ntasks = ['ruler/niah_single_2']\nlengths = [512]\nsamples = 2\n[floor]\nbuiltin = 'random:k=16'\n\
+         [[row]]\nname = 'Top-k'\nmethod = 'topk:k=32'\n[[column]]\nname = 'score'\ntasks = ['ruler/niah_single_2']\nlength = 512\n",
+    )
+    .unwrap();
+    for flags in ["", "", "--overwrite"] {
+        let ran = reproduce(&out, &format!("{} --builtin {flags}", item.display()));
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let page = String::from_utf8(ran.stdout).unwrap();
+        assert!(page.contains("| floor | random:k=16, 2 examples of each task |"), "{page}");
+        let records = fs::read_to_string(out.join("runs/builtin/own/mine/samples.jsonl")).unwrap();
+        for method in ["full", "topk", "random"] {
+            assert_eq!(records.matches(&format!("\"method\":\"{method}\"")).count(), 2, "{method}, {flags}: {records}");
+        }
+    }
+    let of_another = fs::read_to_string(&item).unwrap().replace("random:k=16", "topk:k=16");
+    fs::write(&item, of_another).unwrap();
+    let refused = reproduce(&out, &format!("{} --builtin", item.display()));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && said.contains("[floor]: `builtin`: it is not the method `random`"),
+        "{said}"
+    );
+}
+
 /// A run of records: how many examples were run is shown, and that the item has another number, however often it goes on.
 #[test]
 fn a_page_says_how_many_examples_were_run() {
