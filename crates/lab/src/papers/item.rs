@@ -56,10 +56,10 @@ pub struct Item {
     pub slip: Option<String>,
     /// The analyses, if attention itself is measured.
     #[serde(default)]
-    pub analyze: Analyze,
+    pub analyze: ByVariant<Observing>,
     /// The calibrations, if what they learn is measured.
     #[serde(default)]
-    pub learn: Learn,
+    pub learn: ByVariant<Learning>,
     /// The tables of times, if latencies are measured.
     pub bench: Option<ReferenceBench>,
     /// Rows, in the paper's order.
@@ -71,12 +71,14 @@ pub struct Item {
     /// The paper's numbers.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// The runs in which each method's steps are timed alone, if latencies are measured beside scores.
+    /// What a run changes where each method's steps are timed alone, if latencies are measured beside scores: mostly tasks, lengths and the
+    /// number of samples. What it lacks is as in the variant's run.
     #[serde(default)]
-    pub latency: LatencyRuns,
-    /// Random tokens, by which the floor of scores is told, if no row has them.
+    pub latency: ByVariant<Settings>,
+    /// The method of random tokens by which the [floor](super::floor) of a run's scores is told, if no row has it. It runs on the first
+    /// [`FLOOR_SAMPLES`](super::floor::FLOOR_SAMPLES) examples of each task.
     #[serde(default)]
-    pub floor: RandomTokens,
+    pub floor: ByVariant<String>,
     /// Comparisons of methods at equal costs, if the item has several budgets of each.
     #[serde(default, rename = "equal")]
     pub equal: Vec<EqualCost>,
@@ -87,54 +89,33 @@ pub struct Item {
     pub plot: Option<Plot>,
 }
 
-/// The analyses of an item, by variant.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// What an item has for each variant: `run`, `builtin` and `real` in its file.
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Analyze {
+pub struct ByVariant<T> {
     /// At the paper's own setting.
-    pub run: Option<Observing>,
+    pub run: Option<T>,
     /// On the built-in model.
-    pub builtin: Option<Observing>,
+    pub builtin: Option<T>,
     /// On a small pretrained model.
-    pub real: Option<Observing>,
+    pub real: Option<T>,
 }
 
-/// The calibrations of an item, by variant.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Learn {
-    /// At the paper's own setting.
-    pub run: Option<Learning>,
-    /// On the built-in model.
-    pub builtin: Option<Learning>,
-    /// On a small pretrained model.
-    pub real: Option<Learning>,
+impl<T> Default for ByVariant<T> {
+    fn default() -> Self {
+        Self { run: None, builtin: None, real: None }
+    }
 }
 
-/// The method of random tokens by which the [floor](super::floor) of a run's scores is told, by variant. It runs on the first
-/// [`FLOOR_SAMPLES`](super::floor::FLOOR_SAMPLES) examples of each task.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RandomTokens {
-    /// At the paper's own setting.
-    pub run: Option<String>,
-    /// On the built-in model.
-    pub builtin: Option<String>,
-    /// On a small pretrained model.
-    pub real: Option<String>,
-}
-
-/// What a run changes where each method's steps are timed alone, by variant: mostly tasks, lengths and the number of samples. What it lacks is
-/// as in the variant's run.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LatencyRuns {
-    /// At the paper's own setting.
-    pub run: Option<Settings>,
-    /// On the built-in model.
-    pub builtin: Option<Settings>,
-    /// On a small pretrained model.
-    pub real: Option<Settings>,
+impl<T> ByVariant<T> {
+    /// That of a variant; `None` if there is none.
+    pub fn of(&self, variant: Variant) -> Option<&T> {
+        match variant {
+            Variant::Paper => self.run.as_ref(),
+            Variant::Builtin => self.builtin.as_ref(),
+            Variant::Real => self.real.as_ref(),
+        }
+    }
 }
 
 /// Defines [`Line`] and [`Select`], which have the same keys for what is selected: those of `keys`. TOML has them flat in a row or column
@@ -313,42 +294,24 @@ impl Item {
 
     /// The settings of a variant's run in which each method's steps are timed alone; `None` if it has none.
     pub fn latency_settings(&self, variant: Variant) -> Option<Settings> {
-        let own = match variant {
-            Variant::Paper => &self.latency.run,
-            Variant::Builtin => &self.latency.builtin,
-            Variant::Real => &self.latency.real,
-        };
-        let own = Settings { latency: Some(Latency::Solo), ..own.clone()? };
+        let own = Settings { latency: Some(Latency::Solo), ..self.latency.of(variant)?.clone() };
         Some(own.over(self.settings(variant)?))
     }
 
-    /// The settings of a variant's run of [random tokens](RandomTokens); `None` if it has none. The number of samples is as in the
+    /// The settings of a variant's run of random tokens alone; `None` if it has none. The number of samples is as in the
     /// variant's run, and is still to be [limited](super::floor::FLOOR_SAMPLES).
     pub fn floor_settings(&self, variant: Variant) -> Option<Settings> {
-        let own = match variant {
-            Variant::Paper => &self.floor.run,
-            Variant::Builtin => &self.floor.builtin,
-            Variant::Real => &self.floor.real,
-        };
-        Some(Settings { methods: Some(vec![own.clone()?]), ..self.settings(variant)? })
+        Some(Settings { methods: Some(vec![self.floor.of(variant)?.clone()]), ..self.settings(variant)? })
     }
 
     /// The analyses under a variant; `None` if there are none.
     pub fn observing(&self, variant: Variant) -> Option<&Observing> {
-        match variant {
-            Variant::Paper => self.analyze.run.as_ref(),
-            Variant::Builtin => self.analyze.builtin.as_ref(),
-            Variant::Real => self.analyze.real.as_ref(),
-        }
+        self.analyze.of(variant)
     }
 
     /// The calibrations under a variant; `None` if there are none.
     pub fn learning(&self, variant: Variant) -> Option<&Learning> {
-        match variant {
-            Variant::Paper => self.learn.run.as_ref(),
-            Variant::Builtin => self.learn.builtin.as_ref(),
-            Variant::Real => self.learn.real.as_ref(),
-        }
+        self.learn.of(variant)
     }
 
     /// Whether there is anything to run under a variant.
