@@ -3110,7 +3110,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 69] = [
+const THERE: [&str; 70] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3182,6 +3182,8 @@ const THERE: [&str; 69] = [
     "hip:k=48,b_k=8,per=kv_head,r_m=1,local=0,tail=indexed",
     // Layers have budgets of their own.
     "topk:k=16,schedule=linear",
+    // The first layer has no budget.
+    "topk:k=1,schedule=linear",
     "quest:page=5,k=32,schedule=linear,tail=window:9",
     "topk:k=0",
 ];
