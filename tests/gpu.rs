@@ -25,7 +25,7 @@ use spattn::attention::{
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::quantised::BlockType;
-use spattn::kernels::cpu::topk::top_k;
+use spattn::kernels::cpu::topk::{argmax, top_k};
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
     CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
@@ -2810,6 +2810,57 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
             let (continuation, logits) = g.continues(prefix);
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
             assert_close(&logits, &g.last_logits, 1e-4, &format!("{name}, last step, prefix of {prefix}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_likeliest_tokens_are_those_that_the_host_finds() {
+    let (gpu, rows) = (gpu(), 6);
+    for columns in [1, 31, 1000, 151_936] {
+        // Many are equal.
+        let mut logits: Vec<f32> = noise(rows * columns, 700).iter().map(|x| (4.0 * x).round()).collect();
+        let (of_row, last) = (|row: usize| row * columns..(row + 1) * columns, columns - 1);
+        logits[of_row(1)].iter_mut().for_each(|x| *x = -x.abs());
+        logits[of_row(1)][last] = 0.0;
+        logits[of_row(2)].iter_mut().enumerate().for_each(|(i, x)| *x = if i % 2 == 0 { -0.0 } else { 0.0 });
+        logits[of_row(3)][last] = f32::NAN;
+        logits[of_row(4)][last / 2] = f32::NEG_INFINITY;
+        let there = gpu.upload(&logits).unwrap();
+        let found = gpu.likeliest(&there, (rows, columns), &mut None).unwrap();
+        let expected = logits.chunks_exact(columns).map(|row| {
+            let is_finite = row.iter().all(|logit| logit.is_finite());
+            is_finite.then(|| argmax(row) as u32)
+        });
+        assert_eq!(found, expected.collect::<Vec<_>>(), "{columns} columns");
+    }
+}
+
+fn streams<'s>(forks: &'s mut [Sequence], tokens: &'s [Vec<u32>]) -> Vec<Stream<'s>> {
+    forks.iter_mut().zip(tokens).map(|(fork, tokens)| Stream { fork, tokens }).collect()
+}
+
+/// Also of a model that caps its logits, whose tokens the host chooses.
+#[test]
+#[ignore = "needs a GPU"]
+fn steps_that_choose_take_the_tokens_that_the_logits_say() {
+    for name in ["llama3", "qwen2", "gemma2"] {
+        let g = load(name, CUDA);
+        let n = g.prompt.len();
+        let read = g.decoder.prefill(&g.prompt[..n - 3], n).unwrap();
+        let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
+        let mut forks = || -> Vec<Sequence> {
+            ["full", "streaming_llm:window=20"].map(|spec| cache.fork(&method(spec), false).unwrap()).into()
+        };
+        let (mut chosen, mut by_logits) = (forks(), forks());
+        let mut next = vec![g.prompt[n - 3..].to_vec(); chosen.len()];
+        for step in 0..40 {
+            let logits = g.decoder.step(&mut streams(&mut by_logits, &next), n).unwrap();
+            let tokens = g.decoder.step_likeliest(&mut streams(&mut chosen, &next), n).unwrap();
+            let expected: Vec<u32> = logits.iter().map(|logits| argmax(logits) as u32).collect();
+            assert_eq!(tokens, expected, "{name}, step {step}");
+            next = tokens.into_iter().map(|token| vec![token]).collect();
         }
     }
 }

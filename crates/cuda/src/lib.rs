@@ -23,6 +23,7 @@ mod host_device_vec;
 mod kernel;
 mod labels;
 mod launch;
+mod likeliest;
 mod maps;
 mod peers;
 mod per_row_tokens;

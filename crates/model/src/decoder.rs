@@ -23,6 +23,7 @@ use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
 use spattn_base::error::UsageError;
+use spattn_kernels::topk::argmax;
 
 /// A Llama-family decoder with its weights in memory.
 pub struct Decoder {
@@ -297,6 +298,18 @@ impl Decoder {
         }
         let logits = self.logits(&last, |stream| streams[stream].fork.tokens() - 1)?;
         Ok(logits.par_chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect())
+    }
+
+    /// As [`step`](Self::step); returns the likeliest token after the last one of each stream, the first of equally likely ones.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn step_likeliest(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<u32>, EngineError> {
+        if let Some(tokens) = self.engine.step_likeliest(streams, prompt_tokens)? {
+            return Ok(tokens);
+        }
+        let logits = self.step(streams, prompt_tokens)?;
+        Ok(logits.iter().map(|logits| argmax(logits) as u32).collect())
     }
 
     /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.

@@ -187,6 +187,16 @@ pub(super) trait Engine: Any + Send + Sync {
     /// last layer.
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError>;
 
+    /// As [`step`](Self::step); the likeliest token after the last one of each stream, the first of equally likely ones. `None`, with nothing
+    /// done, where the engine does not choose tokens without giving out their logits.
+    fn step_likeliest(
+        &self,
+        _streams: &mut [Stream<'_>],
+        _prompt_tokens: usize,
+    ) -> Result<Option<Vec<u32>>, EngineError> {
+        Ok(None)
+    }
+
     /// Counts what a run's method picked on the device, when the run is at its end; steps do not wait for that.
     fn collect_device_counters(&self, _fork: &mut Sequence) -> Result<(), EngineError> {
         Ok(())

@@ -144,6 +144,10 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
             if active.is_empty() {
                 break;
             }
+            if active.iter().all(|running| self.policy.needs_only_likeliest(&running.answer)) {
+                self.step_to_likeliest(&mut active)?;
+                continue;
+            }
             let logits = self.step(&mut active)?;
             for (running, logits) in active.into_iter().zip(&logits) {
                 let scoring = P::SCORES_EACH_TOKEN.then(|| Piece::begin(self.clock));
@@ -157,9 +161,35 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
+    /// One step of sequences that are not at their end and take the likeliest token.
+    fn step_to_likeliest(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
+        let tokens = self.timed_step(active, |streams| self.decoder.step_likeliest(streams, self.prompt_tokens))?;
+        for (running, token) in active.iter_mut().zip(tokens) {
+            let RunningSequence { number, feed, answer, .. } = &mut **running;
+            self.policy.take_likeliest(*number, feed, answer, token);
+        }
+        Ok(())
+    }
+
     /// Feeds each sequence its next tokens in one step, and times it. Returns for each the logits `[row][vocab_size]`, of
     /// every token fed or of the last; none for a sequence that is at its end.
     fn step(&self, group: &mut [&mut RunningSequence<P::Answer>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let is_fed: Vec<bool> = group.iter().map(|running| !running.feed.is_drained()).collect();
+        let logits = self.timed_step(group, |streams| match (streams.is_empty(), P::SCORES_EACH_TOKEN) {
+            (true, _) => Ok(Vec::new()),
+            (false, true) => self.decoder.step_all(streams, self.prompt_tokens),
+            (false, false) => self.decoder.step(streams, self.prompt_tokens),
+        })?;
+        let mut logits = logits.into_iter();
+        Ok(is_fed.iter().map(|is_fed| if *is_fed { logits.next().unwrap_or_default() } else { Vec::new() }).collect())
+    }
+
+    /// Has `step` feed each sequence that is not at its end its next tokens, and times it.
+    fn timed_step<T>(
+        &self,
+        group: &mut [&mut RunningSequence<P::Answer>],
+        step: impl FnOnce(&mut [Stream<'_>]) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let timer = StepTimer::begin(self.clock, group.iter().map(|running| &running.sequence));
         let rows: Vec<usize> = group.iter().map(|running| running.feed.next(self.tokens_per_step).len()).collect();
         let mut streams: Vec<Stream<'_>> = Vec::with_capacity(group.len());
@@ -167,18 +197,13 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
             let RunningSequence { sequence, feed, .. } = &mut **running;
             streams.push(Stream { fork: sequence, tokens: feed.next(self.tokens_per_step) });
         }
-        let logits = match (streams.is_empty(), P::SCORES_EACH_TOKEN) {
-            (true, _) => Vec::new(),
-            (false, true) => self.decoder.step_all(&mut streams, self.prompt_tokens)?,
-            (false, false) => self.decoder.step(&mut streams, self.prompt_tokens)?,
-        };
+        let made = step(&mut streams)?;
         let times = timer.end(group.iter().map(|running| &running.sequence), &rows);
         for ((running, rows), time) in group.iter_mut().zip(&rows).zip(times) {
             running.feed.advance(*rows);
             running.time += time;
         }
-        let mut logits = logits.into_iter();
-        Ok(rows.iter().map(|rows| if *rows == 0 { Vec::new() } else { logits.next().unwrap_or_default() }).collect())
+        Ok(made)
     }
 
     fn take_logits(

@@ -80,22 +80,46 @@ impl DecodingPolicy for Generation<'_> {
         rows: &[&[f32]],
         _: Option<&Self::Prediction>,
     ) {
-        let is_full = |answer: &GeneratedAnswer| answer.tokens.len() >= self.max_new_tokens;
-        let Some(logits) = rows.last().filter(|_| feed.is_drained() && !is_full(answer)) else { return };
+        let Some(logits) = rows.last().filter(|_| self.is_asked(feed, answer)) else { return };
         let token = self.choose(logits, repeat, answer.tokens.len());
-        answer.tokens.push(token);
-        answer.stopped = self.is_eos(token) || self.has_ended(&answer.tokens);
-        if !answer.stopped && !is_full(answer) {
-            feed.push(token);
+        self.add(token, feed, answer);
+    }
+
+    fn needs_only_likeliest(&self, answer: &GeneratedAnswer) -> bool {
+        self.sampling.is_greedy() && !self.is_masked(answer.tokens.len())
+    }
+
+    fn take_likeliest(&self, _: usize, feed: &mut Feed, answer: &mut GeneratedAnswer, token: u32) {
+        if self.is_asked(feed, answer) {
+            self.add(token, feed, answer);
         }
     }
 }
 
 impl Generation<'_> {
+    /// Whether the tokens fed so far are to be followed by one of the answer.
+    fn is_asked(&self, feed: &Feed, answer: &GeneratedAnswer) -> bool {
+        feed.is_drained() && answer.tokens.len() < self.max_new_tokens
+    }
+
+    /// Adds a token to the answer, and to the feed unless it ends the answer.
+    fn add(&self, token: u32, feed: &mut Feed, answer: &mut GeneratedAnswer) {
+        answer.tokens.push(token);
+        answer.stopped = self.is_eos(token) || self.has_ended(&answer.tokens);
+        if !answer.stopped && self.is_asked(feed, answer) {
+            feed.push(token);
+        }
+    }
+
+    /// Whether some tokens are ruled out at a place of an answer.
+    fn is_masked(&self, place: usize) -> bool {
+        place == 0 && self.line_end.is_some()
+    }
+
     /// The token at a place of an answer. The first token of a line is none that ends it.
     fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
         let mut logits = Cow::Borrowed(logits);
-        if place == 0 && self.line_end.is_some() {
+        if self.is_masked(place) {
             let ends = (0..logits.len() as u32).filter(|token| self.is_eos(*token) || self.line_end == Some(*token));
             let ends: Vec<u32> = ends.collect();
             ends.into_iter().for_each(|token| logits.to_mut()[token as usize] = f32::NEG_INFINITY);

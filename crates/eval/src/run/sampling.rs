@@ -23,10 +23,15 @@ impl Sampling {
     /// The likeliest token, each time.
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 
+    /// Whether it takes the likeliest token, each time.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
     /// The token at a place of the answer (from 0) of a repeat (from 0), by logits `[vocab_size]`. Tokens whose logit is minus infinity
     /// are never drawn.
     pub fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
-        if self.temperature == 0.0 {
+        if self.is_greedy() {
             return argmax(logits) as u32;
         }
         let scaled: Vec<f64> = logits.iter().map(|logit| f64::from(*logit) / self.temperature).collect();

@@ -158,6 +158,37 @@ impl Cuda {
         streams: &mut [Stream<'_>],
         prompt_tokens: usize,
     ) -> Result<Vec<f32>, EngineError> {
+        let (hidden, layers) = (self.dimensions.config.hidden_size, self.dimensions.config.layers);
+        let (x, positions) = self.pass_streams(streams, prompt_tokens, |last, workspace, rows| {
+            let mut x = vec![0.0; rows * hidden];
+            last.gpu.download(&workspace.x, 0, &mut x)?;
+            Ok(x)
+        })?;
+        match first_not_finite(&x, hidden) {
+            Some(row) => Err(NotFinite::Activations { layer: layers - 1, position: positions[row] }.into()),
+            None => Ok(x),
+        }
+    }
+
+    /// Feeds each stream its only token; the likeliest token after it, the first of equally likely ones.
+    pub(super) fn choose_in_step(
+        &self,
+        streams: &mut [Stream<'_>],
+        prompt_tokens: usize,
+    ) -> Result<Vec<u32>, EngineError> {
+        let (chosen, positions) = self.pass_streams(streams, prompt_tokens, Segment::likeliest_of)?;
+        let of_row = |(chosen, position): (Option<u32>, usize)| chosen.ok_or(NotFinite::Logits { position }.into());
+        chosen.into_iter().zip(positions).map(of_row).collect()
+    }
+
+    /// Feeds each stream its tokens. `finish` gets the GPU with the last layer and its workspace, where the rows of all streams are behind
+    /// that layer, and waits for them. Returns what it makes of the rows, and their positions.
+    fn pass_streams<T>(
+        &self,
+        streams: &mut [Stream<'_>],
+        prompt_tokens: usize,
+        finish: impl FnOnce(&Segment, &mut Workspace, usize) -> Result<T, GpuError>,
+    ) -> Result<(T, Vec<usize>), EngineError> {
         let c = &self.dimensions.config;
         let first = streams[0].fork.prefix();
         assert!(
@@ -192,15 +223,11 @@ impl Cuda {
                 segment.step_exactly(workspace, streams, &plan)
             })?,
         }
-        let mut x = vec![0.0; rows.len() * c.hidden_size];
-        let (last, of_last) = (self.last(), workspaces.last().expect("a model is on at least one GPU"));
-        last.gpu.download(&of_last.x, 0, &mut x)?;
+        let of_last = workspaces.last_mut().expect("a model is on at least one GPU");
+        let finished = finish(self.last(), of_last, rows.len())?;
         self.note_times(&workspaces, streams)?;
         self.check(&workspaces, |row| positions[row])?;
-        match first_not_finite(&x, c.hidden_size) {
-            Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
-            None => Ok(x),
-        }
+        Ok((finished, positions))
     }
 
     /// Adds where a step's time went, and what of it was attention to each stream.

@@ -243,6 +243,7 @@ impl Segment {
             places: None,
             inverse: Vec::new(),
             logits: None,
+            likeliest: None,
             attention: AttentionWorkspace::default(),
             exact: Vec::new(),
             recorded: None,
@@ -519,15 +520,35 @@ impl Segment {
         skip: usize,
         rows: usize,
     ) -> Result<Vec<f32>, EngineError> {
+        let logits = self.launch_logits(workspace, skip, rows)?;
+        let mut out = vec![0.0; rows * self.end().1.outputs];
+        self.gpu.download(logits, 0, &mut out)?;
+        self.config.block.finish_logits(&mut out);
+        Ok(out)
+    }
+
+    /// The likeliest tokens after `rows` rows of the residual stream; `None` for a row whose logits are not all finite.
+    pub(super) fn likeliest_of(&self, workspace: &mut Workspace, rows: usize) -> Result<Vec<Option<u32>>, GpuError> {
+        self.launch_logits(workspace, 0, rows)?;
+        let Workspace { logits: Some(logits), likeliest, .. } = workspace else {
+            unreachable!("`launch_logits` reserved the logits")
+        };
+        self.gpu.likeliest(logits, (rows, self.end().1.outputs), likeliest)
+    }
+
+    /// Computes the logits of `rows` rows of the residual stream from row `skip` on, as the output matrix gives them.
+    fn launch_logits<'w>(
+        &self,
+        workspace: &'w mut Workspace,
+        skip: usize,
+        rows: usize,
+    ) -> Result<&'w mut Buffer, GpuError> {
         let (norm, head) = self.end();
         self.norm(workspace, skip, rows, Some(norm), self.config.layers, 0)?;
         let Workspace { normed, logits, .. } = workspace;
         let logits = self.gpu.reserved(logits, 4 * rows * head.outputs)?;
         self.multiply(head, normed, rows, logits, Into::Wide)?;
-        let mut out = vec![0.0; rows * head.outputs];
-        self.gpu.download(logits, 0, &mut out)?;
-        self.config.block.finish_logits(&mut out);
-        Ok(out)
+        Ok(logits)
     }
 
     /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.

@@ -59,6 +59,8 @@ pub(super) struct Workspace {
     /// Frequencies of a step, by the number of the RoPE table.
     pub(super) inverse: Vec<Option<Buffer>>,
     pub(super) logits: Option<Buffer>,
+    /// What is found of logits where tokens are chosen.
+    pub(super) likeliest: Option<Buffer>,
     pub(super) attention: AttentionWorkspace,
     /// One for each of what the layers of a step attend, where nothing is picked.
     pub(super) exact: Vec<AttentionWorkspace>,

@@ -212,6 +212,11 @@ impl BlockSpec {
 }
 
 impl BlockSpec {
+    /// Whether logits are those of the output matrix, with nothing done to them.
+    pub(crate) fn leaves_logits(&self) -> bool {
+        self.logit_divisor == 1.0 && self.logit_cap.is_none()
+    }
+
     /// What becomes of logits behind the output matrix: they are divided and capped, where the family does that.
     pub(crate) fn finish_logits(&self, logits: &mut [f32]) {
         let divisor = self.logit_divisor;
