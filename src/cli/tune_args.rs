@@ -161,7 +161,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "cpu|cuda[:i,...]")]
     pub(super) device: Option<String>,
 
-    /// Storage type of weights, keys and values: f32, bf16 or f16; the checkpoint's own if not given
+    /// Storage type of weights, keys and values: f32, bf16 or f16; the checkpoint's own if not given. Files of quantised weights name none: f32 on a CPU, bf16 on a GPU
     ///
     /// Example: --dtype bf16
     #[arg(long, value_name = "TYPE")]

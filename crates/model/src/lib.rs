@@ -81,18 +81,50 @@ fn explained(error: WeightsError) -> anyhow::Error {
 }
 
 /// What the user wants numbers to be stored in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorageOptions {
     /// Keys, values, and weights that do not stay in quantised blocks; the checkpoint's own type if `None`.
     pub dtype: Option<KvDtype>,
+    /// The type of a checkpoint that names none, as a file of quantised weights does not.
+    pub unnamed: KvDtype,
     /// Whether weights in quantised blocks are converted as well.
     pub dequantise: bool,
+}
+
+/// The checkpoint's own type, or f32, with quantised blocks kept.
+impl Default for StorageOptions {
+    fn default() -> Self {
+        Self { dtype: None, unnamed: KvDtype::F32, dequantise: false }
+    }
 }
 
 /// Of this type, with quantised blocks kept.
 impl From<Option<KvDtype>> for StorageOptions {
     fn from(dtype: Option<KvDtype>) -> Self {
-        Self { dtype, dequantise: false }
+        Self { dtype, ..Self::default() }
+    }
+}
+
+impl StorageOptions {
+    /// The type of a checkpoint's keys and values, and a note to the user where it is neither theirs nor the checkpoint's.
+    fn choose(self, named: Option<CheckpointType>) -> (KvDtype, Option<String>) {
+        let of_checkpoint = named.map(|named| match named {
+            CheckpointType::F16 => KvDtype::F16,
+            CheckpointType::Bf16 => KvDtype::Bf16,
+            CheckpointType::F32 => KvDtype::F32,
+        });
+        match (self.dtype.or(of_checkpoint), self.unnamed) {
+            (Some(dtype), _) => (dtype, None),
+            (None, KvDtype::F32) => (KvDtype::F32, None),
+            (None, dtype) => {
+                let name = dtype.name();
+                let note = format!(
+                    "keys, values and activations are in {name}: the model's file names no type, and a GPU multiplies 32-bit numbers \
+                     slowly (--dtype chooses)"
+                );
+                (dtype, Some(note))
+            }
+        }
     }
 }
 
@@ -208,12 +240,8 @@ impl OpenModel {
         let mut config = files.config()?;
         let stored_notes = checkpoint::compare(&mut config, &mut files.weights)?;
         let tokenizer = Tokenizer::load(&files, &config, options)?;
-        let stored = match config.checkpoint_type {
-            Some(CheckpointType::F16) => KvDtype::F16,
-            Some(CheckpointType::Bf16) => KvDtype::Bf16,
-            Some(CheckpointType::F32) | None => KvDtype::F32,
-        };
-        let mut dimensions = Dimensions::new(&config, storage.dtype.unwrap_or(stored));
+        let (dtype, of_dtype) = storage.choose(config.checkpoint_type);
+        let mut dimensions = Dimensions::new(&config, dtype);
         // Products in bf16 take all weights in bf16.
         if !storage.dequantise && matmul_precision() == MatmulPrecision::F32 {
             dimensions = dimensions.keeping_blocks(sized_by.unwrap_or(&files.weights));
@@ -239,7 +267,7 @@ impl OpenModel {
                 config.notes,
                 tokenizer.notes().to_vec(),
                 stored_notes,
-                of_quantised.into_iter().collect(),
+                of_quantised.into_iter().chain(of_dtype).collect(),
             ]
             .concat(),
             tokenizer,
@@ -323,5 +351,21 @@ impl OpenModel {
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_the_users_then_the_checkpoints_then_that_of_the_device() {
+        let on_gpu = StorageOptions { unnamed: KvDtype::Bf16, ..StorageOptions::default() };
+        let chosen = |storage: StorageOptions, named| storage.choose(named);
+        assert_eq!(chosen(on_gpu, Some(CheckpointType::F32)), (KvDtype::F32, None));
+        assert_eq!(chosen(StorageOptions { dtype: Some(KvDtype::F16), ..on_gpu }, None), (KvDtype::F16, None));
+        assert_eq!(chosen(StorageOptions::default(), None), (KvDtype::F32, None));
+        let (dtype, note) = chosen(on_gpu, None);
+        assert!(dtype == KvDtype::Bf16 && note.unwrap().starts_with("keys, values and activations are in bf16"));
     }
 }

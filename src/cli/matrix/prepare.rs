@@ -8,6 +8,7 @@ use anyhow::Result;
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::cli::setup::find_data;
+use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
 use spattn_base::{privacy, text};
 use spattn_eval::calibration::supply::supply;
@@ -22,7 +23,7 @@ use spattn_eval::plan::renamed::Recorded;
 use spattn_eval::records::manifest_keys::MANIFEST;
 use spattn_eval::records::store::{OpenMode, load_manifest};
 use spattn_kernels::precision::set_matmul_precision;
-use spattn_model::device::Placement;
+use spattn_model::device::{Device, Placement};
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel, StorageOptions};
@@ -107,7 +108,8 @@ pub(super) enum Purpose {
 }
 
 fn storage_options(config: &RunConfig) -> StorageOptions {
-    StorageOptions { dtype: config.dtype, dequantise: config.dequantise }
+    let unnamed = if config.device == Device::Cpu { KvDtype::F32 } else { KvDtype::Bf16 };
+    StorageOptions { dtype: config.dtype, unnamed, dequantise: config.dequantise }
 }
 
 fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {

@@ -123,7 +123,7 @@ macro_rules! with_settings {
             latency: Latency => Latency = Latency::Shared,
                 Flag::value("latency", "HOW").texts("solo", &["zzz"]).identity("latency");
 
-            /// Storage type of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
+            /// Storage type of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given. Files of quantised weights name none: f32 on a CPU, bf16 on a GPU
             ///
             /// Example: --dtype f32
             dtype: Given<KvDtype> => Option<KvDtype> = None,

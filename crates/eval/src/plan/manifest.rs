@@ -263,7 +263,7 @@ mod tests {
         let mut config = RunConfig::resolve_single(settings).unwrap();
         let mut kept = |dtype, device, dequantise| {
             (config.device, config.dequantise) = (device, dequantise);
-            let storage = StorageOptions { dtype, dequantise };
+            let storage = StorageOptions { dtype, dequantise, ..StorageOptions::default() };
             let source = ModelSource::parse(file).unwrap();
             let model = OpenModel::open(&source, storage, TokenizerOptions::default()).unwrap();
             assert_eq!(model.dimensions.blocks().is_none(), dequantise);

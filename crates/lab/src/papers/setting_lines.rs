@@ -33,6 +33,10 @@ const METHODS: &str = "methods";
 /// How the setting of a row's or column's method begins.
 const METHOD_OF: &str = "method of ";
 
+/// Reasons for settings that all runs on pretrained models share: the key, and why it is not the paper's.
+const SHARED_REASONS: [(&str, &str); 1] =
+    [("dtype", "the type in which such models are run; the file has quantised weights, which name none")];
+
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
@@ -47,7 +51,9 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     for key in keys {
         let (own, published) = (value(&here, key), value(&paper, key));
         let differs = own != published && !paper.is_empty();
-        let differs = differs.then_some(Difference { paper: published, because: None });
+        let shared = SHARED_REASONS.iter().find(|(shared, _)| variant == Variant::Real && shared == key);
+        let because = shared.map(|(_, because)| (*because).to_owned());
+        let differs = differs.then_some(Difference { paper: published, because });
         lines.push(SettingLine { setting: key.clone(), here: own, differs });
     }
     lines.extend(methods(item, variant));
