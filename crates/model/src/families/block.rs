@@ -213,6 +213,7 @@ impl BlockSpec {
 
 impl BlockSpec {
     /// Whether logits are those of the output matrix, with nothing done to them.
+    #[cfg(feature = "cuda")]
     pub(crate) fn leaves_logits(&self) -> bool {
         self.logit_divisor == 1.0 && self.logit_cap.is_none()
     }
