@@ -304,8 +304,8 @@ impl OpenModel {
             self.dimensions.check_weights(&self.id)?;
         }
         device.check(self.dimensions.config().layers)?;
-        let copy = |device| Decoder::load(&self.dimensions, &self.weights, Placement { device, tokens });
-        let mut copies = device.copies()?.into_iter().map(copy).collect::<Result<VecDeque<Decoder>, _>>()?;
+        let copy = |device| self.decoder(Placement { device, tokens });
+        let mut copies = device.copies()?.into_iter().map(copy).collect::<Result<VecDeque<Decoder>>>()?;
         let decoder = copies.pop_front().expect("a device holds at least one copy");
         if let Some(other) = copies.iter().find(|copy| copy.gpu() != decoder.gpu()) {
             let names = [decoder.gpu(), other.gpu()].map(|name| name.unwrap_or_default().to_owned());
@@ -313,6 +313,15 @@ impl OpenModel {
             return Err(UsageError::new(what).hint("choose GPUs of one kind by CUDA_VISIBLE_DEVICES").into());
         }
         Ok(Model { decoder, further_copies: copies.into(), opened: self })
+    }
+
+    /// One copy of the forward pass. Of a model that was opened [for a plan](Self::open_to_plan), its weights are random numbers if the
+    /// checkpoint's are not here.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`].
+    pub fn decoder(&self, placement: Placement) -> Result<Decoder> {
+        Ok(Decoder::load(&self.dimensions, &self.weights, placement)?)
     }
 
     /// Makes sure that the model knows all tokens of a text.

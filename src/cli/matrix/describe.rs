@@ -1,15 +1,19 @@
-//! `--dry-run`: says what would run and what it takes, and fails where the run would. No weights are read, and nothing is run or written.
+//! `--dry-run`: says what would run and what it takes, and fails where the run would. Nothing is run or written; weights are read only to
+//! measure a GPU.
 
 use anyhow::Result;
 use serde_json::Value;
 
 use super::outlook::outlooks;
-use super::plan_text::{PlanSummary, as_json, as_text, this_machine};
-use super::prepare::Purpose;
+use super::plan_text::{PlanSummary, TimedOn, as_json, as_text};
+use super::prepare::{Purpose, gpu_memory};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
 use crate::cli::exit::Done;
 use crate::cli::output::{print, print_json};
+use spattn_base::error::in_one_line;
+use spattn_eval::plan::gpu_memory::GpuNeed;
+use spattn_eval::plan::planner::Planner;
 use spattn_eval::records::manifest_keys::MANIFEST;
 use spattn_eval::records::store::{OpenMode, load_manifest, load_records};
 use spattn_eval::run::density_floor::unmet;
@@ -38,7 +42,7 @@ impl RunRequest {
         let rule = self.safety.or(Demand::of_manifest(&before)).asked.rule();
         let known =
             if is_resumed { load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records) } else { Vec::new() };
-        let probe = Probe::of_this_machine()?;
+        let processor = Probe::of_this_machine()?;
         let mut models = Vec::new();
         while let Some(job) = ready.jobs.pop_front() {
             let planner = ready.planner(&job.config, job.opened(), &self);
@@ -49,20 +53,35 @@ impl RunRequest {
                 false => Vec::new(),
             };
             let unmet = unmet(&planner, &job.plan);
-            models.push(PlanSummary { outlooks, unmet, ..PlanSummary::new(&planner, &left, &probe)? });
+            let gpu = measured_gpu(&planner, left.plan.longest());
+            let timing = match &gpu {
+                None => (&processor, TimedOn::Processor),
+                Some(Ok(probe)) => (probe, TimedOn::Gpu(probe.gpu().unwrap_or("a GPU").to_owned())),
+                Some(Err(why)) => (&processor, TimedOn::NotMeasured(in_one_line(why))),
+            };
+            models.push(PlanSummary { outlooks, unmet, ..PlanSummary::new(&planner, &left, timing)? });
         }
         match self.json {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
-            false => print(&format!("{}{}\n", as_text(&models), self.timed_for()))?,
+            false => {
+                let timed_on = models.first().map(|model| model.timed_on.line(&self.configs[0]));
+                print(&format!("{}{}\n", as_text(&models), timed_on.unwrap_or_default()))?;
+            }
         }
         reporter.verdict("would run").map(|()| Done::Completed)
     }
+}
 
-    /// What the times of a plan are for.
-    fn timed_for(&self) -> String {
-        match self.configs[0].device == Device::Cpu {
-            true => this_machine(&self.configs[0]),
-            false => "How long it takes on a GPU is not estimated.".to_owned(),
-        }
-    }
+/// The model of a plan on a GPU, to measure that, or why it cannot be there; `None` if the plan is for the processor.
+fn measured_gpu<'a>(planner: &Planner<'a>, longest: usize) -> Option<Result<Probe<'a>>> {
+    let config = planner.config;
+    let is_free = || {
+        let of_gpu = |need: &GpuNeed| need.check(config, "a run takes up to", &planner.model.id);
+        gpu_memory(planner.model, config, longest).iter().try_for_each(of_gpu)
+    };
+    let probe = || -> Result<Probe<'a>> {
+        is_free()?;
+        Probe::of_planned(planner.model, config, longest)
+    };
+    (config.device != Device::Cpu).then(probe)
 }

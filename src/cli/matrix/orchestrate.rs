@@ -10,7 +10,6 @@ use anyhow::{Result, anyhow};
 use serde_json::Value;
 
 use super::adaptive::{AdaptiveSource, ForwardingObserver};
-use super::plan_text::for_probe;
 use super::prepare::{ModelJob, PreparedRun, Purpose, expected_gpu_bytes};
 use super::reporter::ProgressReporter;
 use super::request::{OnFailure, RunRequest};
@@ -110,7 +109,7 @@ impl RunRequest {
             let mut seconds = 0.0;
             for job in &ready.jobs {
                 let planner = ready.planner(&job.config, job.opened(), self);
-                seconds += estimate(&planner, &job.plan, &probe, &for_probe(&job.config.methods, &probe))?.seconds();
+                seconds += estimate(&planner, &job.plan, &probe)?.seconds();
             }
             eprintln!(
                 "note: about {}, on this machine as busy as it is now; Ctrl-C keeps what is done, -n takes fewer examples, --dry-run only plans",

@@ -8,8 +8,6 @@ use serde_json::{Value, json};
 use super::outlook::{self, LengthOutlook};
 use super::prepare::gpu_memory;
 use crate::cli::numbers::{duration, megabytes};
-use spattn_attention::Configured;
-use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
@@ -36,12 +34,42 @@ pub(super) struct PlanSummary {
     pub(super) outlooks: Vec<LengthOutlook>,
     /// The densities that it asks for and cannot meet.
     pub(super) unmet: Vec<UnmetDensity>,
-    /// Whether it would run on the CPU that the estimate is for.
-    pub(super) is_timed: bool,
+    /// What the estimated times are for.
+    pub(super) timed_on: TimedOn,
+}
+
+/// What the estimated times of a plan are for.
+pub(super) enum TimedOn {
+    Processor,
+    /// A GPU of this name.
+    Gpu(String),
+    /// It would run on a GPU that could not be measured, for this reason: the times are the processor's.
+    NotMeasured(String),
+}
+
+impl TimedOn {
+    /// What a user should know about the times; `config` is that of the plan.
+    pub(super) fn line(&self, config: &RunConfig) -> String {
+        match self {
+            Self::Processor => this_machine(config),
+            Self::Gpu(name) => {
+                let copies = match config.device.copies_per_gpu() {
+                    1 => "",
+                    _ => ", by one copy of the model on each GPU: what further copies gain is not estimated",
+                };
+                format!("The times are estimates for {name}, as busy as it is now{copies}.")
+            }
+            Self::NotMeasured(why) => format!("How long it takes on a GPU is not estimated: {why}."),
+        }
+    }
 }
 
 impl PlanSummary {
-    pub(super) fn new(planner: &Planner<'_>, left: &RemainingWork, probe: &Probe) -> Result<Self> {
+    pub(super) fn new(
+        planner: &Planner<'_>,
+        left: &RemainingWork,
+        (probe, timed_on): (&Probe<'_>, TimedOn),
+    ) -> Result<Self> {
         let config = planner.config;
         let cell = |c: &PlanCell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
         Ok(Self {
@@ -52,24 +80,13 @@ impl PlanSummary {
             system_prompt: config.system_prompt.clone(),
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
-            estimate: estimate(planner, &left.plan, probe, &for_probe(&config.methods, probe))?,
+            estimate: estimate(planner, &left.plan, probe)?,
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
             outlooks: Vec::new(),
             unmet: Vec::new(),
-            is_timed: config.device == Device::Cpu,
+            timed_on,
         })
     }
-}
-
-/// The methods as the probe's model runs them, with its own calibrations. Those that cannot be calibrated for it are left out.
-pub(super) fn for_probe(methods: &[Configured], probe: &Probe) -> Vec<Configured> {
-    let calibrated = |method: &Configured| {
-        let mut alone = [method.clone()];
-        supply(&mut alone, probe.model(), None).ok()?;
-        let [method] = alone;
-        Some(method)
-    };
-    methods.iter().filter_map(calibrated).collect()
 }
 
 /// What the estimates rest on.
@@ -106,7 +123,12 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
                 "least": unmet.floor.share(),
             })).collect::<Vec<_>>(),
             "gpus": d.gpus.iter().map(gpu).collect::<Vec<_>>(),
-            "estimated_for": { "cpu": cpu_name(), "threads": rayon::current_num_threads() },
+            "estimated_for": match &d.timed_on {
+                TimedOn::Gpu(name) => json!({ "gpu": name }),
+                TimedOn::Processor | TimedOn::NotMeasured(_) => {
+                    json!({ "cpu": cpu_name(), "threads": rayon::current_num_threads() })
+                }
+            },
         })
     };
     models.iter().map(one).collect()
@@ -138,9 +160,9 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         }
         let RunEstimate { prefill, index, steps, bytes } = d.estimate;
         let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
-        let time = match d.is_timed {
-            true => format!(", in about {all} (prefill {prefill}, indexes {index}, steps {steps})"),
-            false => String::new(),
+        let time = match d.timed_on {
+            TimedOn::NotMeasured(_) => String::new(),
+            _ => format!(", in about {all} (prefill {prefill}, indexes {index}, steps {steps})"),
         };
         let _ = writeln!(text, "\n{} records to make{time}, with up to {}", d.records, megabytes(bytes));
         if !d.gpus.is_empty() {
@@ -160,6 +182,7 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spattn_eval::config::settings::Settings;
 
     fn summary() -> PlanSummary {
         PlanSummary {
@@ -174,7 +197,7 @@ mod tests {
             gpus: Vec::new(),
             outlooks: Vec::new(),
             unmet: Vec::new(),
-            is_timed: true,
+            timed_on: TimedOn::Processor,
         }
     }
 
@@ -193,9 +216,30 @@ mod tests {
     }
 
     #[test]
-    fn a_run_on_a_gpu_gets_no_times_of_the_cpu() {
-        let text = as_text(&[PlanSummary { is_timed: false, ..summary() }]);
+    fn a_run_on_a_gpu_gets_times_of_that_gpu_or_none() {
+        let of = |timed_on: TimedOn| {
+            let plan = PlanSummary { timed_on, ..summary() };
+            (as_text(std::slice::from_ref(&plan)), as_json(&[plan])[0]["estimated_for"].clone())
+        };
+        let (text, json) = of(TimedOn::NotMeasured("there is none".to_owned()));
         assert!(text.contains("10 records to make, with up to ") && !text.contains("in about"), "{text}");
+        assert!(json.get("gpu").is_none());
+        let (text, json) = of(TimedOn::Gpu("NVIDIA H200".to_owned()));
+        assert!(text.contains("in about 6 s (prefill"), "{text}");
+        assert_eq!(json, json!({ "gpu": "NVIDIA H200" }));
+    }
+
+    #[test]
+    fn what_times_are_for_names_the_gpu_and_its_copies() {
+        let config = |device: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['full']\ndevice = '{device}'");
+            RunConfig::resolve(Settings::parse(&text, "test").unwrap()).unwrap().remove(0)
+        };
+        let gpu = || TimedOn::Gpu("NVIDIA H200".to_owned());
+        assert_eq!(gpu().line(&config("cuda")), "The times are estimates for NVIDIA H200, as busy as it is now.");
+        assert!(gpu().line(&config("cuda:all:4")).contains("what further copies gain is not estimated"));
+        let none = TimedOn::NotMeasured("there is none".to_owned());
+        assert_eq!(none.line(&config("cuda")), "How long it takes on a GPU is not estimated: there is none.");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 
-use super::plan_text::for_probe;
 use super::prepare::{ModelJob, PreparedRun, Purpose};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
@@ -93,8 +92,7 @@ impl RunRequest {
         let mut sum = RunEstimate::default();
         for job in &ready.jobs {
             let planner = ready.planner(&job.config, job.opened(), self);
-            let methods = for_probe(&job.config.methods, &probe);
-            let RunEstimate { prefill, index, steps, bytes } = estimate(&planner, &job.plan, &probe, &methods)?;
+            let RunEstimate { prefill, index, steps, bytes } = estimate(&planner, &job.plan, &probe)?;
             sum = RunEstimate {
                 prefill: sum.prefill + prefill,
                 index: sum.index + index,

@@ -1,9 +1,10 @@
-//! Estimates the time and memory of a matrix before it runs, without the weights of its model.
+//! Estimates the time and memory of a matrix before it runs.
 //!
-//! This machine is measured by a [`Probe`]: the built-in model reads two short texts and runs the methods on them. What that took is scaled
-//! by the number of multiplications, and by the numbers that keys have, to the model of the matrix. Prefill times are extrapolated by the
-//! number of multiplications, index and step times along a straight line through both lengths. Answers are assumed to be as long as their
-//! references. The result is an order of magnitude, not minutes and seconds.
+//! This machine is measured by a [`Probe`]: a model reads two texts and runs the methods on them. On the processor that is the built-in
+//! model, so that no weights are needed, and what it took is scaled by the number of multiplications, and by the numbers that keys have, to
+//! the model of the matrix: an order of magnitude, not minutes and seconds. On a GPU, where launches take as long as arithmetic, nothing can
+//! be scaled so: the model itself is loaded. Prefill times are extrapolated by the number of multiplications, index and step times along a
+//! straight line through both lengths. Answers are assumed to be as long as their references.
 
 use std::sync::atomic::AtomicBool;
 
@@ -14,6 +15,7 @@ use super::example_runner::ExampleRunner;
 use super::generate::Generation;
 use super::sampling::Sampling;
 use super::solo;
+use crate::calibration::supply::supply;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
 use crate::config::settings::Settings;
@@ -23,14 +25,17 @@ use crate::plan::memory::bytes_of_example;
 use crate::plan::planner::{PlanCell, Planner, RunPlan};
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
-use spattn_model::Model;
-use spattn_model::decoder::Dimensions;
+use spattn_model::decoder::{Decoder, Dimensions};
+use spattn_model::device::Placement;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
+use spattn_model::{Model, OpenModel};
 use spattn_tasks::text::essays::Essays;
 
 /// The longer of the probe's lengths in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
+/// The same on a GPU, unless the plan's prompts are shorter.
+const GPU_PROBE_TOKENS: usize = 8192;
 /// Tokens that the probe reads after its prefix, and generates.
 const PROBE_QUESTION: usize = 8;
 const PROBE_ANSWER: usize = 8;
@@ -70,44 +75,98 @@ pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> R
     let all: f64 = prompts.iter().map(of_prompts).sum();
     let probe = Probe::of_this_machine()?;
     let [_, long] = probe.samples(&[])?;
-    Ok(all * long.prefill.max(1e-9) / probe.model.dimensions.prefill_products(long.tokens as usize) as f64)
+    Ok(all * long.prefill.max(1e-9) / probe.model.opened().dimensions.prefill_products(long.tokens as usize) as f64)
 }
 
-/// The built-in model, which measures this machine.
-pub struct Probe {
-    model: Model,
+/// The model that is timed.
+enum TimedModel<'a> {
+    /// The built-in model, on the processor.
+    BuiltIn(Box<Model>),
+    /// The model of a plan, on its GPUs.
+    Planned(&'a OpenModel, Box<Decoder>),
+}
+
+impl TimedModel<'_> {
+    fn opened(&self) -> &OpenModel {
+        match self {
+            Self::BuiltIn(model) => model,
+            Self::Planned(opened, _) => opened,
+        }
+    }
+
+    fn decoder(&self) -> &Decoder {
+        match self {
+            Self::BuiltIn(model) => &model.decoder,
+            Self::Planned(_, decoder) => decoder,
+        }
+    }
+}
+
+/// A model that reads texts to measure this machine.
+pub struct Probe<'a> {
+    model: TimedModel<'a>,
     /// The text that it reads, in its tokens.
     text: Vec<u32>,
     config: RunConfig,
 }
 
-impl Probe {
-    /// Loads the built-in model.
+impl<'a> Probe<'a> {
+    /// Loads the built-in model, which measures the processor.
     ///
     /// # Errors
     /// If it cannot be loaded.
     pub fn of_this_machine() -> Result<Self> {
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
-        let words = Essays::Grammar.reader(0, 0).text(PROBE_TOKENS);
-        let mut text = model.tokenizer.encode_text(&words, true)?;
-        text.truncate(PROBE_TOKENS);
+        Self::reading(PROBE_TOKENS, TimedModel::BuiltIn(Box::new(model)))
+    }
+
+    /// Loads the model of a plan on one of the devices that `config` names, with random weights where its own are not here. Prompts of the
+    /// plan have at most `longest` tokens.
+    ///
+    /// # Errors
+    /// If there is no such device, or the model cannot be loaded there.
+    pub fn of_planned(model: &'a OpenModel, config: &RunConfig, longest: usize) -> Result<Self> {
+        let device = config.device.copies()?.first().copied().unwrap_or(config.device);
+        device.check(model.dimensions.config().layers)?;
+        let tokens = longest.clamp(4 * PROBE_QUESTION, GPU_PROBE_TOKENS);
+        let decoder = model.decoder(Placement { device, tokens })?;
+        Self::reading(tokens, TimedModel::Planned(model, Box::new(decoder)))
+    }
+
+    fn reading(tokens: usize, model: TimedModel<'a>) -> Result<Self> {
+        let words = Essays::Grammar.reader(0, 0).text(tokens);
+        let mut text = model.opened().tokenizer.encode_text(&words, true)?;
+        text.truncate(tokens);
         let settings = "tasks = ['ruler/niah_single_1']\nlengths = [1024]\nsamples = 1\nmethods = []";
         let config = RunConfig::resolve(Settings::parse(settings, "estimate")?)?.remove(0);
         Ok(Self { model, text, config })
     }
 
-    /// The built-in model, on which the methods are timed. Methods that need a calibration are calibrated on it.
-    pub fn model(&self) -> &Model {
-        &self.model
+    /// The name of the GPU that is measured.
+    pub fn gpu(&self) -> Option<&str> {
+        self.model.decoder().gpu()
+    }
+
+    /// A plan's methods as the probe's model runs them. The built-in model has calibrations of its own; methods that cannot be calibrated
+    /// for it are left out.
+    fn fitted(&self, methods: &[Configured]) -> Vec<Configured> {
+        let TimedModel::BuiltIn(model) = &self.model else { return methods.to_vec() };
+        let calibrated = |method: &Configured| {
+            let mut alone = [method.clone()];
+            supply(&mut alone, model, None).ok()?;
+            let [method] = alone;
+            Some(method)
+        };
+        methods.iter().filter_map(calibrated).collect()
     }
 
     /// Those of the methods that the model can run, at most [`MOST_PROBED`].
     fn runnable(&self, methods: &[Configured]) -> Vec<Configured> {
         let (config, shard) = (&self.config, Shard::WHOLE);
-        let planner = Planner { model: &self.model, config, tasks: &[], data: None, shard, is_elsewhere: false };
+        let planner = Planner { model: self.model.opened(), config, tasks: &[], data: None, shard, is_elsewhere: false };
         let runs = |method: &&Configured| {
             let alone = std::slice::from_ref(*method);
-            planner.check_method(method).is_ok() && planner.check_positions(alone, PROBE_TOKENS).is_ok()
+            planner.check_method(method).is_ok() && planner.check_positions(alone, self.text.len()).is_ok()
         };
         spread(&methods.iter().filter(runs).cloned().collect::<Vec<_>>(), MOST_PROBED)
     }
@@ -117,9 +176,10 @@ impl Probe {
         let probed = self.runnable(methods);
         let share = if probed.is_empty() { 1.0 } else { methods.len() as f64 / probed.len() as f64 };
         let sample = |tokens: usize| self.sample(&probed, tokens).map(|sample| sample.of_all(share));
+        let longer = self.text.len();
         // The first run takes longer.
-        sample(PROBE_TOKENS / 4)?;
-        Ok([sample(PROBE_TOKENS / 4)?, sample(self.text.len())?])
+        sample(longer / 4)?;
+        Ok([sample(longer / 4)?, sample(longer)?])
     }
 
     fn sample(&self, methods: &[Configured], tokens: usize) -> Result<Sample> {
@@ -134,7 +194,7 @@ impl Probe {
             solo: false,
         };
         let policy = Generation {
-            tokenizer: &self.model.tokenizer,
+            tokenizer: &self.model.opened().tokenizer,
             max_new_tokens: PROBE_ANSWER,
             line_end: None,
             until: &[],
@@ -143,9 +203,9 @@ impl Probe {
             thoughts: None,
         };
         let never = AtomicBool::new(false);
-        let result = ExampleRunner::new(&self.model.decoder, &never).run(request, &policy)?.unwrap_or_default();
+        let result = ExampleRunner::new(self.model.decoder(), &never).run(request, &policy)?.unwrap_or_default();
         let (spent, runs) = (result.spent, result.runs);
-        let c = self.model.decoder.config();
+        let c = self.model.decoder().config();
         let steps = runs.iter().map(|r| r.costs.steps).max().unwrap_or(0).max(1);
         Ok(Sample {
             tokens: tokens as f64,
@@ -235,25 +295,27 @@ fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
     ((solo::REPEATS + 1) * solo::STEPS) as f64 * sizes.iter().map(of_size).sum::<f64>()
 }
 
-/// Estimates a plan. `methods` are those of the plan as the probe's model can run them.
+/// Estimates a plan. Of several copies of a model on one GPU it is not estimated what they gain.
 ///
 /// # Errors
-/// If the built-in model cannot be run.
-pub fn estimate(planner: &Planner<'_>, plan: &RunPlan, probe: &Probe, methods: &[Configured]) -> Result<RunEstimate> {
+/// If the probe's model cannot be run.
+pub fn estimate(planner: &Planner<'_>, plan: &RunPlan, probe: &Probe<'_>) -> Result<RunEstimate> {
     let (config, dimensions) = (planner.config, &planner.model.dimensions);
     let weights = dimensions.weight_bytes();
     if plan.cells.iter().all(|cell| cell.examples() == 0) {
         return Ok(RunEstimate { bytes: weights, ..RunEstimate::default() });
     }
     let sizes = planner.sizes(plan);
-    let samples = probe.samples(methods)?.map(|sample| sample.on(&probe.model.dimensions, dimensions));
+    let methods = probe.fitted(&config.methods);
+    let samples = probe.samples(&methods)?.map(|sample| sample.on(&probe.model.opened().dimensions, dimensions));
     let products = |tokens| dimensions.prefill_products(tokens) as f64;
     let mut seconds = seconds(&samples, &sizes, 1 + planner.own_readings(), products);
     if config.latency == Latency::Solo {
         seconds.steps += solo_seconds(&samples, &sizes);
     }
-    let copies = config.device.copies().map_or(1, |copies| copies.len().max(1));
-    let seconds = seconds.times(config.seeds.len() as f64 / copies as f64);
+    let copies = config.device.copies().map_or(1, |copies| copies.len());
+    let gpus = (copies / config.device.copies_per_gpu()).max(1);
+    let seconds = seconds.times(config.seeds.len() as f64 / gpus as f64);
     let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0).max(plan.longest());
     let indexes = along(&samples, longest as f64, |s| s.index_bytes) as usize;
     let of_example = bytes_of_example(config, planner.model, longest);
@@ -457,9 +519,10 @@ mod tests {
             let [short, whole] = probe.samples(methods).unwrap();
             assert_eq!((short.tokens, whole.tokens), ((PROBE_TOKENS / 4) as f64, PROBE_TOKENS as f64));
             assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
-            let c = probe.model.decoder.config();
+            let decoder = probe.model.decoder();
+            let c = decoder.config();
             // For quest alone: the least and greatest key of each page of 16 tokens before the question, for each token of these.
-            let (prefix, d, bytes) = (PROBE_TOKENS - PROBE_QUESTION, c.head_dim, probe.model.decoder.dtype().bytes());
+            let (prefix, d, bytes) = (PROBE_TOKENS - PROBE_QUESTION, c.head_dim, decoder.dtype().bytes());
             let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
             let index_bytes = per_token * (PROBE_TOKENS * c.kv_heads * c.layers) as f64;
             assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
@@ -468,14 +531,25 @@ mod tests {
             let step = probe.sample(methods, PROBE_TOKENS).unwrap().step;
             assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
 
-            let found = estimate(planner, &plan, &probe, methods).unwrap();
+            let found = estimate(planner, &plan, &probe).unwrap();
             let weights = planner.model.dimensions.weight_bytes();
             let known = weights + bytes_of_example(planner.config, planner.model, plan.longest());
             assert!(found.bytes > known && ((found.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
             assert!(found.prefill > 0.0 && found.index > 0.0 && found.steps > 0.0);
             let nothing = RunEstimate { bytes: weights, ..RunEstimate::default() };
-            assert_eq!(estimate(planner, &RunPlan::default(), &probe, methods).unwrap(), nothing);
+            assert_eq!(estimate(planner, &RunPlan::default(), &probe).unwrap(), nothing);
             assert_eq!(planner.own_readings(), 0);
+
+            // The model of the plan reads texts as long as the plan's.
+            let planned = Probe::of_planned(planner.model, planner.config, plan.longest()).unwrap();
+            let labels = |methods: &[Configured]| methods.iter().map(Configured::label).collect::<Vec<_>>();
+            assert_eq!(labels(&planned.fitted(methods)), labels(methods));
+            let [short, whole] = planned.samples(methods).unwrap();
+            assert_eq!((short.tokens, whole.tokens), ((plan.longest() / 4) as f64, plan.longest() as f64));
+            let found = estimate(planner, &plan, &planned).unwrap();
+            assert!(found.bytes > known && found.prefill > 0.0 && found.index > 0.0 && found.steps > 0.0);
+            let far = Probe::of_planned(planner.model, planner.config, 1_000_000).unwrap();
+            assert_eq!((far.text.len(), far.gpu()), (GPU_PROBE_TOKENS, None));
         });
     }
 
