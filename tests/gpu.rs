@@ -3161,7 +3161,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 70] = [
+const THERE: [&str; 72] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3184,6 +3184,8 @@ const THERE: [&str; 70] = [
     "hip:k=16,b_k=4,per=kv_head,r_m=1",
     "hip:k=16,r_m=8",
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7",
+    // What is picked is kept for later steps, but not at a dense layer.
+    "hip:k=16,r_m=4,dense_layers=0",
     "lsh_bits:k=16",
     "lsh_bits:bits=40,label=av,k=20,per=kv_head",
     "lsh_bits:bits=300,label=av,center=true,ties=first,k=20",
@@ -3231,6 +3233,7 @@ const THERE: [&str; 70] = [
     "hip:k=16,r_m=1,tail=indexed",
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7,local=0,tail=indexed",
     "hip:k=48,b_k=8,per=kv_head,r_m=1,local=0,tail=indexed",
+    "hip:k=16,r_m=3,dense_layers=0,tail=indexed",
     // Layers have budgets of their own.
     "topk:k=16,schedule=linear",
     // The first layer has no budget.

@@ -189,6 +189,14 @@ impl Device {
         }
     }
 
+    /// Where one copy of the model is, for work that copies do not share.
+    pub fn first_copy(self) -> Self {
+        match self {
+            Self::Cpu | Self::Cuda(_) => self,
+            Self::EachGpu(_) => Self::cuda(0),
+        }
+    }
+
     /// The same for a command that reads one text after the other: there is nothing that copies of a model could share out.
     ///
     /// # Errors
@@ -428,6 +436,7 @@ mod tests {
         assert!(each.of_one_copy().is_err() && each.of_one_gpu().is_err());
         assert_eq!([each, three, Device::Cpu].map(Device::copies_per_gpu), [2, 1, 1]);
         assert_eq!(each.with_one_copy_per_gpu(), Device::EachGpu(CopiesPerGpu::ONE));
+        assert_eq!([each.first_copy(), three.first_copy()], [Device::cuda(0), three]);
         assert_eq!(Device::Cpu.copies().unwrap(), [Device::Cpu]);
     }
 }

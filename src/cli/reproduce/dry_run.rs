@@ -69,7 +69,7 @@ impl ReproduceArgs {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
         let folder = run.folder.join(FOUND);
-        let device = self.device()?.of_one_copy()?;
+        let device = self.device()?.first_copy();
         let order = Order { observing, folder: &folder, data, device, overwrite: false, program: PROGRAM };
         let Outlook { documents, seconds, bytes } = order.check()?;
         let reading = self.reading_time(seconds)?;

@@ -92,14 +92,15 @@ impl ReproduceArgs {
             Some(earlier) => (earlier.command, earlier.samples),
             None => (self.command(name), self.samples_run(item, run, records)),
         };
-        let outcome = ItemOutcome { ran: ran(run, records, alone, &seen), samples, command, failure, ..judged };
-        store(&outcome, &dir)?;
         let mut manifest = match (records.is_empty(), seen.first()) {
             (true, Some(first)) => {
                 json!({ "program": first.program, "identity": first.identity, "units": seen.len() })
             }
             _ => load_manifest(folder).unwrap_or_default(),
         };
+        let ran = ran(run, Evidence { records, alone, seen: &seen }, &manifest);
+        let outcome = ItemOutcome { ran, samples, command, failure, ..judged };
+        store(&outcome, &dir)?;
         manifest["command"] = json!(outcome.command);
         write_manifest(&dir, &suffix(&outcome.variant, &outcome.model), &manifest)?;
         Ok(true)
@@ -144,7 +145,8 @@ fn most_samples(records: &[Record]) -> usize {
 }
 
 /// What was run, as the page lists it.
-fn ran(run: &ItemRun, records: &[Record], alone: &[Record], seen: &[AnalysisTables]) -> Vec<(String, String)> {
+fn ran(run: &ItemRun, evidence: Evidence<'_>, manifest: &Value) -> Vec<(String, String)> {
+    let Evidence { records, alone, seen } = evidence;
     let observed = match &run.learning {
         Some(learning) => facts_of_learning(seen, learning),
         None => facts_of_analyses(seen),
@@ -153,6 +155,8 @@ fn ran(run: &ItemRun, records: &[Record], alone: &[Record], seen: &[AnalysisTabl
     if let Some(file) = &run.real {
         all.retain(|(what, _)| what != "model");
         all.splice(0..0, file.facts());
+        let dtype = manifest["identity"]["dtype"].as_str();
+        all.extend(dtype.map(|dtype| ("keys, values and activations".to_owned(), dtype.to_owned())));
     }
     all.extend(run.left_out.clone().map(|left_out| ("left out".to_owned(), left_out)));
     all

@@ -58,7 +58,7 @@ impl ReproduceArgs {
     fn look(&self, folder: &Path, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
-        let (folder, device) = (folder.join(FOUND), self.device()?.of_one_copy()?);
+        let (folder, device) = (folder.join(FOUND), self.device()?.first_copy());
         let order = Order { observing, folder: &folder, data, device, overwrite: self.overwrite, program: PROGRAM };
         let mut units = Units::begin(self.quiet.0.is_some(), "reading the first prompt");
         Ok(matches!(order.see(stop, |unit| units.told(unit))?, Ended::Whole(_)))

@@ -59,7 +59,7 @@ impl ReproduceArgs {
     }
 
     pub(super) fn lesson<'a>(&self, learning: &'a Learning, folder: &'a Path) -> Result<Lesson<'a>, UsageError> {
-        let device = self.device()?.of_one_copy()?;
+        let device = self.device()?.first_copy();
         Ok(Lesson { learning, folder, device, overwrite: self.overwrite, program: PROGRAM })
     }
 }

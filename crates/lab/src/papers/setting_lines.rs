@@ -33,10 +33,6 @@ const METHODS: &str = "methods";
 /// How the setting of a row's or column's method begins.
 const METHOD_OF: &str = "method of ";
 
-/// Reasons for settings that all runs on pretrained models share: the key, and why it is not the paper's.
-const SHARED_REASONS: [(&str, &str); 1] =
-    [("dtype", "the type in which such models are run; the file has quantised weights, which name none")];
-
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
@@ -51,9 +47,7 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     for key in keys {
         let (own, published) = (value(&here, key), value(&paper, key));
         let differs = own != published && !paper.is_empty();
-        let shared = SHARED_REASONS.iter().find(|(shared, _)| variant == Variant::Real && shared == key);
-        let because = shared.map(|(_, because)| (*because).to_owned());
-        let differs = differs.then_some(Difference { paper: published, because });
+        let differs = differs.then_some(Difference { paper: published, because: None });
         lines.push(SettingLine { setting: key.clone(), here: own, differs });
     }
     lines.extend(methods(item, variant));
@@ -84,6 +78,10 @@ fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
     item.settings(variant).iter().for_each(|run| add_to(&mut all, json(run)));
     if variant == Variant::Builtin && !all.is_empty() {
         all.entry("model").or_insert_with(|| BUILTIN.into());
+    }
+    if variant == Variant::Real {
+        // The page names the type of the run that is stored.
+        all.remove("dtype");
     }
     let mut add = |found: Json| add_to(&mut all, found);
     item.observing(variant).iter().for_each(|observing| add(json(observing)));

@@ -489,9 +489,9 @@ impl Segment {
             for stream in &group.streams {
                 let fork = &mut *streams[*stream].fork;
                 let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
-                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.reuses_selections()) else {
-                    continue;
-                };
+                // At a dense layer nothing was picked.
+                let is_kept = fork.reuses_selections() && fork.device_form(layer).is_some();
+                let (Some(last), true) = (group.rows.iter().rposition(of_stream), is_kept) else { continue };
                 sequence_kv_mut(fork, self.number).kept[self.place_of(layer)].keep(
                     &self.gpu,
                     &workspace.own.lists,
