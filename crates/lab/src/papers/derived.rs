@@ -15,6 +15,8 @@ pub struct Reaching {
     pub of: String,
     /// The share of it.
     pub share: f64,
+    /// The amount at which the score is that of `of`, so that it suffices for certain.
+    pub whole: f64,
 }
 
 /// Pearson's correlation of two columns over some rows.
@@ -38,17 +40,19 @@ impl Reaching {
     /// Checks the steps.
     ///
     /// # Errors
-    /// If there are none, or the amounts do not rise.
+    /// If there are none, or the amounts do not rise up to the whole.
     pub fn check(&self) -> Result<(), UsageError> {
-        match !self.steps.is_empty() && self.steps.windows(2).all(|pair| pair[0].1 < pair[1].1) {
+        let amounts: Vec<f64> = self.steps.iter().map(|(_, amount)| *amount).chain([self.whole]).collect();
+        match amounts.len() > 1 && amounts.windows(2).all(|pair| pair[0] < pair[1]) {
             true => Ok(()),
-            false => Err(UsageError::new("`reaches` needs `steps` whose amounts rise")
-                .hint("write [[\"column\", amount], ...], with the smallest amount first")),
+            false => Err(UsageError::new("`reaches` needs `steps` whose amounts rise up to `whole`")
+                .hint("write steps = [[\"column\", amount], ...], with the smallest amount first")),
         }
     }
 
     /// The smallest amount from which on the share is reached, given each step less the share (`step − share·of`). Its interval goes from
-    /// the smallest amount that may suffice to the smallest that certainly does. `None` if no amount suffices.
+    /// the smallest amount that may suffice to the smallest that certainly does, which is the whole if no step does. `None` if no step
+    /// suffices.
     pub fn of(&self, short: &[Option<Estimate>]) -> Option<Estimate> {
         let short: Vec<Estimate> = short.iter().copied().collect::<Option<_>>()?;
         // No later step may fall short again.
@@ -58,8 +62,8 @@ impl Reaching {
         };
         let mean = from(&|step| step.mean >= 0.0)?;
         let may = from(&|step| step.high().is_none_or(|high| high >= 0.0))?;
-        let certainly = from(&|step| step.low().is_some_and(|low| low >= 0.0));
-        Some(Estimate { mean, ends: certainly.map(|certainly| (may.min(mean), certainly.max(mean))) })
+        let certainly = from(&|step| step.low().is_some_and(|low| low >= 0.0)).unwrap_or(self.whole);
+        Some(Estimate { mean, ends: Some((may.min(mean), certainly.max(mean))) })
     }
 }
 
@@ -73,6 +77,7 @@ mod tests {
             steps: steps.map(|(name, amount)| (name.to_owned(), amount)).to_vec(),
             of: "dense".to_owned(),
             share: 0.95,
+            whole: 100.0,
         }
     }
 
@@ -88,8 +93,9 @@ mod tests {
         assert_eq!(of(&[step(-3.0, 5.0), step(1.0, 2.0), step(4.0, 1.0)]), Some((4.0, Some((1.0, 16.0)))));
         // If a step falls short, smaller amounts do not count as sufficient.
         assert_eq!(of(&[step(1.0, 0.5), step(-9.0, 1.0), step(4.0, 1.0)]), Some((16.0, Some((16.0, 16.0)))));
-        assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(1.0, 3.0)]), Some((16.0, None)));
+        assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(1.0, 3.0)]), Some((16.0, Some((16.0, 100.0)))));
         assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(-1.0, 3.0)]), None, "beyond what was measured");
         assert_eq!(of(&[step(1.0, 1.0), None, step(1.0, 1.0)]), None);
+        assert!(reaching().check().is_ok() && Reaching { whole: 16.0, ..reaching() }.check().is_err());
     }
 }
