@@ -231,9 +231,11 @@ mod tests {
 
     #[test]
     fn what_times_are_for_names_the_gpu_and_its_copies() {
+        // Builds without GPUs refuse such a device where settings are read.
         let config = |device: &str| {
-            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['full']\ndevice = '{device}'");
-            RunConfig::resolve(Settings::parse(&text, "test").unwrap()).unwrap().remove(0)
+            let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['full']";
+            let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+            RunConfig { device: device.parse().unwrap(), ..config }
         };
         let gpu = || TimedOn::Gpu("NVIDIA H200".to_owned());
         assert_eq!(gpu().line(&config("cuda")), "The times are estimates for NVIDIA H200, as busy as it is now.");

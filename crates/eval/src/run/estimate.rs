@@ -163,7 +163,8 @@ impl<'a> Probe<'a> {
     /// Those of the methods that the model can run, at most [`MOST_PROBED`].
     fn runnable(&self, methods: &[Configured]) -> Vec<Configured> {
         let (config, shard) = (&self.config, Shard::WHOLE);
-        let planner = Planner { model: self.model.opened(), config, tasks: &[], data: None, shard, is_elsewhere: false };
+        let planner =
+            Planner { model: self.model.opened(), config, tasks: &[], data: None, shard, is_elsewhere: false };
         let runs = |method: &&Configured| {
             let alone = std::slice::from_ref(*method);
             planner.check_method(method).is_ok() && planner.check_positions(alone, self.text.len()).is_ok()
