@@ -183,6 +183,7 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
 mod tests {
     use super::*;
     use spattn_eval::config::settings::Settings;
+    use spattn_model::device::CopiesPerGpu;
 
     fn summary() -> PlanSummary {
         PlanSummary {
@@ -231,17 +232,18 @@ mod tests {
 
     #[test]
     fn what_times_are_for_names_the_gpu_and_its_copies() {
-        // Builds without GPUs refuse such a device where settings are read.
-        let config = |device: &str| {
+        // Builds without GPUs refuse the names of these devices.
+        let (one, copies) = (Device::cuda(0), Device::EachGpu(CopiesPerGpu::new(4).unwrap()));
+        let config = |device: Device| {
             let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['full']";
             let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
-            RunConfig { device: device.parse().unwrap(), ..config }
+            RunConfig { device, ..config }
         };
         let gpu = || TimedOn::Gpu("NVIDIA H200".to_owned());
-        assert_eq!(gpu().line(&config("cuda")), "The times are estimates for NVIDIA H200, as busy as it is now.");
-        assert!(gpu().line(&config("cuda:all:4")).contains("what further copies gain is not estimated"));
+        assert_eq!(gpu().line(&config(one)), "The times are estimates for NVIDIA H200, as busy as it is now.");
+        assert!(gpu().line(&config(copies)).contains("what further copies gain is not estimated"));
         let none = TimedOn::NotMeasured("there is none".to_owned());
-        assert_eq!(none.line(&config("cuda")), "How long it takes on a GPU is not estimated: there is none.");
+        assert_eq!(none.line(&config(one)), "How long it takes on a GPU is not estimated: there is none.");
     }
 
     #[test]
