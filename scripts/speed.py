@@ -1,4 +1,4 @@
-"""Times tables of `spattn eval`, and how far `--dry-run` was off: what docs/speed.md is made of.
+"""Times tables of `spattn eval`, and says how far `--dry-run` was off.
 
     python3 scripts/speed.py --spattn target/release/spattn --device cuda --out speed
 

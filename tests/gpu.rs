@@ -2828,7 +2828,7 @@ fn the_likeliest_tokens_are_those_that_the_host_finds() {
         logits[of_row(3)][last] = f32::NAN;
         logits[of_row(4)][last / 2] = f32::NEG_INFINITY;
         let there = gpu.upload(&logits).unwrap();
-        let found = gpu.likeliest(&there, (rows, columns), &mut None).unwrap();
+        let found = gpu.argmax(&there, (rows, columns), &mut None).unwrap();
         let expected = logits.chunks_exact(columns).map(|row| {
             let is_finite = row.iter().all(|logit| logit.is_finite());
             is_finite.then(|| argmax(row) as u32)
@@ -2857,7 +2857,7 @@ fn steps_that_choose_take_the_tokens_that_the_logits_say() {
         let mut next = vec![g.prompt[n - 3..].to_vec(); chosen.len()];
         for step in 0..40 {
             let logits = g.decoder.step(&mut streams(&mut by_logits, &next), n).unwrap();
-            let tokens = g.decoder.step_likeliest(&mut streams(&mut chosen, &next), n).unwrap();
+            let tokens = g.decoder.step_argmax(&mut streams(&mut chosen, &next), n).unwrap();
             let expected: Vec<u32> = logits.iter().map(|logits| argmax(logits) as u32).collect();
             assert_eq!(tokens, expected, "{name}, step {step}");
             next = tokens.into_iter().map(|token| vec![token]).collect();

@@ -5,6 +5,7 @@
 //! make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by the
 //! callers named at each launcher. Nothing here depends on a model or a method.
 
+mod argmax;
 mod attend;
 mod attend_units;
 mod block_shape;
@@ -23,7 +24,6 @@ mod host_device_vec;
 mod kernel;
 mod labels;
 mod launch;
-mod likeliest;
 mod maps;
 mod peers;
 mod per_row_tokens;

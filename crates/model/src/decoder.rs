@@ -304,8 +304,8 @@ impl Decoder {
     ///
     /// # Errors
     /// As [`step`](Self::step).
-    pub fn step_likeliest(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<u32>, EngineError> {
-        if let Some(tokens) = self.engine.step_likeliest(streams, prompt_tokens)? {
+    pub fn step_argmax(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<u32>, EngineError> {
+        if let Some(tokens) = self.engine.step_argmax(streams, prompt_tokens)? {
             return Ok(tokens);
         }
         let logits = self.step(streams, prompt_tokens)?;

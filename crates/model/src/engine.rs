@@ -189,11 +189,7 @@ pub(super) trait Engine: Any + Send + Sync {
 
     /// As [`step`](Self::step); the likeliest token after the last one of each stream, the first of equally likely ones. `None`, with nothing
     /// done, where the engine does not choose tokens without giving out their logits.
-    fn step_likeliest(
-        &self,
-        _streams: &mut [Stream<'_>],
-        _prompt_tokens: usize,
-    ) -> Result<Option<Vec<u32>>, EngineError> {
+    fn step_argmax(&self, _streams: &mut [Stream<'_>], _prompt_tokens: usize) -> Result<Option<Vec<u32>>, EngineError> {
         Ok(None)
     }
 

@@ -64,8 +64,10 @@ impl RunRequest {
         match self.json {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
             false => {
-                let timed_on = models.first().map(|model| model.timed_on.line(&self.configs[0]));
-                print(&format!("{}{}\n", as_text(&models), timed_on.unwrap_or_default()))?;
+                let mut timed_on: Vec<String> =
+                    models.iter().map(|model| model.timed_on.line(&self.configs[0])).collect();
+                timed_on.dedup();
+                print(&format!("{}{}\n", as_text(&models), timed_on.join("\n")))?;
             }
         }
         reporter.verdict("would run").map(|()| Done::Completed)

@@ -144,8 +144,8 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
             if active.is_empty() {
                 break;
             }
-            if active.iter().all(|running| self.policy.needs_only_likeliest(&running.answer)) {
-                self.step_to_likeliest(&mut active)?;
+            if active.iter().all(|running| self.policy.needs_only_argmax(&running.answer)) {
+                self.step_greedily(&mut active)?;
                 continue;
             }
             let logits = self.step(&mut active)?;
@@ -162,11 +162,11 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     }
 
     /// One step of sequences that are not at their end and take the likeliest token.
-    fn step_to_likeliest(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
-        let tokens = self.timed_step(active, |streams| self.decoder.step_likeliest(streams, self.prompt_tokens))?;
+    fn step_greedily(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
+        let tokens = self.timed_step(active, |streams| self.decoder.step_argmax(streams, self.prompt_tokens))?;
         for (running, token) in active.iter_mut().zip(tokens) {
             let RunningSequence { number, feed, answer, .. } = &mut **running;
-            self.policy.take_likeliest(*number, feed, answer, token);
+            self.policy.take_argmax(*number, feed, answer, token);
         }
         Ok(())
     }

@@ -95,15 +95,17 @@ pub trait DecodingPolicy: Sync {
     /// Begins the answer of a number (from 0), where `unread` tokens of the prompt have to be fed first.
     fn begin(&self, number: usize, unread: &[u32]) -> (Feed, Self::Answer);
 
-    /// Whether the next step of a sequence is answered by its likeliest token ([`take_likeliest`](Self::take_likeliest)), so that nobody
+    /// Whether the next step of a sequence is answered by its likeliest token ([`take_argmax`](Self::take_argmax)), so that nobody
     /// needs the logits. Default false.
-    fn needs_only_likeliest(&self, _answer: &Self::Answer) -> bool {
+    fn needs_only_argmax(&self, _answer: &Self::Answer) -> bool {
         false
     }
 
     /// As [`take_logits`](Self::take_logits), with the likeliest token behind the last one fed, the first of equally likely ones. Called
-    /// only after steps that [need no more](Self::needs_only_likeliest).
-    fn take_likeliest(&self, _number: usize, _feed: &mut Feed, _answer: &mut Self::Answer, _token: u32) {}
+    /// only after steps that [need no more](Self::needs_only_argmax).
+    fn take_argmax(&self, _number: usize, _feed: &mut Feed, _answer: &mut Self::Answer, _token: u32) {
+        unreachable!("a policy that needs no more than the likeliest token takes it")
+    }
 
     /// What a sequence of `full` predicts, of `rows` of logits `[vocab_size]` as in [`take_logits`](Self::take_logits).
     fn predict(&self, number: usize, feed: &Feed, rows: &[&[f32]]) -> Self::Prediction;

@@ -85,11 +85,11 @@ impl DecodingPolicy for Generation<'_> {
         self.add(token, feed, answer);
     }
 
-    fn needs_only_likeliest(&self, answer: &GeneratedAnswer) -> bool {
+    fn needs_only_argmax(&self, answer: &GeneratedAnswer) -> bool {
         self.sampling.is_greedy() && !self.is_masked(answer.tokens.len())
     }
 
-    fn take_likeliest(&self, _: usize, feed: &mut Feed, answer: &mut GeneratedAnswer, token: u32) {
+    fn take_argmax(&self, _: usize, feed: &mut Feed, answer: &mut GeneratedAnswer, token: u32) {
         if self.is_asked(feed, answer) {
             self.add(token, feed, answer);
         }

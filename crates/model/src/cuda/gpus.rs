@@ -176,7 +176,7 @@ impl Cuda {
         streams: &mut [Stream<'_>],
         prompt_tokens: usize,
     ) -> Result<Vec<u32>, EngineError> {
-        let (chosen, positions) = self.pass_streams(streams, prompt_tokens, Segment::likeliest_of)?;
+        let (chosen, positions) = self.pass_streams(streams, prompt_tokens, Segment::argmax_of)?;
         let of_row = |(chosen, position): (Option<u32>, usize)| chosen.ok_or(NotFinite::Logits { position }.into());
         chosen.into_iter().zip(positions).map(of_row).collect()
     }

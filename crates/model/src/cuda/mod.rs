@@ -95,11 +95,7 @@ impl Engine for Cuda {
         self.step_streams(streams, prompt_tokens)
     }
 
-    fn step_likeliest(
-        &self,
-        streams: &mut [Stream<'_>],
-        prompt_tokens: usize,
-    ) -> Result<Option<Vec<u32>>, EngineError> {
+    fn step_argmax(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Option<Vec<u32>>, EngineError> {
         let is_last_row = |stream: &Stream<'_>| stream.tokens.len() == 1;
         match self.config.block.leaves_logits() && streams.iter().all(is_last_row) {
             true => self.choose_in_step(streams, prompt_tokens).map(Some),

@@ -243,7 +243,7 @@ impl Segment {
             places: None,
             inverse: Vec::new(),
             logits: None,
-            likeliest: None,
+            argmax: None,
             attention: AttentionWorkspace::default(),
             exact: Vec::new(),
             recorded: None,
@@ -528,12 +528,12 @@ impl Segment {
     }
 
     /// The likeliest tokens after `rows` rows of the residual stream; `None` for a row whose logits are not all finite.
-    pub(super) fn likeliest_of(&self, workspace: &mut Workspace, rows: usize) -> Result<Vec<Option<u32>>, GpuError> {
+    pub(super) fn argmax_of(&self, workspace: &mut Workspace, rows: usize) -> Result<Vec<Option<u32>>, GpuError> {
         self.launch_logits(workspace, 0, rows)?;
-        let Workspace { logits: Some(logits), likeliest, .. } = workspace else {
+        let Workspace { logits: Some(logits), argmax, .. } = workspace else {
             unreachable!("`launch_logits` reserved the logits")
         };
-        self.gpu.likeliest(logits, (rows, self.end().1.outputs), likeliest)
+        self.gpu.argmax(logits, (rows, self.end().1.outputs), argmax)
     }
 
     /// Computes the logits of `rows` rows of the residual stream from row `skip` on, as the output matrix gives them.

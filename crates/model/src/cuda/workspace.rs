@@ -60,7 +60,7 @@ pub(super) struct Workspace {
     pub(super) inverse: Vec<Option<Buffer>>,
     pub(super) logits: Option<Buffer>,
     /// What is found of logits where tokens are chosen.
-    pub(super) likeliest: Option<Buffer>,
+    pub(super) argmax: Option<Buffer>,
     pub(super) attention: AttentionWorkspace,
     /// One for each of what the layers of a step attend, where nothing is picked.
     pub(super) exact: Vec<AttentionWorkspace>,

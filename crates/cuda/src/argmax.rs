@@ -18,7 +18,7 @@ impl Gpu {
     ///
     /// # Panics
     /// If the buffer is too small, or rows have no columns.
-    pub fn likeliest(
+    pub fn argmax(
         &self,
         logits: &Buffer,
         (rows, columns): (usize, usize),
@@ -30,7 +30,7 @@ impl Gpu {
         if rows > 0 {
             let (from, to) = (logits.address(0, size_of::<f32>() * rows * columns), found.address(0, bytes));
             let columns = columns as u32;
-            let function = self.function("likeliest", "likeliest")?;
+            let function = self.function("argmax", "argmax")?;
             let mut launch = self.launch(&function);
             launch.arg(&from).arg(&columns).arg(&to);
             let grid = LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };

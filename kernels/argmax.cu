@@ -4,7 +4,7 @@
 constexpr int THREADS = 1024;
 
 // Blocks: rows. Of logits `[row][columns]` writes the first column with the greatest, and whether all of the row are finite (1) or not (0).
-extern "C" __global__ void __launch_bounds__(THREADS) likeliest(const float* logits, uint32_t columns, uint2* found) {
+extern "C" __global__ void __launch_bounds__(THREADS) argmax(const float* logits, uint32_t columns, uint2* found) {
     __shared__ unsigned long long of_warps[32];
     const float* own = logits + static_cast<uint64_t>(blockIdx.x) * columns;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
