@@ -134,6 +134,40 @@ fn full_takes_the_likeliest_token_wherever_the_prefix_ends() {
 }
 
 #[test]
+fn drawn_tokens_are_those_that_the_logits_of_each_step_give() {
+    let (model, ids) = model();
+    let prompt = &ids[..170];
+    let methods = methods(&["full"]);
+    let asked = request(prompt, 20, &methods);
+    let sampling = Sampling { temperature: 3.0, top_p: 1.0, seed: 5 };
+    let drawn = Generation { sampling, repeats: 2, ..policy(&model, &asked) };
+    let outcome = runner(&model).run(asked.example, &drawn).unwrap().unwrap();
+    for (repeat, answer) in outcome.runs[0].answers.iter().enumerate() {
+        let mut ids = prompt.to_vec();
+        for (place, token) in answer.tokens.iter().enumerate() {
+            let logits = model.decoder.prefill(&ids, ids.len()).unwrap().logits;
+            assert_eq!(*token, sampling.choose(&logits, repeat, place), "draw {place} of repeat {repeat}");
+            ids.push(*token);
+        }
+        assert_ne!(answer.tokens, greedy(&model, prompt, 6), "repeat {repeat} was not drawn");
+    }
+}
+
+#[test]
+fn the_first_token_of_a_line_does_not_end_it() {
+    let (model, ids) = model();
+    let prompt = &ids[..170];
+    let methods = methods(&["full"]);
+    let logits = model.decoder.prefill(prompt, prompt.len()).unwrap().logits;
+    let mut likeliest: Vec<u32> = (0..logits.len() as u32).collect();
+    likeliest.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    let line_end = Some(likeliest[0]);
+    let expected = likeliest[1..].iter().find(|token| !model.tokenizer.eos_ids().contains(token));
+    let outcome = run_on(&model, Asked { line_end, ..request(prompt, 20, &methods) });
+    assert_eq!(outcome.runs[0].answers[0].tokens.first(), expected);
+}
+
+#[test]
 fn a_prefix_that_begins_alike_is_not_read_again_and_changes_nothing() {
     let (model, ids) = model();
     let methods = methods(&["full", "topk:k=4"]);
