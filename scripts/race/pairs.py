@@ -19,7 +19,9 @@ class Pair:
     settings: dict
     # The method of spattn; empty for `full`.
     spec: str
-    # What differs; empty if they are the same algorithm.
+    # "same" algorithm, "rounding" if the same computed in other types, or "near".
+    likeness: str = "same"
+    # What differs, if anything does.
     differs: str = ""
     wrapped_in: str = ""
     # The attention that the press needs in transformers; empty for the fastest.
@@ -44,13 +46,13 @@ def expected_attention(ratio):
     # More queries than a prompt has: all of them.
     spec = f"expected_attention:preset=repo,compression_ratio={ratio},queries=65536"
     differs = "theirs computes means, covariances and scores in the type of the weights, ours in f64"
-    return Pair(f"expected_attention {ratio}", "ExpectedAttentionPress", {"compression_ratio": ratio}, spec, differs)
+    return Pair(f"expected_attention {ratio}", "ExpectedAttentionPress", {"compression_ratio": ratio}, spec, "rounding", differs)
 
 
 def ada_kv(ratio):
     differs = "theirs keeps the best fifth of each head first, ours mixes equal shares with those by votes, as the paper does"
     spec = f"ada_kv:compression_ratio={ratio},{VOTES}"
-    return Pair(f"ada_kv {ratio}", "SnapKVPress", {"compression_ratio": ratio}, spec, differs, wrapped_in="AdaKVPress")
+    return Pair(f"ada_kv {ratio}", "SnapKVPress", {"compression_ratio": ratio}, spec, "near", differs, wrapped_in="AdaKVPress")
 
 
 ONE = snapkv(0.75)
@@ -61,16 +63,17 @@ TEN = [
 ]
 # Methods that go by the same name and differ: theirs evicts once, ours in each step.
 ALIKE = [
-    Pair("tova 0.75", "TOVAPress", {"compression_ratio": 0.75}, "tova:ratio=0.25,sink=0,local=0", "theirs evicts once, ours in each step"),
+    Pair("tova 0.75", "TOVAPress", {"compression_ratio": 0.75}, "tova:ratio=0.25,sink=0,local=0", "near", "theirs evicts once, ours in each step"),
     Pair(
         "h2o 0.75",
         "ObservedAttentionPress",
         {"compression_ratio": 0.75},
         "h2o:density=0.25,sink=0,local=0,per=kv_head",
+        "near",
         "theirs evicts once, by mean weights; ours in each step, by sums",
         attention="eager",
     ),
-    Pair("random 0.75", "RandomPress", {"compression_ratio": 0.75}, "random:density=0.25", "theirs draws once, ours in each step"),
+    Pair("random 0.75", "RandomPress", {"compression_ratio": 0.75}, "random:density=0.25", "near", "theirs draws once, ours in each step"),
 ]
 
 

@@ -30,11 +30,14 @@ left() { echo $((began + ${ALL:-520} - SECONDS)); }
 watched() {
     local name=$1 start poll='' failed='' from=$SECONDS
     shift
-    start=$(date +%s.%N)
     if [[ $device == cuda* ]] && command -v nvidia-smi >/dev/null; then
-        nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$out/$name.mib" 2>/dev/null &
+        local query=(nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" --query-gpu=memory.used --format=csv,noheader,nounits)
+        # The first line is what was taken before.
+        "${query[@]}" >"$out/$name.mib" 2>/dev/null || true
+        "${query[@]}" -lms 200 >>"$out/$name.mib" 2>/dev/null &
         poll=$!
     fi
+    start=$(date +%s.%N)
     "$@" >"$out/$name.log" 2>&1 || failed=yes
     echo "$start $(date +%s.%N)" | awk '{ printf "%.2f\n", $2 - $1 }' >"$out/$name.seconds"
     if [[ -n $poll ]]; then

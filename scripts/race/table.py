@@ -155,8 +155,7 @@ def row_of_table(pair, theirs, ours, their_seconds, alone):
     same_score = share(abs(a["score"] - b["score"]) < 1e-9 for a, b in zip(other, mine))
     same_answer = share(a["prediction"].strip() == b["prediction"].strip() for a, b in zip(other, mine))
     scores = [percent([answer["score"] for answer in side]) for side in (other, mine)]
-    likeness = "near" if pair.differs else "same"
-    cells = [pair.name, likeness, *scores, same_score, same_answer, seconds(their_seconds), seconds(alone), times(their_seconds, alone)]
+    cells = [pair.name, pair.likeness, *scores, same_score, same_answer, seconds(their_seconds), seconds(alone), times(their_seconds, alone)]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -224,6 +223,12 @@ def facts(run, agreement, together, alone, out):
     return lines
 
 
+def differences(pairs):
+    """A line for each method that is not the same in all."""
+    methods = {pair.name.split()[0]: pair for pair in pairs if pair.differs}
+    return [f"- `{method}` ({pair.likeness}): {pair.differs}." for method, pair in methods.items()]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -250,7 +255,7 @@ def main():
         print(row_of_table(pair, their[pair.name], answers[pair.name], run["seconds"][pair.name], own))
     print()
     print("\n".join(facts(run, tokens_agree(their["full"], answers["full"]), together, alone[ONE.name], out)))
-    print("\n".join(f"- `{pair.name}` is near: {pair.differs}." for pair in pairs if pair.differs))
+    print("\n".join(differences(pairs)))
 
 
 if __name__ == "__main__":
