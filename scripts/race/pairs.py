@@ -58,8 +58,8 @@ def ada_kv(ratio):
 ONE = snapkv(0.75)
 # 1 less these ratios is exact in binary. 1 - 0.9 is a little below 0.1, so that theirs keeps 99 tokens of 1,000.
 TEN = [
-    *[of(ratio) for of in (snapkv, streaming_llm) for ratio in (0.5, 0.75, 0.875)],
-    *[of(ratio) for of in (expected_attention, ada_kv) for ratio in (0.5, 0.75)],
+    *[of(ratio) for of in (snapkv, streaming_llm) for ratio in (0.75, 0.5, 0.875)],
+    *[of(ratio) for of in (expected_attention, ada_kv) for ratio in (0.75, 0.5)],
 ]
 # Methods that go by the same name and differ: theirs evicts once, ours in each step.
 ALIKE = [

@@ -95,8 +95,7 @@ class Ours:
 
     def by_row(self, pairs, program):
         """Of each pair, by row: prediction, score and tokens. Rows of a task are numbered in the order of the file."""
-        methods = json.loads((self.path / "manifest.json").read_text())["methods"]
-        names = {(method["method"], method["params"]): pair.name for method, pair in zip(methods, pairs, strict=True)}
+        names = self.names(pairs)
         places, seen = {}, Counter()
         for row, line in enumerate(lines_of(self.path.parent / "theirs/rows.jsonl")):
             places[line["task"], seen[line["task"]]] = row
@@ -106,6 +105,15 @@ class Ours:
             row = places[record["task"].split("/")[-1], record["sample"]]
             found.setdefault(names[record["method"], record["params"]], {})[row] = {**record, "score": score}
         return found
+
+    def names(self, pairs):
+        """The pair of each method and its parameters, by what was asked for."""
+        manifest = json.loads((self.path / "manifest.json").read_text())
+        ran = [(method["method"], method["params"]) for method in manifest["methods"]]
+        asked = [spec for spec in manifest["config"]["methods"] if spec != "full"]
+        of_spec = {pair.spec: pair.name for pair in pairs}
+        named = zip([method for method in ran if method[0] != "full"], asked, strict=True)
+        return {("full", ""): "full"} | {method: of_spec.get(spec, spec) for method, spec in named}
 
     def gpu(self):
         """What it said of the GPU's memory."""
@@ -203,7 +211,7 @@ def facts(run, agreement, together, alone, out):
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     program = json.loads((together[-1].path / "manifest.json").read_text())["program"]
     most = max(run["gpu_bytes"].values(), default=0) / 1e9
-    stopped = "" if run["answered"] == run["rows"] else f": theirs was stopped after {run['most_seconds']:.0f} s, ours is of the same rows"
+    stopped = "" if run["answered"] == run["rows"] else f", in the {run['most_seconds']:.0f} s that theirs was given; ours is of the same rows"
     lines = [
         f"- Rows: {run['answered']} of {run['rows']}{stopped}. Tokens before and in the question are as many on both sides in {same} of {rows}; "
         f"context and question together have the tokens of both apart in {whole} of {rows}.",
