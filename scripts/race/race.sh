@@ -2,7 +2,7 @@
 # RULER by transformers with kvpress and by spattn, on the same rows, model file and GPU: scripts/race/race.sh OUT MODEL [PROGRAM [PYTHON]]
 #
 # OUT gets the rows, what both answered, and table.md. MODEL is a GGUF file, a folder or a hub id. PROGRAM is spattn (./target/release/spattn);
-# PYTHON has kvpress, a transformers that it accepts, and gguf for a GGUF file (python3). LENGTH is that of the prompts (16K), EXAMPLES says how
+# PYTHON has kvpress, a transformers that it accepts, scipy, and gguf for a GGUF file (python3). LENGTH is that of the prompts (16K), EXAMPLES says how
 # many rows a task has (1), TASKS names some of RULER's tasks (all 13 with DATA, without it the 11 that need none), DATA is a folder for `--data`.
 # DEVICE is cuda or cpu, DTYPE bf16, f16 or f32. GIVEN has more flags for `spattn eval` (--dequantise: weights in DTYPE, as transformers has them).
 #

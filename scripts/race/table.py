@@ -4,18 +4,18 @@
     python3 scripts/race/table.py OUT [--program spattn] [--alike]
 
 Both sides' answers are scored by `spattn score`. An interval is Clopper and Pearson's for the sum of scores out of so many examples, at 95 %,
-which for scores between 0 and 1 is rather too wide.
+which for scores between 0 and 1 is rather too wide. Needs scipy.
 """
 
 import argparse
 import json
-import math
 import re
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 from pairs import ONE, chosen
+from scipy.stats import beta
 
 ABSENT = "–"
 
@@ -23,37 +23,12 @@ ABSENT = "–"
 # ---- intervals ----
 
 
-def beta_share(x, a, b):
-    """The share of a beta distribution below x, by the continued fraction of Lentz."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):
-        return 1 - beta_share(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    value = c = 1.0
-    d = 1 / (1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, 500):
-        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
-            d, c = 1 / (1 + numerator * d), 1 + numerator / c
-            value *= c * d
-    return front * value
-
-
-def beta_quantile(share, a, b):
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if beta_share(middle, a, b) < share else (low, middle)
-    return (low + high) / 2
-
-
 def interval(scores):
     """Clopper and Pearson's 95 % interval for the mean of scores from 0 to 1."""
     right, n = sum(scores), len(scores)
     wrong = n - right
-    low = beta_quantile(0.025, right, wrong + 1) if right > 1e-9 else 0.0
-    high = beta_quantile(0.975, right + 1, wrong) if wrong > 1e-9 else 1.0
+    low = beta.ppf(0.025, right, wrong + 1) if right > 1e-9 else 0.0
+    high = beta.ppf(0.975, right + 1, wrong) if wrong > 1e-9 else 1.0
     return low, high
 
 
