@@ -24,7 +24,7 @@ pub(super) const ROWS: &str = "bench.csv";
 pub(super) const MANIFEST: &str = "manifest.json";
 
 /// The columns of `bench.csv`: the fields of [`BenchRow`](spattn_lab::bench::BenchRow), in their order.
-pub const COLUMNS: [&str; 36] = [
+pub const COLUMNS: [&str; 42] = [
     "op",
     "shape",
     "device",
@@ -56,8 +56,14 @@ pub const COLUMNS: [&str; 36] = [
     "score_high_us",
     "pick_us",
     "select_us",
+    "select_low_us",
+    "select_high_us",
     "attend_us",
+    "attend_low_us",
+    "attend_high_us",
     "weights_us",
+    "weights_low_us",
+    "weights_high_us",
     "index_ms",
     "aux_bits",
     "aux_bytes",
@@ -203,9 +209,10 @@ mod tests {
         let text = csv(&bench(vec![row])).unwrap();
         let expected = "op,shape,device,dtype,threads,context,batch,layers,method,params,solved,peer,density,time_us,time_low_us,\
             time_high_us,rounds,spread,speedup_vs_full,bytes,limit_bytes,gbps,flops,gflops,bandwidth_share,limit_share,\
-            score_us,score_low_us,score_high_us,pick_us,select_us,attend_us,weights_us,index_ms,aux_bits,aux_bytes\n\
+            score_us,score_low_us,score_high_us,pick_us,select_us,select_low_us,select_high_us,attend_us,attend_low_us,\
+            attend_high_us,weights_us,weights_low_us,weights_high_us,index_ms,aux_bits,aux_bytes\n\
             attention,llama3-8b,cpu,f32,2,4096,1,1,quest,\"density=0.05,page=16\",p=0.9,false,0.05,123.456,120.5,,9,0.01,3.25,8192,\
-            4096,14.5,1000,2.5,0.725,,,,,,,80.0,,,32.0,4096\n";
+            4096,14.5,1000,2.5,0.725,,,,,,,,,80.0,,,,,,,32.0,4096\n";
         assert_eq!(text, expected);
         assert_eq!(csv(&bench(vec![])).unwrap().lines().count(), 1, "headings alone");
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -565,15 +566,15 @@ impl At<'_> {
     /// The row of an entry, without the comparison with the roof and with the other entries.
     fn row(&self, device: &str, entry: &Entry<'_>, turns: &[Turn]) -> BenchRow {
         let (dimensions, timing) = (&self.plan.dimensions, Timing::of(turns.iter().map(|turn| turn.time)));
-        let part = |of: fn(&Turn) -> std::time::Duration| {
-            let us = Timing::of(turns.iter().map(of)).median_us;
-            (us > 0.0).then_some(us)
+        let part = |of: fn(&Turn) -> Duration| {
+            let part = Timing::of(turns.iter().map(of));
+            if part.median_us > 0.0 { part } else { Timing::default() }
         };
-        let (select_us, attend_us) = (part(|turn| turn.select), part(|turn| turn.attend));
-        let scoring = Timing::of(turns.iter().map(|turn| turn.score));
-        let score_ends = scoring.ends_us.filter(|_| scoring.median_us > 0.0);
-        let whole = self.plan.op == Op::Decode && !entry.peer;
-        let of_attention = select_us.unwrap_or(0.0) + attend_us.unwrap_or(0.0);
+        let median = |part: &Timing| (part.median_us > 0.0).then_some(part.median_us);
+        let (scoring, picking) = (part(|turn| turn.score), part(|turn| turn.pick));
+        let (selecting, attending) = (part(|turn| turn.select), part(|turn| turn.attend));
+        let is_step = self.plan.op == Op::Decode && !entry.peer;
+        let rest = if is_step { part(Turn::rest) } else { Timing::default() };
         let mut row = BenchRow {
             op: self.plan.op.name().to_owned(),
             shape: self.plan.shape.clone(),
@@ -604,13 +605,19 @@ impl At<'_> {
             gflops: 0.0,
             bandwidth_share: None,
             limit_share: None,
-            score_us: part(|turn| turn.score),
-            score_low_us: score_ends.map(|(low, _)| low),
-            score_high_us: score_ends.map(|(_, high)| high),
-            pick_us: part(|turn| turn.pick),
-            select_us,
-            attend_us,
-            weights_us: whole.then_some(timing.median_us - of_attention),
+            score_us: median(&scoring),
+            score_low_us: scoring.ends_us.map(|(low, _)| low),
+            score_high_us: scoring.ends_us.map(|(_, high)| high),
+            pick_us: median(&picking),
+            select_us: median(&selecting),
+            select_low_us: selecting.ends_us.map(|(low, _)| low),
+            select_high_us: selecting.ends_us.map(|(_, high)| high),
+            attend_us: median(&attending),
+            attend_low_us: attending.ends_us.map(|(low, _)| low),
+            attend_high_us: attending.ends_us.map(|(_, high)| high),
+            weights_us: median(&rest),
+            weights_low_us: rest.ends_us.map(|(low, _)| low),
+            weights_high_us: rest.ends_us.map(|(_, high)| high),
             index_ms: None,
             aux_bits: None,
             aux_bytes: None,

@@ -74,10 +74,28 @@ pub struct BenchRow {
     pub pick_us: Option<f64>,
     /// The time of selecting: scoring, choosing, and the work around them.
     pub select_us: Option<f64>,
+    /// Lower end of its interval.
+    #[serde(default)]
+    pub select_low_us: Option<f64>,
+    /// Upper end of its interval.
+    #[serde(default)]
+    pub select_high_us: Option<f64>,
     /// The time of attending the selection.
     pub attend_us: Option<f64>,
-    /// The time of all else in a step: the weights.
+    /// Lower end of its interval.
+    #[serde(default)]
+    pub attend_low_us: Option<f64>,
+    /// Upper end of its interval.
+    #[serde(default)]
+    pub attend_high_us: Option<f64>,
+    /// The median of what is left of a step's time: the weights.
     pub weights_us: Option<f64>,
+    /// Lower end of its interval.
+    #[serde(default)]
+    pub weights_low_us: Option<f64>,
+    /// Upper end of its interval.
+    #[serde(default)]
+    pub weights_high_us: Option<f64>,
     /// Milliseconds to build the index, over all sequences and KV heads.
     pub index_ms: Option<f64>,
     /// Bits of auxiliary memory for each token and KV head.

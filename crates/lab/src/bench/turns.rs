@@ -39,6 +39,11 @@ impl Turn {
     pub fn of(time: Duration) -> Self {
         Self { time, ..Self::default() }
     }
+
+    /// What neither selects nor attends.
+    pub fn rest(&self) -> Duration {
+        self.time.saturating_sub(self.select + self.attend)
+    }
 }
 
 /// Something that takes turns.
@@ -172,7 +177,7 @@ pub fn turns(rounds: usize) -> usize {
 }
 
 /// The distribution of some times, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timing {
     /// The median.
     pub median_us: f64,
@@ -200,6 +205,14 @@ impl Timing {
 mod tests {
     use super::*;
     use std::sync::Mutex;
+
+    #[test]
+    fn what_neither_selects_nor_attends_is_the_rest() {
+        let [time, select, attend] = [10, 3, 4].map(Duration::from_micros);
+        assert_eq!(Turn { select, attend, ..Turn::of(time) }.rest(), Duration::from_micros(3));
+        // Parts are timed by themselves: together they may take longer.
+        assert_eq!(Turn { select: time, attend, ..Turn::of(time) }.rest(), Duration::ZERO);
+    }
 
     #[test]
     fn each_round_begins_with_another_and_warming_up_does_not_count() {

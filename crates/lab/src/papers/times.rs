@@ -102,7 +102,13 @@ pub struct Times {
 
 /// The columns of medians, and those of the ends of their 95 % intervals.
 const TIME: [&str; 3] = ["time_us", "time_low_us", "time_high_us"];
-const SCORE: [&str; 3] = ["score_us", "score_low_us", "score_high_us"];
+/// The same of the parts of a time.
+const PARTS: [[&str; 3]; 4] = [
+    ["score_us", "score_low_us", "score_high_us"],
+    ["select_us", "select_low_us", "select_high_us"],
+    ["attend_us", "attend_low_us", "attend_high_us"],
+    ["weights_us", "weights_low_us", "weights_high_us"],
+];
 
 impl ReferenceBench {
     /// All tables as one.
@@ -158,7 +164,7 @@ impl Times {
     }
 
     /// The selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if the
-    /// table has no such row or number, or no method is named. Whole times have intervals, and so does scoring if it was timed separately.
+    /// table has no such row or number, or no method is named. Whole times have intervals, and so do parts whose turns were timed.
     ///
     /// # Errors
     /// If several rows are selected.
@@ -166,12 +172,9 @@ impl Times {
         let Some(method) = &timed.method else { return Ok(None) };
         let Some(row) = self.row(timed, method, timed.params.as_deref())? else { return Ok(None) };
         let Some(against) = &timed.against else {
-            let columns = match timed.column.as_deref() {
-                None => TIME,
-                Some(column) if column == TIME[0] => TIME,
-                Some(column) if column == SCORE[0] => SCORE,
-                Some(part) => [part, "", ""],
-            };
+            let column = timed.column.as_deref().unwrap_or(TIME[0]);
+            let of_column = [TIME].into_iter().chain(PARTS).find(|columns| columns[0] == column);
+            let columns = of_column.unwrap_or([column, "", ""]);
             return Ok(number(row, columns).map(|estimate| (estimate, turns(row))));
         };
         let Some(other) = self.row(timed, against, None)? else { return Ok(None) };
@@ -231,11 +234,11 @@ fn turns(row: &BTreeMap<String, String>) -> usize {
 mod tests {
     use super::*;
 
-    const TABLE: &str = "device,context,batch,method,params,time_us,time_low_us,time_high_us,rounds,attend_us,score_us,score_low_us,score_high_us\n\
-         GPU X,1024,4,full,,20,19,22,9,20,,,\n\
-         GPU X,1024,4,hip,k=8,10,9.5,10.5,7,4,,,\n\
-         GPU X,1024,4,hip,\"k=8,r_m=1\",16,15,17,7,,5,4,6.5\n\
-         GPU X,2048,4,hip,k=8,12,11,13,7,6,3,,\n";
+    const TABLE: &str = "device,context,batch,method,params,time_us,time_low_us,time_high_us,rounds,attend_us,score_us,score_low_us,score_high_us,attend_low_us,attend_high_us\n\
+         GPU X,1024,4,full,,20,19,22,9,20,,,,,\n\
+         GPU X,1024,4,hip,k=8,10,9.5,10.5,7,4,,,,3.5,4.5\n\
+         GPU X,1024,4,hip,\"k=8,r_m=1\",16,15,17,7,,5,4,6.5,,\n\
+         GPU X,2048,4,hip,k=8,12,11,13,7,6,3,,,,\n";
 
     fn timed(text: &str) -> Timed {
         toml::from_str(text).unwrap()
@@ -252,6 +255,8 @@ mod tests {
         assert_eq!((ratio.mean, ratio.ends), (1.25, Some((19.0 / 17.0, 22.0 / 15.0))));
         let attend = of("context = 2048\nmethod = 'hip'\ncolumn = 'attend_us'").unwrap().unwrap().0;
         assert_eq!((attend.mean, attend.ends), (6.0, None));
+        let attend = of("context = 1024\nmethod = 'hip'\nparams = 'k=8'\ncolumn = 'attend_us'").unwrap().unwrap().0;
+        assert_eq!((attend.mean, attend.ends), (4.0, Some((3.5, 4.5))));
         let score = |place: &str| of(&format!("{place}\nmethod = 'hip'\ncolumn = 'score_us'")).unwrap().unwrap().0;
         assert_eq!(score("context = 1024\nparams = 'k=8,r_m=1'").ends, Some((4.0, 6.5)));
         assert_eq!(
