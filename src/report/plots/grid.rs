@@ -1,6 +1,6 @@
 //! Heat maps: panels of shaded cells with a common scale. Cells contain their value if there is space.
 //!
-//! One meaning everywhere: the deeper the shade, the better the value, or the larger where no value is better. Shades run from
+//! One meaning everywhere: darker is better, or larger where no value is better. Shades run from
 //! nearly white to dark in steps of lightness, so that they differ in greyscale too. The scale is drawn below the cells.
 
 use std::ops::Range;
@@ -91,8 +91,8 @@ impl Scale {
 
     /// What the scale says of itself.
     fn caption(&self) -> String {
-        let meaning = if self.deeper == Deeper::More { "more" } else { "better" };
-        format!("{} – the deeper the shade, the {meaning}", self.label)
+        let meaning = if self.deeper == Deeper::More { "larger" } else { "better" };
+        format!("{}: darker is {meaning}", self.label)
     }
 
     /// The number of useful decimals: one for percentages, otherwise enough for three digits.
@@ -112,13 +112,11 @@ fn is_whole_at(value: f64, decimals: usize, most: usize) -> bool {
     format!("{value:.most$}").bytes().rev().take(most - decimals).all(|digit| digit == b'0')
 }
 
-/// A value with `decimals` decimals and without a 0 before the point.
+/// A value with `decimals` decimals; what is 0 when rounded so, without any.
 fn fixed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
-    if text.bytes().all(|digit| matches!(digit, b'0' | b'.')) {
-        return "0".to_owned();
-    }
-    text.strip_prefix('0').filter(|rest| rest.starts_with('.')).map_or(text.clone(), str::to_owned)
+    let is_zero = text.bytes().all(|digit| matches!(digit, b'0' | b'.'));
+    if is_zero { "0".to_owned() } else { text }
 }
 
 const LEGEND_HEIGHT: i32 = 72;
@@ -349,10 +347,10 @@ mod tests {
     fn scales_end_at_round_numbers_and_turn_where_less_is_better() {
         let error = Scale::up_to("output error", [0.31, 0.07].into_iter(), Deeper::LessIsBetter);
         assert_eq!((error.high, error.depth(0.0), error.depth(0.5)), (0.5, 100.0, 0.0));
-        assert_eq!(error.caption(), "output error – the deeper the shade, the better");
+        assert_eq!(error.caption(), "output error: darker is better");
         assert_eq!((Scale::percent().depth(0.0), Scale::percent().depth(100.0)), (0.0, 100.0));
-        assert!(Scale::up_to("entropy", [2.0].into_iter(), Deeper::More).caption().ends_with("the more"));
-        assert_eq!([0.31, 0.5, 0.0].map(|v| error.text(v)), [".31", ".5", "0"]);
+        assert!(Scale::up_to("entropy", [2.0].into_iter(), Deeper::More).caption().ends_with("darker is larger"));
+        assert_eq!([0.31, 0.5, 0.0].map(|v| error.text(v)), ["0.31", "0.5", "0"]);
         assert_eq!([100.0, 33.33, 0.0].map(|v| Scale::percent().text(v)), ["100", "33.3", "0"]);
         assert_eq!(Scale::up_to("", std::iter::empty(), Deeper::More).high, 1.0);
     }

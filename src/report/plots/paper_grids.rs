@@ -1,6 +1,6 @@
 //! A paper's table of two parameters as heat maps: one of the published numbers, one of the measured ones.
 //!
-//! A row's name says where it is: `(8,75)`, `DS 1/4`. Rows with other names have no place; they are named below.
+//! A row's name says where it is: `(8,75)`, `DS 1/4`. Rows whose names do not end in a number have no place; they are named below.
 
 use anyhow::Result;
 
@@ -16,7 +16,8 @@ fn place(name: &str) -> Option<(String, String)> {
     let bracketed =
         name.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).and_then(|rest| rest.split_once(','));
     let (line, column) = bracketed.or_else(|| name.rsplit_once(' '))?;
-    Some((line.trim().to_owned(), column.trim().to_owned()))
+    let (line, column) = (line.trim(), column.trim());
+    column.starts_with(|first: char| first.is_ascii_digit()).then(|| (line.to_owned(), column.to_owned()))
 }
 
 /// The heat maps of a column.
@@ -87,5 +88,6 @@ mod tests {
     fn a_place_is_in_the_rows_name() {
         let of = |name: &str| place(name).map(|(line, column)| format!("{line}|{column}"));
         assert_eq!(["DS 1/4", "(8, 75)", "Full"].map(of), [Some("DS|1/4".into()), Some("8|75".into()), None]);
+        assert_eq!(of("DS 1/16, sinks and window"), None);
     }
 }

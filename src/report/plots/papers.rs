@@ -16,8 +16,8 @@ use super::looks::of_lines;
 use super::paper_grids;
 use super::paper_rows::{DrawnRow, drawn_rows};
 use super::pen::{
-    CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, SeriesLook, TITLE_HEIGHT, draw, page_title,
-    title_width,
+    CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Pixel, SIZE, SeriesLook, TITLE_HEIGHT, draw, in_lines,
+    page_title, title_width,
 };
 use super::{Figure, paged};
 use spattn_lab::papers::item::{Item, Line, Variant};
@@ -377,7 +377,8 @@ impl Drawing<'_> {
         let own = LEFT + self.step() * columns + RIGHT;
         let width = own.max(LEAST_WIDTH).max(title_width(&page_title(self.title, 0, rows.len())));
         let step = (width - LEFT - RIGHT) / columns;
-        let legend = (self.legend(width).last().map_or(0, |(_, (_, line))| line + 1) + 1) * LEGEND_LINE + 10;
+        let entries = self.legend(width).last().map_or(0, |(_, (_, line))| line + 1);
+        let legend = (entries + self.note_lines(width).len() as i32) * LEGEND_LINE + 10;
         let most = ((MOST_HEIGHT - TITLE_HEIGHT - legend) / (HEIGHT + BELOW)).max(1);
         let pages: Vec<&[Range<usize>]> = rows.chunks(most as usize).collect();
         let draw_page = |(i, rows): (usize, &&[Range<usize>])| {
@@ -410,7 +411,13 @@ impl Drawing<'_> {
             pen.text(&series.name, (x + 26, y(*line)), SIZE, HPos::Left)?;
         }
         let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
-        pen.text(self.note, (LEFT, y(below)), SIZE - 2, HPos::Left)
+        (below..)
+            .zip(&self.note_lines(width))
+            .try_for_each(|(line, note)| pen.text(note, (LEFT, y(line)), SIZE - 2, HPos::Left))
+    }
+
+    fn note_lines(&self, width: i32) -> Vec<String> {
+        in_lines(self.note, width - LEFT - RIGHT)
     }
 }
 

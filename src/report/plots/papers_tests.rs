@@ -46,6 +46,24 @@ fn measured_numbers_have_their_own_quantity() {
     assert!(drawn.title == "p/t: perplexity" && !drawn.svg.contains("filled:"));
 }
 
+/// What marks mean is in as many lines as it needs.
+#[test]
+fn the_note_on_marks_stays_on_the_page() {
+    let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n[builtin]\n[[row]]\nname = 'Full'\nmethod = 'full'\n\
+                [[column]]\nname = '8k'\n[[published]]\nrow = 'Full'\nvalues = { 8k = 75 }\n";
+    let item = Item::parse(text, "item.toml").unwrap();
+    let records: Vec<_> = (0..20).map(|i| record("ruler/vt", "full", i, 1.0)).collect();
+    let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+    let measured = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+    let svg = figures(&measured, &item, "plot.svg").unwrap().remove(0).svg;
+    let lines: Vec<&str> = svg.lines().skip_while(|line| !line.starts_with("filled: ")).collect();
+    let is_text = |line: &&&str| !line.starts_with('<');
+    let note: Vec<&str> = lines.iter().filter(is_text).copied().collect();
+    assert_eq!(note.join(" "), "filled: measured on built-in 11M, with 95 % interval; hollow and dashed: published");
+    let widest = note.iter().map(|line| line.chars().count()).max().unwrap() as i32;
+    assert!(note.len() == 2 && LEFT + widest * (CHARACTER - 1) <= LEAST_WIDTH, "{note:?}");
+}
+
 /// Columns without numbers are not drawn where others have some.
 #[test]
 fn a_figure_shows_the_columns_that_have_numbers() {
