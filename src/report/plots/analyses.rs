@@ -122,7 +122,7 @@ mod tests {
         let map =
             |cells| Map { name: "m".into(), title: "t".into(), label: "x".into(), panels: vec![("q".into(), cells)] };
         let drawn = figure(&Drawing::Map(map(vec![(3, 1, 0.25), (7, 0, 0.5)]))).unwrap().remove(0);
-        for text in ["\n3\n", "\n7\n", "\n.25\n", "\nq\n"] {
+        for text in ["\n3\n", "\n7\n", "\n0.25\n", "\nq\n"] {
             assert!(drawn.svg.contains(text), "{text} is missing in\n{}", drawn.svg);
         }
         assert_eq!(figure(&Drawing::Map(map(vec![]))).unwrap(), []);

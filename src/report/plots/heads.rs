@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(files, ["heads_error.svg", "heads_recall.svg", "heads_density.svg"]);
         assert_eq!(*left_out, [("heads_dropped.svg".to_owned(), "0".to_owned())], "nothing was dropped anywhere");
         assert!(
-            drawn[0].svg.contains("\n.2\n") && drawn[0].svg.contains("\ntopk\n") && !drawn[0].svg.contains("\nfull\n")
+            drawn[0].svg.contains("\n0.2\n") && drawn[0].svg.contains("\ntopk\n") && !drawn[0].svg.contains("\nfull\n")
         );
         assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[]), 99).unwrap().first.is_empty());
     }
