@@ -15,6 +15,11 @@ set -euo pipefail
 here=$(dirname "$(realpath "$0")")
 out=${1:?give a folder for the results} model=${2:?give a model} program=${3:-./target/release/spattn} python=${4:-python3}
 device=${DEVICE:-cuda} dtype=${DTYPE:-bf16} given=${GIVEN---dequantise} began=$SECONDS last=0
+for package in kvpress scipy; do
+    "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$package') is None)" ||
+        { echo "$python has no package $package: pip install kvpress scipy gguf" >&2; exit 1; }
+done
+command -v "$program" >/dev/null || { echo "there is no program $program: cargo build --release" >&2; exit 1; }
 mkdir -p "$out"
 out=$(realpath "$out")
 if [[ $program == */* ]]; then program=$(realpath "$program"); fi

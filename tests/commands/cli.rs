@@ -1746,12 +1746,21 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
         assert!(part > 0.0 && part <= number(&rows[1], "select_us"), "{key}: {:?}", rows[1]);
         assert!(rows[0][key].is_null() && rows[3][key].is_null(), "nothing is scored");
     }
+    has_intervals(&rows[1], &["select", "attend"]);
     for file in ["bench.json", "bench.csv", "bench.md", "manifest.json", "plots/speedup.svg", "plots/speedup.png"] {
         assert!(out.dir.join(file).is_file(), "{file}");
     }
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
     assert_eq!(manifest["bench"]["methods"].as_array().unwrap().len(), 7);
     assert!(manifest["machine"]["read_gbps"].as_f64().unwrap() > 0.0);
+}
+
+/// Each part of a time is between the ends of its interval.
+fn has_intervals(row: &Map<String, Value>, parts: &[&str]) {
+    for part in parts {
+        let [low, median, high] = ["_low_us", "_us", "_high_us"].map(|end| row[&format!("{part}{end}")].as_f64());
+        assert!(low.is_some() && low <= median && median <= high, "{part}: {row:?}");
+    }
 }
 
 #[test]
@@ -1787,6 +1796,8 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     assert_eq!(bench_rows(&whole.ok()).len(), 1, "a dense forward pass");
     assert_eq!(names(&of("index", &["-m", "quest", "-m", "streaming_llm"])), ["quest"], "the others have none");
     let decode = of("decode", &["-m", "quest"]);
+    let steps = bench_rows(&bench("decode", &["-m", "quest", "--json", "--density", "0.25"]).ok());
+    has_intervals(&steps[1], &["select", "attend", "weights"]);
     assert_eq!(names(&decode), ["full", "quest"]);
     let kernels = of("kernels", &[]);
     assert!(names(&kernels).contains(&"attend_range".to_owned()), "{kernels:?}");

@@ -475,7 +475,7 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!(found["warned"], json!(["⚠ truncated", "⚠ truncated", "⚠ truncated", "⚠ truncated"]));
     assert_eq!(found["folded"], json!(["truncated: 4 results", true, true]));
     assert_eq!(found["matrix"][0], json!(["method", "1K", "4K", "mean"]));
-    assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks (the deeper the colour, the better)");
+    assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks (darker is better)");
     let quest = found["matrix"][1].as_array().unwrap();
     assert_eq!(quest[0], "quest page=16");
     assert!(quest[1..].iter().all(|cell| cell.as_str().unwrap().starts_with("-50.0 [-")), "means with ends: {quest:?}");
@@ -633,7 +633,7 @@ fn means_on_the_page_are_over_the_same_tasks() {
     assert_eq!((&found["over"][0], &found["over"][1]), (&json!(true), &json!(["ruler/cwe, ruler/vt", "ruler/vt"])));
     let all = "full, topk k=16, magicpig K=8,L=75";
     let with_quest = "full, topk k=16, quest page=16, magicpig K=8,L=75";
-    assert_eq!(found["over"][2], json!([all, with_quest, "score (the deeper the colour, the better)"]), "{found:#}");
+    assert_eq!(found["over"][2], json!([all, with_quest, "score (darker is better)"]), "{found:#}");
 }
 
 #[test]

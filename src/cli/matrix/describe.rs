@@ -5,7 +5,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::outlook::outlooks;
-use super::plan_text::{PlanSummary, TimedOn, as_json, as_text};
+use super::plan_text::{PlanSummary, TimedOn, as_json, as_text, what_times_are_for};
 use super::prepare::{Purpose, gpu_memory};
 use super::reporter::ProgressReporter;
 use super::request::RunRequest;
@@ -63,12 +63,7 @@ impl RunRequest {
         }
         match self.json {
             true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
-            false => {
-                let mut timed_on: Vec<String> =
-                    models.iter().map(|model| model.timed_on.line(&self.configs[0])).collect();
-                timed_on.dedup();
-                print(&format!("{}{}\n", as_text(&models), timed_on.join("\n")))?;
-            }
+            false => print(&format!("{}{}\n", as_text(&models), what_times_are_for(&models, &self.configs[0])))?,
         }
         reporter.verdict("would run").map(|()| Done::Completed)
     }

@@ -64,6 +64,17 @@ impl TimedOn {
     }
 }
 
+/// What a user should know about the times of the plans, each sentence once; `config` is that of one of them.
+pub(super) fn what_times_are_for(plans: &[PlanSummary], config: &RunConfig) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in plans.iter().map(|plan| plan.timed_on.line(config)) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.join("\n")
+}
+
 impl PlanSummary {
     pub(super) fn new(
         planner: &Planner<'_>,
@@ -244,6 +255,10 @@ mod tests {
         assert!(gpu().line(&config(copies)).contains("what further copies gain is not estimated"));
         let none = TimedOn::NotMeasured("there is none".to_owned());
         assert_eq!(none.line(&config(one)), "How long it takes on a GPU is not estimated: there is none.");
+        let plans = [gpu(), none, gpu()].map(|timed_on| PlanSummary { timed_on, ..summary() });
+        let once = "The times are estimates for NVIDIA H200, as busy as it is now.\n\
+                    How long it takes on a GPU is not estimated: there is none.";
+        assert_eq!(what_times_are_for(&plans, &config(one)), once);
     }
 
     #[test]

@@ -397,7 +397,7 @@
     const used = all.filter((l) => !isPerplexity(l.head)).flatMap((l) => headings.flatMap((h) => averaged(l, h) ?? []));
     const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
     at("matrix-caption").textContent = visible(most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
-      + (all.some((l) => better(value.key, l.head)) ? " (the deeper the colour, the better)" : "");
+      + (all.some((l) => better(value.key, l.head)) ? " (darker is better)" : "");
     showScale(value.key, all.some((l) => better(value.key, l.head)), all.some((l) => isPerplexity(l.head)));
     keepView();
   }

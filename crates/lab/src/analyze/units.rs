@@ -317,6 +317,7 @@ mod tests {
     use crate::papers::item::{Item, Variant};
     use crate::papers::measure::{Evidence, MeasuredItem};
     use crate::papers::run_of::RunOf;
+    use rayon::prelude::*;
 
     const TESTS: Program = Program { version: "0", commit: None, build: "test" };
 
@@ -389,7 +390,7 @@ mod tests {
     #[test]
     fn what_items_select_is_there() {
         let temp = tempfile::tempdir().unwrap();
-        let (mut checked, mut settings) = (0, Vec::new());
+        let (mut items, mut settings) = (Vec::new(), Vec::new());
         for shipped in ITEMS {
             let item: Item = shipped.parse().unwrap();
             let paper = item.observing(Variant::Paper);
@@ -407,33 +408,35 @@ mod tests {
             };
             // Items with equal settings share their results.
             let at = settings.iter().position(|other| *other == short).unwrap_or_else(|| {
-                settings.push(short.clone());
+                settings.push(short);
                 settings.len() - 1
             });
+            items.push((shipped.name, item, at));
+        }
+        let see = |(at, observing): (usize, &Observing)| {
             let folder = temp.path().join(at.to_string());
-            let order = Order {
-                observing: &short,
-                folder: &folder,
-                data: None,
-                device: Device::Cpu,
-                overwrite: false,
-                program: TESTS,
-            };
-            let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
+            let order =
+                Order { observing, folder: &folder, data: None, device: Device::Cpu, overwrite: false, program: TESTS };
+            whole(order.see(&AtomicBool::new(false), |_| {}).unwrap())
+        };
+        let all: Vec<Vec<AnalysisTables>> = settings.par_iter().enumerate().map(see).collect();
+        let mut checked = 0;
+        for (name, item, at) in &items {
+            let (mut seen, builtin) = (all[*at].clone(), item.observing(Variant::Builtin).unwrap());
             // Rows that name a length need one of the item's own lengths.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
             let evidence = Evidence { seen: &seen, ..Evidence::default() };
             let measured =
-                MeasuredItem::of_run(&item, RunOf { variant: Variant::Builtin, model: None }, evidence).unwrap();
+                MeasuredItem::of_run(item, RunOf { variant: Variant::Builtin, model: None }, evidence).unwrap();
             let mut found = 0;
             for row in &item.rows {
                 for column in &item.columns {
                     let spot = measured.spot(&row.name, &column.name);
-                    let spot = spot.unwrap_or_else(|e| panic!("{}: {}", shipped.name, e.what));
+                    let spot = spot.unwrap_or_else(|e| panic!("{name}: {}", e.what));
                     found += usize::from(spot.is_some());
                 }
             }
-            assert!(found > 0, "{}", shipped.name);
+            assert!(found > 0, "{name}");
             checked += 1;
         }
         assert!(checked >= 20, "{checked}");
