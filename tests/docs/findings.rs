@@ -11,8 +11,8 @@ fn with_intervals(sentence: &str) -> Vec<[f64; 3]> {
     for (before, after) in sentence.match_indices(" [").map(|(at, _)| (&sentence[..at], &sentence[at + 2..])) {
         let value = before.rsplit(' ').next().unwrap_or_default();
         let inside = after.split(']').next().unwrap_or_default();
-        let numbers: Vec<f64> = [value].into_iter().chain(inside.split(' ')).filter_map(|x| x.parse().ok()).collect();
-        found.extend(<[f64; 3]>::try_from(numbers).ok());
+        let numbers: Option<Vec<f64>> = [value].into_iter().chain(inside.split(' ')).map(|x| x.parse().ok()).collect();
+        found.extend(numbers.and_then(|numbers| <[f64; 3]>::try_from(numbers).ok()));
     }
     found
 }
