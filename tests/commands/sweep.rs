@@ -1,6 +1,6 @@
 //! `spattn sweep` and `spattn doctor` as users run them: kills, shards, failures, and prefixes that protocols share.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use spattn::eval::plan::manifest::RESULTS_VERSION;
 use spattn::eval::records::record::Record;
 use spattn::eval::records::store;
 use spattn::eval::summary::summarize;
+use spattn::model::checksum::sha256_hex;
 use spattn::report::merge;
 use tempfile::TempDir;
 
@@ -468,6 +469,13 @@ fn reproducing(out: &Path) -> Command {
     command
 }
 
+/// Columns of a folder's `log.csv`.
+fn logged<const N: usize>(out: &Path, columns: [&str; N]) -> Vec<[String; N]> {
+    let mut log = csv::Reader::from_path(out.join("log.csv")).unwrap();
+    let rows: Vec<HashMap<String, String>> = log.deserialize().map(|row| row.unwrap()).collect();
+    rows.iter().map(|row| columns.map(|column| row[column].clone())).collect()
+}
+
 /// The verdicts, without times.
 fn judged(out: &Path) -> Value {
     let mut result: Value =
@@ -499,4 +507,19 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     finished(reproducing(&stopped), 0);
     assert_eq!(lines(&run), 30);
     assert_eq!(judged(&stopped), judged(&whole));
+
+    // The log has a row for each run, with the digest of the result that it left.
+    let result = fs::read(stopped.join("hip/figure-20/result.json")).unwrap();
+    let columns = ["item", "run", "records", "ended", "result_sha256"];
+    let row = |records: usize, ended: &str, digest: String| {
+        ["hip/figure-20".to_owned(), "builtin".to_owned(), records.to_string(), ended.to_owned(), digest]
+    };
+    let rows = [row(kept, "stopped", String::new()), row(30, "whole", sha256_hex(&result))];
+    assert_eq!(logged(&stopped, columns), rows);
+    let [command, commit] = logged(&whole, ["command", "commit"]).remove(0);
+    assert!(command.starts_with("spattn reproduce hip/figure-20 --builtin --out ") && !commit.is_empty(), "{command}");
+    let mut drawing = reproducing(&whole);
+    drawing.arg("--draw-only");
+    finished(drawing, 0);
+    assert_eq!(logged(&whole, ["ended"]).len(), 1, "drawing is no run");
 }

@@ -102,7 +102,7 @@ impl ReproduceArgs {
         let outcome = ItemOutcome { ran, samples, command, failure, ..judged };
         store(&outcome, &dir)?;
         manifest["command"] = json!(outcome.command);
-        write_manifest(&dir, &suffix(&outcome.variant, &outcome.model), &manifest)?;
+        write_manifest(&dir, &suffix(&outcome.variant, &outcome.model), manifest)?;
         Ok(true)
     }
 
@@ -128,7 +128,7 @@ impl ReproduceArgs {
 }
 
 /// The records in a run's folder; `None` if there are none.
-fn stored_records(folder: &Path) -> Result<Option<Merged>> {
+pub(super) fn stored_records(folder: &Path) -> Result<Option<Merged>> {
     folder.join("samples.jsonl").exists().then(|| merge::read(&[folder.to_path_buf()])).transpose()
 }
 
@@ -162,10 +162,37 @@ fn ran(run: &ItemRun, evidence: Evidence<'_>, manifest: &Value) -> Vec<(String, 
     all
 }
 
+/// The manifest with the settings of the largest run, and a list of all runs if the folder was added to.
+fn as_grown(mut manifest: Value) -> Value {
+    let resumed = manifest["resumed"].take();
+    let runs: Vec<Value> =
+        std::iter::once(manifest.clone()).chain(resumed.as_array().into_iter().flatten().cloned()).collect();
+    if runs.len() == 1 {
+        return manifest;
+    }
+    // Of equal runs the last, which has the present methods.
+    let Some(largest) = runs.iter().max_by_key(|run| run["config"]["samples"].as_u64()) else { return manifest };
+    for key in ["program", "methods", "config", "model"] {
+        manifest[key] = largest[key].clone();
+    }
+    let one = |run: &Value| {
+        let config = &run["config"];
+        json!({
+            "commit": run["program"]["commit"],
+            "samples": config["samples"],
+            "methods": config["methods"],
+            "device": config["device"],
+        })
+    };
+    manifest["runs"] = runs.iter().map(one).collect();
+    manifest
+}
+
 /// The run's manifest without what is of this machine or of this moment alone.
-fn write_manifest(dir: &Path, suffix: &str, manifest: &Value) -> Result<()> {
-    const KEPT: [&str; 8] = ["program", "identity", "units", "calibration", "methods", "config", "model", "command"];
-    let kept: serde_json::Map<String, Value> = manifest
+fn write_manifest(dir: &Path, suffix: &str, manifest: Value) -> Result<()> {
+    const KEPT: [&str; 9] =
+        ["program", "identity", "units", "calibration", "methods", "config", "model", "command", "runs"];
+    let kept: serde_json::Map<String, Value> = as_grown(manifest)
         .as_object()
         .into_iter()
         .flatten()
@@ -174,4 +201,30 @@ fn write_manifest(dir: &Path, suffix: &str, manifest: &Value) -> Result<()> {
         .collect();
     let name = format!("manifest{suffix}.json");
     owned_files::write_all(dir, &[(name, format!("{:#}\n", json!(kept)))]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_of_a_run_that_grew_has_the_largest_runs_settings() {
+        let run = |commit: &str, samples: usize, methods: &[&str]| {
+            let config = json!({ "samples": samples, "methods": methods, "device": "cuda" });
+            json!({ "program": { "commit": commit }, "config": config, "methods": methods, "model": { "id": "m" } })
+        };
+        let one = run("a", 30, &["topk"]);
+        assert_eq!(as_grown(one.clone()), one, "a run that nothing was added to stays as it is");
+
+        let mut grown = one;
+        grown["resumed"] = json!([run("b", 100, &["topk", "quest"]), run("b", 50, &["random"])]);
+        let shown = as_grown(grown);
+        assert_eq!((&shown["program"]["commit"], &shown["config"]["samples"]), (&json!("b"), &json!(100)));
+        assert_eq!(shown["methods"], json!(["topk", "quest"]));
+        let runs = [("a", 30, vec!["topk"]), ("b", 100, vec!["topk", "quest"]), ("b", 50, vec!["random"])];
+        let runs = runs.map(|(commit, samples, methods)| {
+            json!({ "commit": commit, "samples": samples, "methods": methods, "device": "cuda" })
+        });
+        assert_eq!(shown["runs"], json!(runs));
+    }
 }

@@ -9,12 +9,14 @@ mod item_run;
 mod measure;
 mod prepare;
 mod real_file;
+mod run_log;
 
 use anyhow::{Result, anyhow};
 
 use self::args::Named;
 pub use self::args::ReproduceArgs;
 use self::dry_run::Outlined;
+use self::run_log::{Ended, Running};
 use super::exit::{Done, ErrorWithHint};
 use super::output::print_line;
 use crate::report::papers::write_pages;
@@ -42,16 +44,23 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         if args.quiet.0.is_none() {
             eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
         }
-        let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
-            Ok(stopped @ (Done::Interrupted | Done::Preempted)) => return Ok(stopped),
+        if args.draw_only {
+            args.finish(name, item, None)?;
+            continue;
+        }
+        let running = Running::begin();
+        let failure = match args.measure(name, item) {
+            Ok(stopped @ (Done::Interrupted | Done::Preempted)) => {
+                args.log(name, item, &running, Ended::Stopped)?;
+                return Ok(stopped);
+            }
             Ok(Done::Completed | Done::NotSafe) => None,
             Err(error) => Some(error.context(name.clone())),
         };
         args.finish(name, item, failure.as_ref())?;
+        args.log(name, item, &running, if failure.is_some() { Ended::Failed } else { Ended::Whole })?;
         // Pages are complete whenever a run is stopped.
-        if !args.draw_only {
-            write_pages(&args.out)?;
-        }
+        write_pages(&args.out)?;
         failed.extend(failure);
     }
     write_pages(&args.out)?;

@@ -235,11 +235,8 @@ fn known(findings: &PaperFindings, all: &[Drawn]) -> (&'static str, String) {
 
 /// The page of all papers.
 pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
-    let table = across(all);
     let (title, lines) = known(findings, all);
-    // Behind a section the findings are one of their own.
-    let title = if table.is_empty() { format!("{title}:") } else { format!("## {title}") };
-    let mut text = format!("{MADE}\n# The papers, reproduced\n{table}\n{title}\n\n{lines}");
+    let mut text = format!("{MADE}\n# The papers, reproduced\n\n{title}:\n\n{lines}");
     text += "\n| paper | its question |\n|---|---|\n";
     let shown: Vec<(&Paper, Vec<&Drawn>)> =
         PAPERS.iter().map(|paper| (paper, of_paper(all, paper.name))).filter(|(_, own)| !own.is_empty()).collect();
@@ -247,6 +244,7 @@ pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
         let question = findings.of(paper.name).map_or(String::new(), |said| in_markdown(&said.question).into_owned());
         let _ = writeln!(text, "| [{}]({}.md) | {question} |", paper.title, paper.name);
     }
+    text += &across(all);
     let items: usize = shown.iter().map(|(_, own)| own.len()).sum();
     let claims: usize = shown.iter().flat_map(|(_, own)| own).map(|(results, _)| results.item.claims.len()).sum();
     let _ = write!(text, "\n## {claims} claims of {items} tables and figures\n");

@@ -40,7 +40,7 @@ pub const PAPERS_PAGE: &str = "<!-- Made by `spattn reproduce`. -->";
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
 /// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
-const SIGNS: [(&str, Sign); 38] = [
+const SIGNS: [(&str, Sign); 39] = [
     // An empty file is from a run that failed before its first record.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
@@ -66,6 +66,7 @@ const SIGNS: [(&str, Sign); 38] = [
     ("table.csv", Begins(&["row,column,published,measured,"])),
     ("result-*.json", Keys(&["name", "variant", "ran"])),
     ("manifest-*.json", Keys(&["program"])),
+    ("log.csv", Begins(&["begun,item,run,model,commit,"])),
     ("RESULTS.md", Begins(&["# The papers, reproduced"])),
     ("plan.json", Keys(&["cells", "shards", "submissions"])),
     ("matrix.toml", Begins(&["# The matrix as it was planned"])),

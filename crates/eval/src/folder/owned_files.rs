@@ -98,9 +98,9 @@ pub const ITEM: Kind = Kind {
     folders: &[("", &["svg", "png", "json"])],
     is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]) || begins(dir, "README.md", 64, PAPERS_PAGE),
 };
-/// The page of all papers, beside which each paper has one.
+/// The page of all papers, beside which each paper has one, and the log of what was run.
 pub const PAPERS: Kind = Kind {
-    names: &["README.md"],
+    names: &["README.md", "log.csv"],
     folders: &[("", &["md"])],
     is_in: |dir| begins(dir, "README.md", 64, PAPERS_PAGE) || begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
 };
