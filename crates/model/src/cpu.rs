@@ -275,7 +275,8 @@ impl Cpu {
             let (key, value) = row[q_width..].split_at(c.kv_heads * d);
             kv.append(key, value);
         }
-        let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
+        let mut queries = Vec::with_capacity(qkv.len() / width * q_width);
+        qkv.chunks_exact(width).for_each(|row| queries.extend_from_slice(&row[..q_width]));
         drop(qkv);
         let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv)
             .with_input(x)
