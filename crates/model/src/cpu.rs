@@ -275,8 +275,7 @@ impl Cpu {
             let (key, value) = row[q_width..].split_at(c.kv_heads * d);
             kv.append(key, value);
         }
-        let mut queries = Vec::with_capacity(qkv.len() / width * q_width);
-        qkv.chunks_exact(width).for_each(|row| queries.extend_from_slice(&row[..q_width]));
+        let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
         drop(qkv);
         let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv)
             .with_input(x)
