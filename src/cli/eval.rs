@@ -11,8 +11,8 @@ use spattn_eval::config::run_config::RunConfig;
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///
 /// Every example is prefilled once; all methods and budgets run from that one prefix. Records are appended to the
-/// output folder as they finish. Without arguments this runs `configs/quick.toml` on the built-in model, in one to two
-/// minutes on two cores.
+/// output folder as they finish. Without arguments this runs `configs/quick.toml` on the built-in model, in under a
+/// minute on two cores.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn eval

@@ -60,7 +60,7 @@ use spattn_kernels::check_isa;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
-/// `spattn eval` without arguments runs a small matrix on the built-in model in a minute or two.
+/// `spattn eval` without arguments runs a small matrix on the built-in model in under a minute.
 #[derive(Debug, Parser)]
 #[command(name = "spattn", version = PROGRAM.line(), propagate_version = true, max_term_width = 100, help_expected = true)]
 struct Cli {

@@ -106,13 +106,15 @@ impl RunRequest {
     fn announce(&self, ready: &PreparedRun) -> Result<()> {
         if !self.quiet && self.mode != OpenMode::Resume && self.is_long(ready) {
             let probe = Probe::of_this_machine()?;
-            let mut seconds = 0.0;
+            let (mut records, mut seconds) = (0usize, 0.0);
             for job in &ready.jobs {
                 let planner = ready.planner(&job.config, job.opened(), self);
+                records = records.saturating_add(shard_statement::records(&planner, &job.plan));
                 seconds += estimate(&planner, &job.plan, &probe)?.seconds();
             }
             eprintln!(
-                "note: about {}, on this machine as busy as it is now; Ctrl-C keeps what is done, -n takes fewer examples, --dry-run only plans",
+                "note: {records} records in about {}, on this machine as busy as it is now; Ctrl-C keeps what is done, -n takes fewer \
+                 examples, --dry-run only plans",
                 duration(seconds)
             );
         }
@@ -121,8 +123,8 @@ impl RunRequest {
 
     /// Whether reading the prompts alone takes the CPU a while, by the multiplications: an estimate by measuring takes seconds itself.
     fn is_long(&self, ready: &PreparedRun) -> bool {
-        /// Millions of multiplications: about what two cores do in half a minute. The run without arguments has some more.
-        const LONG: f64 = 1.5e6;
+        /// Millions of multiplications: about what two cores do in a quarter of a minute. The run without arguments has some more.
+        const LONG: f64 = 0.75e6;
         let of_job = |job: &ModelJob| {
             let (dimensions, longest) = (&job.opened().dimensions, job.plan.longest());
             let of_cell = |cell: &PlanCell| {

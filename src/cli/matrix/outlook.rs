@@ -11,7 +11,7 @@ use spattn_eval::summary::verdicts::VerdictRule;
 use spattn_tasks::Task;
 
 /// The examples of each task where none are asked for (`configs/quick.toml`).
-const DEFAULT_SAMPLES: usize = 20;
+const DEFAULT_SAMPLES: usize = 10;
 
 /// The outlook for the verdicts at a length, or of a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -245,9 +245,9 @@ mod tests {
         assert!(include_str!("../../../configs/quick.toml").contains(&format!("\nsamples = {DEFAULT_SAMPLES}\n")));
         let of_file = LengthOutlook { rows: Some(11), samples: Some(40), ..told(NOTHING, None) }.line();
         assert!(of_file.starts_with("note: with 11 examples in the file every verdict"), "{of_file}");
-        let usual = LengthOutlook { samples: Some(20), is_mean: true, ..told(NOTHING, Some(381)) }.line();
+        let usual = LengthOutlook { samples: Some(DEFAULT_SAMPLES), is_mean: true, ..told(NOTHING, Some(381)) }.line();
         assert!(
-            usual.starts_with("note: with 20 examples of each task every") && usual.contains("from -n 381 on"),
+            usual.starts_with("note: with 10 examples of each task every") && usual.contains("from -n 381 on"),
             "{usual}"
         );
         let two = [told(NOTHING, Some(37)), LengthOutlook { length: 2048, ..told(NOTHING, Some(37)) }];

@@ -101,13 +101,21 @@ impl ExampleInput {
     /// The number of generated tokens, if the answer is as long as its references, or of scored tokens; `None` if the references cannot be
     /// tokenized.
     pub fn answer_tokens(&self, tokenizer: &Tokenizer) -> Option<usize> {
+        let most = self.most_answer_tokens();
         match self {
-            Self::Passage(passage) => Some(passage.continuations.iter().map(|c| c.tokens.len()).sum()),
+            Self::Passage(_) => Some(most),
             Self::Prompt(fitted) => {
-                let most = fitted.example.max_new_tokens;
                 let key = tokenizer.count_past(&fitted.example.references.join(", "), most).ok()?;
                 Some((key + 1).min(most))
             }
+        }
+    }
+
+    /// The most tokens that are generated, or the number of scored tokens.
+    pub fn most_answer_tokens(&self) -> usize {
+        match self {
+            Self::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),
+            Self::Prompt(fitted) => fitted.example.max_new_tokens,
         }
     }
 

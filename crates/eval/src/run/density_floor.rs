@@ -1,7 +1,7 @@
 //! The least density that a run can meet, before it runs: sink, window and what follows the prefix are attended in any case.
 //!
-//! Lengths are those of each cell's first example, and the answer is as long as its references. The warning after a run computes the same
-//! from what was attended.
+//! Lengths are those of each cell's first example, and the answer is as long as an [estimate](super::estimate) takes it to be. The warning
+//! after a run computes the same from what was attended.
 
 use super::estimate::Sized;
 use crate::config::protocol::Protocol;

@@ -4,7 +4,8 @@
 //! model, so that no weights are needed, and what it took is scaled by the number of multiplications, and by the numbers that keys have, to
 //! the model of the matrix: an order of magnitude, not minutes and seconds. On a GPU, where launches take as long as arithmetic, nothing can
 //! be scaled so: the model itself is loaded. Prefill times are extrapolated by the number of multiplications, index and step times along a
-//! straight line through both lengths. Answers are assumed to be as long as their references.
+//! straight line through both lengths. Answers are assumed to be as long as their references; those of random weights, which hardly ever end an
+//! answer, as long as they may be.
 
 use std::sync::atomic::AtomicBool;
 
@@ -27,7 +28,7 @@ use crate::records::timing::Latency;
 use spattn_attention::Configured;
 use spattn_model::decoder::{Decoder, Dimensions};
 use spattn_model::device::Placement;
-use spattn_model::source::ModelSource;
+use spattn_model::source::{ModelSource, RANDOM};
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::text::essays::Essays;
@@ -368,7 +369,10 @@ impl Planner<'_> {
     /// The size of a cell's first example; `None` if there is none or it cannot be made.
     fn size(&self, cell: &PlanCell) -> Option<Sized> {
         let material = self.first(cell)?;
-        let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
+        let answer_tokens = match self.config.model.starts_with(RANDOM) {
+            true => material.most_answer_tokens(),
+            false => material.answer_tokens(&self.model.tokenizer)?,
+        };
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
         Some(Sized { examples: 0, prompt: material.prompt().len(), prefixes, answer_tokens })
     }
@@ -479,7 +483,8 @@ mod tests {
 
     fn with_planner<R>(text: &str, use_it: impl FnOnce(&Planner<'_>) -> R) -> R {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
-        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let source = ModelSource::parse(&config.model).unwrap();
+        let model = OpenModel::open(&source, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
         let (data, shard, is_elsewhere) = (None, Shard::WHOLE, false);
         use_it(&Planner { model: &model, config: &config, tasks: &tasks, data, shard, is_elsewhere })
@@ -552,6 +557,32 @@ mod tests {
             let far = Probe::of_planned(planner.model, planner.config, 1_000_000).unwrap();
             assert_eq!((far.text.len(), far.gpu()), (GPU_PROBE_TOKENS, None));
         });
+    }
+
+    #[test]
+    fn answers_of_random_weights_are_as_long_as_they_may_be() {
+        let of = |model: &str| {
+            format!("model = '{model}'\ntasks = ['ruler/niah_single_1', 'ruler/vt']\nlengths = [400]\nsamples = 1")
+        };
+        let answers = |planner: &Planner<'_>| {
+            let plan = planner.plan(&mut Silent).unwrap();
+            let [of_needle, of_vt] = [0, 1].map(|cell| planner.size(&plan.cells[cell]).unwrap().answer_tokens);
+            (of_needle, of_vt)
+        };
+        // RULER's limits of both tasks, which the references are far below.
+        with_planner(&of("random:llama-3.2-1b"), |planner| assert_eq!(answers(planner), (128, 30)));
+        with_planner(&of("builtin"), |planner| {
+            let (of_needle, of_vt) = answers(planner);
+            assert!(of_needle < 20 && of_vt < 30, "{of_needle} {of_vt}");
+        });
+        // A text that is scored has its own tokens, whatever the weights are.
+        let text = "tasks = ['ppl/essays']\nlengths = [400]\nsamples = 1";
+        let scored = |planner: &Planner<'_>| {
+            let plan = planner.plan(&mut Silent).unwrap();
+            planner.size(&plan.cells[0]).unwrap().answer_tokens
+        };
+        let known = with_planner(text, scored);
+        assert_eq!(with_planner(&format!("model = 'random:llama-3.2-1b'\n{text}"), scored), known);
     }
 
     #[test]
