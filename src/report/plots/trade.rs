@@ -379,6 +379,7 @@ mod tests {
                 cpu: None,
                 gpu: None,
                 select_on: None,
+                kv: None,
             };
             Record { solo, conditions: Some(conditions.into()), ..record("ruler/vt", method, 0, score) }
         };

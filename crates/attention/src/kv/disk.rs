@@ -7,7 +7,7 @@
 //! The file has no name: the system removes it when it is closed, whatever ends the process.
 
 use std::any::Any;
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,17 @@ pub struct DiskUse {
     pub met: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
+}
+
+impl AddAssign for DiskUse {
+    fn add_assign(&mut self, other: Self) {
+        self.written += other.written;
+        self.read_back += other.read_back;
+        self.pages += other.pages;
+        self.met += other.met;
+        // Pages of several models have several sizes: the largest.
+        self.page_bytes = self.page_bytes.max(other.page_bytes);
+    }
 }
 
 /// What a prefix takes where it is kept on disk, in bytes.

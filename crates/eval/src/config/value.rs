@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bounds;
 use super::flag::{Accepts, Flag, Holds};
+use super::kv_tier::KvTier;
 use super::protocol::Protocol;
 use super::thinking::Thinking;
 use crate::records::timing::Latency;
@@ -590,4 +591,4 @@ macro_rules! named_values {
     )*};
 }
 
-named_values!(Latency, LocalLayers, Positions, Thinking);
+named_values!(KvTier, Latency, LocalLayers, Positions, Thinking);

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
+use spattn_attention::kv::DiskNeed;
 use spattn_attention::{Configured, PromptNeed};
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -15,16 +17,52 @@ pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
 
 /// As [`example_bytes`], for an example with `tokens` tokens.
 pub fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    let (prefill, kv) = match disk_of_example(config, model, tokens) {
+        None => {
+            let waiting = waiting_prefix_bytes(config, tokens, model.dimensions.kv_bytes_per_token());
+            (model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)), waiting)
+        }
+        Some(disk) => {
+            let prefill = model.dimensions.prefill_bytes_by_layer(tokens, masks_whole_prompt(config));
+            (prefill, memory::sum([disk.pages, disk.accounts]))
+        }
+    };
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let shape = model.dimensions.prompt_shape(tokens);
     // If protocols share a prefix, each keeps its own prompt statistics, and one copy is kept to continue from.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
     let gathered = needs.iter().map(|need| need.bytes(&shape)).fold(0, usize::saturating_add);
-    memory::sum([
-        model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)),
-        memory::product([copies, gathered]),
-        waiting_prefix_bytes(config, tokens, model.dimensions.kv_bytes_per_token()),
-    ])
+    memory::sum([prefill, memory::product([copies, gathered]), kv])
+}
+
+/// What an example whose KV cache is kept on disk takes there, and for it in memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskOfExample {
+    /// On disk.
+    pub disk: usize,
+    /// In memory, for pages.
+    pub pages: usize,
+    /// In memory, for what is known of pages: their digests, and which of them each sequence used last.
+    pub accounts: usize,
+}
+
+/// What an example with `tokens` tokens takes on disk; `None` if its KV cache is kept in memory.
+pub fn disk_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> Option<DiskOfExample> {
+    if config.kv_tier != KvTier::Disk {
+        return None;
+    }
+    let (shape, layers) = (model.dimensions.kv_shape(), model.dimensions.config().layers);
+    let need = DiskNeed::new(shape, layers, tokens, config.kv_memory.0);
+    let prefixes = 1 + waiting_prefix_bytes(config, 1, 1);
+    let sequences = memory::product([config.methods.len(), config.repeats]);
+    Some(DiskOfExample {
+        disk: memory::product([prefixes, need.disk]),
+        pages: memory::product([prefixes, need.pages]).min(config.kv_memory.0),
+        accounts: memory::sum([
+            memory::product([prefixes, need.digests]),
+            memory::product([sequences, need.of_sequence]),
+        ]),
+    })
 }
 
 /// The bytes of a prefix that waits while another is read: the dense prefix is kept for the next example, while each method with a prefill

@@ -92,7 +92,17 @@ mod tests {
 
     fn under(fidelity: bool, together: usize) -> Option<TimingConditions> {
         let (latency, cpu, gpu, select_on) = (None, None, None, None);
-        Some(TimingConditions { fidelity, together, latency, threads: 2, simd: "avx2".into(), cpu, gpu, select_on })
+        Some(TimingConditions {
+            fidelity,
+            together,
+            latency,
+            threads: 2,
+            simd: "avx2".into(),
+            cpu,
+            gpu,
+            select_on,
+            kv: None,
+        })
     }
 
     fn timed(method: &str, sample: usize, conditions: Option<TimingConditions>, decode_s: f64) -> Record {

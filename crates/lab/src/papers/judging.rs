@@ -537,6 +537,7 @@ test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.35 
             cpu: None,
             gpu: Some("a GPU".to_owned()),
             select_on: Some(place.to_owned()),
+            kv: None,
         };
         for (place, expected) in [("device", Some(2.2)), ("host", None)] {
             let placed = |r: &Record| Record { conditions: Some(Interned::from(on(place))), ..r.clone() };
