@@ -73,7 +73,7 @@ impl Meaning for KvMemory {
         let bytes = number.and_then(|number| number.checked_mul(unit));
         match bytes.filter(|bytes| (Self::LEAST..=Self::MOST).contains(bytes)) {
             Some(bytes) => Ok(Self(bytes)),
-            None => Err(UsageError::new(format!("`kv_memory`: `{text}` is no amount of memory for a KV cache")).hint(
+            None => Err(UsageError::new(format!("`{text}` is no amount of memory for a KV cache")).hint(
                 "a whole number with K, M or G (1024 of the next smaller one), from 1M, such as --kv-memory 64M",
             )),
         }

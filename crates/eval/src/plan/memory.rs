@@ -77,3 +77,36 @@ pub(crate) fn waiting_prefix_bytes(config: &RunConfig, tokens: usize, token_byte
 pub(crate) fn masks_whole_prompt(config: &RunConfig) -> bool {
     config.methods.iter().any(Configured::masks_whole_prompt)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::settings::Settings;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn a_prompt_on_disk_takes_one_layer_and_its_pages_in_memory() {
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let of = |more: &str, tokens: usize| {
+            let text = format!("tasks = ['ruler/vt']\nmethods = ['hip']\n{more}");
+            let config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            (bytes_of_example(&config, &model, tokens), disk_of_example(&config, &model, tokens))
+        };
+        let (tokens, token) = (16_384, model.dimensions.kv_bytes_per_token());
+        let layers = model.dimensions.config().layers;
+        let (memory, nothing) = of("", tokens);
+        let (tight, disk) = of("kv_tier = 'disk'\nkv_memory = '2M'", tokens);
+        let disk = disk.unwrap();
+        assert_eq!((nothing, disk.disk, disk.pages), (None, tokens * token, 2 << 20));
+        let expected = memory - tokens * token + tokens * token / layers + disk.pages + disk.accounts;
+        assert_eq!(tight, expected);
+        assert!(disk.accounts > 0 && disk.accounts < disk.disk / 100, "{disk:?}");
+        // No more pages are in memory than there are.
+        let (_, short) = of("kv_tier = 'disk'\nkv_memory = '1G'", 1000);
+        assert!((1000 * token..2000 * token).contains(&short.unwrap().pages), "{short:?}");
+        // While one prefix is read by a mask, that of `full` waits.
+        let (_, two) = of("kv_tier = 'disk'\nkv_memory = '2M'\nsparse_from = 'prefill'", tokens);
+        assert_eq!(two.map(|two| (two.disk, two.pages)), Some((2 * disk.disk, disk.pages)));
+    }
+}

@@ -237,11 +237,11 @@ summary_columns! {
     /// Memory of the index, relative to that of the keys and values that it is an index of; empty in records from before the size of keys and values was stored.
     index_share: Option<f64> = Share, Mean, "index %" (Less);
     /// Bytes of K and V in the pages that a token fetched from memory, over all layers; only with `--kv-tier disk`.
-    fetched_memory_per_token: Option<f64> = Bytes, Mean, "KB from memory";
+    fetched_memory_per_token: Option<f64> = Bytes, Mean, "memory KB";
     /// Bytes of K and V in the pages that a token fetched from disk, over all layers, if the method had the memory for pages to itself; only with `--kv-tier disk`.
-    fetched_disk_per_token: Option<f64> = Bytes, Mean, "KB from disk" (Less);
+    fetched_disk_per_token: Option<f64> = Bytes, Mean, "disk KB" (Less);
     /// Share of the fetched pages that were in memory: mean over examples; only with `--kv-tier disk`.
-    page_hits: Option<f64> = Share, Mean, "page hits %" (More);
+    page_hits: Option<f64> = Share, Mean, "hits %" (More);
 }
 
 /// A column that tables show.

@@ -314,6 +314,21 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_averaged_over_the_records_that_have_them() {
+        let of = |sample, memory, disk| Record {
+            fetched_per_token: Some(crate::records::costs::FetchedBytes { memory, disk }),
+            ..method("topk", "", sample, 1.0)
+        };
+        let rows =
+            summarize(&[of(0, 300.0, 100.0), of(1, 0.0, 0.0), of(2, 100.0, 300.0), method("topk", "", 3, 1.0)], &[]);
+        assert!(
+            close(rows[0].fetched_memory_per_token, 400.0 / 3.0) && close(rows[0].fetched_disk_per_token, 400.0 / 3.0)
+        );
+        assert!(close(rows[0].page_hits, 0.5), "nothing fetched is no ratio: {:?}", rows[0].page_hits);
+        assert_eq!(summarize(&[method("topk", "", 3, 1.0)], &[])[0].page_hits, None);
+    }
+
+    #[test]
     fn other_lengths_and_protocols_are_other_rows() {
         let mut records = vec![method("full", "", 0, 1.0), method("topk", "", 0, 0.0)];
         records.push(Record { protocol: "decode".into(), ..method("topk", "", 0, 1.0) });
