@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::value::Meaning;
 use spattn_base::error::UsageError;
 
 /// Where the KV cache of a prefix is kept.
@@ -64,8 +63,10 @@ impl fmt::Display for KvMemory {
     }
 }
 
-impl Meaning for KvMemory {
-    fn from_text(text: &str) -> Result<Self, UsageError> {
+impl FromStr for KvMemory {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
         let of_unit = |(unit, bytes): &(char, usize)| Some((text.strip_suffix(*unit)?, *bytes));
         let (digits, unit) = UNITS.iter().find_map(of_unit).unwrap_or((text, 1));
         // A sign is no digit.
@@ -93,13 +94,13 @@ mod tests {
             ("1025K", 1025 << 10, "1025K"),
             ("1048577", 1_048_577, "1048577"),
         ] {
-            let read = KvMemory::from_text(text).unwrap();
+            let read = text.parse::<KvMemory>().unwrap();
             assert_eq!((read, read.to_string().as_str()), (KvMemory(bytes), written));
         }
         for text in
             ["", "M", "x", "-1M", "+5M", "1.5G", "1023K", "64 M", "64m", "64MB", "99999999999G", "1152921504606846976K"]
         {
-            let error = KvMemory::from_text(text).unwrap_err();
+            let error = text.parse::<KvMemory>().unwrap_err();
             assert!(error.what.contains(&format!("`{text}`")) && error.hint.is_some(), "{text}");
         }
     }

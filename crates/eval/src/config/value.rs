@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bounds;
 use super::flag::{Accepts, Flag, Holds};
-use super::kv_tier::KvTier;
+use super::kv_tier::{KvMemory, KvTier};
 use super::protocol::Protocol;
 use super::thinking::Thinking;
 use crate::records::timing::Latency;
@@ -360,6 +360,12 @@ impl Meaning for Device {
 impl Meaning for KvDtype {
     fn from_text(text: &str) -> Result<Self, UsageError> {
         parse_dtype(text)
+    }
+}
+
+impl Meaning for KvMemory {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
+        text.parse()
     }
 }
 

@@ -167,7 +167,7 @@ pub struct Record {
     pub select_bytes_per_token: Option<f64>,
     /// Bytes of K and V that each step fetched by tier, over all layers; only where the KV cache is kept on disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fetched_per_token: Option<FetchedBytes>,
+    pub fetched_per_token: Option<Box<FetchedBytes>>,
     /// Of the tokens attended in layers that are not dense, the share that belongs to the tail and was attended in addition to the budget
     /// (`--tail exact`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,7 +209,7 @@ pub struct Record {
     pub weights_s: Option<f64>,
     /// Times of steps in which the method ran alone; only with `--latency solo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub solo: Option<Solo>,
+    pub solo: Option<Box<Solo>>,
     /// The conditions of the times; `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Interned<TimingConditions>>,

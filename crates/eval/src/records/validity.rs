@@ -55,7 +55,7 @@ impl Record {
         ];
         bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
         self.kv_tokens.iter().try_for_each(KvTokens::check)?;
-        self.fetched_per_token.iter().try_for_each(FetchedBytes::check)?;
+        self.fetched_per_token.as_deref().map_or(Ok(()), FetchedBytes::check)?;
         self.comparable.iter().try_for_each(PublishedCosts::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
@@ -132,7 +132,7 @@ impl Record {
                 return Err(format!("`decode_s` is {}, but its parts add up to {sum}", self.decode_s));
             }
         }
-        self.solo.iter().try_for_each(|solo| all("solo.ms", &solo.ms, amount))
+        self.solo.as_deref().map_or(Ok(()), |solo| all("solo.ms", &solo.ms, amount))
     }
 }
 
@@ -264,12 +264,12 @@ mod tests {
             ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
             ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),
             ("`fetched_per_token.memory` is -1, not a number from 0", |r| {
-                r.fetched_per_token = Some(FetchedBytes { memory: -1.0, disk: 0.0 });
+                r.fetched_per_token = Some(FetchedBytes { memory: -1.0, disk: 0.0 }.into());
             }),
             ("`fetched_per_token.disk` is NaN, not a number from 0", |r| {
-                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: f64::NAN });
+                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: f64::NAN }.into());
             }),
-            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() })),
+            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() }.into())),
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),
@@ -281,7 +281,7 @@ mod tests {
             ("`decode_s` is 0.5, but its parts add up to 0.75", |r| {
                 (r.select_s, r.attend_s, r.weights_s) = (Some(0.25), Some(0.25), Some(0.25));
             }),
-            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN].into() })),
+            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN].into() }.into())),
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = [0.5, 2.0].into()),

@@ -121,9 +121,9 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
         bytes_share: reference.and_then(|full| bytes_share(cell, full)),
-        fetched_memory_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token?.memory)),
-        fetched_disk_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token?.disk)),
-        page_hits: mean_of_known(cell, |r| r.fetched_per_token?.hits()),
+        fetched_memory_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.memory)),
+        fetched_disk_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.disk)),
+        page_hits: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.hits()),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
 }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn pages_are_averaged_over_the_records_that_have_them() {
         let of = |sample, memory, disk| Record {
-            fetched_per_token: Some(crate::records::costs::FetchedBytes { memory, disk }),
+            fetched_per_token: Some(crate::records::costs::FetchedBytes { memory, disk }.into()),
             ..method("topk", "", sample, 1.0)
         };
         let rows =
