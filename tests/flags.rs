@@ -236,7 +236,8 @@ const NOT_CHANGED_HERE: [&str; 10] = [
 ];
 
 /// Rows that change nothing alone, with what has to be said beside them.
-const WITH: [(&str, &str); 2] = [("top_p", "temperature = 0.5"), ("repeats", "temperature = 0.5")];
+const WITH: [(&str, &str); 3] =
+    [("top_p", "temperature = 0.5"), ("repeats", "temperature = 0.5"), ("kv_memory", "kv_tier = 'disk'")];
 
 #[test]
 fn a_resumed_run_refuses_another_value_of_what_is_its_identity_and_of_nothing_else() {

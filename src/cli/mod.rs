@@ -53,10 +53,12 @@ use self::exit::{ErrorWithHint, INTERRUPTED, NOT_SAFE, PREEMPTED};
 use self::hints::Called;
 pub use self::run_flags::flags;
 use crate::version::PROGRAM;
+use spattn_attention::kv::{KvError, Tier};
 use spattn_attention::methods::{MethodEntry, register};
 use spattn_base::error::{RunFailure, UsageError};
 use spattn_base::text;
 use spattn_kernels::check_isa;
+use spattn_model::engine::EngineError;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
@@ -227,7 +229,7 @@ fn explain(error: &anyhow::Error, advice: Option<&str>, called: Option<&Called>)
     eprintln!("error: {}", line.join(": "));
     let usage = error.downcast_ref::<UsageError>();
     let failure = error.downcast_ref::<RunFailure>().map(|failure| failure.hint.as_str());
-    let hint = usage.and_then(|u| u.hint.as_deref()).or(failure).or_else(|| of_room(error));
+    let hint = usage.and_then(|u| u.hint.as_deref()).or(failure).or_else(|| of_room(error)).or_else(|| of_tier(error));
     let hint = hint.and_then(|hint| called.map_or_else(|| Some(hint.to_owned()), |called| called.hint(hint)));
     for hint in hint.into_iter().chain(advice.map(str::to_owned)) {
         eprintln!("  hint: {hint}");
@@ -242,9 +244,35 @@ fn of_room(error: &anyhow::Error) -> Option<&'static str> {
     is_limited.then_some("the system limits how large a file may be: raise `ulimit -f`, or write to another disk")
 }
 
+/// Advice if a KV cache on disk failed.
+fn of_tier(error: &anyhow::Error) -> Option<&'static str> {
+    let EngineError::Kv(error) = error.downcast_ref::<EngineError>()? else { return None };
+    match (error, error.tier()) {
+        (KvError::Unwritten { .. }, Some(Tier::Disk)) => {
+            Some("make room where --out is, or choose another disk by --out; `--dry-run` says how much a prompt takes")
+        }
+        (_, Some(Tier::Disk)) => Some(
+            "another program or the disk changed what was written in the folder of --out: choose another disk by --out, or leave --kv-tier out",
+        ),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kv_cache_on_disk_that_fails_has_a_hint() {
+        let why = || "no space".to_owned();
+        let hint = |error: KvError| of_tier(&anyhow::Error::new(EngineError::Kv(error)).context("example 3"));
+        let full = hint(KvError::Unwritten { layer: 1, tier: Tier::Disk, why: why() });
+        assert!(full.is_some_and(|hint| hint.starts_with("make room")));
+        let gone = hint(KvError::Unread { layer: 1, tier: Tier::Disk, why: why() });
+        assert!(gone.is_some_and(|hint| hint.contains("changed what was written")));
+        assert_eq!(hint(KvError::Unread { layer: 1, tier: Tier::Device, why: why() }), None);
+        assert_eq!(of_tier(&anyhow::anyhow!("no space")), None);
+    }
 
     #[test]
     fn a_file_that_cannot_grow_has_a_hint() {

@@ -28,8 +28,9 @@ pub struct Cost {
     pub full_flops: u64,
     /// Bytes of K and V read, wherever they are.
     pub kv_bytes: u64,
-    /// Bytes of K and V that the source of the prefix brought from each tier, as the source counts them: whole pages, and each time
-    /// that they were read. Nothing where it lends its rows.
+    /// Bytes of K and V that the source of the prefix brought from each tier: whole pages, each time that they were read. Of a source
+    /// that keeps [pages](crate::kv::KvSource::paging) in memory, those are from host memory that the sequence would find there if it had
+    /// that memory to itself. Nothing where the source lends its rows.
     pub fetched: TierBytes,
     /// Bytes of auxiliary data (index, summaries, labels) read.
     pub aux_bytes: u64,

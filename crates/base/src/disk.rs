@@ -78,6 +78,14 @@ pub fn check_writable(folder: &Path) -> io::Result<()> {
     there.map_or(Ok(()), |there| tempfile::tempfile_in(there).map(drop)).map_err(|e| innermost(&e))
 }
 
+/// An empty file in a folder, to read and write, that has no name there: the system removes it when it is closed, whatever ends the process.
+///
+/// # Errors
+/// If there can be none.
+pub fn file_without_a_name(folder: &Path) -> io::Result<File> {
+    tempfile::tempfile_in(folder).map_err(|e| innermost(&e))
+}
+
 /// As [`write_whole`], but neither through a link nor into a device or a pipe.
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
@@ -19,8 +20,8 @@ use super::routing::routed;
 use super::tensors::{WeightDtype, Weights, WeightsError};
 use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
-use spattn_attention::kv::{KvError, LayerKv, Prefix};
-use spattn_attention::{AttentionTime, Sequence};
+use spattn_attention::kv::{DiskPrefill, DiskTier, KvError, LayerKv, Prefix};
+use spattn_attention::{AttentionTime, LayerSpecs, Sequence};
 use spattn_kernels::elementwise::{gelu_tanh_gate, rms_norm, silu_gate};
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
@@ -52,16 +53,12 @@ impl Engine for Cpu {
         mut reading: Reading<'_, '_>,
     ) -> Result<Prefill, EngineError> {
         let c = &self.config;
-        let mut kv = match known {
-            Some((prefix, kept)) => {
-                let mut kv = prefix.into_layers()?;
-                kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
-                kv
-            }
-            None => self.nothing_read(tokens.len()),
+        let mut kv = match reading.disk {
+            Some(disk) => KvWriter::on_disk(disk, known, tokens.len())?,
+            None => self.in_memory(known, tokens.len())?,
         };
         let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
-        let kept = kv.first().map_or(0, LayerKv::tokens);
+        let kept = kv.tokens();
         let tables = self.rope_tables(prompt_tokens, tokens.len());
         let mut last = Vec::new();
         for (i, chunk) in tokens[kept..].chunks(rows).enumerate() {
@@ -71,24 +68,26 @@ impl Engine for Cpu {
                 passed(0, first, &x);
             }
             let needs_all = reading.sparse.is_some() || reading.passed.is_some() || reading.finished.is_some();
-            for (index, kv) in kv.iter_mut().enumerate() {
+            for index in 0..c.layers {
                 // Of what the last layer makes of a prompt, only the last token's row is read; of the others it stores keys and values.
                 let wanted = if needs_all || index + 1 < c.layers { chunk.len() } else { 1 };
                 let attend = |x: &[f32], qkv| {
-                    Ok(self.attend_chunk(index, kv, (&tables, first, wanted), &mut reading, x, qkv)?)
+                    let at = (&tables[..], first, wanted);
+                    Ok(kv.extend(index, |kv| self.attend_chunk(index, kv, at, &mut reading, x, qkv))?)
                 };
                 self.forward_layer(index, &mut x, |row| first + row, attend)?;
                 if let Some(passed) = &mut reading.passed {
                     passed(index + 1, first, &x);
                 }
             }
+            kv.end_chunk(first + chunk.len());
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);
             }
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last)? };
-        Ok(Prefill { prefix: Prefix::with_specs(kv, self.layer_specs().clone()), logits })
+        Ok(Prefill { prefix: kv.finish(self.layer_specs().clone()), logits })
     }
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
@@ -134,10 +133,17 @@ impl Cpu {
         Ok(Self { parts: Parts::load(&dimensions.config, &source)?, dimensions: dimensions.clone() })
     }
 
-    /// Caches of all layers without a token, with room for so many.
-    fn nothing_read(&self, tokens: usize) -> Vec<LayerKv> {
+    /// Caches of all layers in memory, with the tokens that are known, and room for so many.
+    fn in_memory(&self, known: Option<(Prefix, usize)>, tokens: usize) -> Result<KvWriter, KvError> {
         let c = &self.config;
-        (0..c.layers).map(|_| LayerKv::new(self.storage.kv, c.kv_heads, c.head_dim, tokens)).collect()
+        Ok(KvWriter::Memory(match known {
+            Some((prefix, kept)) => {
+                let mut kv = prefix.into_layers()?;
+                kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens));
+                kv
+            }
+            None => (0..c.layers).map(|_| LayerKv::new(self.storage.kv, c.kv_heads, c.head_dim, tokens)).collect(),
+        }))
     }
 
     /// One layer, of prefill and of decoding alike: adds both of its branches to the rows of the residual stream `x`,
@@ -412,6 +418,60 @@ impl Cpu {
         let mut out = vec![0.0; x.len()];
         rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
         out
+    }
+}
+
+/// The keys and values of a prefix while it is read.
+enum KvWriter {
+    /// All layers.
+    Memory(Vec<LayerKv>),
+    /// One layer at a time is in memory.
+    Disk(DiskPrefill),
+}
+
+impl KvWriter {
+    /// A prefix of `tokens` tokens on disk, with those that are known.
+    fn on_disk(disk: &DiskTier, known: Option<(Prefix, usize)>, tokens: usize) -> Result<Self, KvError> {
+        // What is not on disk is read again.
+        let known = known.and_then(|(prefix, kept)| Some((prefix.into_disk()?, kept)));
+        Ok(Self::Disk(match known {
+            Some((prefix, kept)) => DiskPrefill::after(prefix, kept, tokens),
+            None => disk.begin(tokens)?,
+        }))
+    }
+
+    /// Tokens that all layers have.
+    fn tokens(&self) -> usize {
+        match self {
+            Self::Memory(layers) => layers.first().map_or(0, LayerKv::tokens),
+            Self::Disk(prefill) => prefill.tokens(),
+        }
+    }
+
+    /// Lets `add` append tokens to a layer.
+    fn extend<T>(&mut self, layer: usize, add: impl FnOnce(&mut LayerKv) -> Result<T, KvError>) -> Result<T, KvError> {
+        match self {
+            Self::Memory(layers) => add(&mut layers[layer]),
+            Self::Disk(prefill) => {
+                let added = add(prefill.load(layer)?)?;
+                prefill.store(layer)?;
+                Ok(added)
+            }
+        }
+    }
+
+    /// Takes it that all layers have `tokens` tokens now.
+    fn end_chunk(&mut self, tokens: usize) {
+        if let Self::Disk(prefill) = self {
+            prefill.end_chunk(tokens);
+        }
+    }
+
+    fn finish(self, specs: LayerSpecs) -> Arc<Prefix> {
+        match self {
+            Self::Memory(layers) => Prefix::with_specs(layers, specs),
+            Self::Disk(prefill) => Prefix::from_source(specs, Box::new(prefill.finish())),
+        }
     }
 }
 

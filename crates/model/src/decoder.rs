@@ -9,6 +9,7 @@ use std::any::Any;
 use std::ops::Deref;
 #[cfg(feature = "cuda")]
 use std::ops::Range;
+use std::path::Path;
 
 use rayon::prelude::*;
 
@@ -20,7 +21,7 @@ use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, St
 use super::layers;
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::calibration::ObserveChunk;
-use spattn_attention::kv::{DeviceFailure, Prefix};
+use spattn_attention::kv::{DeviceFailure, DiskTier, DiskUse, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::argmax;
@@ -29,6 +30,8 @@ use spattn_kernels::topk::argmax;
 pub struct Decoder {
     dimensions: Dimensions,
     engine: Box<dyn Engine>,
+    /// Where keys and values of prefixes are kept, if not in memory.
+    disk: Option<DiskTier>,
 }
 
 impl Deref for Decoder {
@@ -136,12 +139,28 @@ impl Decoder {
         load: impl FnOnce(&Dimensions) -> Result<Box<dyn Engine>, LoadError>,
     ) -> Result<Self, LoadError> {
         let dimensions = dimensions.clone().with_sinks(layers::sinks(&dimensions.config, weights)?);
-        Ok(Self { engine: load(&dimensions)?, dimensions })
+        Ok(Self { engine: load(&dimensions)?, dimensions, disk: None })
     }
 
     /// What the GPU is called, if it computes on one.
     pub fn gpu(&self) -> Option<&str> {
         self.engine.gpu()
+    }
+
+    /// Keeps keys and values of the prefixes that are read from now on in files in `folder`, of which pages of `memory` bytes are in memory.
+    /// On a GPU nothing changes: prefixes stay in its memory.
+    pub fn keep_kv_on_disk(&mut self, folder: &Path, memory: usize) {
+        self.disk = Some(DiskTier::new(folder, memory, self.dimensions.kv_shape(), self.config.layers));
+    }
+
+    /// What was read and written on disk, where keys and values are kept there.
+    pub fn disk_use(&self) -> Option<DiskUse> {
+        self.disk.as_ref().map(DiskTier::used)
+    }
+
+    /// Reading that keeps keys and values where they are to be.
+    fn reading<'a, 's>(&'a self) -> Reading<'a, 's> {
+        Reading { disk: self.disk.as_ref(), ..Reading::default() }
     }
 
     /// The engine, if it computes on a GPU.
@@ -181,7 +200,7 @@ impl Decoder {
         prompt_tokens: usize,
         observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
-        let reading = Reading { observe: Some(observe), ..Reading::default() };
+        let reading = Reading { observe: Some(observe), ..self.reading() };
         self.engine.read(None, tokens, prompt_tokens, reading)
     }
 
@@ -196,7 +215,7 @@ impl Decoder {
         sparse: &mut SparsePrefill<'_>,
         observe: &mut ObserveChunk<'_>,
     ) -> Result<Prefill, EngineError> {
-        let reading = Reading { observe: Some(observe), sparse: Some(sparse), ..Reading::default() };
+        let reading = Reading { observe: Some(observe), sparse: Some(sparse), ..self.reading() };
         self.engine.read(None, tokens, prompt_tokens, reading)
     }
 
@@ -217,7 +236,7 @@ impl Decoder {
             let skipped = from.saturating_sub(first).min(x.len() / hidden);
             rows.extend_from_slice(&x[skipped * hidden..]);
         };
-        let reading = Reading { sparse, finished: Some(&mut keep), ..Reading::default() };
+        let reading = Reading { sparse, finished: Some(&mut keep), ..self.reading() };
         let prefill = self.engine.read(None, tokens, tokens.len(), reading)?;
         Ok((prefill, rows))
     }
@@ -237,7 +256,7 @@ impl Decoder {
             let row = |position: &usize| position.checked_sub(first).and_then(|row| x.chunks_exact(hidden).nth(row));
             positions.iter().filter_map(row).for_each(|row| stream[passed].extend_from_slice(row));
         };
-        let reading = Reading { passed: Some(&mut keep), ..Reading::default() };
+        let reading = Reading { passed: Some(&mut keep), ..self.reading() };
         self.engine.read(None, tokens, tokens.len(), reading)?;
         Ok(Some(stream))
     }
@@ -264,7 +283,7 @@ impl Decoder {
             "{kept} kept tokens, but only {} tokens: the last one must be read for its logits",
             tokens.len()
         );
-        let reading = Reading { observe: Some(observe), ..Reading::default() };
+        let reading = Reading { observe: Some(observe), ..self.reading() };
         self.engine.read(Some((prefix, kept)), tokens, prompt_tokens, reading)
     }
 

@@ -9,7 +9,7 @@ pub use super::kept_blocks::KeptBlocks;
 use super::layers::{self, MatrixNumbers};
 use super::rope::{Rope, RopeTable, Turn};
 use super::tensors::{StorageTypes, WeightDtype, Weights};
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, KvShape};
 use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, SoftmaxScale};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
@@ -183,6 +183,11 @@ impl Dimensions {
         (rows as u64).saturating_mul(row).div_ceil(1_000_000)
     }
 
+    /// What keys and values of all layers have in common.
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.storage.kv }
+    }
+
     /// Bytes of keys and values of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         product([2, self.config.layers, self.config.kv_heads, self.config.head_dim, self.storage.kv.bytes()])
@@ -191,13 +196,23 @@ impl Dimensions {
     /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
     /// all of the prompt at each layer.
     pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
+        sum([product([tokens, self.kv_bytes_per_token()]), self.chunk_bytes(tokens, at_once)])
+    }
+
+    /// As [`prefill_bytes`](Self::prefill_bytes), where one layer of the prefix is in memory at a time.
+    pub fn prefill_bytes_by_layer(&self, tokens: usize, at_once: bool) -> usize {
+        let layer = self.kv_bytes_per_token() / self.config.layers.max(1);
+        sum([product([tokens, layer]), self.chunk_bytes(tokens, at_once)])
+    }
+
+    /// Bytes that a chunk of a prompt of `tokens` takes at a layer, beside the keys and values as they are stored.
+    fn chunk_bytes(&self, tokens: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
         let qkv = product([sum([c.heads, c.kv_heads, c.kv_heads]), c.head_dim]);
         let widest = sum([self.inner_numbers(), qkv, product([4, c.hidden_size])]);
         let packed = product([2, tokens, c.kv_heads, c.head_dim]);
-        let prefix = product([tokens, self.kv_bytes_per_token()]);
-        sum([prefix, product([4, sum([product([2, rows, widest]), packed])])])
+        product([4, sum([product([2, rows, widest]), packed])])
     }
 
     /// Numbers of a row between gate and down projection at most: gate and what it gates; and with experts, all of whose rows may be one

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use spattn_attention::calibration::ObserveChunk;
-use spattn_attention::kv::{DeviceFailure, KvError, Prefix};
+use spattn_attention::kv::{DeviceFailure, DiskTier, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
 
 /// Why tokens could not be read.
@@ -24,7 +24,7 @@ pub enum EngineError {
     /// The device did.
     #[error(transparent)]
     Device(#[from] DeviceFailure),
-    /// Keys and values that were read before could not be read back.
+    /// Keys and values could not be stored, or read back.
     #[error(transparent)]
     Kv(#[from] KvError),
 }
@@ -168,6 +168,8 @@ pub(super) struct Reading<'a, 's> {
     pub passed: Option<&'a mut Passed<'a>>,
     /// What rows attend; all earlier tokens if there is none.
     pub sparse: Option<&'a mut SparsePrefill<'s>>,
+    /// Where keys and values are kept, if not in memory. Only the engine on the CPU does that.
+    pub disk: Option<&'a DiskTier>,
 }
 
 /// Weights on some processor, and the forward pass over them.

@@ -24,8 +24,10 @@ use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table, verdict};
 use crate::version::PROGRAM;
 use spattn_attention::Configured;
+use spattn_attention::kv::DiskUse;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
+use spattn_eval::config::kv_tier::KvTier;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::folder::attempts::Ending;
@@ -226,12 +228,13 @@ impl RunRequest {
         reporter: &mut ProgressReporter,
     ) -> Result<(RunEnd, RunTiming)> {
         let (start, mut spent, mut gpu) = (Instant::now(), PhaseTimes::default(), GpuUse::default());
+        let mut disk = DiskUse::default();
         let models = ready.jobs.len();
         while let Some(ModelJob { config, plan, part, model }) = ready.jobs.pop_front() {
             let number = models - ready.jobs.len();
             reporter.load_model(&part.id, number, models);
             let model = match model.load(placement(&config)) {
-                Ok(model) => model,
+                Ok(model) => self.keep_kv(model, &config),
                 Err(error) => {
                     reporter.failed(SkippedWork { what: part.id, error })?;
                     continue;
@@ -241,13 +244,14 @@ impl RunRequest {
             let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
             let ran = runner.run(plan, store, stop, reporter);
             gpu += gpu_use(&model, &config);
+            disk += model.decoder.disk_use().unwrap_or_default();
             let (end, of_model) = ran?;
             spent += of_model;
             if end == RunEnd::Interrupted {
-                return Ok((end, RunTiming { all: start.elapsed(), spent, gpu }));
+                return Ok((end, RunTiming { all: start.elapsed(), spent, gpu, disk }));
             }
         }
-        Ok((RunEnd::Complete, RunTiming { all: start.elapsed(), spent, gpu }))
+        Ok((RunEnd::Complete, RunTiming { all: start.elapsed(), spent, gpu, disk }))
     }
 
     /// Runs the source's batches on the first model, until there are no more or `stop` is raised.
@@ -263,7 +267,7 @@ impl RunRequest {
         let Some(ModelJob { config, model, .. }) = ready.jobs.pop_front() else {
             return Err(anyhow!("there is no model to run"));
         };
-        let model = model.load(placement(&config))?;
+        let model = self.keep_kv(model.load(placement(&config))?, &config);
         source.check(&ready.tasks)?;
         source.take(store.records());
         let mut end = RunEnd::Complete;
@@ -282,7 +286,16 @@ impl RunRequest {
                 break;
             }
         }
-        Ok((end, RunTiming { all: start.elapsed(), spent, gpu: gpu_use(&model, &config) }))
+        let disk = model.decoder.disk_use().unwrap_or_default();
+        Ok((end, RunTiming { all: start.elapsed(), spent, gpu: gpu_use(&model, &config), disk }))
+    }
+
+    /// The model, with the KV caches of its prefixes in the folder if they are to be on disk.
+    fn keep_kv(&self, mut model: Model, config: &RunConfig) -> Model {
+        if config.kv_tier == KvTier::Disk {
+            model.decoder.keep_kv_on_disk(&self.out, config.kv_memory.0);
+        }
+        model
     }
 
     fn open_store(&self, ready: &PreparedRun, stated: Option<Stated>) -> Result<Store> {

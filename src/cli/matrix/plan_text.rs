@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 use super::outlook::{self, LengthOutlook};
 use super::prepare::gpu_memory;
 use crate::cli::numbers::{duration, megabytes};
+use spattn_base::text::size;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
+use spattn_eval::plan::memory::{DiskOfExample, disk_of_example};
 use spattn_eval::plan::planner::{PlanCell, Planner};
 use spattn_eval::run::density_floor::UnmetDensity;
 use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
@@ -28,6 +30,8 @@ pub(super) struct PlanSummary {
     pub(super) cells: Vec<(String, usize, usize)>,
     pub(super) records: usize,
     pub(super) estimate: RunEstimate,
+    /// What the longest prompt takes on disk; `None` if its KV cache is in memory.
+    pub(super) disk: Option<DiskOfExample>,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,
     /// What its verdicts could not say.
@@ -92,6 +96,7 @@ impl PlanSummary {
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
             estimate: estimate(planner, &left.plan, probe)?,
+            disk: disk_of_example(config, planner.model, left.plan.longest()),
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
             outlooks: Vec::new(),
             unmet: Vec::new(),
@@ -126,6 +131,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
+            "kv_on_disk": d.disk.map(|disk| json!({ "bytes": disk.disk, "bytes_of_pages_in_memory": disk.pages })),
             "verdicts_not_possible": d.outlooks.iter().map(LengthOutlook::json).collect::<Vec<_>>(),
             "densities_not_possible": d.unmet.iter().map(|unmet| json!({
                 "methods": unmet.methods,
@@ -176,6 +182,14 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
             _ => format!(", in about {all} (prefill {prefill}, indexes {index}, steps {steps})"),
         };
         let _ = writeln!(text, "\n{} records to make{time}, with up to {}", d.records, megabytes(bytes));
+        if let Some(DiskOfExample { disk, pages, .. }) = d.disk {
+            let _ = writeln!(
+                text,
+                "KV cache: up to {} on disk, and of these up to {} in memory",
+                size(disk as u64),
+                size(pages as u64)
+            );
+        }
         if !d.gpus.is_empty() {
             let _ = writeln!(text, "memory of each GPU: {}", listed(&d.gpus));
         }
@@ -206,11 +220,24 @@ mod tests {
             cells: vec![("ruler/vt".to_owned(), 1024, 3), ("jsonl:rows".to_owned(), 0, 2)],
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
+            disk: None,
             gpus: Vec::new(),
             outlooks: Vec::new(),
             unmet: Vec::new(),
             timed_on: TimedOn::Processor,
         }
+    }
+
+    #[test]
+    fn a_plan_states_memory_by_tier() {
+        assert!(!as_text(&[summary()]).contains("KV cache"));
+        assert_eq!(as_json(&[summary()])[0]["kv_on_disk"], Value::Null);
+        let disk = DiskOfExample { disk: 84_000_000, pages: 64_000_000, accounts: 1 };
+        let plan = PlanSummary { disk: Some(disk), ..summary() };
+        let text = as_text(std::slice::from_ref(&plan));
+        assert!(text.contains("\nKV cache: up to 84.0 MB on disk, and of these up to 64.0 MB in memory\n"), "{text}");
+        let json = as_json(&[plan]);
+        assert_eq!(json[0]["kv_on_disk"], json!({ "bytes": 84_000_000, "bytes_of_pages_in_memory": 64_000_000 }));
     }
 
     #[test]

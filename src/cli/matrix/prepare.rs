@@ -17,7 +17,7 @@ use spattn_eval::config::thinking::Thinking;
 use spattn_eval::examples::observer::{RunObserver, SkippedWork};
 use spattn_eval::plan::gpu_memory::{GpuNeed, gpu_needs, listed, placement};
 use spattn_eval::plan::manifest::ModelPart;
-use spattn_eval::plan::memory::bytes_of_example;
+use spattn_eval::plan::memory::{bytes_of_example, disk_of_example};
 use spattn_eval::plan::planner::{Planner, RunPlan};
 use spattn_eval::plan::renamed::Recorded;
 use spattn_eval::records::manifest_keys::MANIFEST;
@@ -128,7 +128,11 @@ fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
     match &gpu_memory(model, config, longest)[..] {
         [] => {
             let bytes = weights.saturating_add(bytes_of_example(config, model, longest));
-            format!("{id} needs about {} of memory ({of}), and what methods store", text(bytes))
+            let of_tier = disk_of_example(config, model, longest).map_or_else(String::new, |disk| {
+                format!(", pages of the KV cache {}) and {} on disk", text(disk.pages), text(disk.disk))
+            });
+            let end = if of_tier.is_empty() { ")" } else { &of_tier };
+            format!("{id} needs about {} of memory ({of}{end}, and what methods store", text(bytes))
         }
         [one] => format!("{id} needs about {} of the GPU's memory ({of})", text(one.bytes)),
         several => format!("{id} needs about {} ({of})", listed(several)),

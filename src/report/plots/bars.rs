@@ -383,6 +383,7 @@ mod tests {
                 cpu: None,
                 gpu: None,
                 select_on: None,
+                kv: None,
             })
         };
         let records = ["full", "topk", "quest"].map(|method| Record {

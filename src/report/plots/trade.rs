@@ -379,8 +379,13 @@ mod tests {
                 cpu: None,
                 gpu: None,
                 select_on: None,
+                kv: None,
             };
-            Record { solo, conditions: Some(conditions.into()), ..record("ruler/vt", method, 0, score) }
+            Record {
+                solo: solo.map(Box::new),
+                conditions: Some(conditions.into()),
+                ..record("ruler/vt", method, 0, score)
+            }
         };
         let of = |latency| drawn(&[timed("full", latency, 1.0), timed("quest", latency, 0.5)]);
         for shared in [None, Some(Latency::Shared)] {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kv::{HeadRows, KvError, KvHead, KvPart, KvRows, LayerKv, Prefix, ReadCounter, TierBytes};
+use crate::kv::{HeadRows, KvError, KvHead, KvPart, KvRows, LayerKv, Prefix, ReadCounter};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
@@ -125,11 +125,6 @@ impl<'a> HeadKv<'a> {
         let rows = self.prefix.slice(tokens)?;
         self.reads.note(&rows);
         Ok(rows)
-    }
-
-    /// Bytes read of the prefix so far where it is not lent.
-    pub(crate) fn fetched(&self) -> TierBytes {
-        self.reads.reads().fetched
     }
 
     /// Attends positions `range` (of prefix and tail together) into `acc`.

@@ -248,7 +248,17 @@ impl IndexCache {
             prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
             seed: head_seed(self.seed, layer, kv_head),
         })?;
-        Ok((index, counter.reads()))
+        Ok((index, self.reads_of(&counter)))
+    }
+
+    /// What was read for an index, or to solve for a density. Pages count as if none was in memory: what builds indexes reads each of
+    /// them once or twice, in an order that depends on threads.
+    pub(super) fn reads_of(&self, counter: &ReadCounter) -> KvReads {
+        let mut reads = counter.reads();
+        if let Some(paging) = self.prefix.source().paging() {
+            reads.fetched += paging.unmet(&counter.take_pages());
+        }
+        reads
     }
 
     /// Builds indexes on the device that holds the prefix.

@@ -106,8 +106,8 @@ impl HostStep<'_> {
     }
 }
 
-/// The selection of a KV head, its cost, and its processor time on another thread than the caller's.
-type Selected = (Option<Selection>, Cost, ParallelTime);
+/// The selection of a KV head, its cost, its processor time on another thread than the caller's, and the pages that it asked for.
+type Selected = (Option<Selection>, Cost, ParallelTime, Vec<Range<u32>>);
 
 impl Sequence {
     /// Begins the step of the next token at a layer. Each token has one step at every layer, in the tokens' order.
@@ -247,18 +247,19 @@ impl Sequence {
         let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
         let selected = match asks {
             true => self.select_per_head(layer, queries, group, candidates, &mut states)?,
-            false => vec![(None, Cost::default(), ParallelTime::default()); self.prefix.shape().kv_heads],
+            false => vec![(None, Cost::default(), ParallelTime::default(), Vec::new()); self.prefix.shape().kv_heads],
         };
         if !self.dense[layer] {
             self.method.method.coordinate_heads(&mut states);
         }
         self.states[layer] = states;
         let mut all = ParallelTime::default();
-        for (_, _, apart) in &selected {
+        for (_, _, apart, _) in &selected {
             all.select += apart.select;
             all.parts += apart.parts;
         }
-        let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
+        let count = |(kv_head, (selection, mut cost, _, pages)): (usize, Selected)| {
+            cost.fetched += self.count_pages(layer, kv_head, &pages);
             let picked = AttendedTokens { exact, selection };
             self.count(layer, kv_head, group, &picked, cost);
             picked
@@ -311,15 +312,17 @@ impl Sequence {
             let (selection, parts) =
                 if has_selection_breakdown { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
             let selection = selection?;
+            let mut pages = Vec::new();
             if let Some((_, counter)) = prefix.get(step.kv_head) {
                 cost.fetched += counter.reads().fetched;
+                pages = counter.take_pages();
             }
-            Ok((Some(selection), cost, ParallelTime { select: parts.sum(), parts }))
+            Ok((Some(selection), cost, ParallelTime { select: parts.sum(), parts }, pages))
         };
         let apart = |head| {
             let (selected, time) = Section::of(|| select(head));
-            let (selection, cost, apart) = selected?;
-            Ok((selection, cost, ParallelTime { select: apart.select + time, ..apart }))
+            let (selection, cost, apart, pages) = selected?;
+            Ok((selection, cost, ParallelTime { select: apart.select + time, ..apart }, pages))
         };
         match candidates.len() < MIN_PARALLEL_TOKENS {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),

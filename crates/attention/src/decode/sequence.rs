@@ -19,7 +19,7 @@ use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
 use crate::decode::timing::{AttentionTime, IndexTime};
-use crate::kv::{KvError, KvReads, KvRows, LayerKv, Prefix, TierBytes};
+use crate::kv::{KvError, KvReads, KvRows, LayerKv, PageLedger, Prefix, TierBytes};
 use crate::method::Step;
 use crate::types::budget::Context;
 use crate::types::policy::Tail;
@@ -53,6 +53,8 @@ pub struct Sequence {
     pub(super) index_time: IndexTime,
     /// What solving for a density read of a prefix that is not lent.
     pub(super) solve_reads: KvReads,
+    /// Account of the pages of the prefix, of a source that reads pages.
+    pub(super) pages: Option<PageLedger>,
     pub(super) attention_time: AttentionTime,
     /// Whether the time of some step could not be split into attention and the rest.
     pub(super) has_whole_steps: bool,
@@ -127,6 +129,7 @@ impl Sequence {
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
             solve_reads: KvReads::default(),
+            pages: prefix.source().paging().map(PageLedger::new),
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
             has_selection_breakdown: false,
@@ -260,16 +263,23 @@ impl Sequence {
                 work.map(timed).collect::<Result<Vec<_>, _>>()?.into_iter().sum()
             }
         };
-        let mut fetched = TierBytes::default();
-        heads.iter().for_each(|(kv, _)| fetched += kv.fetched());
+        let read: Vec<_> = heads.iter().map(|(kv, _)| (kv.reads.reads().fetched, kv.reads.take_pages())).collect();
         drop(heads);
-        self.costs.layer_mut(layer).fetched += fetched;
+        for (kv_head, (mut fetched, pages)) in read.into_iter().enumerate() {
+            fetched += self.count_pages(layer, kv_head, &pages);
+            self.costs.layer_mut(layer).fetched += fetched;
+        }
         let attend = section.lap() + elsewhere;
         self.compare(layer, queries, &picked, self.total(layer), out)?;
         let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
         self.attention_time +=
             AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
         Ok(())
+    }
+
+    /// The bytes by tier of pages of a KV head that a step asked for, in the order in which it did.
+    pub(super) fn count_pages(&mut self, layer: usize, kv_head: usize, pages: &[Range<u32>]) -> TierBytes {
+        self.pages.as_mut().map_or_else(TierBytes::default, |ledger| ledger.count(layer, kv_head, pages))
     }
 
     /// The shape of a step with `group` query heads per KV head, a budget in the method's own units, no static tokens, and the candidates

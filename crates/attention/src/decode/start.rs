@@ -58,7 +58,7 @@ impl IndexCache {
         let Self { prefix, queries, dtype, .. } = self;
         let reads = ReadCounter::default();
         let probe = Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context, reads: &reads };
-        Ok((method.method.solve(&probe)?, reads.reads()))
+        Ok((method.method.solve(&probe)?, self.reads_of(&reads)))
     }
 
     /// The mean context of the tokens that follow for certain: the rest of the prompt, and the given tokens behind it.

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use crate::kv::device::DeviceKv;
 use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvShape;
-use crate::kv::source::{KvPlace, KvSource, VisitRows};
-use crate::kv::tier::{KvError, Tier, TierBytes};
+use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
+use crate::kv::tier::{KvError, Tier};
 
 /// A prefix that a device holds.
 #[derive(Debug)]
@@ -54,9 +54,9 @@ impl KvSource for CopiedKv {
         self.copy(layer).map(Some)
     }
 
-    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
         self.copy(at.layer)?.show(at.kv_head, tokens, visit);
-        Ok(TierBytes::default())
+        Ok(Fetched::default())
     }
 
     fn device(&self) -> Option<&dyn DeviceKv> {

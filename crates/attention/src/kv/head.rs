@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvDtype;
-use crate::kv::source::{KvPlace, KvSource, VisitRows};
-use crate::kv::tier::{KvError, TierBytes};
+use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
+use crate::kv::tier::KvError;
 use spattn_kernels::Rows;
 
 /// Which of the two rows of a token.
@@ -84,15 +84,15 @@ impl<'a> KvHead<'a> {
     }
 
     /// Shows `visit` keys and values of `tokens`, in order: in one piece where they are lent, else in pieces of any length.
-    /// Returns the bytes that the source read for it; none where they are lent.
+    /// Returns what that took; nothing where they are lent.
     ///
     /// # Errors
     /// If some of them cannot be read. `visit` may have seen earlier ones.
-    pub fn scan(&self, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+    pub fn scan(&self, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
         match self.rows {
             Place::Lent([keys, values]) => {
                 visit(keys.slice(tokens.clone(), self.d), values.slice(tokens, self.d));
-                Ok(TierBytes::default())
+                Ok(Fetched::default())
             }
             Place::Apart(source, at) => source.scan(at, tokens, visit),
         }
@@ -111,8 +111,8 @@ impl<'a> KvHead<'a> {
                     kv.keys.extend(keys);
                     kv.values.extend(values);
                 };
-                let bytes = source.scan(at, tokens, &mut keep)?;
-                Ok(HeadRows::Read(Box::new(kv), bytes))
+                let fetched = source.scan(at, tokens, &mut keep)?;
+                Ok(HeadRows::Read(Box::new(kv), fetched))
             }
         }
     }
@@ -127,8 +127,8 @@ impl<'a> KvHead<'a> {
             Place::Lent(rows) => Ok((HeadRows::Lent(rows), Cow::Borrowed(tokens))),
             Place::Apart(source, at) => {
                 let mut kv = LayerKv::new(self.dtype, 1, self.d, tokens.len());
-                let bytes = source.gather(at, tokens, &mut kv)?;
-                Ok((HeadRows::Read(Box::new(kv), bytes), (0..tokens.len() as u32).collect()))
+                let fetched = source.gather(at, tokens, &mut kv)?;
+                Ok((HeadRows::Read(Box::new(kv), fetched), (0..tokens.len() as u32).collect()))
             }
         }
     }
@@ -139,8 +139,8 @@ impl<'a> KvHead<'a> {
 pub enum HeadRows<'a> {
     /// Borrowed from where they are.
     Lent([Rows<'a>; 2]),
-    /// Read from elsewhere; the bytes that this took.
-    Read(Box<LayerKv>, TierBytes),
+    /// Read from elsewhere, and what that took.
+    Read(Box<LayerKv>, Fetched),
 }
 
 impl HeadRows<'_> {
@@ -168,11 +168,11 @@ impl HeadRows<'_> {
         }
     }
 
-    /// Bytes that the source read for them; none where they are lent.
-    pub fn bytes(&self) -> TierBytes {
+    /// What it took to read them; `None` where they are lent.
+    pub fn fetched(&self) -> Option<&Fetched> {
         match self {
-            HeadRows::Lent(_) => TierBytes::default(),
-            HeadRows::Read(_, bytes) => *bytes,
+            HeadRows::Lent(_) => None,
+            HeadRows::Read(_, fetched) => Some(fetched),
         }
     }
 }

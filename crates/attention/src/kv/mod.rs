@@ -5,6 +5,8 @@
 //! token by token. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
 //! bf16; kernels widen as they read. Nothing here selects or attends.
 //!
+//! [`DiskTier`] keeps prefixes in files, of which pages are in memory up to a cap.
+//!
 //! Whatever reads a source can fail, and no reader needs a whole KV head in one slice. Where the source lends its layers,
 //! rows are borrowed and a scan shows them in one piece. Two kinds of readers go beyond that:
 //!
@@ -16,11 +18,14 @@
 //!   evaluation is run through it.
 
 pub use device::{DeviceFailure, DeviceKv};
+pub use disk::{DiskKv, DiskNeed, DiskPrefill, DiskTier, DiskUse};
 pub use head::{HeadRows, KvHead, KvPart};
 pub use layer::LayerKv;
+pub(crate) use page_ledger::PageLedger;
+pub use page_ledger::Paging;
 pub use rows::{CollectedRows, KvReads, KvRows, ReadCounter, StoredRows};
 pub use shape::{KvDtype, KvShape, MOST_TOKENS};
-pub use source::{KvPlace, KvSource, VisitRows};
+pub use source::{Fetched, KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
 pub use tier::{KvError, Tier, TierBytes};
 
@@ -33,12 +38,20 @@ use source::HostKv;
 pub mod quantised;
 
 #[cfg(test)]
+pub(crate) use disk::on_disk;
+
+#[cfg(test)]
 pub(crate) mod paged;
 
 mod copied;
 mod device;
+mod disk;
 mod head;
 mod layer;
+mod lru;
+mod page_cache;
+mod page_file;
+mod page_ledger;
 mod rows;
 pub(crate) mod shape;
 mod source;
@@ -121,6 +134,11 @@ impl Prefix {
     /// What a device holds of it, to be gone on with.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
         self.source.into_device()
+    }
+
+    /// What is on disk of it, to be gone on with.
+    pub fn into_disk(self) -> Option<DiskKv> {
+        self.source.into_any()?.downcast().ok().map(|disk| *disk)
     }
 
     /// Number of layers.

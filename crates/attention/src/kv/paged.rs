@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 
-use crate::kv::{KvDtype, KvError, KvPlace, KvShape, KvSource, LayerKv, Tier, TierBytes, VisitRows};
+use crate::kv::{Fetched, KvDtype, KvError, KvPlace, KvShape, KvSource, LayerKv, Tier, TierBytes, VisitRows};
 use spattn_kernels::Rows;
 
 /// Tokens in a page.
@@ -124,7 +124,7 @@ impl KvSource for PagedFile {
         Tier::Disk
     }
 
-    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
         assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
         let mut bytes = 0;
         for page in tokens.start / PAGE..tokens.end.div_ceil(PAGE) {
@@ -136,7 +136,7 @@ impl KvSource for PagedFile {
             let [keys, values] = [keys, values].map(|part| Rows::F16(part).slice(own.clone(), self.shape.d));
             visit(keys, values);
         }
-        Ok(TierBytes::of(Tier::Disk, bytes))
+        Ok(TierBytes::of(Tier::Disk, bytes).into())
     }
 
     fn into_layers(self: Box<Self>) -> Result<Vec<LayerKv>, KvError> {

@@ -5,22 +5,30 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::kv::head::{HeadRows, KvHead, KvPart};
 use crate::kv::shape::KvDtype;
+use crate::kv::source::Fetched;
 use crate::kv::store::KvStore;
 use crate::kv::tier::{KvError, TierBytes};
 use spattn_kernels::{Joined, Rows};
 
 /// What was read of sources that do not lend their rows, and the largest buffer that was filled at once.
 #[derive(Debug, Default)]
-pub struct ReadCounter(Mutex<KvReads>);
+pub struct ReadCounter(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    reads: KvReads,
+    /// Pages that were asked for, in that order.
+    pages: Vec<Range<u32>>,
+}
 
 /// What reading keys and values took, where they are not lent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvReads {
-    /// Bytes read, by tier.
+    /// Bytes read, by tier; those of pages are counted by who knows which of them are in memory.
     pub fetched: TierBytes,
     /// Bytes of the largest buffer that held rows of the source at one time.
     pub workspace: usize,
@@ -37,16 +45,29 @@ impl KvReads {
 impl ReadCounter {
     /// What was read so far.
     pub fn reads(&self) -> KvReads {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().reads
+    }
+
+    /// The pages that were asked for since the last call, of a source that reads pages, in that order where one thread asked.
+    pub(crate) fn take_pages(&self) -> Vec<Range<u32>> {
+        std::mem::take(&mut self.lock().pages)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts rows that were read.
     pub(crate) fn note(&self, rows: &HeadRows<'_>) {
-        self.count(rows.bytes(), rows.buffered());
+        if let Some(fetched) = rows.fetched() {
+            self.count(fetched, rows.buffered());
+        }
     }
 
-    fn count(&self, fetched: TierBytes, workspace: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(KvReads { fetched, workspace });
+    fn count(&self, fetched: &Fetched, workspace: usize) {
+        let mut counted = self.lock();
+        counted.reads.add(KvReads { fetched: fetched.bytes, workspace });
+        counted.pages.extend_from_slice(&fetched.pages);
     }
 }
 
@@ -88,7 +109,7 @@ impl Apart<'_> {
             first += rows.elements() / self.head.d();
         })?;
         debug_assert_eq!(first, self.end - self.start, "a source shows all tokens");
-        self.counter.count(fetched, 0);
+        self.counter.count(&fetched, 0);
         Ok(())
     }
 
@@ -355,7 +376,7 @@ impl<'a> KvRows<'a> {
 
     fn count_buffer(&self, bytes: usize) {
         if let Front::Apart(apart) = self.front {
-            apart.counter.count(TierBytes::default(), bytes);
+            apart.counter.count(&Fetched::default(), bytes);
         }
     }
 }

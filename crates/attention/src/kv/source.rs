@@ -2,11 +2,13 @@
 //!
 //! What lives here is the interface and the source in host memory; the one behind a device is in `copied`.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
 use crate::kv::device::DeviceKv;
 use crate::kv::layer::LayerKv;
+use crate::kv::page_ledger::Paging;
 use crate::kv::shape::{KvDtype, KvShape};
 use crate::kv::tier::{KvError, Tier, TierBytes};
 use spattn_kernels::Rows;
@@ -23,6 +25,29 @@ pub struct KvPlace {
 /// Sees keys and values `[token][d]` of consecutive tokens.
 pub type VisitRows<'v> = dyn FnMut(Rows<'_>, Rows<'_>) + 'v;
 
+/// What a read of a source took.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes by tier, of a source that does not read [pages](KvSource::paging).
+    pub bytes: TierBytes,
+    /// Pages of the KV head that were asked for, in that order, of a source that does. Which of them are in memory depends on who asked
+    /// before, so whoever counts them says what bytes they are.
+    pub pages: Vec<Range<u32>>,
+}
+
+impl Fetched {
+    /// Pages of a KV head.
+    pub fn pages(pages: Vec<Range<u32>>) -> Self {
+        Self { pages, ..Self::default() }
+    }
+}
+
+impl From<TierBytes> for Fetched {
+    fn from(bytes: TierBytes) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+}
+
 /// The keys and values of a finished prefix, wherever they are.
 ///
 /// Reading can fail, and then returns an error: no caller ever sees made-up numbers. Nobody may assume that all tokens of a
@@ -33,8 +58,9 @@ pub type VisitRows<'v> = dyn FnMut(Rows<'_>, Rows<'_>) + 'v;
 /// Implement this trait for a type that says by [`tier`](Self::tier) where a layer is, reads tokens by
 /// [`scan`](Self::scan) and [`gather`](Self::gather) in the storage type of [`shape`](Self::shape), bit by bit as they were
 /// written, and returns a [`KvError`] with the tier of what it could not read. Make a prefix of it by
-/// [`Prefix::from_source`](crate::kv::Prefix::from_source). A source with several tiers returns the bytes of each; a new
-/// kind of memory is a new case of [`Tier`] and a new field of [`TierBytes`].
+/// [`Prefix::from_source`](crate::kv::Prefix::from_source). A source with several tiers returns the bytes of each, or
+/// the pages that it read through a cache of [pages](Self::paging); a new kind of memory is a new case of [`Tier`] and a new field of
+/// [`TierBytes`]. The one that is used is in `disk`.
 pub trait KvSource: Send + Sync + fmt::Debug {
     /// What the layers have in common.
     fn shape(&self) -> KvShape;
@@ -56,25 +82,32 @@ pub trait KvSource: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Shows `visit` the keys and values of `tokens`, in order, in pieces of any length; returns the bytes read.
+    /// How it keeps pages in memory, if it reads pages.
+    fn paging(&self) -> Option<Paging> {
+        None
+    }
+
+    /// Shows `visit` the keys and values of `tokens`, in order, in pieces of any length; returns what that took.
     ///
     /// # Errors
     /// If some of them cannot be read. `visit` may have seen earlier ones.
-    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError>;
+    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError>;
 
-    /// Appends keys and values of `tokens`, in the order given, to `out`, which has one KV head; returns the bytes read.
+    /// Appends keys and values of `tokens`, in the order given, to `out`, which has one KV head; returns what that took.
     ///
     /// # Errors
     /// If some of them cannot be read. `out` may hold earlier ones.
-    fn gather(&self, at: KvPlace, tokens: &[u32], out: &mut LayerKv) -> Result<TierBytes, KvError> {
-        let mut read = TierBytes::default();
+    fn gather(&self, at: KvPlace, tokens: &[u32], out: &mut LayerKv) -> Result<Fetched, KvError> {
+        let mut read = Fetched::default();
         for token in tokens {
             let token = *token as usize;
             let mut keep = |keys: Rows<'_>, values: Rows<'_>| {
                 out.keys.extend(keys);
                 out.values.extend(values);
             };
-            read += self.scan(at, token..token + 1, &mut keep)?;
+            let of_token = self.scan(at, token..token + 1, &mut keep)?;
+            read.bytes += of_token.bytes;
+            read.pages.extend(of_token.pages);
         }
         Ok(read)
     }
@@ -86,6 +119,11 @@ pub trait KvSource: Send + Sync + fmt::Debug {
 
     /// The same, to be gone on with.
     fn into_device(self: Box<Self>) -> Option<Box<dyn DeviceKv>> {
+        None
+    }
+
+    /// What goes on with it where it is; `None` of a source that is gone on with in another way.
+    fn into_any(self: Box<Self>) -> Option<Box<dyn Any>> {
         None
     }
 
@@ -132,9 +170,9 @@ impl KvSource for HostKv {
         Ok(Some(&self.layers[layer]))
     }
 
-    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<TierBytes, KvError> {
+    fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
         self.layers[at.layer].show(at.kv_head, tokens, visit);
-        Ok(TierBytes::default())
+        Ok(Fetched::default())
     }
 
     fn into_layers(self: Box<Self>) -> Result<Vec<LayerKv>, KvError> {

@@ -1,5 +1,7 @@
 //! A growable `[kv_head][token][d]` store in one storage type.
 
+use std::ops::Range;
+
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -169,6 +171,27 @@ impl KvStore {
             _ => panic!("the rows are not of the store's type"),
         }
         self.tokens = tokens;
+    }
+
+    /// Holds `tokens` tokens, for which there is room: their rows are whatever was there, until they are [written](Self::rows_mut).
+    ///
+    /// # Panics
+    /// If there is no room.
+    pub(super) fn lengthen(&mut self, tokens: usize) {
+        assert!(tokens <= self.capacity, "no room for {tokens} tokens");
+        self.tokens = tokens;
+    }
+
+    /// The rows of some tokens of a KV head, to write.
+    pub(super) fn rows_mut(&mut self, kv_head: usize, tokens: Range<usize>) -> RowsMut<'_> {
+        assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
+        let first = kv_head * self.capacity;
+        let range = (first + tokens.start) * self.d..(first + tokens.end) * self.d;
+        match &mut self.data {
+            Data::F32(v) => RowsMut::F32(&mut v[range]),
+            Data::F16(v) => RowsMut::F16(&mut v[range]),
+            Data::Bf16(v) => RowsMut::Bf16(&mut v[range]),
+        }
     }
 
     /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.

@@ -37,9 +37,29 @@ pub enum KvError {
         /// What went wrong, in one line.
         why: String,
     },
+    /// Keys and values could not be written.
+    #[error("the KV cache of layer {layer} could not be written to {tier}: {why}")]
+    Unwritten {
+        /// The layer, from 0.
+        layer: usize,
+        /// Where its keys and values were to be.
+        tier: Tier,
+        /// What went wrong, in one line.
+        why: String,
+    },
     /// The method itself failed, such as one that asks another process; what went wrong, in one line.
     #[error("{0}")]
     Method(String),
+}
+
+impl KvError {
+    /// The tier that failed, if one did.
+    pub fn tier(&self) -> Option<Tier> {
+        match self {
+            Self::Unread { tier, .. } | Self::Unwritten { tier, .. } => Some(*tier),
+            Self::Method(_) => None,
+        }
+    }
 }
 
 /// Bytes of keys and values that were read, by the tier that they were read from.

@@ -7,7 +7,7 @@ use super::tail_tests::GROWING;
 use super::tests::{ORDINARY, Turn, calibrated, configured, noise, random_kv, random_stats};
 use crate::calibration::collector::PrefillChunk;
 use crate::kv::paged::{Broken, PAGE, PagedFile};
-use crate::kv::{KvDtype, KvError, KvShape, LayerKv, Prefix, Tier};
+use crate::kv::{DiskTier, KvDtype, KvError, KvShape, LayerKv, Prefix, Tier, TierBytes, on_disk};
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use crate::{Configured, IndexCache, Policy, PromptStats, RecentQueries, StartError, Tail};
 use spattn_kernels::pieces::PIECE;
@@ -82,13 +82,13 @@ impl Case {
         let error = sequence.fidelity().unwrap().output_error().concat();
         let mut cost = sequence.costs().total(|_| true);
         let (of_steps, of_index) = (std::mem::take(&mut cost.fetched), sequence.index_reads());
-        assert_eq!(of_steps.sum() + of_index.fetched.sum(), of_steps.disk + of_index.fetched.disk);
         Ok(Decoded {
             outputs,
             error: error.into_iter().map(f64::to_bits).collect(),
             solved: sequence.solved().map(str::to_owned),
             cost: format!("{cost:?}, {:?}", sequence.aux_bits()),
-            read: of_steps.disk + of_index.fetched.disk,
+            of_steps,
+            of_index: of_index.fetched,
             workspace: of_index.workspace,
         })
     }
@@ -101,10 +101,20 @@ struct Decoded {
     error: Vec<u64>,
     solved: Option<String>,
     cost: String,
-    /// Bytes from disk.
-    read: u64,
+    /// Bytes that steps fetched.
+    of_steps: TierBytes,
+    /// Bytes that the index took.
+    of_index: TierBytes,
     /// Bytes of the largest buffer of an index that was built.
     workspace: usize,
+}
+
+impl Decoded {
+    /// Bytes from disk, where there is no other tier.
+    fn read(&self) -> u64 {
+        assert_eq!(self.of_steps.sum() + self.of_index.sum(), self.of_steps.disk + self.of_index.disk);
+        self.of_steps.disk + self.of_index.disk
+    }
 }
 
 #[test]
@@ -113,15 +123,16 @@ fn pages_on_disk_give_the_bits_of_memory_and_are_counted() {
         let expected = case.decode(in_memory()).unwrap();
         let (prefix, reads) = in_file(Broken::Nothing);
         let got = case.decode(prefix).unwrap();
-        assert_eq!((expected.read, expected.workspace), (0, 0), "{}: rows in memory are lent", case.name);
+        assert_eq!((expected.read(), expected.workspace), (0, 0), "{}: rows in memory are lent", case.name);
+        let read = got.read();
         assert_eq!(got.solved, expected.solved, "{}", case.name);
         assert_eq!((got.outputs, got.error), (expected.outputs, expected.error), "{}", case.name);
         assert_eq!(got.cost, expected.cost, "{}", case.name);
         let pages = reads.load(Ordering::Relaxed) as u64;
-        assert!(got.read > 0, "{}", case.name);
+        assert!(read > 0, "{}", case.name);
         // Comparing with exact attention reads too, and is not counted.
-        assert!(got.read <= pages * PagedFile::page_bytes(SHAPE), "{}", case.name);
-        assert!(got.read.is_multiple_of(PagedFile::page_bytes(SHAPE)), "{}: {}", case.name, got.read);
+        assert!(read <= pages * PagedFile::page_bytes(SHAPE), "{}", case.name);
+        assert!(read.is_multiple_of(PagedFile::page_bytes(SHAPE)), "{}: {read}", case.name);
         // An index is built from the keys or values of a KV head at most, as 32-bit floats.
         assert!(got.workspace <= 2 * TOKENS * SHAPE.d * size_of::<f32>(), "{}: {}", case.name, got.workspace);
     }
@@ -182,5 +193,98 @@ fn long_contexts_have_the_same_bits_and_need_no_buffer_of_all_tokens() {
         let ((expected, _), (got, workspace)) = (decode(Prefix::new(kv.clone()), spec), decode(file, spec));
         assert_eq!(got, expected, "{spec}");
         assert!(workspace < 1000 * shape.d * size_of::<f32>(), "{spec}: {workspace}");
+    }
+}
+
+// ---- the tier on disk ----
+
+/// A prefix that was written in chunks as a prompt is read, with a cap on the pages in memory.
+fn kept(layers: &[LayerKv], memory: usize) -> (Arc<Prefix>, DiskTier) {
+    let (tier, kv) = on_disk(layers, 40, memory);
+    let specs = LayerSpecs::uniform(layers.len(), AttentionSpec::of_width(layers[0].shape().d));
+    (Prefix::from_source(specs, Box::new(kv)), tier)
+}
+
+#[test]
+fn the_tier_on_disk_gives_the_bits_of_memory_for_every_method_and_cap() {
+    for case in Case::all() {
+        let expected = case.decode(in_memory()).unwrap();
+        let of_cap = |memory: usize| {
+            let got = case.decode(kept(&layers(), memory).0).unwrap();
+            assert_eq!(got.solved, expected.solved, "{}", case.name);
+            assert_eq!((&got.outputs, &got.error), (&expected.outputs, &expected.error), "{}", case.name);
+            assert_eq!(got.cost, expected.cost, "{}", case.name);
+            (got.of_steps, got.of_index)
+        };
+        let [(none, first), (few, second), (all, third)] = [1, 15_000, 1 << 20].map(of_cap);
+        assert_eq!((first, first.host), (second, 0), "{}: an index is read as if nothing was in memory", case.name);
+        assert_eq!(first, third, "{}", case.name);
+        assert_eq!([few.sum(), all.sum()], [none.sum(); 2], "{}: a cap changes where pages are, not which", case.name);
+        assert!(none.disk >= few.disk && few.disk >= all.disk, "{}: {none:?}, {few:?}, {all:?}", case.name);
+        // Each page is read once where all have room.
+        let pages = (LAYERS * SHAPE.kv_heads * TOKENS.div_ceil(PAGE)) as u64;
+        assert!(all.disk <= pages * PagedFile::page_bytes(SHAPE), "{}: {all:?}", case.name);
+        assert!(none.sum() + first.sum() > 0, "{}", case.name);
+    }
+}
+
+/// Steps of long contexts, whose KV heads several threads share.
+#[test]
+fn threads_change_no_bit_and_no_count_of_the_tier_on_disk() {
+    let shape = KvShape { kv_heads: 4, d: 8, dtype: KvDtype::Bf16 };
+    let kv =
+        vec![random_kv(shape.dtype, shape.kv_heads, 5000, shape.d, 3), random_kv(shape.dtype, 4, 5000, shape.d, 4)];
+    let decode = |threads: usize, prefix: Arc<Prefix>, spec: &str| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut cache = IndexCache::new(prefix, shape.dtype, 1).with_rotation(Arc::new(Turn));
+            let mut sequence = cache.fork(&configured(spec, &Policy::default()), false).unwrap();
+            let (width, mut bits) = (shape.kv_heads * shape.d, Vec::new());
+            for (step, layer) in (0..4).flat_map(|step| (0..2).map(move |layer| (step, layer))) {
+                let mut out = vec![f32::NAN; GROUP * width];
+                let [query, key, value] =
+                    [GROUP * width, width, width].map(|n| noise(n, (10 * step + layer + n) as u64));
+                sequence.step(layer, &query, &key, &value, &mut out).unwrap();
+                bits.extend(out.iter().map(|x| x.to_bits()));
+            }
+            (bits, sequence.costs().total(|_| true).fetched, sequence.index_reads().fetched)
+        })
+    };
+    for spec in ["full", "topk:k=99", "quest:k=640", "topk:density=0.1", "streaming_llm:window=700"] {
+        let (expected, nothing, _) = decode(2, Prefix::new(kv.clone()), spec);
+        assert_eq!(nothing, TierBytes::default());
+        // A third of the pages have room.
+        let of = |threads| decode(threads, kept(&kv, 350_000).0, spec);
+        let alone = of(1);
+        assert_eq!(alone.0, expected, "{spec}");
+        assert!(alone.1.disk > 0, "{spec}");
+        for threads in [2, 5] {
+            assert_eq!(of(threads), alone, "{spec}: {threads} threads");
+        }
+    }
+}
+
+/// A sequence alone on one thread finds in the shared cache what its account says.
+#[test]
+fn what_a_sequence_counts_is_what_it_reads_where_nothing_else_does() {
+    let shape = KvShape { kv_heads: 1, d: 16, dtype: KvDtype::F32 };
+    let kv: Vec<LayerKv> = (0..3).map(|seed| random_kv(shape.dtype, 1, 900, shape.d, seed)).collect();
+    for (spec, memory) in
+        [("full", 1 << 20), ("full", 60_000), ("topk:k=40", 1 << 20), ("topk:k=40", 100_000), ("random:k=40", 150_000)]
+    {
+        let (prefix, tier) = kept(&kv, memory);
+        let mut sequence =
+            IndexCache::new(prefix, shape.dtype, 1).fork(&configured(spec, &Policy::default()), false).unwrap();
+        for (step, layer) in (0..9).flat_map(|step| (0..3).map(move |layer| (step, layer))) {
+            let mut out = vec![f32::NAN; GROUP * shape.d];
+            let [query, key, value] =
+                [GROUP * shape.d, shape.d, shape.d].map(|n| noise(n, (10 * step + layer + n) as u64));
+            sequence.step(layer as usize, &query, &key, &value, &mut out).unwrap();
+        }
+        let (used, counted) = (tier.used(), sequence.costs().total(|_| true).fetched);
+        assert_eq!(sequence.index_reads().fetched, TierBytes::default(), "{spec} has no index");
+        assert!(counted.disk > 0 && counted.device == 0);
+        assert_eq!(counted.host, used.met * used.page_bytes, "{spec}, {memory} bytes");
+        assert_eq!(counted.sum(), used.pages * used.page_bytes, "{spec}, {memory} bytes");
     }
 }

@@ -145,6 +145,24 @@ macro_rules! with_settings {
             matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
                 Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
 
+            /// Where the KV cache of each prefix is kept: memory, or disk (a file in the run's folder, of which pages of --kv-memory bytes are in
+            /// memory)
+            ///
+            /// Predictions, scores and costs are those of memory; the bytes that steps fetch from memory and from disk are counted as well.
+            /// Prompts may then be longer than memory has room for; reading them takes longer. For runs on the CPU.
+            ///
+            /// Example: --kv-tier disk --kv-memory 64M
+            kv_tier: KvTier => KvTier = KvTier::Memory,
+                Flag::value("kv-tier", "TIER").texts("disk", &["zzz", "host"]).identity("kv_tier");
+
+            /// Memory for pages of a KV cache that is kept on disk, in bytes (K, M, G: of 1,024); 256M if not given
+            ///
+            /// Indexes of methods, question and generated tokens, and one layer of a prompt while it is read take memory beside it.
+            ///
+            /// Example: --kv-tier disk --kv-memory 64M
+            kv_memory: Given<KvMemory> => KvMemory = KvMemory::DEFAULT,
+                Flag::value("kv-memory", "SIZE").texts("96M", &["", "x", "64", "-1M", "1.5G"]).identity("kv_memory");
+
             /// Where to compute: cpu, a GPU, several GPUs that divide the model's layers, or all GPUs, each with a copy of the model (in builds
             /// with the feature `cuda`)
             ///

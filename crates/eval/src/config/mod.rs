@@ -9,6 +9,7 @@ pub mod file;
 pub mod flag;
 pub(crate) mod flags;
 pub mod foreign_flags;
+pub mod kv_tier;
 pub mod methods;
 pub mod protocol;
 pub mod run_config;

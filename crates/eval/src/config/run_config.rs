@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::bounds::MOST_VALUES;
 use super::flags::with_settings;
+use super::kv_tier::{KvMemory, KvTier};
 use super::methods::{check_prefill, resolve_methods};
 use super::protocol::Protocol;
 use super::settings::Settings;
@@ -193,8 +194,22 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Refuses tiers that are not there.
+    fn check_kv_tier(&self) -> Result<(), UsageError> {
+        if self.kv_tier == KvTier::Memory && self.settings.kv_memory.is_some() {
+            return Err(UsageError::new("`kv_memory` is given, and the KV cache is not kept on disk")
+                .hint("add --kv-tier disk, or leave --kv-memory out"));
+        }
+        if self.kv_tier == KvTier::Disk && self.device != Device::Cpu {
+            let what = "`kv_tier = \"disk\"` applies to a CPU only so far, and this run uses a GPU";
+            return Err(UsageError::new(what).hint("leave --kv-tier out: a GPU keeps the KV cache in its own memory"));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
         self.check_generation()?;
+        self.check_kv_tier()?;
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::bounds::{MOST_REPEATS, MOST_SAMPLES, MOST_VALUES};
 use super::flag::{Flag, Holds};
 use super::flags::with_settings;
+use super::kv_tier::{KvMemory, KvTier};
 use super::protocol::Protocol;
 use super::thinking::Thinking;
 use super::value::{Given, OneOrMany, SystemPrompt, Value};

@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bounds;
 use super::flag::{Accepts, Flag, Holds};
+use super::kv_tier::{KvMemory, KvTier};
 use super::protocol::Protocol;
 use super::thinking::Thinking;
 use crate::records::timing::Latency;
@@ -362,6 +363,12 @@ impl Meaning for KvDtype {
     }
 }
 
+impl Meaning for KvMemory {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
+        text.parse()
+    }
+}
+
 impl Meaning for MatmulPrecision {
     fn from_text(text: &str) -> Result<Self, UsageError> {
         parse_matmul_precision(text)
@@ -590,4 +597,4 @@ macro_rules! named_values {
     )*};
 }
 
-named_values!(Latency, LocalLayers, Positions, Thinking);
+named_values!(KvTier, Latency, LocalLayers, Positions, Thinking);

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use super::memory::example_bytes;
+use crate::config::kv_tier::KvTier;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::config::settings::Settings;
 use crate::config::thinking::Thinking;
@@ -87,6 +88,11 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Solo timing changes no result, but a run must not contain both kinds of times.
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
+    }
+    // A tier changes no result, but what is fetched from it is counted, and depends on its memory.
+    if config.kv_tier != KvTier::Memory {
+        identity["kv_tier"] = config.kv_tier.name().into();
+        identity["kv_memory"] = config.kv_memory.to_string().into();
     }
     // Runs without the key are those from before there was a choice.
     if config.local_layers != LocalLayers::Dense {

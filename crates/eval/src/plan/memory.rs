@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
+use spattn_attention::kv::DiskNeed;
 use spattn_attention::{Configured, PromptNeed};
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -15,16 +17,52 @@ pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
 
 /// As [`example_bytes`], for an example with `tokens` tokens.
 pub fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    let (prefill, kv) = match disk_of_example(config, model, tokens) {
+        None => {
+            let waiting = waiting_prefix_bytes(config, tokens, model.dimensions.kv_bytes_per_token());
+            (model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)), waiting)
+        }
+        Some(disk) => {
+            let prefill = model.dimensions.prefill_bytes_by_layer(tokens, masks_whole_prompt(config));
+            (prefill, memory::sum([disk.pages, disk.accounts]))
+        }
+    };
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let shape = model.dimensions.prompt_shape(tokens);
     // If protocols share a prefix, each keeps its own prompt statistics, and one copy is kept to continue from.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
     let gathered = needs.iter().map(|need| need.bytes(&shape)).fold(0, usize::saturating_add);
-    memory::sum([
-        model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)),
-        memory::product([copies, gathered]),
-        waiting_prefix_bytes(config, tokens, model.dimensions.kv_bytes_per_token()),
-    ])
+    memory::sum([prefill, memory::product([copies, gathered]), kv])
+}
+
+/// What an example whose KV cache is kept on disk takes there, and for it in memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskOfExample {
+    /// On disk.
+    pub disk: usize,
+    /// In memory, for pages.
+    pub pages: usize,
+    /// In memory, for what is known of pages: their digests, and which of them each sequence used last.
+    pub accounts: usize,
+}
+
+/// What an example with `tokens` tokens takes on disk; `None` if its KV cache is kept in memory.
+pub fn disk_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> Option<DiskOfExample> {
+    if config.kv_tier != KvTier::Disk {
+        return None;
+    }
+    let (shape, layers) = (model.dimensions.kv_shape(), model.dimensions.config().layers);
+    let need = DiskNeed::new(shape, layers, tokens, config.kv_memory.0);
+    let prefixes = 1 + waiting_prefix_bytes(config, 1, 1);
+    let sequences = memory::product([config.methods.len(), config.repeats]);
+    Some(DiskOfExample {
+        disk: memory::product([prefixes, need.disk]),
+        pages: memory::product([prefixes, need.pages]).min(config.kv_memory.0),
+        accounts: memory::sum([
+            memory::product([prefixes, need.digests]),
+            memory::product([sequences, need.of_sequence]),
+        ]),
+    })
 }
 
 /// The bytes of a prefix that waits while another is read: the dense prefix is kept for the next example, while each method with a prefill
@@ -38,4 +76,37 @@ pub(crate) fn waiting_prefix_bytes(config: &RunConfig, tokens: usize, token_byte
 /// Whether a method needs all of a prompt at each layer.
 pub(crate) fn masks_whole_prompt(config: &RunConfig) -> bool {
     config.methods.iter().any(Configured::masks_whole_prompt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::settings::Settings;
+    use spattn_model::source::ModelSource;
+    use spattn_model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn a_prompt_on_disk_takes_one_layer_and_its_pages_in_memory() {
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let of = |more: &str, tokens: usize| {
+            let text = format!("tasks = ['ruler/vt']\nmethods = ['hip']\n{more}");
+            let config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            (bytes_of_example(&config, &model, tokens), disk_of_example(&config, &model, tokens))
+        };
+        let (tokens, token) = (16_384, model.dimensions.kv_bytes_per_token());
+        let layers = model.dimensions.config().layers;
+        let (memory, nothing) = of("", tokens);
+        let (tight, disk) = of("kv_tier = 'disk'\nkv_memory = '2M'", tokens);
+        let disk = disk.unwrap();
+        assert_eq!((nothing, disk.disk, disk.pages), (None, tokens * token, 2 << 20));
+        let expected = memory - tokens * token + tokens * token / layers + disk.pages + disk.accounts;
+        assert_eq!(tight, expected);
+        assert!(disk.accounts > 0 && disk.accounts < disk.disk / 100, "{disk:?}");
+        // No more pages are in memory than there are.
+        let (_, short) = of("kv_tier = 'disk'\nkv_memory = '1G'", 1000);
+        assert!((1000 * token..2000 * token).contains(&short.unwrap().pages), "{short:?}");
+        // While one prefix is read by a mask, that of `full` waits.
+        let (_, two) = of("kv_tier = 'disk'\nkv_memory = '2M'\nsparse_from = 'prefill'", tokens);
+        assert_eq!(two.map(|two| (two.disk, two.pages)), Some((2 * disk.disk, disk.pages)));
+    }
 }

@@ -8,6 +8,7 @@ use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::gpu_memory::{fullest, gpu_needs};
 use super::memory::bytes_of_example;
 use super::sharding::{ShardAssignment, ShardLoads, Work};
+use crate::config::kv_tier::KvTier;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
@@ -459,7 +460,13 @@ impl Planner<'_> {
         dimensions.check_weights(&self.model.id)?;
         let needed = dimensions.weight_bytes().saturating_add(bytes_of_example(self.config, self.model, tokens));
         let what = format!("{what}, {tokens} tokens, with the weights of {} takes", self.model.id);
-        memory::check(needed as u64, what, "choose a shorter --length, or --dtype bf16")
+        let hint = match self.config.kv_tier {
+            KvTier::Memory => {
+                "choose a shorter --length, or --dtype bf16, or keep the KV cache on disk: --kv-tier disk"
+            }
+            KvTier::Disk => "choose a shorter --length, less --kv-memory, or --dtype bf16",
+        };
+        memory::check(needed as u64, what, hint)
     }
 
     /// Checks that methods that move positions have RoPE frequencies that are constant over all `tokens`.

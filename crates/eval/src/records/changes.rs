@@ -26,6 +26,8 @@ const OF_VALUES: &[(&str, &str)] = &[
     ("positions", "`--positions`"),
     ("fidelity", "`--fidelity`"),
     ("latency", "`--latency`"),
+    ("kv_tier", "`--kv-tier`"),
+    ("kv_memory", "`--kv-memory`"),
     ("dequantise", "`--dequantise`"),
     ("kept_blocks", "whether quantised weights stay in their blocks"),
     ("local_layers", "`--local-layers`"),

@@ -38,6 +38,25 @@ impl PublishedCosts {
     }
 }
 
+/// Bytes of keys and values that a step fetched, in whole pages and over all layers, where the KV cache is kept on disk.
+///
+/// They are what the method would fetch if it had the memory for pages to itself, which is empty at its first step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FetchedBytes {
+    /// From pages in memory.
+    pub memory: f64,
+    /// From disk.
+    pub disk: f64,
+}
+
+impl FetchedBytes {
+    /// The share of pages that were in memory; `None` if none was fetched.
+    pub fn hits(&self) -> Option<f64> {
+        let all = self.memory + self.disk;
+        (all > 0.0).then(|| self.memory / all)
+    }
+}
+
 /// How many tokens' keys and values a method keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KvTokens {

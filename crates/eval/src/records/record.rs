@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::costs::{KvTokens, PublishedCosts};
+use super::costs::{FetchedBytes, KvTokens, PublishedCosts};
 use super::fidelity::{Fidelity, Spread};
 use super::interning::{Interned, InternedStr, Pool};
 use super::text_scores::{Choice, Likelihood};
@@ -165,6 +165,9 @@ pub struct Record {
     /// Bytes of scores and counts that were written and read again for a selection; not included above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_bytes_per_token: Option<f64>,
+    /// Bytes of K and V that each step fetched by tier, over all layers; only where the KV cache is kept on disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetched_per_token: Option<Box<FetchedBytes>>,
     /// Of the tokens attended in layers that are not dense, the share that belongs to the tail and was attended in addition to the budget
     /// (`--tail exact`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -206,7 +209,7 @@ pub struct Record {
     pub weights_s: Option<f64>,
     /// Times of steps in which the method ran alone; only with `--latency solo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub solo: Option<Solo>,
+    pub solo: Option<Box<Solo>>,
     /// The conditions of the times; `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Interned<TimingConditions>>,

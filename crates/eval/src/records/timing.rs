@@ -31,6 +31,9 @@ pub struct TimingConditions {
     /// Where tokens were selected, for a model on a GPU: `host`, or `device` if none were selected on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_on: Option<String>,
+    /// Where the KV cache was kept, if not in memory: `disk`, and the memory for its pages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
 }
 
 impl TimingConditions {
@@ -42,12 +45,15 @@ impl TimingConditions {
 
 impl fmt::Display for TimingConditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on } = self;
+        let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on, kv } = self;
         if let Some(gpu) = gpu {
             write!(f, "on {gpu}, ")?;
         }
         if let Some(place) = select_on {
             write!(f, "tokens selected on the {place}, ")?;
+        }
+        if let Some(tier) = kv {
+            write!(f, "KV cache on {tier}, ")?;
         }
         let fidelity = if *fidelity { ", with --fidelity" } else { "" };
         let cpu = cpu.as_deref().unwrap_or("unknown processor");

@@ -2,7 +2,7 @@
 //!
 //! Files get edited, merged and truncated; a score of 7 would change every mean that includes it.
 
-use super::costs::{KvTokens, PublishedCosts};
+use super::costs::{FetchedBytes, KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;
 use super::record::{Answer, Record};
 use super::text_scores::{Choice, Likelihood};
@@ -55,6 +55,7 @@ impl Record {
         ];
         bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| amount(name, value)))?;
         self.kv_tokens.iter().try_for_each(KvTokens::check)?;
+        self.fetched_per_token.as_deref().map_or(Ok(()), FetchedBytes::check)?;
         self.comparable.iter().try_for_each(PublishedCosts::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
@@ -100,6 +101,13 @@ impl PublishedCosts {
     }
 }
 
+impl FetchedBytes {
+    fn check(&self) -> Result<(), String> {
+        amount("fetched_per_token.memory", self.memory)?;
+        amount("fetched_per_token.disk", self.disk)
+    }
+}
+
 impl KvTokens {
     fn check(&self) -> Result<(), String> {
         at_most("kv_tokens.context", self.context, "the tokens that can be read", MOST_TOKENS)?;
@@ -124,7 +132,7 @@ impl Record {
                 return Err(format!("`decode_s` is {}, but its parts add up to {sum}", self.decode_s));
             }
         }
-        self.solo.iter().try_for_each(|solo| all("solo.ms", &solo.ms, amount))
+        self.solo.as_deref().map_or(Ok(()), |solo| all("solo.ms", &solo.ms, amount))
     }
 }
 
@@ -242,7 +250,7 @@ mod tests {
         type Spoil = fn(&mut Record);
         let held = |held: f64| Some(KvTokens { held, context: 100 });
         assert_eq!(Record { kv_tokens: held(100.0), ..record("vt", "full", 0, 1.0) }.check(), Ok(()));
-        let cases: [(&str, Spoil); 34] = [
+        let cases: [(&str, Spoil); 36] = [
             ("`kv_tokens.held` is 1e300, not from 0 to `kv_tokens.context`, 100", |r| {
                 r.kv_tokens = Some(KvTokens { held: 1e300, context: 100 });
             }),
@@ -255,7 +263,13 @@ mod tests {
             ("`cost2` is 1e308, not a number from 0 to 1e15", |r| r.cost2 = 1e308),
             ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
             ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),
-            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() })),
+            ("`fetched_per_token.memory` is -1, not a number from 0", |r| {
+                r.fetched_per_token = Some(FetchedBytes { memory: -1.0, disk: 0.0 }.into());
+            }),
+            ("`fetched_per_token.disk` is NaN, not a number from 0", |r| {
+                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: f64::NAN }.into());
+            }),
+            ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() }.into())),
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),
@@ -267,7 +281,7 @@ mod tests {
             ("`decode_s` is 0.5, but its parts add up to 0.75", |r| {
                 (r.select_s, r.attend_s, r.weights_s) = (Some(0.25), Some(0.25), Some(0.25));
             }),
-            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN].into() })),
+            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN].into() }.into())),
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = [0.5, 2.0].into()),

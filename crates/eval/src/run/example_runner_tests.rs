@@ -317,3 +317,44 @@ fn a_group_that_is_alone_measures_the_time_that_passed() {
         assert!(sum <= passed && sum > 0.8 * passed, "{threads} threads: {sum} s of {passed}");
     }
 }
+
+/// Examples that begin alike are read from where they differ: within a page, and after pages of the one before were in memory. Some methods
+/// need statistics of the whole prompt.
+#[test]
+fn a_cache_on_disk_changes_no_answer_and_no_count_whatever_was_read_before() {
+    let (model, ids) = model();
+    let mut other = ids.clone();
+    other[99..].reverse();
+    let (plain, gathering) = (["full", "topk:k=9", "quest:k=32", "topp:density=0.2"], ["snapkv:k=12", "h2o:k=9"]);
+    for (specs, reuses) in [(&plain[..], true), (&gathering[..], false)] {
+        let (mut on_disk, folder) = (self::model().0, tempfile::tempdir().unwrap());
+        on_disk.decoder.keep_kv_on_disk(folder.path(), 40_000);
+        let (methods, mut reused) = (methods(specs), 0);
+        let (mut here, mut there) = (runner(&model), runner(&on_disk));
+        let prompts =
+            [(&ids[..200], 190), (&ids[..200], 200), (&ids[..230], 203), (&other[..210], 197), (&ids[..190], 170)];
+        for (prompt, prefix_tokens) in prompts {
+            let asked = request(prompt, prefix_tokens, &methods);
+            let [expected, got] =
+                [(&model, &mut here), (&on_disk, &mut there)].map(|(model, runner)| run_after(model, asked, runner));
+            assert_eq!(got.prefill.reused_tokens, expected.prefill.reused_tokens);
+            reused += got.prefill.reused_tokens;
+            for (expected, got) in expected.runs.iter().zip(&got.runs) {
+                assert_eq!(got.answers[0].tokens, expected.answers[0].tokens);
+                let counts = |costs: &super::method_costs::MethodCosts| {
+                    let counted = (costs.cost1, costs.cost2, costs.bytes, costs.aux_bits);
+                    (costs.density_by_layer.clone(), costs.solved.clone(), counted)
+                };
+                assert_eq!(counts(&got.costs), counts(&expected.costs));
+                let [of_memory, of_disk] = [expected, got].map(|run| run.costs.fidelity.clone().unwrap().output_error);
+                assert_eq!(of_disk, of_memory);
+                assert_eq!(expected.costs.fetched, None);
+                assert!(got.costs.fetched.unwrap().disk > 0.0);
+            }
+        }
+        let used = on_disk.decoder.disk_use().unwrap();
+        assert!(used.written > 0 && used.pages > used.met && used.met > 0, "{used:?}");
+        assert!(!reuses || (reused > 300 && used.read_back > 0), "{reused} tokens, {used:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files have no name");
+    }
+}

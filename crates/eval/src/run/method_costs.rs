@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::records::costs::{KvTokens, PublishedCosts};
+use crate::records::costs::{FetchedBytes, KvTokens, PublishedCosts};
 use crate::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
 use crate::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
@@ -51,6 +51,8 @@ pub struct MethodCosts {
     pub kv_bits: u32,
     /// Bytes per step, all layers; `None` if there was no step, or the method does not count them.
     pub bytes: Option<StepBytes>,
+    /// Bytes that a step fetched by tier; `None` if there was no step, or the KV cache is in memory.
+    pub fetched: Option<FetchedBytes>,
     /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
     pub free_share: f64,
     /// Bytes of K and V that the method alone would keep at the end.
@@ -115,6 +117,7 @@ impl MethodCosts {
             aux_bits: counts.then(|| sequence.aux_bits()),
             kv_bits: sequence.kv_bits(),
             bytes: (counts && steps > 0).then(|| StepBytes::of(&all, steps)),
+            fetched: fetched(sequence, &all, steps),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
             kv_bytes_held: sequence.kv_bytes_held(),
             kv_tokens: KvTokens { held: sequence.kv_tokens_held(), context: sequence.tokens() },
@@ -124,6 +127,13 @@ impl MethodCosts {
             fidelity: fidelity(sequence),
         }
     }
+}
+
+/// Bytes that each of so many steps fetched, where the KV cache is not in memory.
+fn fetched(sequence: &Sequence, all: &Cost, steps: usize) -> Option<FetchedBytes> {
+    sequence.prefix().source().paging().filter(|_| steps > 0)?;
+    let each = |bytes: u64| bytes as f64 / steps as f64;
+    Some(FetchedBytes { memory: each(all.fetched.host), disk: each(all.fetched.disk) })
 }
 
 /// Density `[layer][query head]`.

@@ -13,6 +13,7 @@ use super::record_key::record_key;
 use super::runner::Runner;
 use super::score_text::Sums;
 use super::thought::Said;
+use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::Variant;
 use crate::examples::question_digest;
@@ -204,6 +205,7 @@ impl Runner<'_> {
             kv_bytes_per_token: run.bytes.map(|bytes| bytes.read),
             shared_bytes_per_token: run.bytes.map(|bytes| bytes.shared),
             select_bytes_per_token: run.bytes.map(|bytes| bytes.select),
+            fetched_per_token: run.fetched.map(Box::new),
             free_share: Some(run.free_share),
             kv_bytes_held: Some(run.kv_bytes_held),
             kv_tokens: Some(run.kv_tokens),
@@ -222,12 +224,16 @@ impl Runner<'_> {
                 cpu: cpu_name(),
                 gpu: self.gpu_name(),
                 select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
+                kv: match self.config.kv_tier {
+                    KvTier::Memory => None,
+                    KvTier::Disk => Some(format!("disk, {} of pages in memory", self.config.kv_memory)),
+                },
             })),
             decode_s: run.step_time.steps(),
             select_s: split.map(|time| time.select),
             attend_s: split.map(|time| time.attend),
             weights_s: split.map(|time| time.weights),
-            solo: run.solo,
+            solo: run.solo.map(Box::new),
             steps: run.steps,
             solved: run.solved.map(String::into_boxed_str),
             density_by_layer: run.density_by_layer.into(),

@@ -236,6 +236,12 @@ summary_columns! {
     bytes_share: Option<f64> = Share, Mean, "read %" (Less);
     /// Memory of the index, relative to that of the keys and values that it is an index of; empty in records from before the size of keys and values was stored.
     index_share: Option<f64> = Share, Mean, "index %" (Less);
+    /// Bytes of K and V in the pages that a token fetched from memory, over all layers; only with `--kv-tier disk`.
+    fetched_memory_per_token: Option<f64> = Bytes, Mean, "memory KB";
+    /// Bytes of K and V in the pages that a token fetched from disk, over all layers, if the method had the memory for pages to itself; only with `--kv-tier disk`.
+    fetched_disk_per_token: Option<f64> = Bytes, Mean, "disk KB" (Less);
+    /// Share of the fetched pages that were in memory: mean over examples; only with `--kv-tier disk`.
+    page_hits: Option<f64> = Share, Mean, "hits %" (More);
 }
 
 /// A column that tables show.
@@ -296,6 +302,8 @@ pub const IN_TABLES: &[InTables] = &[
     of_means("cost_total"),
     where_known("bytes_share"),
     where_known("index_share"),
+    where_known("fetched_disk_per_token"),
+    where_known("page_hits"),
     InTables { name: "decode_ms_per_token", shown: ShownIf::AnyTimedAlone, of_means: false },
     with("kv_tokens_held", "kv_tokens_held"),
     with("bits_per_byte", "word_perplexity"),
@@ -319,12 +327,14 @@ pub const LEFT_OUT_FIRST: &[&str] = &[
     "acc_norm",
     "cost_total",
     "index_share",
+    "fetched_disk_per_token",
     "recall",
     "kv_tokens_held",
     "same_top",
     "kl_mean",
     "output_error",
     "decode_ms_per_token",
+    "page_hits",
     "acc",
     "bits_per_byte",
     "n",
@@ -361,6 +371,9 @@ const PAGE_ORDER: &[(&str, OnPage)] = &[
     ("kv_bytes_per_token", OnPage::Offered),
     ("shared_bytes_per_token", OnPage::Offered),
     ("select_bytes_per_token", OnPage::Offered),
+    ("fetched_disk_per_token", OnPage::Shown),
+    ("fetched_memory_per_token", OnPage::Offered),
+    ("page_hits", OnPage::Shown),
     ("free_share", OnPage::Offered),
     ("kv_bytes_held", OnPage::Offered),
     ("kv_tokens_held", OnPage::Shown),

@@ -121,6 +121,9 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
         bytes_share: reference.and_then(|full| bytes_share(cell, full)),
+        fetched_memory_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.memory)),
+        fetched_disk_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.disk)),
+        page_hits: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.hits()),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
 }
@@ -308,6 +311,21 @@ mod tests {
         assert!(close(shares("topk").1, (3300.0 / 2048.0 + 3300.0 / 1024.0) / 2.0), "of what says how large keys are");
         assert_eq!((shares("full").0, shares("quest")), (Some(1.0), (None, None)));
         assert!(summarize(&records[2..3], &[])[0].bytes_share.is_none(), "of nothing dense");
+    }
+
+    #[test]
+    fn pages_are_averaged_over_the_records_that_have_them() {
+        let of = |sample, memory, disk| Record {
+            fetched_per_token: Some(crate::records::costs::FetchedBytes { memory, disk }.into()),
+            ..method("topk", "", sample, 1.0)
+        };
+        let rows =
+            summarize(&[of(0, 300.0, 100.0), of(1, 0.0, 0.0), of(2, 100.0, 300.0), method("topk", "", 3, 1.0)], &[]);
+        assert!(
+            close(rows[0].fetched_memory_per_token, 400.0 / 3.0) && close(rows[0].fetched_disk_per_token, 400.0 / 3.0)
+        );
+        assert!(close(rows[0].page_hits, 0.5), "nothing fetched is no ratio: {:?}", rows[0].page_hits);
+        assert_eq!(summarize(&[method("topk", "", 3, 1.0)], &[])[0].page_hits, None);
     }
 
     #[test]

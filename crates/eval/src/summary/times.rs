@@ -58,7 +58,7 @@ impl RowTimes {
         let is_solo = conditions.and_then(|c| c.latency) == Some(Latency::Solo);
         let solo = || {
             let alone =
-                timed.iter().filter_map(|(context, r)| Some((*context, r.solo.as_ref().and_then(Solo::median)?)));
+                timed.iter().filter_map(|(context, r)| Some((*context, r.solo.as_deref().and_then(Solo::median)?)));
             median_interval(&Sample::new(alone))
         };
         let shared = || {
@@ -92,7 +92,17 @@ mod tests {
 
     fn under(fidelity: bool, together: usize) -> Option<TimingConditions> {
         let (latency, cpu, gpu, select_on) = (None, None, None, None);
-        Some(TimingConditions { fidelity, together, latency, threads: 2, simd: "avx2".into(), cpu, gpu, select_on })
+        Some(TimingConditions {
+            fidelity,
+            together,
+            latency,
+            threads: 2,
+            simd: "avx2".into(),
+            cpu,
+            gpu,
+            select_on,
+            kv: None,
+        })
     }
 
     fn timed(method: &str, sample: usize, conditions: Option<TimingConditions>, decode_s: f64) -> Record {
@@ -139,7 +149,7 @@ mod tests {
         let medians = [5.0, 1.0, 9.0, 2.0, 100.0, 3.0];
         let alone = |(i, ms): (usize, &f64)| Record {
             // The median of its times.
-            solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0].into() }),
+            solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0].into() }.into()),
             select_s: Some(0.1),
             attend_s: Some(0.1),
             weights_s: Some(0.8),

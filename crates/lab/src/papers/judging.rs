@@ -514,7 +514,7 @@ test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.35 
         assert!(item.latency_settings(Variant::Builtin).is_none());
         let timed = |i: usize, ms: f64| Record {
             length: 32768,
-            solo: Some(Solo { steps: 16, ms: vec![ms].into() }),
+            solo: Some(Solo { steps: 16, ms: vec![ms].into() }.into()),
             ..record("ruler/vt", "full", i, 1.0)
         };
         let alone: Vec<Record> =
@@ -537,6 +537,7 @@ test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.35 
             cpu: None,
             gpu: Some("a GPU".to_owned()),
             select_on: Some(place.to_owned()),
+            kv: None,
         };
         for (place, expected) in [("device", Some(2.2)), ("host", None)] {
             let placed = |r: &Record| Record { conditions: Some(Interned::from(on(place))), ..r.clone() };

@@ -119,5 +119,5 @@ impl Value {
 
 fn solo_of_the_method(record: &Record) -> Option<&Solo> {
     let is_of_the_host = record.conditions.as_deref().is_some_and(TimingConditions::is_of_the_host);
-    record.solo.as_ref().filter(|_| !is_of_the_host)
+    record.solo.as_deref().filter(|_| !is_of_the_host)
 }

@@ -48,6 +48,7 @@ fn times_that_cannot_be_compared_are_told_of_once() {
             cpu: None,
             gpu: None,
             select_on: None,
+            kv: None,
         })
     };
     let records = ["full", "topk", "quest"].map(|method| Record {
