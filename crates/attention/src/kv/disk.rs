@@ -249,7 +249,7 @@ impl KvSource for DiskKv {
             let own = tokens.start.max(first) - first..tokens.end.min(first + PAGE) - first;
             visit(page.head(0).slice(own.clone(), d), page.head(1).slice(own, d));
         }
-        Ok(Fetched::pages(vec![pages.start as u32..pages.end as u32]))
+        Ok(Fetched::pages(std::iter::once(pages.start as u32..pages.end as u32).collect()))
     }
 
     /// Consecutive tokens of one page take it from the cache once.

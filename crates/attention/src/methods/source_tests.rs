@@ -279,7 +279,7 @@ fn what_a_sequence_counts_is_what_it_reads_where_nothing_else_does() {
             let mut out = vec![f32::NAN; GROUP * shape.d];
             let [query, key, value] =
                 [GROUP * shape.d, shape.d, shape.d].map(|n| noise(n, (10 * step + layer + n) as u64));
-            sequence.step(layer as usize, &query, &key, &value, &mut out).unwrap();
+            sequence.step(layer, &query, &key, &value, &mut out).unwrap();
         }
         let (used, counted) = (tier.used(), sequence.costs().total(|_| true).fetched);
         assert_eq!(sequence.index_reads().fetched, TierBytes::default(), "{spec} has no index");
