@@ -562,7 +562,7 @@ mod tests {
     #[test]
     fn answers_of_random_weights_are_as_long_as_they_may_be() {
         let of = |model: &str| {
-            format!("model = '{model}'\ntasks = ['ruler/niah_single_1', 'ruler/vt']\nlengths = [400]\nsamples = 1")
+            format!("model = '{model}'\ntasks = ['ruler/niah_single_1', 'ruler/vt']\nlengths = [1000]\nsamples = 1")
         };
         let answers = |planner: &Planner<'_>| {
             let plan = planner.plan(&mut Silent).unwrap();
@@ -575,14 +575,6 @@ mod tests {
             let (of_needle, of_vt) = answers(planner);
             assert!(of_needle < 20 && of_vt < 30, "{of_needle} {of_vt}");
         });
-        // A text that is scored has its own tokens, whatever the weights are.
-        let text = "tasks = ['ppl/essays']\nlengths = [400]\nsamples = 1";
-        let scored = |planner: &Planner<'_>| {
-            let plan = planner.plan(&mut Silent).unwrap();
-            planner.size(&plan.cells[0]).unwrap().answer_tokens
-        };
-        let known = with_planner(text, scored);
-        assert_eq!(with_planner(&format!("model = 'random:llama-3.2-1b'\n{text}"), scored), known);
     }
 
     #[test]
