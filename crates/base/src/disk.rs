@@ -82,7 +82,7 @@ pub fn check_writable(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If there can be none.
-pub fn file_without_a_name(folder: &Path) -> io::Result<File> {
+pub fn unnamed_file(folder: &Path) -> io::Result<File> {
     tempfile::tempfile_in(folder).map_err(|e| innermost(&e))
 }
 

@@ -460,7 +460,7 @@ impl KvWriter {
         }
     }
 
-    /// Takes it that all layers have `tokens` tokens now.
+    /// Sets the number of tokens that all layers have, after a chunk.
     fn end_chunk(&mut self, tokens: usize) {
         if let Self::Disk(prefill) = self {
             prefill.end_chunk(tokens);

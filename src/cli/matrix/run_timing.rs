@@ -39,10 +39,10 @@ impl std::fmt::Display for RunTiming {
 
 /// What was read and written of a KV cache on disk.
 fn of_disk(disk: DiskUse) -> String {
-    let DiskUse { written, read_back, pages, met, page_bytes } = disk;
-    let read = (pages - met).saturating_mul(page_bytes);
+    let DiskUse { written, read_back, pages, hits, page_bytes } = disk;
+    let read = (pages - hits).saturating_mul(page_bytes);
     let [written, read_back, read] = [written, read_back, read].map(text::size);
-    let share = 100.0 * met as f64 / pages.max(1) as f64;
+    let share = 100.0 * hits as f64 / pages.max(1) as f64;
     format!(
         "KV cache on disk: {written} written and {read_back} read back in prefill, {read} read in pages after it; {share:.1} % of the pages \
          asked for were in memory."
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_a_cache_on_disk_took_is_told() {
-        let disk = DiskUse { written: 42_000_000, read_back: 63_000_000, pages: 1000, met: 930, page_bytes: 4096 };
+        let disk = DiskUse { written: 42_000_000, read_back: 63_000_000, pages: 1000, hits: 930, page_bytes: 4096 };
         assert_eq!(
             of_disk(disk),
             "KV cache on disk: 42.0 MB written and 63.0 MB read back in prefill, 287 KB read in pages after it; 93.0 % of the pages asked \

@@ -256,7 +256,7 @@ impl IndexCache {
     pub(super) fn reads_of(&self, counter: &ReadCounter) -> KvReads {
         let mut reads = counter.reads();
         if let Some(paging) = self.prefix.source().paging() {
-            reads.fetched += paging.unmet(&counter.take_pages());
+            reads.fetched += paging.all_from_disk(&counter.take_pages());
         }
         reads
     }

@@ -19,7 +19,7 @@ use crate::kv::page_ledger::{PageLedger, Paging};
 use crate::kv::shape::KvShape;
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, Tier};
-use spattn_base::disk::file_without_a_name;
+use spattn_base::disk::unnamed_file;
 
 /// Where prefixes of one shape are kept on disk, and the memory for their pages.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct DiskUse {
     /// Pages that were asked for.
     pub pages: u64,
     /// How many of them were in memory.
-    pub met: u64,
+    pub hits: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
 }
@@ -60,7 +60,7 @@ impl AddAssign for DiskUse {
         self.written += other.written;
         self.read_back += other.read_back;
         self.pages += other.pages;
-        self.met += other.met;
+        self.hits += other.hits;
         // Pages of several models have several sizes: the largest.
         self.page_bytes = self.page_bytes.max(other.page_bytes);
     }
@@ -104,7 +104,7 @@ impl DiskTier {
     /// # Errors
     /// If there can be no file for it.
     pub fn begin(&self, tokens: usize) -> Result<DiskPrefill, KvError> {
-        let file = file_without_a_name(&self.folder).map_err(|e| KvError::Unwritten {
+        let file = unnamed_file(&self.folder).map_err(|e| KvError::Unwritten {
             layer: 0,
             tier: Tier::Disk,
             why: format!("no file can be made in {}: {e}", self.folder.display()),
@@ -122,9 +122,9 @@ impl DiskTier {
     /// What was read and written so far.
     pub fn used(&self) -> DiskUse {
         let Shared { cache, written, read_back } = self.shared.as_ref();
-        let [pages, met] = cache.counts();
+        let [pages, hits] = cache.counts();
         let [written, read_back] = [written, read_back].map(|bytes| bytes.load(Ordering::Relaxed));
-        DiskUse { written, read_back, pages, met, page_bytes: PageFile::page_bytes(self.shape) as u64 }
+        DiskUse { written, read_back, pages, hits, page_bytes: PageFile::page_bytes(self.shape) as u64 }
     }
 }
 
@@ -178,7 +178,7 @@ impl DiskPrefill {
         Ok(())
     }
 
-    /// Takes it that all layers have `tokens` tokens now.
+    /// Sets the number of tokens that all layers have, after a chunk.
     pub fn end_chunk(&mut self, tokens: usize) {
         self.kv.tokens = tokens;
     }

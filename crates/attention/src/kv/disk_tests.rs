@@ -141,7 +141,7 @@ fn a_prefix_that_is_gone_on_with_has_no_page_of_the_one_before() {
         // All pages are in memory now.
         assert_holds(&kv, &before);
         assert_holds(&kv, &before);
-        assert!(tier.used().met > 0);
+        assert!(tier.used().hits > 0);
         let mut prefill = DiskPrefill::after(kv, kept, TOKENS + 30);
         assert_eq!(prefill.tokens(), kept);
         add_all(&mut prefill, &joined, 512).unwrap();
@@ -191,11 +191,16 @@ fn what_was_written_and_read_is_counted() {
     let layers = layers_of(SHAPE, 40 * PAGE, 1);
     let (tier, kv) = on_disk(&layers, 16 * PAGE, MEMORY);
     let (page, heads) = (PageFile::page_bytes(SHAPE) as u64, (LAYERS * SHAPE.kv_heads) as u64);
-    let written =
-        DiskUse { written: 40 * heads * page, read_back: (16 + 32) * heads * page, pages: 0, met: 0, page_bytes: page };
+    let written = DiskUse {
+        written: 40 * heads * page,
+        read_back: (16 + 32) * heads * page,
+        pages: 0,
+        hits: 0,
+        page_bytes: page,
+    };
     assert_eq!(tier.used(), written);
     (0..3).for_each(|_| drop(read(&kv, KvPlace { layer: 0, kv_head: 1 }, 0..50).unwrap()));
-    assert_eq!(tier.used(), DiskUse { pages: 12, met: 8, ..written });
+    assert_eq!(tier.used(), DiskUse { pages: 12, hits: 8, ..written });
 }
 
 // ---- what fails ----

@@ -1,120 +1,54 @@
 //! A map of bounded size that lets go of what was used least recently.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 
-/// No entry.
-const NONE: u32 = u32::MAX;
+use lru::LruCache;
 
-/// A map of at most so many entries: one more replaces the least recently used one.
+/// A map of at most so many entries: one more replaces the least recently used one. Memory is taken as entries come, not for all in advance.
 #[derive(Debug)]
-pub(crate) struct Lru<K, V> {
-    places: HashMap<K, u32>,
-    entries: Vec<Entry<K, V>>,
-    free: Vec<u32>,
-    newest: u32,
-    oldest: u32,
+pub(crate) struct Lru<K: Hash + Eq, V> {
+    entries: LruCache<K, V>,
     most: usize,
-}
-
-#[derive(Debug)]
-struct Entry<K, V> {
-    key: K,
-    /// `None` while the entry is free.
-    value: Option<V>,
-    /// The entry that was used next after this one.
-    newer: u32,
-    older: u32,
 }
 
 impl<K: Hash + Eq + Copy, V> Lru<K, V> {
     /// An empty map of `most` entries at most, and of one at least.
     pub(crate) fn new(most: usize) -> Self {
-        let most = most.clamp(1, NONE as usize - 1);
-        Self { places: HashMap::new(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE, most }
+        Self { entries: LruCache::unbounded(), most: most.max(1) }
     }
 
     /// Bytes that an entry takes beside what its value refers to, at most.
     pub(crate) const fn entry_bytes() -> usize {
-        // A hash table is at least half full; each of its places has a byte of its own.
-        size_of::<Entry<K, V>>() + 2 * (size_of::<(K, u32)>() + 1)
+        // A node of its own with two links, and what an allocator adds; in the hash table two pointers and a byte, where after
+        // growing seven of sixteen places are taken.
+        const NODE: usize = 2 * size_of::<usize>() + 16;
+        const PLACES: usize = (2 * size_of::<usize>() + 1) * 16 / 7 + 1;
+        size_of::<(K, V)>() + NODE + PLACES
     }
 
     /// The value of a key, which is then the most recently used one.
     pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
-        let place = *self.places.get(key)?;
-        self.unlink(place);
-        self.link_newest(place);
-        self.entries[place as usize].value.as_ref()
+        self.entries.get(key)
     }
 
     /// Puts in a value as the most recently used one, in place of an earlier one of the same key.
     pub(crate) fn put(&mut self, key: K, value: V) {
-        if let Some(place) = self.places.get(&key).copied() {
-            self.unlink(place);
-            self.link_newest(place);
-            self.entries[place as usize].value = Some(value);
-            return;
+        if self.entries.len() == self.most && !self.entries.contains(&key) {
+            self.entries.pop_lru();
         }
-        if self.places.len() == self.most {
-            self.remove(self.oldest);
-        }
-        let entry = Entry { key, value: Some(value), newer: NONE, older: NONE };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.entries[place as usize] = entry;
-                place
-            }
-            None => {
-                self.entries.push(entry);
-                self.entries.len() as u32 - 1
-            }
-        };
-        self.places.insert(key, place);
-        self.link_newest(place);
+        self.entries.put(key, value);
     }
 
     /// Lets go of the entries whose keys are not to be kept.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
-        let leaving: Vec<u32> = self.places.iter().filter(|(key, _)| !keep(key)).map(|(_, place)| *place).collect();
-        leaving.into_iter().for_each(|place| self.remove(place));
+        let leaving: Vec<K> = self.entries.iter().map(|(key, _)| *key).filter(|key| !keep(key)).collect();
+        leaving.iter().for_each(|key| drop(self.entries.pop(key)));
     }
 
     /// Number of entries.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    fn remove(&mut self, place: u32) {
-        self.unlink(place);
-        let entry = &mut self.entries[place as usize];
-        entry.value = None;
-        self.places.remove(&entry.key);
-        self.free.push(place);
-    }
-
-    fn unlink(&mut self, place: u32) {
-        let Entry { newer, older, .. } = self.entries[place as usize];
-        match newer {
-            NONE => self.newest = older,
-            newer => self.entries[newer as usize].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.entries[older as usize].newer = newer,
-        }
-    }
-
-    fn link_newest(&mut self, place: u32) {
-        let older = self.newest;
-        let entry = &mut self.entries[place as usize];
-        (entry.newer, entry.older) = (NONE, older);
-        match older {
-            NONE => self.oldest = place,
-            older => self.entries[older as usize].newer = place,
-        }
-        self.newest = place;
+        self.entries.len()
     }
 }
 
@@ -176,6 +110,5 @@ mod tests {
         assert_eq!((lru.len(), std::sync::Arc::strong_count(&value)), (2, 3));
         lru.retain(|_| false);
         assert_eq!((lru.len(), std::sync::Arc::strong_count(&value)), (0, 1));
-        assert_eq!(lru.entries.len(), 2, "places are used again");
     }
 }

@@ -23,15 +23,15 @@ type Key = (u64, u32, u32, u32);
 pub(super) struct PageCache {
     pages: Mutex<Lru<Key, Page>>,
     most: usize,
-    asked: AtomicU64,
-    met: AtomicU64,
+    requests: AtomicU64,
+    hits: AtomicU64,
 }
 
 impl PageCache {
     /// A cache that takes `memory` bytes at most, and holds a page at least.
     pub(super) fn new(memory: usize, shape: KvShape) -> Self {
         let most = Self::pages(memory, shape);
-        Self { pages: Mutex::new(Lru::new(most)), most, asked: AtomicU64::new(0), met: AtomicU64::new(0) }
+        Self { pages: Mutex::new(Lru::new(most)), most, requests: AtomicU64::new(0), hits: AtomicU64::new(0) }
     }
 
     /// Pages that `memory` bytes have room for, with all that a page takes.
@@ -49,15 +49,15 @@ impl PageCache {
 
     /// Pages that were asked for so far, and how many of them were here.
     pub(super) fn counts(&self) -> [u64; 2] {
-        [&self.asked, &self.met].map(|count| count.load(Ordering::Relaxed))
+        [&self.requests, &self.hits].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// A page of the file `id`, from here or else from `file`.
     pub(super) fn page(&self, id: u64, file: &PageFile, at: KvPlace, page: usize) -> Result<Page, String> {
         let key = (id, at.layer as u32, at.kv_head as u32, page as u32);
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         if let Some(found) = self.lock().get(&key).cloned() {
-            self.met.fetch_add(1, Ordering::Relaxed);
+            self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(found);
         }
         let read = Page::new(file.read_page(at, page)?);

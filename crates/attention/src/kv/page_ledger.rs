@@ -19,8 +19,8 @@ pub struct Paging {
 }
 
 impl Paging {
-    /// Bytes from disk of so many pages that are read without memory for pages.
-    pub(crate) fn unmet(self, pages: &[Range<u32>]) -> TierBytes {
+    /// Bytes of pages that are all read from disk.
+    pub(crate) fn all_from_disk(self, pages: &[Range<u32>]) -> TierBytes {
         TierBytes {
             disk: pages.iter().map(|run| run.len() as u64).sum::<u64>() * self.page_bytes,
             ..TierBytes::default()
@@ -101,6 +101,6 @@ mod tests {
     #[test]
     fn without_memory_all_pages_are_read() {
         let paging = Paging { page_bytes: 7, in_memory: 3 };
-        assert_eq!(paging.unmet(&[0..4, 2..3]), TierBytes { disk: 35, ..TierBytes::default() });
+        assert_eq!(paging.all_from_disk(&[0..4, 2..3]), TierBytes { disk: 35, ..TierBytes::default() });
     }
 }

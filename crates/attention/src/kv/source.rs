@@ -30,8 +30,8 @@ pub type VisitRows<'v> = dyn FnMut(Rows<'_>, Rows<'_>) + 'v;
 pub struct Fetched {
     /// Bytes by tier, of a source that does not read [pages](KvSource::paging).
     pub bytes: TierBytes,
-    /// Pages of the KV head that were asked for, in that order, of a source that does. Which of them are in memory depends on who asked
-    /// before, so whoever counts them says what bytes they are.
+    /// Pages of the KV head that were requested, in that order, of a source that reads pages. Their bytes are not counted here: which
+    /// pages are in memory depends on earlier requests.
     pub pages: Vec<Range<u32>>,
 }
 
@@ -122,7 +122,7 @@ pub trait KvSource: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What goes on with it where it is; `None` of a source that is gone on with in another way.
+    /// The source itself, for a prefill that continues in the same storage; `None` if the source cannot be continued so.
     fn into_any(self: Box<Self>) -> Option<Box<dyn Any>> {
         None
     }

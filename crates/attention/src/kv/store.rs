@@ -173,7 +173,7 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// Holds `tokens` tokens, for which there is room: their rows are whatever was there, until they are [written](Self::rows_mut).
+    /// Sets the number of tokens. The rows of new tokens have earlier values until they are [written](Self::rows_mut).
     ///
     /// # Panics
     /// If there is no room.

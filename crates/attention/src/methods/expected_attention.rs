@@ -139,6 +139,7 @@ fn times(columns: &[f64], x: &[f64], out: &mut [f64]) {
         let mut sums = [0.0; TOGETHER];
         for (column, x) in columns.chunks_exact(d).zip(x) {
             let part = &column[number * TOGETHER..][..out.len()];
+            // With a length that is known in advance the sums stay in registers.
             match <&[f64; TOGETHER]>::try_from(part) {
                 Ok(part) => sums.iter_mut().zip(part).for_each(|(sum, a)| *sum += a * x),
                 Err(_) => sums.iter_mut().zip(part).for_each(|(sum, a)| *sum += a * x),

@@ -284,7 +284,7 @@ fn what_a_sequence_counts_is_what_it_reads_where_nothing_else_does() {
         let (used, counted) = (tier.used(), sequence.costs().total(|_| true).fetched);
         assert_eq!(sequence.index_reads().fetched, TierBytes::default(), "{spec} has no index");
         assert!(counted.disk > 0 && counted.device == 0);
-        assert_eq!(counted.host, used.met * used.page_bytes, "{spec}, {memory} bytes");
+        assert_eq!(counted.host, used.hits * used.page_bytes, "{spec}, {memory} bytes");
         assert_eq!(counted.sum(), used.pages * used.page_bytes, "{spec}, {memory} bytes");
     }
 }

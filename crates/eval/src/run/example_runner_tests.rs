@@ -353,7 +353,7 @@ fn a_cache_on_disk_changes_no_answer_and_no_count_whatever_was_read_before() {
             }
         }
         let used = on_disk.decoder.disk_use().unwrap();
-        assert!(used.written > 0 && used.pages > used.met && used.met > 0, "{used:?}");
+        assert!(used.written > 0 && used.pages > used.hits && used.hits > 0, "{used:?}");
         assert!(!reuses || (reused > 300 && used.read_back > 0), "{reused} tokens, {used:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files have no name");
     }
