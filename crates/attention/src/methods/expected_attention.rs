@@ -110,42 +110,16 @@ impl Queries {
         Self { mean, covariance }
     }
 
-    /// Logarithm of the expected exponential of the logit with each of the keys `[key][d]`, added to `logs`.
-    fn log_expected(&self, keys: &[f32], covariance: bool, scale: SoftmaxScale, logs: &mut Vec<f64>) {
-        let d = self.mean.len();
-        let columns = transposed(&self.covariance, d);
-        let (mut key, mut products) = (vec![0.0; d], vec![0.0; d]);
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        for row in keys.chunks_exact(d) {
-            key.iter_mut().zip(row).for_each(|(key, x)| *key = f64::from(*x));
-            let mut log = dot(&self.mean, &key) / scale.divisor();
-            if covariance {
-                times(&columns, &key, &mut products);
-                log += dot(&key, &products) / (2.0 * scale.squared_divisor());
-            }
-            logs.push(log);
+    /// Logarithm of the expected exponential of the logit with a key.
+    fn log_expected(&self, key: &[f32], covariance: bool, scale: SoftmaxScale) -> f64 {
+        let d = key.len();
+        let dot = |row: &[f64]| row.iter().zip(key).map(|(a, k)| a * f64::from(*k)).sum::<f64>();
+        let linear = dot(&self.mean) / scale.divisor();
+        if !covariance {
+            return linear;
         }
-    }
-}
-
-/// Product of a matrix, given by its columns `[d][d]`, and a vector.
-///
-/// Each sum is taken in the order of columns, which gives the bits of plain dot products. Several sums go on at once, since one alone
-/// waits for each addition.
-fn times(columns: &[f64], x: &[f64], out: &mut [f64]) {
-    const TOGETHER: usize = 16;
-    let d = x.len();
-    for (number, out) in out.chunks_mut(TOGETHER).enumerate() {
-        let mut sums = [0.0; TOGETHER];
-        for (column, x) in columns.chunks_exact(d).zip(x) {
-            let part = &column[number * TOGETHER..][..out.len()];
-            // With a length that is known in advance the sums stay in registers.
-            match <&[f64; TOGETHER]>::try_from(part) {
-                Ok(part) => sums.iter_mut().zip(part).for_each(|(sum, a)| *sum += a * x),
-                Err(_) => sums.iter_mut().zip(part).for_each(|(sum, a)| *sum += a * x),
-            }
-        }
-        out.copy_from_slice(&sums[..out.len()]);
+        let rows = self.covariance.chunks_exact(d).zip(key);
+        linear + rows.map(|(row, k)| f64::from(*k) * dot(row)).sum::<f64>() / (2.0 * scale.squared_divisor())
     }
 }
 
@@ -208,7 +182,8 @@ impl ExpectedAttention {
         let mut logs_of_heads = vec![Vec::with_capacity(scores.len()); group];
         prefix.candidate_keys().each_block(1, |keys| {
             for (queries, logs) in queries.iter().zip(&mut logs_of_heads) {
-                queries.log_expected(keys, self.covariance, prefix.scale, logs);
+                let log = |key: &[f32]| queries.log_expected(key, self.covariance, prefix.scale);
+                logs.extend(keys.chunks_exact(d).map(log));
             }
         })?;
         for logs in logs_of_heads {
@@ -281,7 +256,6 @@ impl Method for ExpectedAttention {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Turn, angle, configured, noise, none, prompt_queries, random_stats};
-    use super::{times, transposed};
     use crate::kv::{KvDtype, LayerKv, Prefix};
     use crate::{IndexCache, Policy};
     use std::sync::Arc;
@@ -289,17 +263,6 @@ mod tests {
     const D: usize = 8;
     const GROUP: usize = 2;
     const TOKENS: usize = 120;
-
-    #[test]
-    fn products_have_the_bits_of_plain_dot_products() {
-        for d in [3, 16, 40, 64] {
-            let of = |n: usize, seed| noise(n, seed).into_iter().map(f64::from).collect::<Vec<f64>>();
-            let (matrix, x, mut out) = (of(d * d, 1), of(d, 2), vec![f64::NAN; d]);
-            times(&transposed(&matrix, d), &x, &mut out);
-            let plain = matrix.chunks_exact(d).map(|row| row.iter().zip(&x).map(|(a, b)| a * b).sum::<f64>());
-            assert_eq!(out, plain.collect::<Vec<_>>(), "{d}");
-        }
-    }
 
     /// `x: [d]` rotated by `positions` positions, with the tests' RoPE.
     fn turned(x: &[f64], positions: f64) -> Vec<f64> {
