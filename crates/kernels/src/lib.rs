@@ -23,6 +23,7 @@ pub mod memory;
 pub mod pieces;
 pub mod precision;
 pub mod prefill;
+pub mod quadratic;
 pub mod quantised;
 pub mod roof;
 pub mod rows;

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use spattn_base::error::UsageError;
 
-/// Vectors of f32 and the operations kernels need on them.
+/// Vectors of f32, also of f64, and the operations kernels need on them.
 ///
 /// # Safety
 /// All functions may be called only on a CPU that supports the implementing type's instructions;
@@ -17,6 +17,8 @@ use spattn_base::error::UsageError;
 pub trait Simd: Copy + 'static {
     /// A vector of `LANES` f32.
     type V: Copy;
+    /// A vector of `LANES / 2` f64.
+    type W: Copy;
     const LANES: usize;
     /// Rows of A in the register tile of the blocked product.
     const TILE_ROWS: usize;
@@ -42,6 +44,13 @@ pub trait Simd: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn splat_wide(x: f64) -> Self::W;
+    /// Loads `LANES / 2` f64.
+    unsafe fn load_wide(ptr: *const f64) -> Self::W;
+    /// Stores `LANES / 2` f64.
+    unsafe fn store_wide(ptr: *mut f64, w: Self::W);
+    unsafe fn add_wide(a: Self::W, b: Self::W) -> Self::W;
+    unsafe fn mul_wide(a: Self::W, b: Self::W) -> Self::W;
     unsafe fn sum(v: Self::V) -> f32;
     /// The sums of four vectors, to the same bits as [`sum`](Self::sum).
     #[inline(always)]
@@ -139,6 +148,8 @@ pub type Portable = PortableLanes<8>;
 
 impl<const N: usize> Simd for PortableLanes<N> {
     type V = [f32; N];
+    /// Half of it is used: an array's length cannot be computed from `N`.
+    type W = [f64; N];
     const LANES: usize = N;
     const TILE_ROWS: usize = 4;
     const DOT_ROWS: usize = 4;
@@ -204,6 +215,30 @@ impl<const N: usize> Simd for PortableLanes<N> {
         std::array::from_fn(|i| a[i] / b[i])
     }
     #[inline(always)]
+    unsafe fn splat_wide(x: f64) -> Self::W {
+        [x; N]
+    }
+    #[inline(always)]
+    unsafe fn load_wide(ptr: *const f64) -> Self::W {
+        // SAFETY: caller's contract: `N / 2` readable elements; the reads are unaligned.
+        std::array::from_fn(|i| if i < N / 2 { unsafe { ptr.add(i).read_unaligned() } } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn store_wide(ptr: *mut f64, w: Self::W) {
+        for (i, x) in w.into_iter().take(N / 2).enumerate() {
+            // SAFETY: caller's contract: `N / 2` writable elements; the writes are unaligned.
+            unsafe { ptr.add(i).write_unaligned(x) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_wide(a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul_wide(a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
     unsafe fn sum(mut v: Self::V) -> f32 {
         let mut half = N / 2;
         while half > 0 {
@@ -249,12 +284,33 @@ mod x86 {
     // stores of one vector through a pointer the caller vouches for (trait contract).
     impl Simd for Avx512 {
         type V = __m512;
+        type W = __m512d;
         const LANES: usize = 16;
         const TILE_ROWS: usize = 6;
         const DOT_ROWS: usize = 4;
         const PANEL_ROWS: usize = 4;
         const TILE_VECTORS: usize = 4;
 
+        #[inline(always)]
+        unsafe fn splat_wide(x: f64) -> __m512d {
+            unsafe { _mm512_set1_pd(x) }
+        }
+        #[inline(always)]
+        unsafe fn load_wide(ptr: *const f64) -> __m512d {
+            unsafe { _mm512_loadu_pd(ptr) }
+        }
+        #[inline(always)]
+        unsafe fn store_wide(ptr: *mut f64, w: __m512d) {
+            unsafe { _mm512_storeu_pd(ptr, w) }
+        }
+        #[inline(always)]
+        unsafe fn add_wide(a: __m512d, b: __m512d) -> __m512d {
+            unsafe { _mm512_add_pd(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul_wide(a: __m512d, b: __m512d) -> __m512d {
+            unsafe { _mm512_mul_pd(a, b) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> __m512 {
             unsafe { _mm512_set1_ps(x) }
@@ -448,12 +504,33 @@ mod x86 {
     // and stores of one vector through a pointer the caller vouches for (trait contract).
     impl Simd for Avx2 {
         type V = __m256;
+        type W = __m256d;
         const LANES: usize = 8;
         const TILE_ROWS: usize = 6;
         const DOT_ROWS: usize = 2;
         const PANEL_ROWS: usize = 3;
         const TILE_VECTORS: usize = 2;
 
+        #[inline(always)]
+        unsafe fn splat_wide(x: f64) -> __m256d {
+            unsafe { _mm256_set1_pd(x) }
+        }
+        #[inline(always)]
+        unsafe fn load_wide(ptr: *const f64) -> __m256d {
+            unsafe { _mm256_loadu_pd(ptr) }
+        }
+        #[inline(always)]
+        unsafe fn store_wide(ptr: *mut f64, w: __m256d) {
+            unsafe { _mm256_storeu_pd(ptr, w) }
+        }
+        #[inline(always)]
+        unsafe fn add_wide(a: __m256d, b: __m256d) -> __m256d {
+            unsafe { _mm256_add_pd(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul_wide(a: __m256d, b: __m256d) -> __m256d {
+            unsafe { _mm256_mul_pd(a, b) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> __m256 {
             unsafe { _mm256_set1_ps(x) }

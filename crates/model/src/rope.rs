@@ -271,10 +271,14 @@ impl Turn {
 
 impl Rotation for Turn {
     fn turn_back(&self, x: &mut [f32], positions: usize) {
+        self.turn_rows_back(x, x.len(), positions);
+    }
+
+    fn turn_rows_back(&self, rows: &mut [f32], d: usize, positions: usize) {
         let (sin, cos): (Vec<f32>, Vec<f32>) =
             self.inverse.iter().map(|frequency| (positions as f32 * frequency).sin_cos()).unzip();
         let backwards: Vec<f32> = sin.into_iter().map(|sin| -sin).collect();
-        apply(x, &cos, &backwards, self.pairs);
+        rows.chunks_exact_mut(d).for_each(|row| apply(row, &cos, &backwards, self.pairs));
     }
 }
 
@@ -353,11 +357,16 @@ mod tests {
                 x
             };
             for (from, back) in [(399, 0), (399, 1), (300, 257), (77, 77)] {
+                let turn = Turn::new(&rope, 400, 400).unwrap();
                 let mut turned = at(from);
-                Turn::new(&rope, 400, 400).unwrap().turn_back(&mut turned, back);
+                turn.turn_back(&mut turned, back);
                 for (a, b) in turned.iter().zip(at(from - back)) {
                     assert!((a - b).abs() < 1e-4, "{a} against {b}");
                 }
+                let (mut rows, mut other) = ([at(from), plain.clone()].concat(), plain.clone());
+                turn.turn_back(&mut other, back);
+                turn.turn_rows_back(&mut rows, 16, back);
+                assert_eq!(rows, [turned, other].concat(), "rows turn as they do alone");
             }
         }
     }

@@ -50,7 +50,7 @@ impl<'a> Queries<'a> {
     /// distances matter, so this equals moving the sink's keys, with fewer rotations.
     pub(crate) fn nearer_to_sink(mut self, exact: StaticTokens, d: usize, rotation: &dyn Rotation) -> Self {
         let mut turned = self.scaled.clone();
-        turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, exact.recent - exact.sink));
+        rotation.turn_rows_back(&mut turned, d, exact.recent - exact.sink);
         self.far = Some(Far { turned, tokens: exact.sink, keys: None });
         self
     }

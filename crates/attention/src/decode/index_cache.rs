@@ -40,8 +40,8 @@ pub(super) struct IndexSet {
 /// Two sequences with equal keys share their indexes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct IndexSetKey {
-    /// Name of the method.
-    pub(super) method: String,
+    /// Name of the method; `None` if methods of several names can share the index.
+    pub(super) method: Option<String>,
     /// The settings of the method that its index depends on.
     pub(super) settings: IndexKey,
     pub(super) exact: StaticTokens,

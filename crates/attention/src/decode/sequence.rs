@@ -108,7 +108,7 @@ impl Sequence {
             method.method.coordinate_heads(&mut states);
             states
         };
-        let states = indexes.by_layer.iter().map(of_layer).collect();
+        let states = indexes.by_layer.par_iter().map(of_layer).collect();
         let tail = (0..layers).map(|_| LayerKv::new(cache.dtype, shape.kv_heads, shape.d, TAIL_CAPACITY)).collect();
         let costs = cache.read.clone().unwrap_or_else(|| LayerCosts::new(layers));
         Self {

@@ -33,6 +33,50 @@ fn what_was_gathered_is_part_of_every_index_and_spent_once() {
     assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: both });
 }
 
+/// What a method keeps of a prefix is chosen by scores that do not depend on how much it is.
+#[test]
+fn sequences_that_keep_different_amounts_share_the_scores_that_they_choose_by() {
+    let (d, tokens) = (4, 60);
+    let noise = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
+    };
+    let cache = || {
+        let mut kv = LayerKv::new(KvDtype::F32, 2, d, tokens);
+        (0..tokens).for_each(|t| kv.append(&noise(2 * d, t), &noise(2 * d, 500 + t)));
+        let needs = [PromptNeed::SampledQueries(512), PromptNeed::LastQueries(4), PromptNeed::LastQueries(6)];
+        let shape = PromptShape { layers: 1, heads: 4, kv_heads: 2, d, tokens };
+        let mut stats = PromptStats::new(&needs.into(), shape);
+        stats.observe(&PrefillChunk::new(0, 0, &noise(tokens * 4 * d, 7), 4, &kv)).unwrap();
+        IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats)
+    };
+    let policy = crate::Policy { sink: 1, local: 2, ..Default::default() };
+    let (mut shared, mut kept) = (cache(), Vec::new());
+    for (sets, specs) in [
+        (1, ["snapkv:k=5,window=4", "snapkv:k=20,window=4"]),
+        (1, ["snapkv:ratio=0.3,window=4", "ada_kv:k=9,window=4"]),
+        (1, ["pyramid_kv:k=9,window=4", "ada_kv:k=9,window=4,floor=1"]),
+        (2, ["snapkv:k=9,window=6", "ada_kv:k=20,window=6"]),
+        (3, ["expected_attention:k=5", "expected_attention:ratio=0.4"]),
+    ] {
+        for spec in specs {
+            let method = crate::methods::configure(&crate::expand_grid(spec).unwrap()[0], &policy).unwrap();
+            let attended = |cache: &mut IndexCache| {
+                let mut fork = cache.fork(&method, false).unwrap();
+                let mut out = vec![f32::NAN; 4 * d];
+                fork.step(0, &noise(4 * d, 1), &noise(2 * d, 2), &noise(2 * d, 3), &mut out).unwrap();
+                (out, fork.kv_tokens_held().to_string(), fork.aux_bits().to_string())
+            };
+            let own = attended(&mut cache());
+            assert_eq!(attended(&mut shared), own, "{spec}");
+            kept.push(own.1);
+        }
+        assert_eq!(shared.sets.len(), sets, "{specs:?}");
+    }
+    kept.sort_unstable();
+    kept.dedup();
+    assert!(kept.len() >= 5, "what is kept differs: {kept:?}");
+}
+
 const TOKENS: usize = 12;
 const D: usize = 8;
 

@@ -77,7 +77,8 @@ impl IndexCache {
         let dense = self.prefix.specs().dense(&method.policy);
         let on_device = !fidelity && !candidates.is_empty() && self.can_select_on_device(method);
         let schedule = method.policy.schedule.clone();
-        let (name, settings) = (method.name.clone(), method.method.index_key());
+        let settings = method.method.index_key();
+        let name = (!settings.is_of_several_methods()).then(|| method.name.clone());
         let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();

@@ -13,14 +13,15 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::snapkv::SnapKv;
+use super::snapkv::{SnapKv, Votes};
 use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::spec::KEEP;
-use crate::{Bits, IndexKey};
-use crate::{HeadPrefix, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule};
+use crate::{
+    HeadPrefix, IndexKey, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule,
+};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -83,16 +84,6 @@ struct AdaKv {
     floor: f64,
 }
 
-/// Pooled votes of one KV head's candidates.
-struct Votes {
-    /// Votes of each query head, or of the group.
-    of_selections: Vec<Vec<f32>>,
-    /// The first candidate.
-    first: u32,
-    /// Number of tokens that a selection keeps on average.
-    budget: usize,
-}
-
 /// The candidates of one KV head that are kept.
 #[derive(Default)]
 struct Kept {
@@ -127,15 +118,11 @@ impl Method for AdaKv {
     }
 
     fn index_key(&self) -> IndexKey {
-        let Self { snapkv, floor } = self;
-        IndexKey::new((snapkv.clone(), Bits::from(*floor)))
+        self.snapkv.index_key()
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Arc<Votes>, KvError> {
-        let none = self.snapkv.budget.is_none();
-        let of_selections = if none { Vec::new() } else { self.snapkv.pooled_votes(prefix)? };
-        let budget = self.snapkv.budget.tokens(prefix.context());
-        Ok(Arc::new(Votes { of_selections, first: prefix.candidates.start as u32, budget }))
+        self.snapkv.build(prefix)
     }
 
     /// Counts nothing: once the layer has chosen, votes are needed only to start further sequences.
@@ -154,16 +141,15 @@ impl Method for AdaKv {
     /// Distributes the budget once, when all KV heads of the layer have their votes.
     fn coordinate_heads(&self, heads: &mut [&mut Kept]) {
         let votes: Vec<Arc<Votes>> = heads.iter_mut().filter_map(|head| head.votes.take()).collect();
-        let all: Vec<&[f32]> = votes.iter().flat_map(|v| v.of_selections.iter().map(Vec::as_slice)).collect();
+        let all: Vec<&[f32]> = votes.iter().flat_map(|v| v.of_selections().iter().map(Vec::as_slice)).collect();
         if all.is_empty() || all[0].is_empty() {
             return;
         }
-        let mut shares = shares(&all, votes[0].budget, self.floor).into_iter();
+        let budget = self.snapkv.budget.tokens(votes[0].context());
+        let mut shares = shares(&all, budget, self.floor).into_iter();
         for (head, votes) in heads.iter_mut().zip(&votes) {
-            let best = |(of_selection, share): (&Vec<f32>, usize)| {
-                top_k(of_selection, share).into_iter().map(|place| place + votes.first).collect()
-            };
-            head.tokens = votes.of_selections.iter().zip(&mut shares).map(best).collect();
+            let selections = votes.of_selections().iter().zip(&mut shares);
+            head.tokens = selections.map(|(of_selection, share)| votes.best(of_selection, share)).collect();
         }
     }
 

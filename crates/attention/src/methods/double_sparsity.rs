@@ -402,8 +402,8 @@ impl HeadSums {
 
     /// Adds a token's queries `[query head of the group][d]` and key as they were before RoPE.
     fn add_unrotated(&mut self, mut queries: Vec<f32>, mut key: Vec<f32>, position: usize, rotation: &dyn Rotation) {
-        let d = key.len();
-        queries.chunks_exact_mut(d).chain([key.as_mut_slice()]).for_each(|x| rotation.turn_back(x, position));
+        rotation.turn_rows_back(&mut queries, key.len(), position);
+        rotation.turn_back(&mut key, position);
         self.q_pre.iter_mut().zip(&queries).for_each(|(sum, q)| *sum += f64::from(q.abs()));
         self.k_pre.iter_mut().zip(&key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
     }

@@ -5,7 +5,8 @@
 //! With the mean rotation `R̄` of the next `future` positions, the expected exponential of the logit with a key `k` is
 //! `exp(k·R̄μ/√d + k·R̄ΣR̄ᵀk/2d)`. A token's score is that, normalised over the candidates, averaged over the query
 //! heads of the group and multiplied by the norm of the value. After the prefix the best `k` candidates are kept and
-//! the others evicted for good. Only the list of kept tokens is stored; selecting costs nothing in a decode step.
+//! the others evicted for good. Only the list of kept tokens is stored; selecting costs nothing in a decode step. Scores do not
+//! depend on the budget, so sequences with several budgets share them.
 //!
 //! The authors' code (kvpress) computes `μ` and `Σ` from the hidden states of all tokens after the first four. Here they
 //! are computed from `queries` queries, evenly spread over the prefix and after the sink, with their rotation undone. If a
@@ -21,9 +22,11 @@ use crate::kv::{KvError, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::spec::KEEP;
 use crate::types::attention_spec::SoftmaxScale;
+use crate::types::budget::Context;
 use crate::{
     Budget, HeadPrefix, Method, Probe, PromptNeed, Role, Rotation, SelectedTokens, Selection, Solved, Step, TailRule,
 };
+use spattn_kernels::quadratic::{Forms, forms};
 use spattn_kernels::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -110,16 +113,14 @@ impl Queries {
         Self { mean, covariance }
     }
 
-    /// Logarithm of the expected exponential of the logit with a key.
-    fn log_expected(&self, key: &[f32], covariance: bool, scale: SoftmaxScale) -> f64 {
-        let d = key.len();
-        let dot = |row: &[f64]| row.iter().zip(key).map(|(a, k)| a * f64::from(*k)).sum::<f64>();
-        let linear = dot(&self.mean) / scale.divisor();
-        if !covariance {
-            return linear;
-        }
-        let rows = self.covariance.chunks_exact(d).zip(key);
-        linear + rows.map(|(row, k)| f64::from(*k) * dot(row)).sum::<f64>() / (2.0 * scale.squared_divisor())
+    /// Logarithms of the expected exponentials of the logits with `keys: [token][d]`; without the covariance, logits of the mean.
+    fn log_expected(&self, keys: &[f32], covariance: bool, scale: SoftmaxScale) -> impl Iterator<Item = f64> {
+        let matrix = if covariance { &self.covariance[..] } else { &[] };
+        let log = move |forms: Forms| {
+            let linear = forms.linear / scale.divisor();
+            if covariance { linear + forms.quadratic / (2.0 * scale.squared_divisor()) } else { linear }
+        };
+        forms(&self.mean, matrix, keys).into_iter().map(log)
     }
 }
 
@@ -140,36 +141,42 @@ fn transposed(a: &[f64], d: usize) -> Vec<f64> {
 
 /// Mean of the rotations to positions `first..first + count`, `[d][d]`.
 fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) -> Vec<f64> {
-    // Turning the c-th unit vector back gives the c-th row of the rotation, whose inverse is its transpose.
-    let row = |c: usize| {
-        let mut sum = vec![0.0; d];
-        for position in first..first + count {
-            let mut unit = vec![0.0; d];
-            unit[c] = 1.0;
-            rotation.turn_back(&mut unit, position);
-            sum.iter_mut().zip(unit).for_each(|(sum, x)| *sum += f64::from(x) / count as f64);
-        }
-        sum
-    };
-    (0..d).flat_map(row).collect()
+    let mut mean = vec![0.0; d * d];
+    let mut units = vec![0.0f32; d * d];
+    for position in first..first + count {
+        units.fill(0.0);
+        units.iter_mut().step_by(d + 1).for_each(|x| *x = 1.0);
+        // Turning the c-th unit vector back gives the c-th row of the rotation, whose inverse is its transpose.
+        rotation.turn_rows_back(&mut units, d, position);
+        mean.iter_mut().zip(&units).for_each(|(mean, x)| *mean += f64::from(*x) / count as f64);
+    }
+    mean
 }
 
 impl ExpectedAttention {
-    /// Distribution of the future queries of one head; `rotation` is the mean rotation.
-    fn queries_to_come(&self, prefix: &HeadPrefix<'_>, head: usize, rotation: Option<&[f64]>) -> Queries {
-        let d = prefix.d;
-        let (positions, rows) = prefix.prompt.sampled_queries(self.queries, head);
-        let mut queries = rows.to_f32();
+    /// Distributions of the future queries of each head of the group; `mean_rotation` is that of the positions to come.
+    fn queries_to_come(&self, prefix: &HeadPrefix<'_>, mean_rotation: Option<&[f64]>) -> Vec<Queries> {
+        let (d, group) = (prefix.d, prefix.prompt.group());
+        let (positions, _) = prefix.prompt.sampled_queries(self.queries, 0);
+        let heads: Vec<Vec<f32>> =
+            (0..group).map(|head| prefix.prompt.sampled_queries(self.queries, head).1.to_f32()).collect();
         let after_sinks = positions.partition_point(|p| (*p as usize) < prefix.candidates.start);
-        if let Some(turn) = prefix.rotation {
-            let each = queries.chunks_exact_mut(d).zip(positions);
-            each.for_each(|(query, position)| turn.turn_back(query, *position as usize));
+        let mut unrotated = vec![Vec::with_capacity((positions.len() - after_sinks) * d); group];
+        for (row, position) in positions.iter().enumerate().skip(after_sinks) {
+            let mut queries: Vec<f32> = heads.iter().flat_map(|head| &head[row * d..][..d]).copied().collect();
+            if let Some(turn) = prefix.rotation {
+                turn.turn_rows_back(&mut queries, d, *position as usize);
+            }
+            unrotated.iter_mut().zip(queries.chunks_exact(d)).for_each(|(head, query)| head.extend_from_slice(query));
         }
-        let queries = Queries::new(&queries[after_sinks * d..], d);
-        match rotation {
-            Some(map) => queries.mapped(map),
-            None => queries,
-        }
+        let of_head = |queries: Vec<f32>| {
+            let queries = Queries::new(&queries, d);
+            match mean_rotation {
+                Some(map) => queries.mapped(map),
+                None => queries,
+            }
+        };
+        unrotated.into_iter().map(of_head).collect()
     }
 
     /// Score of each candidate, for the group.
@@ -177,19 +184,18 @@ impl ExpectedAttention {
         let (d, tokens, group) = (prefix.d, prefix.tokens(), prefix.prompt.group());
         let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
         let mut scores = vec![0.0; prefix.candidates.len()];
-        let queries: Vec<Queries> =
-            (0..group).map(|head| self.queries_to_come(prefix, head, rotation.as_deref())).collect();
+        let queries = self.queries_to_come(prefix, rotation.as_deref());
         let mut logs_of_heads = vec![Vec::with_capacity(scores.len()); group];
         prefix.candidate_keys().each_block(1, |keys| {
             for (queries, logs) in queries.iter().zip(&mut logs_of_heads) {
-                let log = |key: &[f32]| queries.log_expected(key, self.covariance, prefix.scale);
-                logs.extend(keys.chunks_exact(d).map(log));
+                logs.extend(queries.log_expected(keys, self.covariance, prefix.scale));
             }
         })?;
-        for logs in logs_of_heads {
+        for mut logs in logs_of_heads {
             let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = logs.iter().map(|log| (log - max).exp()).sum();
-            scores.iter_mut().zip(logs).for_each(|(score, log)| *score += (log - max).exp() / sum / group as f64);
+            logs.iter_mut().for_each(|log| *log = (*log - max).exp());
+            let sum: f64 = logs.iter().sum();
+            scores.iter_mut().zip(logs).for_each(|(score, x)| *score += x / sum / group as f64);
         }
         if self.norm {
             let norm = |value: &[f32]| value.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
@@ -202,10 +208,31 @@ impl ExpectedAttention {
     }
 }
 
+/// The scores of one KV head's candidates, from which sequences of any budget choose what they keep.
+struct Scores {
+    /// One for each candidate; none if nothing is kept.
+    of_candidates: Vec<f32>,
+    /// The first candidate.
+    first: u32,
+    /// The prefix, which a share of it is a share of.
+    context: Context,
+}
+
+/// What scores depend on.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ScoreSettings {
+    queries: usize,
+    future: usize,
+    covariance: bool,
+    norm: bool,
+    /// False if nothing is kept.
+    is_computed: bool,
+}
+
 impl Method for ExpectedAttention {
+    type Index = Scores;
     /// The candidates kept, ascending.
-    type Index = Vec<u32>;
-    type State = ();
+    type State = Vec<u32>;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::SampledQueries(self.queries)] }
@@ -217,30 +244,35 @@ impl Method for ExpectedAttention {
     }
 
     fn index_key(&self) -> IndexKey {
-        IndexKey::new(self.clone())
+        let Self { budget, queries, future, covariance, norm } = *self;
+        IndexKey::new(ScoreSettings { queries, future, covariance, norm, is_computed: !budget.is_none() })
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<u32>, KvError> {
-        if self.budget.is_none() {
-            return Ok(Vec::new());
-        }
-        let first = prefix.candidates.start as u32;
-        let best = top_k(&self.scores(prefix)?, self.budget.tokens(prefix.context()));
-        Ok(best.into_iter().map(|place| place + first).collect())
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Scores, KvError> {
+        let of_candidates = if self.budget.is_none() { Vec::new() } else { self.scores(prefix)? };
+        Ok(Scores { of_candidates, first: prefix.candidates.start as u32, context: prefix.context() })
+    }
+
+    /// Counts nothing: scores are needed only to start sequences.
+    fn index_bytes(&self, _: &Scores) -> usize {
+        0
     }
 
     /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
-    fn index_bytes(&self, kept: &Vec<u32>) -> usize {
+    fn state_bytes(&self, kept: &Vec<u32>) -> usize {
         size_of_val(kept.as_slice())
     }
 
-    fn start(&self, _: &Vec<u32>) {}
+    fn start(&self, scores: &Scores) -> Vec<u32> {
+        let best = top_k(&scores.of_candidates, self.budget.tokens(scores.context));
+        best.into_iter().map(|place| place + scores.first).collect()
+    }
 
     fn tail_rule(&self) -> TailRule {
         TailRule::Exact("it compresses the prompt once and keeps all that is generated")
     }
 
-    fn select(&self, _: &Step<'_>, kept: &Vec<u32>, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+    fn select(&self, _: &Step<'_>, _: &Scores, kept: &mut Vec<u32>, _: &mut Cost) -> Result<Selection, KvError> {
         Ok(Selection::Shared(SelectedTokens::softmax(kept.clone())))
     }
 
@@ -248,7 +280,7 @@ impl Method for ExpectedAttention {
         true
     }
 
-    fn resident_candidates(&self, kept: &Vec<u32>, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, _: &Scores, kept: &Vec<u32>) -> Option<usize> {
         Some(kept.len())
     }
 }

@@ -31,6 +31,11 @@ const LEFT_OUT: &[LeftOut] = &[
         "how many tokens, and for which heads, is decided at each step",
     ),
     (
+        &["snapkv", "pyramid_kv", "ada_kv", "expected_attention"],
+        &["ratio", "keep", "floor", "beta"],
+        "scores do not depend on how many tokens are kept, unless there are none",
+    ),
+    (
         &["oracle_sampling"],
         &["budget", "draw_from", "proposal"],
         "there is no index: tokens are drawn by exact weights",

@@ -4,6 +4,9 @@
 //! the best `k` tokens before the window are kept, the others evicted for good. Each decode step attends the kept
 //! tokens, the window and all tokens after the prefix; selecting costs nothing. Only the list of kept tokens is stored.
 //!
+//! Votes do not depend on the budget, so sequences with several budgets share them, also with [`ada_kv`](super::ada_kv) and
+//! [`pyramid_kv`](super::pyramid_kv).
+//!
 //! With `per=query_head`, as published, each query head keeps `k` tokens of its own, so a KV head holds up to `k` times
 //! the group's size: more than a method with one choice for the group holds at the same `k`. `kv_tokens_held` reports
 //! what is held. With `per=kv_head` it is `k` tokens and the window.
@@ -20,6 +23,7 @@ use crate::kv::KvError;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::spec::KEEP;
+use crate::types::budget::Context;
 use crate::types::scores::score_each;
 use crate::{
     Budget, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, SparseLayerRank,
@@ -112,6 +116,46 @@ enum Pool {
     Average,
 }
 
+/// The pooled votes of one KV head's candidates, from which sequences of any budget choose what they keep.
+pub(super) struct Votes {
+    /// A list for each query head, or one for the group; none if nothing but the window is kept.
+    of_selections: Vec<Vec<f32>>,
+    /// The first candidate.
+    first: u32,
+    /// The prefix, which a share of it is a share of.
+    context: Context,
+    /// The rank of the layer, which budgets of a pyramid depend on.
+    depth: SparseLayerRank,
+}
+
+impl Votes {
+    /// A list for each query head, or one for the group.
+    pub fn of_selections(&self) -> &[Vec<f32>] {
+        &self.of_selections
+    }
+
+    /// The prefix.
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// The `count` candidates with the most votes in a list of these votes, ascending.
+    pub fn best(&self, of_selection: &[f32], count: usize) -> Vec<u32> {
+        top_k(of_selection, count).into_iter().map(|place| place + self.first).collect()
+    }
+}
+
+/// What votes depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct VoteSettings {
+    window: usize,
+    kernel: usize,
+    pool: Pool,
+    per: Granularity,
+    /// False if nothing but the window is kept.
+    is_counted: bool,
+}
+
 /// The candidates kept, ascending: a list for each query head, or one for the group.
 pub(super) struct Kept(Vec<Vec<u32>>);
 
@@ -154,11 +198,11 @@ impl SnapKv {
     }
 
     /// Number of candidates that this layer keeps.
-    fn layer_budget(&self, prefix: &HeadPrefix<'_>) -> usize {
-        let mean = self.budget.tokens(prefix.context());
+    fn layer_budget(&self, votes: &Votes) -> usize {
+        let mean = self.budget.tokens(votes.context);
         match self.layers {
             LayerBudgets::Equal => mean,
-            LayerBudgets::Pyramid(beta) => pyramid(mean, beta, prefix.candidates.len(), prefix.depth),
+            LayerBudgets::Pyramid(beta) => pyramid(mean, beta, votes.context.candidates(), votes.depth),
         }
     }
 
@@ -192,8 +236,8 @@ impl SnapKv {
 }
 
 impl Method for SnapKv {
-    type Index = Kept;
-    type State = ();
+    type Index = Arc<Votes>;
+    type State = Kept;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::LastQueries(self.window)] }
@@ -205,30 +249,36 @@ impl Method for SnapKv {
     }
 
     fn index_key(&self) -> IndexKey {
-        IndexKey::new(self.clone())
+        let Self { budget, window, kernel, pool, per, layers: _ } = *self;
+        IndexKey::of_several_methods(VoteSettings { window, kernel, pool, per, is_counted: !budget.is_none() })
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Kept, KvError> {
-        if self.budget.is_none() {
-            return Ok(Kept(Vec::new()));
-        }
-        let (budget, first) = (self.layer_budget(prefix), prefix.candidates.start as u32);
-        let keep = |pooled: Vec<f32>| top_k(&pooled, budget).into_iter().map(|i| i + first).collect();
-        Ok(Kept(self.pooled_votes(prefix)?.into_iter().map(keep).collect()))
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Arc<Votes>, KvError> {
+        let of_selections = if self.budget.is_none() { Vec::new() } else { self.pooled_votes(prefix)? };
+        let first = prefix.candidates.start as u32;
+        Ok(Arc::new(Votes { of_selections, first, context: prefix.context(), depth: prefix.depth }))
+    }
+
+    /// Counts nothing: votes are needed only to start sequences.
+    fn index_bytes(&self, _: &Arc<Votes>) -> usize {
+        0
     }
 
     /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
-    fn index_bytes(&self, kept: &Kept) -> usize {
-        kept.0.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
+    fn state_bytes(&self, Kept(tokens): &Kept) -> usize {
+        tokens.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
     }
 
-    fn start(&self, _: &Kept) {}
+    fn start(&self, votes: &Arc<Votes>) -> Kept {
+        let budget = self.layer_budget(votes);
+        Kept(votes.of_selections.iter().map(|of_selection| votes.best(of_selection, budget)).collect())
+    }
 
     fn tail_rule(&self) -> TailRule {
         TailRule::Exact("SnapKV compresses the prompt once and keeps all that is generated (its §4)")
     }
 
-    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Result<Selection, KvError> {
+    fn select(&self, step: &Step<'_>, _: &Arc<Votes>, kept: &mut Kept, _: &mut Cost) -> Result<Selection, KvError> {
         if self.budget.is_none() {
             return Ok(self.per.nothing(step.group()));
         }
@@ -248,7 +298,7 @@ impl Method for SnapKv {
         )
     }
 
-    fn resident_candidates(&self, kept: &Kept, (): &()) -> Option<usize> {
+    fn resident_candidates(&self, _: &Arc<Votes>, kept: &Kept) -> Option<usize> {
         Some(super::entry::distinct(kept.0.iter().flatten().copied()))
     }
 }

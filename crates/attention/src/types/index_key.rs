@@ -5,28 +5,43 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// The settings of a method that its index over a prefix depends on: methods of one name with equal keys share one index.
+/// The settings of a method that its index over a prefix depends on: methods of one name with equal keys share one index, and so do
+/// methods of several names whose keys [say so](Self::of_several_methods).
 ///
 /// A key is a value of the method's own type, so that the compiler can check it: either all of the method, with derived `Eq` and
 /// `Hash`, or what an exhaustive pattern (`let Self { page, ties: _ } = self`) takes from it. Keys of different types differ.
 #[derive(Debug, Clone)]
-pub struct IndexKey(Arc<dyn Settings>);
+pub struct IndexKey {
+    settings: Arc<dyn Settings>,
+    of_several: bool,
+}
 
 impl IndexKey {
     /// The key of an index with these settings.
     pub fn new(settings: impl Any + Debug + Eq + Hash + Send + Sync) -> Self {
-        Self(Arc::new(settings))
+        Self { settings: Arc::new(settings), of_several: false }
+    }
+
+    /// The key of an index that several methods build from the same settings. All that have keys of this type must have the same type of
+    /// index.
+    pub fn of_several_methods(settings: impl Any + Debug + Eq + Hash + Send + Sync) -> Self {
+        Self { of_several: true, ..Self::new(settings) }
     }
 
     /// The key of an index that depends on no setting of the method.
     pub fn none() -> Self {
         Self::new(())
     }
+
+    /// Whether methods of several names can share the index.
+    pub(crate) fn is_of_several_methods(&self) -> bool {
+        self.of_several
+    }
 }
 
 impl PartialEq for IndexKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.is(other.0.as_ref())
+        self.of_several == other.of_several && self.settings.is(other.settings.as_ref())
     }
 }
 
@@ -34,7 +49,7 @@ impl Eq for IndexKey {}
 
 impl Hash for IndexKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.write(state);
+        self.settings.write(state);
     }
 }
 
@@ -88,5 +103,7 @@ mod tests {
         assert_eq!(distinct.len(), keys.len());
         assert!(distinct.contains(&IndexKey::new(Pages(4))) && !distinct.contains(&IndexKey::new(Pages(5))));
         assert_eq!(IndexKey::new((Bits::from(0.5), 1)), keys[4]);
+        assert_ne!(IndexKey::of_several_methods(Pages(3)), keys[0]);
+        assert_eq!(IndexKey::of_several_methods(Pages(3)), IndexKey::of_several_methods(Pages(3)));
     }
 }

@@ -49,7 +49,7 @@ impl Grouped<'_> {
     /// Rotates the queries `[query][d]` of a token at `position` to where they stand for far tokens.
     pub fn turn_queries(&self, queries: &mut [f32], d: usize, position: usize) {
         let shift = self.grouping.query_shift(position);
-        queries.chunks_exact_mut(d).for_each(|query| self.rotation.turn_back(query, shift));
+        self.rotation.turn_rows_back(queries, d, shift);
     }
 
     /// Rotates the keys `[token][d]` of `tokens` to where they stand as far tokens.
@@ -91,6 +91,11 @@ pub(crate) const GIVEN_ROTATION: &str = "the model gives its RoPE rotation to me
 pub trait Rotation: Send + Sync {
     /// Rotates `x: [d]` as if its token stood `positions` earlier.
     fn turn_back(&self, x: &mut [f32], positions: usize);
+
+    /// Rotates each of `rows: [row][d]` as [`turn_back`](Self::turn_back) does, to the same bits. Angles can be computed once for all.
+    fn turn_rows_back(&self, rows: &mut [f32], d: usize, positions: usize) {
+        rows.chunks_exact_mut(d).for_each(|row| self.turn_back(row, positions));
+    }
 }
 
 impl fmt::Debug for dyn Rotation + '_ {

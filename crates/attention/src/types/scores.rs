@@ -103,7 +103,7 @@ pub(crate) fn score_context(queries: &[f32], rows: KvRows<'_>, out: &mut [f32]) 
 }
 
 /// Shows `visit` each of the queries `[query][d]` by its number, with its products with all rows in context, which it may
-/// change. Rows in memory are multiplied query by query; rows of another source are read once for all queries.
+/// change. Rows are read once for every [few](FEW_QUERIES) queries, or once for all if they are not in memory.
 ///
 /// # Errors
 /// If the rows cannot be read.
@@ -114,12 +114,14 @@ pub(crate) fn score_each(
 ) -> Result<(), KvError> {
     let (d, all) = (rows.d(), rows.tokens());
     if rows.in_memory().is_some() {
-        let mut scores = vec![0.0; all];
-        return queries.chunks_exact(d).enumerate().try_for_each(|(i, query)| {
-            score_context(query, rows, &mut scores)?;
-            visit(i, &mut scores);
-            Ok(())
-        });
+        let mut scores = vec![0.0; FEW_QUERIES.min(queries.len() / d) * all];
+        for (batch, queries) in queries.chunks(FEW_QUERIES * d).enumerate() {
+            let scores = &mut scores[..queries.len() / d * all];
+            score_context(queries, rows, scores)?;
+            let each = scores.chunks_exact_mut(all.max(1)).enumerate();
+            each.for_each(|(i, scores)| visit(batch * FEW_QUERIES + i, scores));
+        }
+        return Ok(());
     }
     let mut scores = vec![0.0; queries.len() / d * all];
     rows.scan(|first, piece| {
