@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod golden_model;
+#[path = "gpu/host_tier.rs"]
+mod host_tier;
 #[path = "gpu/several.rs"]
 mod several;
 

@@ -50,12 +50,12 @@ fn divided(name: &str, pair: [usize; 2], split: usize) -> Golden {
 }
 
 /// Numbers as bits, so that all differences count.
-fn bits(numbers: &[f32]) -> Vec<u32> {
+pub(super) fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
 #[track_caller]
-fn assert_same(ours: &[f32], expected: &[f32], what: &str) {
+pub(super) fn assert_same(ours: &[f32], expected: &[f32], what: &str) {
     let differing = ours.iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
     assert!(ours.len() == expected.len() && differing == 0, "{what}: {differing} of {} numbers differ", expected.len());
 }
@@ -117,7 +117,7 @@ fn layers_may_be_divided_anywhere() {
 }
 
 /// A small model of a published shape, with random weights.
-fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
+pub(super) fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
     let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
     let mut config = texts.config().unwrap();
     (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 512);
@@ -127,7 +127,7 @@ fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
     config
 }
 
-fn tokens(count: usize, seed: u64) -> Vec<u32> {
+pub(super) fn tokens(count: usize, seed: u64) -> Vec<u32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| rng.random_range(0..300)).collect()
 }
@@ -150,7 +150,7 @@ fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
 }
 
 /// A decoder with a prompt of random tokens.
-fn with_prompt(decoder: Decoder) -> Golden {
+pub(super) fn with_prompt(decoder: Decoder) -> Golden {
     Golden {
         decoder,
         prompt: tokens(700, 1),

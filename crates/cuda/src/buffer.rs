@@ -1,10 +1,12 @@
-//! [`Buffer`]: memory of a GPU, counted as long as it is held.
+//! [`Buffer`]: memory of a GPU, or of the host where a GPU can read and write it, counted as long as it is held.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::result::{free_host, malloc_host};
+use cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError};
 use half::{bf16, f16};
 
 /// Numbers that are stored alike on host and device.
@@ -26,10 +28,48 @@ unsafe impl Plain for f16 {}
 // SAFETY: as above.
 unsafe impl Plain for bf16 {}
 
-/// Device memory of a GPU.
+/// Memory that kernels of a GPU read and write: its own, or pinned memory of the host, which they reach over the bus.
 pub struct Buffer {
-    pub(super) slice: CudaSlice<u8>,
-    pub(super) held: HeldBytes,
+    memory: Memory,
+    held: HeldBytes,
+}
+
+/// Where a buffer is.
+enum Memory {
+    /// In the memory of the device.
+    Device(CudaSlice<u8>),
+    /// In pinned memory of the host.
+    Host(PinnedBytes),
+}
+
+/// Pinned memory of the host, at an address that is the same on all devices.
+struct PinnedBytes {
+    address: u64,
+    /// The stream on which all work with it is enqueued.
+    stream: Arc<CudaStream>,
+}
+
+impl PinnedBytes {
+    /// So many bytes, all zero.
+    fn zeros(bytes: usize, stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
+        stream.context().bind_to_thread()?;
+        // SAFETY: the context is bound, and what is allocated is written below before anybody reads it.
+        let start = unsafe { malloc_host(bytes, CU_MEMHOSTALLOC_PORTABLE) }?;
+        // SAFETY: `bytes` bytes were allocated at `start`, and nobody else knows them yet.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
+        Ok(Self { address: start as u64, stream: stream.clone() })
+    }
+}
+
+impl Drop for PinnedBytes {
+    fn drop(&mut self) {
+        let context = self.stream.context();
+        context.record_err(context.bind_to_thread());
+        // Kernels and copies that use it may still run.
+        context.record_err(self.stream.synchronize());
+        // SAFETY: the address is that of an allocation of `malloc_host`, and nothing that was enqueued uses it any more.
+        context.record_err(unsafe { free_host(self.address as *mut _) });
+    }
 }
 
 /// Bytes that all buffers of a GPU have now, and the most that they had at any time.
@@ -62,8 +102,10 @@ impl Drop for HeldBytes {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // The memory is freed in the order of its own stream, in its own context, whichever the thread used last.
-        let context = self.slice.context();
-        context.record_err(context.bind_to_thread());
+        if let Memory::Device(slice) = &self.memory {
+            let context = slice.context();
+            context.record_err(context.bind_to_thread());
+        }
     }
 }
 
@@ -74,6 +116,16 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
+    /// What was allocated on a device.
+    pub(super) fn on_device(slice: CudaSlice<u8>, held: HeldBytes) -> Self {
+        Self { memory: Memory::Device(slice), held }
+    }
+
+    /// So many bytes of pinned memory of the host, all zero, for work on this stream.
+    pub(super) fn on_host(held: HeldBytes, stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
+        Ok(Self { memory: Memory::Host(PinnedBytes::zeros(held.bytes, stream)?), held })
+    }
+
     /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.held.bytes
@@ -94,7 +146,10 @@ impl Buffer {
             "{len} bytes at offset {offset} do not lie in a buffer of {} bytes",
             self.bytes()
         );
-        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
+        let address = match &self.memory {
+            Memory::Device(slice) => slice.device_ptr(slice.stream()).0,
+            Memory::Host(pinned) => pinned.address,
+        };
         address + offset as u64
     }
 }

@@ -144,6 +144,12 @@ pub enum GpuError {
         /// Its compute capability.
         has: (i32, i32),
     },
+    /// The host does not have so much memory that can be pinned.
+    #[error("the host has no {:.1} GB of memory that the GPU can read: choose a shorter --length or --dtype bf16", *.asked as f64 / 1e9)]
+    OutOfHostMemory {
+        /// Bytes that were requested.
+        asked: usize,
+    },
     /// The device does not have enough free memory.
     #[error(
         "the GPU has {:.1} GB of free memory, and {:.1} GB more are needed: choose a shorter --length, fewer methods at a time \
@@ -243,6 +249,8 @@ pub struct Gpu {
     /// Pinned memory for copies to the host.
     landing: Mutex<PinnedHostSlice<u8>>,
     memory: Arc<MemoryUse>,
+    /// Of pinned host memory that is allocated for the GPU.
+    host_memory: Arc<MemoryUse>,
 }
 
 /// A kernel that was loaded, and what it may use.
@@ -349,7 +357,7 @@ impl Gpu {
             context.attribute(attribute).map_err(failed("reading the size of its shared memory"))? as usize;
         let memory = Arc::new(MemoryUse::default());
         let slice = stream.alloc_zeros(4).map_err(failed("allocating memory"))?;
-        let counter = Buffer { slice, held: HeldBytes::new(4, &memory) };
+        let counter = Buffer::on_device(slice, HeldBytes::new(4, &memory));
         let staging = Mutex::new(Staging::new(&context).map_err(failed("allocating memory"))?);
         // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("allocating memory"))?);
@@ -370,6 +378,7 @@ impl Gpu {
             staging,
             landing,
             memory,
+            host_memory: Arc::default(),
         })
     }
 

@@ -1,10 +1,10 @@
-//! MemoryUse of a GPU: allocating it, and copying between host and device.
+//! Memory of a GPU, and of the host where it can use that: allocating it, and copying between them.
 
 use std::sync::PoisonError;
 
 use cudarc::driver::DriverError;
-use cudarc::driver::result::memcpy_dtoh_async;
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
+use cudarc::driver::sys::{CUresult, cuMemcpyAsync};
 use rayon::prelude::*;
 
 use super::buffer::{Buffer, HeldBytes, Plain, bytes_of};
@@ -24,13 +24,25 @@ impl Gpu {
         let bytes = bytes.max(1);
         let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
         match allocated {
-            Ok(slice) => Ok(Buffer { slice, held: HeldBytes::new(bytes, &self.memory) }),
+            Ok(slice) => Ok(Buffer::on_device(slice, HeldBytes::new(bytes, &self.memory))),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
                 Err(GpuError::OutOfMemory { asked: bytes, free })
             }
             Err(error) => Err(failed("allocating memory")(error)),
         }
+    }
+
+    /// Allocates `bytes` bytes of pinned host memory, all zero, which kernels reach over the bus.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfHostMemory`] if the host does not have them, or the driver cannot pin them.
+    pub fn alloc_on_host(&self, bytes: usize) -> Result<Buffer, GpuError> {
+        let bytes = bytes.max(1);
+        Buffer::on_host(HeldBytes::new(bytes, &self.host_memory), &self.stream).map_err(|error| match error {
+            DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => GpuError::OutOfHostMemory { asked: bytes },
+            error => failed("allocating pinned host memory")(error),
+        })
     }
 
     /// Makes `buffer` at least `bytes` long. If it has to grow, its content is lost.
@@ -82,8 +94,8 @@ impl Gpu {
             let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
         }
-        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
-        self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
+        // SAFETY: the range lies inside the buffer as checked above. Copies from memory that is not pinned have read it when the call returns.
+        unsafe { memcpy_htod_async(address, bytes, self.stream.cu_stream()) }.map_err(failed("copying to the device"))
     }
 
     /// Copies rows to the device in their storage type, to byte `offset` of a buffer and on.
@@ -145,7 +157,7 @@ impl Gpu {
         Ok(numbers)
     }
 
-    /// Copies `len` bytes within the device.
+    /// Copies `len` bytes from one buffer to another, in the order of the stream.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -160,11 +172,33 @@ impl Gpu {
         place: usize,
         len: usize,
     ) -> Result<(), GpuError> {
+        let (source, target) = (from.address(offset, len), to.address(place, len));
         if len == 0 {
             return Ok(());
         }
-        let from = from.slice.slice(offset..offset + len);
-        let mut to = to.slice.slice_mut(place..place + len);
-        self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
+        self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
+        // SAFETY: both ranges lie inside their buffers as checked above, and buffers are freed in the order of the stream. Addresses of pinned
+        // memory are those of the device, too.
+        unsafe { cuMemcpyAsync(target, source, len, self.stream.cu_stream()) }
+            .result()
+            .map_err(failed("copying between buffers"))
+    }
+
+    /// Copies `rows` pieces of `len` bytes from one buffer to another, in the order of the stream: the piece `i` is from `from.1 + i * from.2` on,
+    /// and goes to `to.1 + i * to.2`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a piece is not inside its buffer.
+    pub fn copy_pieces(
+        &self,
+        from: (&Buffer, usize, usize),
+        to: (&mut Buffer, usize, usize),
+        pieces: usize,
+        len: usize,
+    ) -> Result<(), GpuError> {
+        (0..pieces).try_for_each(|i| self.copy(from.0, from.1 + i * from.2, to.0, to.1 + i * to.2, len))
     }
 }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::dimensions::{Dimensions, PREFILL_CHUNK};
-use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::engine::{
+    Engine, EngineError, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite, positions,
+};
 use super::families::Gate;
 use super::layers::{Checkpoint, FeedForward, Gated, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
@@ -53,9 +55,9 @@ impl Engine for Cpu {
         mut reading: Reading<'_, '_>,
     ) -> Result<Prefill, EngineError> {
         let c = &self.config;
-        let mut kv = match reading.disk {
-            Some(disk) => KvWriter::on_disk(disk, known, tokens.len())?,
-            None => self.in_memory(known, tokens.len())?,
+        let mut kv = match reading.kv {
+            KvPlacement::Disk(disk) => KvWriter::on_disk(disk, known, tokens.len())?,
+            KvPlacement::Memory | KvPlacement::Host => self.in_memory(known, tokens.len())?,
         };
         let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
         let kept = kv.tokens();

@@ -17,7 +17,9 @@ use super::cpu::Cpu;
 use super::device::{Device, Placement};
 pub use super::dimensions::Dimensions;
 use super::division::GpuShare;
-use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::engine::{
+    Engine, EngineError, GpuUse, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite, positions,
+};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
 use spattn_attention::calibration::ObserveChunk;
@@ -30,8 +32,8 @@ use spattn_kernels::topk::argmax;
 pub struct Decoder {
     dimensions: Dimensions,
     engine: Box<dyn Engine>,
-    /// Where keys and values of prefixes are kept, if not in memory.
-    disk: Option<DiskTier>,
+    /// Where keys and values of prefixes are kept.
+    kv: KvPlacement,
 }
 
 impl Deref for Decoder {
@@ -139,7 +141,7 @@ impl Decoder {
         load: impl FnOnce(&Dimensions) -> Result<Box<dyn Engine>, LoadError>,
     ) -> Result<Self, LoadError> {
         let dimensions = dimensions.clone().with_sinks(layers::sinks(&dimensions.config, weights)?);
-        Ok(Self { engine: load(&dimensions)?, dimensions, disk: None })
+        Ok(Self { engine: load(&dimensions)?, dimensions, kv: KvPlacement::Memory })
     }
 
     /// What the GPU is called, if it computes on one.
@@ -150,17 +152,25 @@ impl Decoder {
     /// Keeps keys and values of the prefixes that are read from now on in files in `folder`, of which pages of `memory` bytes are in memory.
     /// On a GPU nothing changes: prefixes stay in its memory.
     pub fn keep_kv_on_disk(&mut self, folder: &Path, memory: usize) {
-        self.disk = Some(DiskTier::new(folder, memory, self.dimensions.kv_shape(), self.config.layers));
+        self.kv = KvPlacement::Disk(DiskTier::new(folder, memory, self.dimensions.kv_shape(), self.config.layers));
+    }
+
+    /// Keeps keys and values of the prefixes that are read from now on in host memory. On a CPU nothing changes.
+    pub fn keep_kv_on_host(&mut self) {
+        self.kv = KvPlacement::Host;
     }
 
     /// What was read and written on disk, where keys and values are kept there.
     pub fn disk_use(&self) -> Option<DiskUse> {
-        self.disk.as_ref().map(DiskTier::used)
+        match &self.kv {
+            KvPlacement::Disk(disk) => Some(disk.used()),
+            KvPlacement::Memory | KvPlacement::Host => None,
+        }
     }
 
     /// Reading that keeps keys and values where they are to be.
     fn reading<'a, 's>(&'a self) -> Reading<'a, 's> {
-        Reading { disk: self.disk.as_ref(), ..Reading::default() }
+        Reading { kv: &self.kv, ..Reading::default() }
     }
 
     /// The engine, if it computes on a GPU.

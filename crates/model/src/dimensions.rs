@@ -228,6 +228,18 @@ impl Dimensions {
     /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most at some layers, beyond
     /// the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
     pub fn gpu_bytes(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
+        self.gpu_bytes_without_prefix(layers, tokens, runs, at_once)
+            .saturating_add(product([tokens, self.kv_bytes_per_token_of(layers)]))
+    }
+
+    /// As [`gpu_bytes`](Self::gpu_bytes), if the prefix is in host memory and the GPU has room for one of its layers.
+    pub fn gpu_bytes_below_host(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
+        let one = layers.start..layers.end.min(layers.start + 1);
+        self.gpu_bytes_without_prefix(layers, tokens, runs, at_once)
+            .saturating_add(product([tokens, self.kv_bytes_per_token_of(&one)]))
+    }
+
+    fn gpu_bytes_without_prefix(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
@@ -236,9 +248,9 @@ impl Dimensions {
             sum([product([4, sum([c.hidden_size, self.branch_numbers()])]), product([self.storage.kv.bytes(), width])]);
         // By query head, and what those of a group reduce to.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
-        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token_of(layers)]);
+        let tails = product([runs, GPU_TAIL, self.kv_bytes_per_token_of(layers)]);
         let panel = if self.blocks.is_some() { product([self.storage.kv.bytes(), GPU_PANEL]) } else { 0 };
-        sum([kept, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
+        sum([tails, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
     }
 
     /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.
@@ -370,6 +382,9 @@ mod tests {
         // Gate and up alone are 28,672 numbers of 2 bytes a row.
         assert!(shape.gpu_bytes(&(0..32), tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
         assert_eq!(shape.gpu_bytes(&(0..32), tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+        // Below host memory, all layers but one are not there.
+        let below = shape.gpu_bytes_below_host(&(0..32), tokens, 1, false);
+        assert_eq!(chunked - below, tokens * shape.kv_bytes_per_token() / 32 * 31);
         let half = shape.gpu_bytes(&(16..32), tokens, 1, false);
         assert_eq!(chunked - half, (tokens + 256) * (64 << 10), "keys and values of half of the layers");
     }

@@ -168,8 +168,25 @@ pub(super) struct Reading<'a, 's> {
     pub passed: Option<&'a mut Passed<'a>>,
     /// What rows attend; all earlier tokens if there is none.
     pub sparse: Option<&'a mut SparsePrefill<'s>>,
-    /// Where keys and values are kept, if not in memory. Only the engine on the CPU does that.
-    pub disk: Option<&'a DiskTier>,
+    /// Where keys and values are kept.
+    pub kv: &'a KvPlacement,
+}
+
+/// Where keys and values of prefixes are kept.
+#[derive(Debug)]
+pub(super) enum KvPlacement {
+    /// In the memory of what computes.
+    Memory,
+    /// In host memory. For the engine on the CPU that is its memory.
+    Host,
+    /// In files. Only the engine on the CPU does that.
+    Disk(DiskTier),
+}
+
+impl Default for &KvPlacement {
+    fn default() -> Self {
+        &KvPlacement::Memory
+    }
 }
 
 /// Weights on some processor, and the forward pass over them.

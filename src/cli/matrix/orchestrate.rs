@@ -290,10 +290,12 @@ impl RunRequest {
         Ok((end, RunTiming { all: start.elapsed(), spent, gpu: gpu_use(&model, &config), disk }))
     }
 
-    /// The model, with the KV caches of its prefixes in the folder if they are to be on disk.
+    /// The model, with the KV caches of its prefixes where they are to be: those on disk in the folder.
     fn keep_kv(&self, mut model: Model, config: &RunConfig) -> Model {
-        if config.kv_tier == KvTier::Disk {
-            model.decoder.keep_kv_on_disk(&self.out, config.kv_memory.0);
+        match config.kv_tier {
+            KvTier::Memory => {}
+            KvTier::Host => model.decoder.keep_kv_on_host(),
+            KvTier::Disk => model.decoder.keep_kv_on_disk(&self.out, config.kv_memory.0),
         }
         model
     }

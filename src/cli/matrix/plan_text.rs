@@ -12,7 +12,7 @@ use spattn_base::text::size;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
-use spattn_eval::plan::memory::{DiskOfExample, disk_of_example};
+use spattn_eval::plan::memory::{DiskOfExample, disk_of_example, host_kv_of_example};
 use spattn_eval::plan::planner::{PlanCell, Planner};
 use spattn_eval::run::density_floor::UnmetDensity;
 use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
@@ -32,6 +32,8 @@ pub(super) struct PlanSummary {
     pub(super) estimate: RunEstimate,
     /// What the longest prompt takes on disk; `None` if its KV cache is in memory.
     pub(super) disk: Option<DiskOfExample>,
+    /// What the longest prompt's KV cache takes of the host's memory below a GPU; `None` if it is not kept there.
+    pub(super) host: Option<usize>,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,
     /// What its verdicts could not say.
@@ -97,6 +99,7 @@ impl PlanSummary {
             records: left.records,
             estimate: estimate(planner, &left.plan, probe)?,
             disk: disk_of_example(config, planner.model, left.plan.longest()),
+            host: host_kv_of_example(config, planner.model, left.plan.longest()),
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
             outlooks: Vec::new(),
             unmet: Vec::new(),
@@ -131,6 +134,7 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
+            "kv_on_host": d.host.map(|bytes| json!({ "bytes": bytes })),
             "kv_on_disk": d.disk.map(|disk| json!({ "bytes": disk.disk, "bytes_of_pages_in_memory": disk.pages })),
             "verdicts_not_possible": d.outlooks.iter().map(LengthOutlook::json).collect::<Vec<_>>(),
             "densities_not_possible": d.unmet.iter().map(|unmet| json!({
@@ -190,6 +194,9 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
                 size(pages as u64)
             );
         }
+        if let Some(bytes) = d.host {
+            let _ = writeln!(text, "KV cache: up to {} in host memory, read over the bus", size(bytes as u64));
+        }
         if !d.gpus.is_empty() {
             let _ = writeln!(text, "memory of each GPU: {}", listed(&d.gpus));
         }
@@ -221,6 +228,7 @@ mod tests {
             records: 10,
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
             disk: None,
+            host: None,
             gpus: Vec::new(),
             outlooks: Vec::new(),
             unmet: Vec::new(),
@@ -232,6 +240,10 @@ mod tests {
     fn a_plan_states_memory_by_tier() {
         assert!(!as_text(&[summary()]).contains("KV cache"));
         assert_eq!(as_json(&[summary()])[0]["kv_on_disk"], Value::Null);
+        let below = PlanSummary { host: Some(84_000_000), ..summary() };
+        let text = as_text(std::slice::from_ref(&below));
+        assert!(text.contains("\nKV cache: up to 84.0 MB in host memory, read over the bus\n"), "{text}");
+        assert_eq!(as_json(&[below])[0]["kv_on_host"], json!({ "bytes": 84_000_000 }));
         let disk = DiskOfExample { disk: 84_000_000, pages: 64_000_000, accounts: 1 };
         let plan = PlanSummary { disk: Some(disk), ..summary() };
         let text = as_text(std::slice::from_ref(&plan));

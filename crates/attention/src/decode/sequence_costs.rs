@@ -5,6 +5,7 @@ use std::any::Any;
 use crate::cost::Cost;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{Selector, Sequence};
+use crate::kv::Tier;
 use crate::method::TailRule;
 use crate::types::selection::AttendedTokens;
 
@@ -72,18 +73,23 @@ impl Sequence {
         let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
         let method = self.method.method.clone();
         let form = method.device_form().expect(HAS_FORM);
+        let crosses_bus = self.crosses_bus();
         for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
             let (read, picks) = picks.split_at(shape.kv_heads);
             let (entries, attended) = picks.split_last().expect("the counts end with the entries read");
             let tokens: u64 = attended.iter().sum();
             let step = self.step_shape(attended.len() / shape.kv_heads, 0);
             let cost = self.costs.layer_mut(layer);
+            let before = cost.kv_bytes;
             *cost += form.cost_of_picks(&step, *entries, tokens);
             let read = read.iter().sum::<u64>();
             if form.takes_products(step.group) {
                 cost.leave_to_attention(tokens as usize, read as usize, shape.d, shape.dtype.bytes());
             }
             cost.kv_bytes += read * shape.row_bytes() as u64;
+            if crosses_bus {
+                cost.fetched.host += cost.kv_bytes - before;
+            }
             cost.attended_tokens += tokens;
             cost.attend_flops += attend_flops(shape.d) * tokens;
             if tokens > 0 {
@@ -91,6 +97,14 @@ impl Sequence {
                 self.costs.count_heads(layer, 0, &attended, 0);
             }
         }
+    }
+
+    /// Whether a device reads the prefix from host memory, so that bytes cross the bus, and these can be counted: all tokens that are
+    /// selected are tokens of the prefix.
+    pub fn crosses_bus(&self) -> bool {
+        let source = self.prefix.source();
+        let is_on_host = source.device().is_some_and(|device| device.tier() == Tier::Host);
+        is_on_host && !self.method.has_moving_candidates()
     }
 
     /// Sets how many evictable tokens a layer still holds, summed over KV heads, as counted on the device.
@@ -119,6 +133,9 @@ impl Sequence {
         let attended = picked.attended(group, total);
         let summed: usize = attended.iter().sum();
         cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
+        if self.crosses_bus() {
+            cost.fetched.host += (picked.read_of_prefix(self.prefix.tokens(), total) * shape.row_bytes()) as u64;
+        }
         cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
         cost.steps += group as u64;
         cost.context_tokens += (group * seen) as u64;

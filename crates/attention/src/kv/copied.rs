@@ -27,7 +27,7 @@ impl CopiedKv {
 
     /// The copy of a layer; copying is tried once.
     fn copy(&self, layer: usize) -> Result<&LayerKv, KvError> {
-        let error = |why: String| KvError::Unread { layer, tier: Tier::Device, why };
+        let error = |why: String| KvError::Unread { layer, tier: self.device.tier(), why };
         let copy = || self.device.copy_layer(layer).map_err(|failure| error(failure.to_string()));
         self.copies[layer].get_or_init(copy).as_ref().map_err(KvError::clone)
     }
@@ -47,7 +47,7 @@ impl KvSource for CopiedKv {
     }
 
     fn tier(&self, _: usize) -> Tier {
-        Tier::Device
+        self.device.tier()
     }
 
     fn lend(&self, layer: usize) -> Result<Option<&LayerKv>, KvError> {

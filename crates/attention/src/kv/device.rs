@@ -1,4 +1,4 @@
-//! Keys and values in a device's memory, as the host knows them.
+//! Keys and values that a device works with, in its memory or in the host's, as the host knows them.
 
 use std::any::Any;
 use std::fmt;
@@ -6,19 +6,25 @@ use std::fmt;
 use crate::backend::active::KvHandle;
 use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvShape;
+use crate::kv::tier::Tier;
 
-/// Keys and values of a prefix in a device's memory.
+/// Keys and values of a prefix that a device works with.
 pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// What its layers have in common.
     fn shape(&self) -> KvShape;
 
-    /// Copies one layer to the host.
+    /// Where they are: in the device's memory, or in host memory that the device reads over the bus.
+    fn tier(&self) -> Tier {
+        Tier::Device
+    }
+
+    /// Copies one layer to memory of the host that others can read.
     ///
     /// # Errors
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
-    /// One layer where it is, if that is in a GPU's memory.
+    /// One layer where it is, if a GPU's kernels reach it.
     fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {
         None
     }

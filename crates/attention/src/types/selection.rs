@@ -218,4 +218,9 @@ impl AttendedTokens {
     pub(crate) fn read(&self, total: usize) -> usize {
         self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
     }
+
+    /// As [`read`](Self::read), without the static tokens behind a prefix of `prefix` tokens; selected tokens must be of the prefix.
+    pub(crate) fn read_of_prefix(&self, prefix: usize, total: usize) -> usize {
+        self.read(total) - (total - self.exact.recent.clamp(prefix.min(total), total))
+    }
 }

@@ -145,15 +145,15 @@ macro_rules! with_settings {
             matmul_precision: Given<MatmulPrecision> => MatmulPrecision = MatmulPrecision::F32,
                 Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
 
-            /// Where the KV cache of each prefix is kept: memory, or disk (a file in the run's folder, of which pages of --kv-memory bytes are in
-            /// memory)
+            /// Where the KV cache of each prefix is kept: memory, disk (a file in the run's folder, of which pages of --kv-memory bytes are in
+            /// memory), or host (the host's memory, which a GPU reads over the bus)
             ///
-            /// Predictions, scores and costs are those of memory; the bytes that steps fetch from memory and from disk are counted as well.
-            /// Prompts may then be longer than memory has room for; reading them takes longer. For runs on the CPU.
+            /// Predictions, scores and costs are those of memory; the bytes that steps fetch are counted as well. Prompts may then be longer
+            /// than memory has room for; reading them takes longer. disk is for runs on the CPU, host for runs on GPUs.
             ///
             /// Example: --kv-tier disk --kv-memory 64M
             kv_tier: KvTier => KvTier = KvTier::Memory,
-                Flag::value("kv-tier", "TIER").texts("disk", &["zzz", "host"]).identity("kv_tier");
+                Flag::value("kv-tier", "TIER").texts("disk", &["zzz", "device"]).identity("kv_tier");
 
             /// Memory for pages of a KV cache that is kept on disk, in bytes (K, M, G: of 1,024); 256M if not given
             ///

@@ -16,11 +16,13 @@ pub enum KvTier {
     Memory,
     /// In a file in the run's folder, of which some pages are in memory.
     Disk,
+    /// In host memory, which the GPU that computes reads over the bus.
+    Host,
 }
 
 impl KvTier {
     /// The names of all.
-    pub const NAMES: [&str; 2] = ["memory", "disk"];
+    pub const NAMES: [&str; 3] = ["memory", "disk", "host"];
 
     /// The name.
     pub fn name(self) -> &'static str {
@@ -32,7 +34,7 @@ impl FromStr for KvTier {
     type Err = UsageError;
 
     fn from_str(text: &str) -> Result<Self, UsageError> {
-        let known = [Self::Memory, Self::Disk].into_iter().find(|tier| tier.name() == text);
+        let known = [Self::Memory, Self::Disk, Self::Host].into_iter().find(|tier| tier.name() == text);
         known.ok_or_else(|| UsageError::unknown("kv-tier", text, Self::NAMES))
     }
 }
@@ -107,7 +109,9 @@ mod tests {
 
     #[test]
     fn tiers_have_names() {
-        assert_eq!("disk".parse(), Ok(KvTier::Disk));
+        for tier in [KvTier::Memory, KvTier::Disk, KvTier::Host] {
+            assert_eq!(tier.name().parse(), Ok(tier));
+        }
         assert_eq!("disc".parse::<KvTier>().unwrap_err().hint.unwrap(), "did you mean `disk`?");
     }
 }

@@ -196,13 +196,19 @@ impl RunConfig {
 
     /// Refuses tiers that are not there.
     fn check_kv_tier(&self) -> Result<(), UsageError> {
-        if self.kv_tier == KvTier::Memory && self.settings.kv_memory.is_some() {
+        if self.kv_tier != KvTier::Disk && self.settings.kv_memory.is_some() {
             return Err(UsageError::new("`kv_memory` is given, and the KV cache is not kept on disk")
                 .hint("add --kv-tier disk, or leave --kv-memory out"));
         }
         if self.kv_tier == KvTier::Disk && self.device != Device::Cpu {
             let what = "`kv_tier = \"disk\"` applies to a CPU only so far, and this run uses a GPU";
-            return Err(UsageError::new(what).hint("leave --kv-tier out: a GPU keeps the KV cache in its own memory"));
+            return Err(UsageError::new(what).hint(
+                "leave --kv-tier out: a GPU keeps the KV cache in its own memory; or keep it in the host's: --kv-tier host",
+            ));
+        }
+        if self.kv_tier == KvTier::Host && self.device == Device::Cpu {
+            let what = "`kv_tier = \"host\"` applies to a GPU, and this run uses a CPU, whose memory is the host's";
+            return Err(UsageError::new(what).hint("leave --kv-tier out, or keep the KV cache on disk: --kv-tier disk"));
         }
         Ok(())
     }

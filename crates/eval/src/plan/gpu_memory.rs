@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
+use crate::config::kv_tier::KvTier;
 use crate::config::run_config::RunConfig;
 use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
@@ -58,14 +59,23 @@ fn of_each_gpu(needs: Vec<GpuNeed>) -> Vec<GpuNeed> {
 fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range<usize>) -> usize {
     let (dimensions, methods) = (&model.dimensions, &config.methods);
     let prompt = PromptShape { layers: layers.len(), ..dimensions.prompt_shape(tokens) };
+    let (runs, at_once) = (methods.len(), masks_whole_prompt(config));
+    // A prefix that waits is where prefixes are.
+    let (engine, waiting) = match config.kv_tier {
+        KvTier::Host => (dimensions.gpu_bytes_below_host(layers, tokens, runs, at_once), 0),
+        KvTier::Memory | KvTier::Disk => (
+            dimensions.gpu_bytes(layers, tokens, runs, at_once),
+            waiting_prefix_bytes(config, tokens, dimensions.kv_bytes_per_token_of(layers)),
+        ),
+    };
     // Only one method reads at a time.
     let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
     memory::sum([
         dimensions.weight_bytes_of(layers),
-        dimensions.gpu_bytes(layers, tokens, methods.len(), masks_whole_prompt(config)),
+        engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
         lists,
-        waiting_prefix_bytes(config, tokens, dimensions.kv_bytes_per_token_of(layers)),
+        waiting,
     ])
 }
 
@@ -122,6 +132,10 @@ impl GpuNeed {
                 format!("the memory of GPU {ordinal}, which has layers {} to {},", layers.start, layers.end - 1),
                 "name more GPUs, choose a shorter --length, fewer methods at a time, or --dtype bf16",
             ),
+            _ if config.kv_tier == KvTier::Memory => (
+                "the GPU's memory".to_owned(),
+                "choose a shorter --length, fewer methods at a time, --dtype bf16, or keep the KV cache in the host's memory: --kv-tier host",
+            ),
             _ => ("the GPU's memory".to_owned(), "choose a shorter --length, fewer methods at a time, or --dtype bf16"),
         };
         Err(UsageError::new(format!("{what} {needed:.1} GB of {where_to} with {model}, and {free:.1} GB are free"))
@@ -152,6 +166,7 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
 mod tests {
     use super::*;
     use crate::config::settings::Settings;
+    use crate::plan::memory::host_kv_of_example;
     use spattn_model::device::Gpus;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
@@ -180,6 +195,18 @@ mod tests {
             - model.dimensions.weight_bytes();
         assert_eq!(both, of(0..layers) + alike + again);
         assert!(of(0..layers) > both / 2 && again > 0);
+    }
+
+    #[test]
+    fn a_prefix_in_host_memory_takes_one_layer_of_a_gpus_memory() {
+        let (mut config, model) = run();
+        let (tokens, all) = (4096, 0..model.dimensions.config().layers);
+        let there = bytes_at(&config, &model, tokens, &all);
+        config.kv_tier = KvTier::Host;
+        let below = bytes_at(&config, &model, tokens, &all);
+        let token = model.dimensions.kv_bytes_per_token();
+        assert_eq!(there - below, tokens * (token - token / all.end));
+        assert_eq!(host_kv_of_example(&config, &model, tokens), Some(tokens * token));
     }
 
     #[test]

@@ -65,6 +65,13 @@ pub fn disk_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> 
     })
 }
 
+/// What the KV cache of an example with `tokens` tokens takes of the host's memory; `None` if it is not kept there below a GPU.
+pub fn host_kv_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> Option<usize> {
+    let prefixes = 1 + waiting_prefix_bytes(config, 1, 1);
+    let bytes = memory::product([prefixes, tokens, model.dimensions.kv_bytes_per_token()]);
+    (config.kv_tier == KvTier::Host).then_some(bytes)
+}
+
 /// The bytes of a prefix that waits while another is read: the dense prefix is kept for the next example, while each method with a prefill
 /// mask reads the prompt by itself. A token of it takes `token_bytes`.
 pub(crate) fn waiting_prefix_bytes(config: &RunConfig, tokens: usize, token_bytes: usize) -> usize {

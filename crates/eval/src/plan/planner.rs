@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::gpu_memory::{fullest, gpu_needs};
-use super::memory::bytes_of_example;
+use super::memory::{bytes_of_example, host_kv_of_example};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::kv_tier::KvTier;
 use crate::config::run_config::{RunConfig, Variant};
@@ -452,6 +452,10 @@ impl Planner<'_> {
         if let Some(need) = fullest(&gpu_needs(self.config, self.model, tokens)?) {
             need.check(self.config, &format!("{what}, {tokens} tokens, takes"), &self.model.id)?;
         }
+        if let Some(bytes) = host_kv_of_example(self.config, self.model, tokens) {
+            let what = format!("{what}, {tokens} tokens, takes for keys and values of {}", self.model.id);
+            return memory::check(bytes as u64, what, "choose a shorter --length, or --dtype bf16");
+        }
         // On a GPU, weights, keys and values are in its memory, and only pieces pass through the machine's.
         if self.config.device != Device::Cpu {
             return Ok(());
@@ -464,7 +468,7 @@ impl Planner<'_> {
             KvTier::Memory => {
                 "choose a shorter --length, or --dtype bf16, or keep the KV cache on disk: --kv-tier disk"
             }
-            KvTier::Disk => "choose a shorter --length, less --kv-memory, or --dtype bf16",
+            KvTier::Disk | KvTier::Host => "choose a shorter --length, less --kv-memory, or --dtype bf16",
         };
         memory::check(needed as u64, what, hint)
     }

@@ -38,15 +38,18 @@ impl PublishedCosts {
     }
 }
 
-/// Bytes of keys and values that a step fetched, in whole pages and over all layers, where the KV cache is kept on disk.
+/// Bytes of keys and values that a step fetched over all layers, where the KV cache is kept on disk, or in host memory below a GPU.
 ///
-/// They are what the method would fetch if it had the memory for pages to itself, which is empty at its first step.
+/// From disk they are whole pages: what the method would fetch if it had the memory for pages to itself, which is empty at its first step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FetchedBytes {
     /// From pages in memory.
     pub memory: f64,
     /// From disk.
     pub disk: f64,
+    /// Over the bus, from host memory to the GPU, which keeps none of it for the next step; `None` where nothing has to cross the bus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus: Option<f64>,
 }
 
 impl FetchedBytes {

@@ -104,7 +104,8 @@ impl PublishedCosts {
 impl FetchedBytes {
     fn check(&self) -> Result<(), String> {
         amount("fetched_per_token.memory", self.memory)?;
-        amount("fetched_per_token.disk", self.disk)
+        amount("fetched_per_token.disk", self.disk)?;
+        self.bus.map_or(Ok(()), |bytes| amount("fetched_per_token.bus", bytes))
     }
 }
 
@@ -250,7 +251,7 @@ mod tests {
         type Spoil = fn(&mut Record);
         let held = |held: f64| Some(KvTokens { held, context: 100 });
         assert_eq!(Record { kv_tokens: held(100.0), ..record("vt", "full", 0, 1.0) }.check(), Ok(()));
-        let cases: [(&str, Spoil); 36] = [
+        let cases: [(&str, Spoil); 37] = [
             ("`kv_tokens.held` is 1e300, not from 0 to `kv_tokens.context`, 100", |r| {
                 r.kv_tokens = Some(KvTokens { held: 1e300, context: 100 });
             }),
@@ -264,10 +265,13 @@ mod tests {
             ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
             ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),
             ("`fetched_per_token.memory` is -1, not a number from 0", |r| {
-                r.fetched_per_token = Some(FetchedBytes { memory: -1.0, disk: 0.0 }.into());
+                r.fetched_per_token = Some(FetchedBytes { memory: -1.0, disk: 0.0, bus: None }.into());
             }),
             ("`fetched_per_token.disk` is NaN, not a number from 0", |r| {
-                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: f64::NAN }.into());
+                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: f64::NAN, bus: None }.into());
+            }),
+            ("`fetched_per_token.bus` is -2, not a number from 0", |r| {
+                r.fetched_per_token = Some(FetchedBytes { memory: 0.0, disk: 0.0, bus: Some(-2.0) }.into());
             }),
             ("`solo.ms` is 1e308, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1e308].into() }.into())),
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),

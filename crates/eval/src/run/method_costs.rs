@@ -6,6 +6,7 @@ use crate::records::costs::{FetchedBytes, KvTokens, PublishedCosts};
 use crate::records::fidelity::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
 use crate::records::timing::{Solo, StepTime};
 use spattn_attention::cost::Cost;
+use spattn_attention::kv::TierBytes;
 use spattn_attention::{IndexTime, Sequence};
 use spattn_kernels::topk::argmax;
 
@@ -131,9 +132,14 @@ impl MethodCosts {
 
 /// Bytes that each of so many steps fetched, where the KV cache is not in memory.
 fn fetched(sequence: &Sequence, all: &Cost, steps: usize) -> Option<FetchedBytes> {
-    sequence.prefix().source().paging().filter(|_| steps > 0)?;
     let each = |bytes: u64| bytes as f64 / steps as f64;
-    Some(FetchedBytes { memory: each(all.fetched.host), disk: each(all.fetched.disk) })
+    let TierBytes { host, disk, .. } = all.fetched;
+    match sequence.prefix().source().paging() {
+        _ if steps == 0 => None,
+        Some(_) => Some(FetchedBytes { memory: each(host), disk: each(disk), bus: None }),
+        None if sequence.crosses_bus() => Some(FetchedBytes { memory: 0.0, disk: 0.0, bus: Some(each(host)) }),
+        None => None,
+    }
 }
 
 /// Density `[layer][query head]`.

@@ -242,6 +242,8 @@ summary_columns! {
     fetched_disk_per_token: Option<f64> = Bytes, Mean, "disk KB" (Less);
     /// Share of the fetched pages that were in memory: mean over examples; only with `--kv-tier disk`.
     page_hits: Option<f64> = Share, Mean, "hits %" (More);
+    /// Bytes of K and V that a token fetched over the bus from host memory to the GPU, over all layers; only with `--kv-tier host`.
+    fetched_bus_per_token: Option<f64> = Bytes, Mean, "bus KB" (Less);
 }
 
 /// A column that tables show.
@@ -304,6 +306,7 @@ pub const IN_TABLES: &[InTables] = &[
     where_known("index_share"),
     where_known("fetched_disk_per_token"),
     where_known("page_hits"),
+    where_known("fetched_bus_per_token"),
     InTables { name: "decode_ms_per_token", shown: ShownIf::AnyTimedAlone, of_means: false },
     with("kv_tokens_held", "kv_tokens_held"),
     with("bits_per_byte", "word_perplexity"),
@@ -328,6 +331,7 @@ pub const LEFT_OUT_FIRST: &[&str] = &[
     "cost_total",
     "index_share",
     "fetched_disk_per_token",
+    "fetched_bus_per_token",
     "recall",
     "kv_tokens_held",
     "same_top",
@@ -374,6 +378,7 @@ const PAGE_ORDER: &[(&str, OnPage)] = &[
     ("fetched_disk_per_token", OnPage::Shown),
     ("fetched_memory_per_token", OnPage::Offered),
     ("page_hits", OnPage::Shown),
+    ("fetched_bus_per_token", OnPage::Shown),
     ("free_share", OnPage::Offered),
     ("kv_bytes_held", OnPage::Offered),
     ("kv_tokens_held", OnPage::Shown),

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::cells::{SummaryCell, group, perplexity, place};
 use super::columns::SummaryRow;
 use super::times::{RowTimes, prevailing};
+use crate::records::costs::FetchedBytes;
 use crate::records::fidelity::{Fidelity, FidelitySpread, Spread};
 use crate::records::record::{REFERENCE, Record};
 use crate::records::text_scores::{Choice, Likelihood};
@@ -121,9 +122,10 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
         bytes_share: reference.and_then(|full| bytes_share(cell, full)),
-        fetched_memory_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.memory)),
-        fetched_disk_per_token: mean_of_known(cell, |r| Some(r.fetched_per_token.as_deref()?.disk)),
-        page_hits: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.hits()),
+        fetched_memory_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.memory)),
+        fetched_disk_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.disk)),
+        page_hits: mean_of_known(cell, |r| of_pages(r)?.hits()),
+        fetched_bus_per_token: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.bus),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
 }
@@ -214,6 +216,11 @@ fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
     }
     all.sort_by(f64::total_cmp);
     spattn_stats::quantile(&all, 0.99)
+}
+
+/// What a record fetched in pages, if its KV cache was read so.
+fn of_pages(record: &Record) -> Option<&FetchedBytes> {
+    record.fetched_per_token.as_deref().filter(|fetched| fetched.bus.is_none())
 }
 
 /// Mean over the records that have it.
@@ -316,7 +323,7 @@ mod tests {
     #[test]
     fn pages_are_averaged_over_the_records_that_have_them() {
         let of = |sample, memory, disk| Record {
-            fetched_per_token: Some(crate::records::costs::FetchedBytes { memory, disk }.into()),
+            fetched_per_token: Some(FetchedBytes { memory, disk, bus: None }.into()),
             ..method("topk", "", sample, 1.0)
         };
         let rows =
@@ -326,6 +333,13 @@ mod tests {
         );
         assert!(close(rows[0].page_hits, 0.5), "nothing fetched is no ratio: {:?}", rows[0].page_hits);
         assert_eq!(summarize(&[method("topk", "", 3, 1.0)], &[])[0].page_hits, None);
+        let of_bus = |sample, bytes| Record {
+            fetched_per_token: Some(FetchedBytes { memory: 0.0, disk: 0.0, bus: Some(bytes) }.into()),
+            ..method("topk", "", sample, 1.0)
+        };
+        let row = summarize(&[of_bus(0, 10.0), of_bus(1, 30.0)], &[]).remove(0);
+        assert!(close(row.fetched_bus_per_token, 20.0));
+        assert_eq!((row.fetched_memory_per_token, row.fetched_disk_per_token, row.page_hits), (None, None, None));
     }
 
     #[test]

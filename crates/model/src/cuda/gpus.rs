@@ -13,9 +13,9 @@ use super::step::{StepPlan, groups_of, rows_of};
 use super::weights::LoadFailure;
 use super::workspace::Workspace;
 use crate::dimensions::Dimensions;
-use crate::engine::{EngineError, GpuUse, NotFinite, Stream, first_not_finite, positions};
+use crate::engine::{EngineError, GpuUse, KvPlacement, NotFinite, Stream, first_not_finite, positions};
 use crate::tensors::Weights;
-use spattn_attention::kv::KvShape;
+use spattn_attention::kv::{KvShape, Tier};
 use spattn_attention::{SelectionSite, Sequence};
 use spattn_cuda::{Gpu, GpuError};
 
@@ -98,10 +98,14 @@ impl Cuda {
         self.last().shape()
     }
 
-    /// An empty prefix whose layers are where those of the model are.
-    pub(super) fn empty_prefix(&self, capacity: usize) -> Result<DevicePrefix, GpuError> {
+    /// An empty prefix whose layers are where those of the model are, or in host memory if that is where keys and values are kept.
+    pub(super) fn empty_prefix(&self, kv: &KvPlacement, capacity: usize) -> Result<DevicePrefix, GpuError> {
         let gpus = self.segments.iter().flat_map(|segment| segment.range.clone().map(move |_| &segment.gpu));
-        DevicePrefix::new(gpus, self.shape(), capacity)
+        let tier = match kv {
+            KvPlacement::Host => Tier::Host,
+            KvPlacement::Memory | KvPlacement::Disk(_) => Tier::Device,
+        };
+        DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)
     }
 
     /// Room for so many rows on each GPU; what it held is lost where it has to grow.

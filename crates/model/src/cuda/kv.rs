@@ -1,10 +1,12 @@
-//! Keys and values on GPUs: a prefix that runs share, and what each of them reads behind it. Both are where the layers are.
+//! Keys and values of GPUs: a prefix that runs share, and what each of them reads behind it. Both are where the layers are, but a prefix
+//! may be in host memory, which kernels reach over the bus: then a prompt is read with one layer at a time in the memory of its GPU.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use spattn_attention::Sequence;
-use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
+use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier};
 use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Storage};
 
 /// How a device stores numbers of this type.
@@ -19,12 +21,22 @@ pub(super) fn storage(dtype: KvDtype) -> Storage {
 /// Room for so many tokens behind the prefix, before a tail has to grow.
 const TAIL_CAPACITY: usize = 64;
 
-/// A prefix in the memory of the GPUs that hold the layers.
+/// A prefix in the memory of the GPUs that hold the layers, or in host memory that they read.
 pub(super) struct DevicePrefix {
     pub(super) shape: KvShape,
     pub(super) layers: Vec<PrefixLayer>,
     pub(super) capacity: usize,
     pub(super) tokens: usize,
+    tier: Tier,
+    /// While a prompt is read into host memory: on each GPU, room for one layer.
+    staged: Vec<StagedLayer>,
+}
+
+/// Room for a layer in the memory of a GPU.
+struct StagedLayer {
+    /// The layer that is there.
+    layer: Option<usize>,
+    room: PrefixLayer,
 }
 
 /// Keys and values of a layer, each `[kv_head][capacity][d]`, and the GPU that holds them.
@@ -37,7 +49,39 @@ pub(super) struct PrefixLayer {
 impl std::fmt::Debug for DevicePrefix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let gpus: Vec<usize> = self.layers.iter().map(|layer| layer.gpu.ordinal()).collect();
-        write!(f, "DevicePrefix({} tokens on GPUs {gpus:?})", self.tokens)
+        write!(f, "DevicePrefix({} tokens in {} for GPUs {gpus:?})", self.tokens, self.tier)
+    }
+}
+
+impl PrefixLayer {
+    /// Room for so many tokens of this shape in a tier.
+    fn new(gpu: &Arc<Gpu>, shape: KvShape, capacity: usize, tier: Tier) -> Result<Self, GpuError> {
+        let bytes = shape.kv_heads * capacity * shape.d * shape.dtype.bytes();
+        Ok(Self { keys: alloc(gpu, tier, bytes)?, values: alloc(gpu, tier, bytes)?, gpu: gpu.clone() })
+    }
+
+    /// Copies some tokens of a layer, both with room for `capacity` tokens.
+    fn copy_from(
+        &mut self,
+        other: &Self,
+        shape: KvShape,
+        capacity: usize,
+        tokens: Range<usize>,
+    ) -> Result<(), GpuError> {
+        let row = shape.d * shape.dtype.bytes();
+        let (first, stride, len) = (tokens.start * row, capacity * row, tokens.len() * row);
+        for (from, to) in [(&other.keys, &mut self.keys), (&other.values, &mut self.values)] {
+            self.gpu.copy_pieces((from, first, stride), (to, first, stride), shape.kv_heads, len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory of a tier that a GPU reads and writes.
+fn alloc(gpu: &Gpu, tier: Tier, bytes: usize) -> Result<Buffer, GpuError> {
+    match tier {
+        Tier::Host => gpu.alloc_on_host(bytes),
+        _ => gpu.alloc(bytes),
     }
 }
 
@@ -48,12 +92,59 @@ impl DevicePrefix {
         shape: KvShape,
         capacity: usize,
     ) -> Result<Self, GpuError> {
-        let bytes = shape.kv_heads * capacity * shape.d * shape.dtype.bytes();
-        let layer = |gpu: &Arc<Gpu>| -> Result<PrefixLayer, GpuError> {
-            Ok(PrefixLayer { keys: gpu.alloc(bytes)?, values: gpu.alloc(bytes)?, gpu: gpu.clone() })
-        };
+        Self::in_tier(Tier::Device, gpus, shape, capacity)
+    }
+
+    /// As [`new`](Self::new), in the memory of the GPUs or of the host.
+    pub(super) fn in_tier<'g>(
+        tier: Tier,
+        gpus: impl IntoIterator<Item = &'g Arc<Gpu>>,
+        shape: KvShape,
+        capacity: usize,
+    ) -> Result<Self, GpuError> {
+        let layer = |gpu: &Arc<Gpu>| PrefixLayer::new(gpu, shape, capacity, tier);
         let layers = gpus.into_iter().map(layer).collect::<Result<_, GpuError>>()?;
-        Ok(Self { shape, layers, capacity, tokens: 0 })
+        Ok(Self { shape, layers, capacity, tokens: 0, tier, staged: Vec::new() })
+    }
+
+    /// Brings a layer to where a chunk of a prompt is added to it, with the first `known` tokens. What is added is lost unless it is
+    /// [stored](Self::store).
+    pub(super) fn stage(&mut self, layer: usize, known: usize) -> Result<(), GpuError> {
+        if self.tier == Tier::Device {
+            return Ok(());
+        }
+        let own = &self.layers[layer];
+        let of_gpu = |staged: &StagedLayer| staged.room.gpu.ordinal() == own.gpu.ordinal();
+        let place = match self.staged.iter().position(of_gpu) {
+            Some(place) => place,
+            None => {
+                let room = PrefixLayer::new(&own.gpu, self.shape, self.capacity, Tier::Device)?;
+                self.staged.push(StagedLayer { layer: None, room });
+                self.staged.len() - 1
+            }
+        };
+        let staged = &mut self.staged[place];
+        staged.room.copy_from(own, self.shape, self.capacity, 0..known)?;
+        staged.layer = Some(layer);
+        Ok(())
+    }
+
+    /// Keeps the tokens that were added to a layer that was [staged](Self::stage).
+    pub(super) fn store(&mut self, layer: usize, added: Range<usize>) -> Result<(), GpuError> {
+        let Some(staged) = self.staged.iter_mut().find(|staged| staged.layer == Some(layer)) else { return Ok(()) };
+        staged.layer = None;
+        self.layers[layer].copy_from(&staged.room, self.shape, self.capacity, added)
+    }
+
+    /// Gives back the memory that only reading a prompt takes.
+    pub(super) fn end_reading(&mut self) {
+        self.staged.clear();
+    }
+
+    /// Where a layer is now.
+    fn place(&self, layer: usize) -> &PrefixLayer {
+        let staged = self.staged.iter().find(|staged| staged.layer == Some(layer));
+        staged.map_or(&self.layers[layer], |staged| &staged.room)
     }
 
     /// The first tokens of this prefix, with room for more.
@@ -67,7 +158,7 @@ impl DevicePrefix {
         let (row, old) = (d * dtype.bytes(), self.capacity);
         for PrefixLayer { gpu, keys, values } in &mut self.layers {
             for buffer in [keys, values] {
-                let mut grown = gpu.alloc(kv_heads * capacity * row)?;
+                let mut grown = alloc(gpu, self.tier, kv_heads * capacity * row)?;
                 for head in 0..kv_heads {
                     gpu.copy(buffer, head * old * row, &mut grown, head * capacity * row, tokens * row)?;
                 }
@@ -79,7 +170,7 @@ impl DevicePrefix {
     }
 
     pub(super) fn cache(&self, layer: usize) -> Cache<'_> {
-        let PrefixLayer { keys, values, .. } = &self.layers[layer];
+        let PrefixLayer { keys, values, .. } = self.place(layer);
         let KvShape { kv_heads, d, dtype } = self.shape;
         let capacity = self.capacity;
         Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage: storage(dtype) }
@@ -87,7 +178,7 @@ impl DevicePrefix {
 
     /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
     pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, spare: LayerKv) -> Result<LayerKv, GpuError> {
-        let PrefixLayer { gpu, keys, values } = &self.layers[layer];
+        let PrefixLayer { gpu, keys, values } = self.place(layer);
         let stride = self.capacity * self.shape.d * self.shape.dtype.bytes();
         let store = |buffer: &Buffer, spare: KvStore| {
             spare.refilled(self.shape, tokens, |head, rows| match rows {
@@ -103,6 +194,10 @@ impl DevicePrefix {
 impl DeviceKv for DevicePrefix {
     fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    fn tier(&self) -> Tier {
+        self.tier
     }
 
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {

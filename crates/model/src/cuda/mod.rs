@@ -59,7 +59,7 @@ impl Engine for Cuda {
     ) -> Result<Prefill, EngineError> {
         let mut prefix = match known {
             Some((prefix, kept)) => owned(prefix).kept(kept, tokens.len())?,
-            None => self.empty_prefix(tokens.len())?,
+            None => self.empty_prefix(reading.kv, tokens.len())?,
         };
         let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
         let upload = |segment: &Segment| -> Result<RopeBuffers, GpuError> {
@@ -80,6 +80,7 @@ impl Engine for Cuda {
                 logits = row;
             }
         }
+        prefix.end_reading();
         self.forget_views();
         if let Some(sparse) = &mut reading.sparse {
             for segment in &self.segments {
@@ -168,12 +169,13 @@ impl Segment {
     fn read_layers(
         &self,
         workspace: &mut Workspace,
-        prefix: &DevicePrefix,
+        prefix: &mut DevicePrefix,
         (first, rows): (usize, usize),
         tables: &[(Buffer, f32)],
         reading: &mut Reading<'_, '_>,
     ) -> Result<(), EngineError> {
         for index in self.range.clone() {
+            prefix.stage(index, first)?;
             self.forward_layer(workspace, rows, index, first, |workspace, layer| {
                 let Workspace { qkv, positions, .. } = &mut *workspace;
                 let (inverse, scaling) = &tables[self.place_of_rope(index)];
@@ -182,6 +184,7 @@ impl Segment {
                 self.gpu.rope(qkv, &rotation, &prefix.cache(index), first)?;
                 self.attend_chunk(workspace, prefix, index, first, rows, reading)
             })?;
+            prefix.store(index, first..first + rows)?;
         }
         Ok(())
     }
