@@ -37,7 +37,7 @@ use spattn::kernels::cuda::{
     ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TailRow, TailRows, TieOrder, TokenListLayout,
     TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
-use spattn::kv::{KvDtype, KvStore, LayerKv};
+use spattn::kv::{KvDtype, KvStore, LayerKv, Tier};
 use spattn::model::config::ModelConfig;
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::decoder::{Decoder, Dimensions};
@@ -2915,9 +2915,13 @@ fn a_layer_alone_gives_what_the_host_gives() {
     const KV_HEADS: usize = 2;
     const BATCH: usize = 3;
     let gpu = Arc::new(gpu());
-    for (dtype, d, tokens) in
-        [(KvDtype::F32, 16, 700), (KvDtype::Bf16, 64, 3000), (KvDtype::Bf16, 128, 20_001), (KvDtype::F16, 128, 5000)]
-    {
+    for (dtype, d, tokens, tier) in [
+        (KvDtype::F32, 16, 700, Tier::Device),
+        (KvDtype::Bf16, 64, 3000, Tier::Device),
+        (KvDtype::Bf16, 128, 20_001, Tier::Device),
+        (KvDtype::F16, 128, 5000, Tier::Device),
+        (KvDtype::Bf16, 128, 20_001, Tier::Host),
+    ] {
         let storage = match dtype {
             KvDtype::F32 => Storage::F32,
             KvDtype::F16 => Storage::F16,
@@ -2936,7 +2940,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
         // Two sequences; the first one is repeated as the third.
         let drawn = [drawn(400), drawn(500)];
         let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
-        let alone = Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
+        let alone = Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, (2, tier)).unwrap());
         let queries: Vec<f32> = noise(BATCH * HEADS * d, 600).iter().map(|q| 3.0 * q).collect();
         let queries = stored(&queries, storage);
         let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0);

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::bench_args::{BenchArgs, What};
+use super::bench_args::{BenchArgs, BenchTier, What};
 use super::exit::Done;
 use super::interrupt;
 use super::output::listed;
 use super::output::{print, print_json};
 use crate::report::bench as drawing;
 use crate::version::PROGRAM;
+use spattn_attention::kv::Tier;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
@@ -111,6 +112,12 @@ impl BenchArgs {
                 "leave --layers out, or use `bench decode`",
             );
         }
+        if self.kv_tier == BenchTier::Host && !(on_gpu && of_steps) {
+            return refused(
+                "--kv-tier host applies to `bench attention` and `bench decode` on a GPU",
+                "add --device cuda, or leave --kv-tier out",
+            );
+        }
         let reads_rows = what == What::Prefill && self.layers.is_none();
         let takes_several = of_steps || on_gpu && reads_rows;
         if self.last.is_some() && !reads_rows {
@@ -150,6 +157,14 @@ impl BenchArgs {
                 "leave --kv-from out, or time the attention alone: spattn bench attention",
             ),
             _ => Ok(()),
+        }
+    }
+
+    /// Where keys and values are.
+    fn tier(&self) -> Tier {
+        match self.kv_tier {
+            BenchTier::Memory => Tier::Device,
+            BenchTier::Host => Tier::Host,
         }
     }
 
@@ -194,7 +209,7 @@ impl BenchArgs {
         if let Some(obstacle) = dimensions.gpu_obstacle().filter(|_| device != Device::Cpu) {
             return Err(UsageError::new(obstacle).hint("use --device cpu").into());
         }
-        check_memory(device, self.op(), &dimensions, &contexts, &self.batches, (reads_whole, self.last))?;
+        check_memory(device, self.op(), &dimensions, &contexts, &self.batches, self.tier(), (reads_whole, self.last))?;
         let steps = steps(self.op(), self.rounds);
         let most = self.batches.iter().copied().max().unwrap_or(1);
         reader.iter().try_for_each(|reader| reader.check(&contexts, steps, most))?;
@@ -205,6 +220,7 @@ impl BenchArgs {
         Ok(Plan {
             op: self.op(),
             device,
+            tier: self.tier(),
             shape: if privacy::is_left_out() { privacy::name_of_source(shape) } else { shape.to_owned() },
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,
@@ -329,6 +345,7 @@ impl BenchArgs {
                     "name": plan.shape, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "layers": c.layers,
                 },
                 "device": self.device,
+                "kv_tier": self.kv_tier.name(),
                 "dtype": self.dtype,
                 "matmul_precision": self.matmul_precision,
                 "contexts": plan.contexts,
@@ -348,6 +365,7 @@ impl BenchArgs {
                 "bf16_products": tiles::unit().name(),
                 "read_gbps": bench.roof.read_gbps,
                 "peak_gflops": bench.roof.peak_gflops,
+                "link_gbps": bench.roof.link_gbps,
             },
             "notes": bench.notes,
         });

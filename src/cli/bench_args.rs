@@ -22,6 +22,25 @@ pub enum What {
     Kernels,
 }
 
+/// Where keys and values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchTier {
+    /// In the memory of what computes
+    Memory,
+    /// In host memory below a GPU
+    Host,
+}
+
+impl BenchTier {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Host => "host",
+        }
+    }
+}
+
 /// Time attention, prefill, indexes, whole decode steps or kernels: microseconds, bytes, and shares of the machine's peak.
 ///
 /// Keys and values are random, with properties of those of language models (an attention sink, heavy channels, RoPE, topics),
@@ -124,6 +143,12 @@ pub struct BenchArgs {
     /// Example: --device cuda
     #[arg(long, value_name = "cpu|cuda|cuda:N", default_value = "cpu")]
     pub(super) device: String,
+
+    /// Where keys and values are: in the memory of what computes, or in host memory, which a GPU reads over the bus
+    ///
+    /// Example: bench decode --device cuda --kv-tier host
+    #[arg(long, value_name = "TIER", value_enum, default_value = "memory")]
+    pub(super) kv_tier: BenchTier,
 
     /// Timed turns of each method; an interval needs six
     ///

@@ -422,6 +422,32 @@ impl Gpu {
         Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
+    /// Bytes per second of copies between pinned host memory and the device, to the device and back, one direction at a time: medians of
+    /// nine.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn link_bandwidth(&self) -> Result<[f64; 2], GpuError> {
+        const BYTES: usize = 1 << 28;
+        let (mut here, mut there) = (self.alloc_on_host(BYTES)?, self.alloc(BYTES)?);
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..9 {
+            self.synchronize()?;
+            let start = Instant::now();
+            self.copy(&here, 0, &mut there, 0, BYTES)?;
+            self.synchronize()?;
+            let middle = Instant::now();
+            self.copy(&there, 0, &mut here, 0, BYTES)?;
+            self.synchronize()?;
+            times[0].push(middle - start);
+            times[1].push(middle.elapsed());
+        }
+        Ok(times.map(|mut times| {
+            times.sort();
+            BYTES as f64 / times[times.len() / 2].as_secs_f64()
+        }))
+    }
+
     /// The most bytes that its buffers had together at any time.
     pub fn most_bytes(&self) -> usize {
         self.memory.most.load(Ordering::Relaxed)

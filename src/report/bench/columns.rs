@@ -19,7 +19,7 @@ pub struct BenchColumn {
 const ALWAYS: fn(&[&BenchRow]) -> bool = |_| true;
 
 /// In reading order: under which conditions where rows differ in them, what was achieved, and what it is made of.
-const ALL: [BenchColumn; 17] = [
+const ALL: [BenchColumn; 19] = [
     BenchColumn {
         heading: "dtype",
         about: "storage type of keys and values",
@@ -62,6 +62,18 @@ const ALL: [BenchColumn; 17] = [
         about: "time to read the selected keys and values and the index at the read bandwidth, as a share of the time",
         cell: |r| percent(r.limit_share),
         is_shown: ALWAYS,
+    },
+    BenchColumn {
+        heading: "bus GB/s",
+        about: "keys and values read a second from host memory over the bus",
+        cell: |r| optional(r.bus_gbps),
+        is_shown: |rows| any(rows, |r| r.bus_gbps),
+    },
+    BenchColumn {
+        heading: "link %",
+        about: "bus GB/s as a share of what a copy from pinned host memory to the GPU reaches",
+        cell: |r| percent(r.link_share),
+        is_shown: |rows| any(rows, |r| r.link_share),
     },
     BenchColumn {
         heading: "score",
@@ -191,9 +203,17 @@ fn time(row: &BenchRow) -> String {
 pub fn roof_line(bench: &Bench) -> String {
     let (bytes, flops) = (number(bench.roof.read_gbps), number(bench.roof.peak_gflops));
     if bench.rows.iter().any(|row| row.device != "cpu") {
-        return format!(
+        let of_device = format!(
             "a copy reads and writes {bytes} GB/s, and a large matrix product in bf16 computes {flops} GFLOP/s"
         );
+        let of_link = bench.roof.link_gbps.map_or(String::new(), |[to, back]| {
+            format!(
+                "; copies between pinned host memory and the GPU reach {} GB/s, and {} back",
+                number(to),
+                number(back)
+            )
+        });
+        return of_device + &of_link;
     }
     let operations = match bench.roof.is_tiled {
         true => "bf16 tile products from the L1 cache",
@@ -254,6 +274,13 @@ mod tests {
         );
         both.rows.iter_mut().for_each(|row| row.device = "NVIDIA H200".into());
         assert!(roof_line(&both).starts_with("a copy reads and writes 20.0 GB/s"), "{}", roof_line(&both));
+        assert!(!roof_line(&both).contains("pinned"));
+        both.roof.link_gbps = Some([55.0, 53.0]);
+        let line = roof_line(&both);
+        assert!(
+            line.ends_with("copies between pinned host memory and the GPU reach 55.0 GB/s, and 53.0 back"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -117,12 +117,19 @@ mod tests {
             index_ms: None,
             aux_bits: None,
             aux_bytes: None,
+            bus_bytes: None,
+            bus_gbps: None,
+            link_share: None,
         }
     }
 
     /// On a machine that reads 20 · 10⁹ bytes and computes 200 · 10⁹ operations per second.
     pub fn bench(rows: Vec<BenchRow>) -> Bench {
-        Bench { rows, roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false }, notes: Vec::new() }
+        Bench {
+            rows,
+            roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false, link_gbps: None },
+            notes: Vec::new(),
+        }
     }
 
     /// With a requested density that is met.

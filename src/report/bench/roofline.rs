@@ -110,7 +110,7 @@ mod tests {
     fn an_unknown_roof_is_left_out() {
         let bench = bench(vec![BenchRow { flops: 10, bytes: 10, gflops: 1.0, ..full(4096) }]);
         for (read_gbps, peak_gflops) in [(0.0, 0.0), (20.0, 0.0), (0.0, 200.0), (f64::NAN, 200.0)] {
-            let roof = Roof { read_gbps, peak_gflops, is_tiled: false };
+            let roof = Roof { read_gbps, peak_gflops, ..Roof::default() };
             let scenes = scenes(&bench);
             assert!(chart(&scenes[0], &roof).panels[0].data[0].points.is_empty(), "{roof:?}");
             assert!(figure(&scenes[0], &scenes, &roof).unwrap().is_ok());

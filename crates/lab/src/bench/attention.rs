@@ -96,6 +96,7 @@ pub fn count_steps(sequences: &[Sequence], row: &mut BenchRow) {
     row.limit_bytes += (cost.kv_bytes + cost.aux_bytes) / steps;
     row.bytes = row.limit_bytes + cost.select_bytes / steps;
     row.flops += (cost.score_flops + cost.attend_flops) / steps;
+    row.bus_bytes = first.crosses_bus().then_some(cost.fetched.host / steps);
     if first.aux_bits() > 0.0 {
         (row.index_ms, row.aux_bits) = (Some(1e3 * index.as_secs_f64()), Some(first.aux_bits()));
         row.aux_bytes = Some(sequences.iter().map(|sequence| aux_bytes(sequence.prefix(), sequence.aux_bits())).sum());

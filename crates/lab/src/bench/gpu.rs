@@ -14,7 +14,7 @@ use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::BenchSequence;
 use super::turns::{Runs, Turn};
-use spattn_attention::kv::{KvDtype, KvError, LayerKv};
+use spattn_attention::kv::{KvDtype, KvError, LayerKv, Tier};
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
 use spattn_cuda::{Flood, Gpu, Into, Storage, WeightMatrix};
 use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
@@ -59,12 +59,18 @@ impl OnGpu {
         Ok(self.gpu.synchronize()?)
     }
 
-    /// The bandwidth of a copy, and the throughput of a large product in bf16.
+    /// The bandwidth of a copy, and the throughput of a large product in bf16; also the bandwidths of the link to the host, if keys and
+    /// values are in `tier`.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn roof(&self) -> Result<Roof> {
-        Ok(Roof { read_gbps: self.gpu.copy_bandwidth()? / 1e9, peak_gflops: self.product_gflops()?, is_tiled: false })
+    pub fn roof(&self, tier: Tier) -> Result<Roof> {
+        let link = match tier {
+            Tier::Host => Some(self.gpu.link_bandwidth()?.map(|bandwidth| bandwidth / 1e9)),
+            Tier::Device | Tier::Disk => None,
+        };
+        let (read_gbps, peak_gflops) = (self.gpu.copy_bandwidth()? / 1e9, self.product_gflops()?);
+        Ok(Roof { read_gbps, peak_gflops, is_tiled: false, link_gbps: link })
     }
 
     fn product_gflops(&self) -> Result<f64> {
@@ -104,7 +110,7 @@ pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> Result<usize,
     Ok((LEAST_BYTES / (batch * kv.max(1))).clamp(1, MOST_COPIES))
 }
 
-/// Copies sequences to the device: `batch` that step together, in `copies` copies of the layer.
+/// Copies sequences to where the device reads them: `batch` that step together, in `copies` copies of the layer.
 ///
 /// # Errors
 /// If they do not fit.
@@ -112,7 +118,8 @@ pub(super) fn layer(
     gpu: &Arc<Gpu>,
     dimensions: &Dimensions,
     sequences: &[BenchSequence],
-    (batch, copies): (usize, usize),
+    batch: usize,
+    (copies, tier): (usize, Tier),
 ) -> Result<Arc<LayerAlone>> {
     let with_next: Vec<_> = sequences
         .iter()
@@ -124,7 +131,7 @@ pub(super) fn layer(
     let heads = dimensions.config().heads;
     let stats: Vec<&PromptStats> = sequences.iter().filter_map(BenchSequence::stats).collect();
     let stats = PromptStats::beside(&stats, batch);
-    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?.knowing(stats)))
+    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, (copies, tier))?.knowing(stats)))
 }
 
 /// An empty index cache for a layer on the device.
@@ -243,6 +250,7 @@ impl Runs for DecodingThere<'_> {
         let weights = self.decoder.step_weight_bytes() as u64;
         row.limit_bytes = layers * row.limit_bytes + weights;
         row.bytes = layers * row.bytes + weights;
+        row.bus_bytes = row.bus_bytes.map(|bytes| layers * bytes);
         row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * numbers as u64;
     }
 }
@@ -273,5 +281,6 @@ impl Runs for SteppingThere<'_> {
         row.limit_bytes -= rest(cost.kv_bytes + cost.aux_bytes);
         row.bytes -= rest(cost.kv_bytes + cost.aux_bytes + cost.select_bytes);
         row.flops -= rest(cost.score_flops);
+        row.bus_bytes = row.bus_bytes.map(|bytes| bytes - rest(cost.fetched.host));
     }
 }

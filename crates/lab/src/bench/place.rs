@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::gpu::OnGpu;
 use super::row::Roof;
 use super::turns::{Between, Flood};
+use spattn_attention::kv::Tier;
 use spattn_model::device::Device;
 
 /// The processor, or a GPU.
@@ -44,15 +45,15 @@ impl Place {
         }
     }
 
-    /// The throughput that plain code reaches here.
+    /// The throughput that plain code reaches here, with keys and values in `tier`.
     ///
     /// # Errors
     /// If a device fails.
-    pub fn roof(&mut self) -> Result<Roof> {
-        match self {
-            Self::Cpu(flood) => Ok(flood.roof()),
+    pub fn roof(&mut self, tier: Tier) -> Result<Roof> {
+        match (self, tier) {
+            (Self::Cpu(flood), _) => Ok(flood.roof()),
             #[cfg(feature = "cuda")]
-            Self::Gpu(gpu) => gpu.roof(),
+            (Self::Gpu(gpu), tier) => gpu.roof(tier),
         }
     }
 }

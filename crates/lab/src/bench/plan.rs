@@ -24,7 +24,7 @@ use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{BenchSequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
-use spattn_attention::kv::LayerKv;
+use spattn_attention::kv::{LayerKv, Tier};
 use spattn_attention::{Configured, PromptNeed, Rotation, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
@@ -70,6 +70,8 @@ pub struct Plan {
     pub op: Op,
     /// The device.
     pub device: Device,
+    /// Where keys and values are: in the memory of what computes ([`Tier::Device`] for a GPU), or in host memory below a GPU.
+    pub tier: Tier,
     /// The name of the shape.
     pub shape: String,
     /// The shape, with as many layers as are timed together.
@@ -168,7 +170,7 @@ impl Plan {
             bench.rows.extend(rows);
             done += own;
         }
-        bench.roof = place.roof()?;
+        bench.roof = place.roof(self.tier)?;
         bench.rows.iter_mut().for_each(|row| hold_to(row, bench.roof));
         Ok(Some(bench))
     }
@@ -185,6 +187,7 @@ pub fn check_memory(
     dimensions: &Dimensions,
     contexts: &[usize],
     batches: &[usize],
+    tier: Tier,
     (whole, last): (bool, Option<usize>),
 ) -> Result<(), UsageError> {
     let (Some(context), Some(batch)) = (contexts.iter().max(), batches.iter().max()) else {
@@ -196,10 +199,14 @@ pub fn check_memory(
     let angles = memory::product([4, c.head_dim, *context]);
     let weights = if whole { dimensions.weight_bytes() } else { 0 };
     let kept = memory::product([*context, dimensions.kv_bytes_per_token()]).saturating_add(queries);
-    let needed = memory::sum([memory::product([*batch, kept]), angles, weights]) as u64;
+    let kept = memory::product([*batch, kept]);
+    let needed = memory::sum([if tier == Tier::Host { 0 } else { kept }, angles, weights]) as u64;
     let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
     let what = format!("{batch} x {context} tokens in {layers} take");
     const HINT: &str = "take shorter contexts, smaller batches or fewer --layers";
+    if tier == Tier::Host {
+        memory::check(kept as u64, what.clone(), HINT)?;
+    }
     match device.of_one_gpu()?.ordinals().as_slice() {
         [] => memory::check(needed, what, HINT),
         [ordinal, ..] => match free_bytes(*ordinal).filter(|free| needed > *free) {
@@ -412,7 +419,7 @@ impl At<'_> {
             None if self.plan.op == Op::Index => (&here.gpu, 1),
             None => (&here.gpu, gpu::copies(sequences, self.batch)?),
         };
-        gpu::layer(gpu, dimensions, sequences, (self.batch, copies)).map(Some)
+        gpu::layer(gpu, dimensions, sequences, self.batch, (copies, self.plan.tier)).map(Some)
     }
 
     /// Methods that select on the GPU, or attend without a selection.
@@ -621,6 +628,9 @@ impl At<'_> {
             index_ms: None,
             aux_bits: None,
             aux_bytes: None,
+            bus_bytes: None,
+            bus_gbps: None,
+            link_share: None,
         };
         entry.runs.count(&mut row);
         row
@@ -641,9 +651,14 @@ fn hold_to(row: &mut BenchRow, roof: Roof) {
     (row.gbps, row.gflops) = (row.bytes as f64 / seconds / 1e9, row.flops as f64 / seconds / 1e9);
     let share = |of: f64, all: f64| (of > 0.0 && all > 0.0).then(|| of / all);
     row.bandwidth_share = share(row.gbps, roof.read_gbps);
-    let by_bytes = row.limit_bytes as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
+    let bus_bytes = row.bus_bytes.unwrap_or(0);
+    let by_bytes = (row.limit_bytes - bus_bytes) as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
+    let to_device = roof.link_gbps.map(|[to_device, _]| to_device);
+    let by_bus = to_device.map_or(0.0, |gbps| bus_bytes as f64 / 1e9 / gbps.max(f64::MIN_POSITIVE));
+    row.bus_gbps = row.bus_bytes.map(|bytes| bytes as f64 / seconds / 1e9);
+    row.link_share = row.bus_gbps.zip(to_device).and_then(|(gbps, link)| share(gbps, link));
     let by_flops = row.flops as f64 / 1e9 / roof.peak_gflops.max(f64::MIN_POSITIVE);
-    row.limit_share = share(by_bytes.max(by_flops), seconds);
+    row.limit_share = share(by_bytes.max(by_flops).max(by_bus), seconds);
 }
 
 #[cfg(test)]
@@ -664,6 +679,12 @@ mod tests {
         // 8 MB in a millisecond; 5 MB at 10 GB/s take half of it.
         let (gbps, gflops, share, limit) = held(20_000_000);
         assert!([gbps - 8.0, gflops - 20.0, share - 0.8, limit - 0.5].iter().all(|off| off.abs() < 1e-9), "{limit}");
+        // Of 5 MB, 3 cross the bus at 5 GB/s, which takes 0.6 ms; the other 2 take 0.2 ms meanwhile.
+        let mut row: BenchRow = serde_json::from_str(row).unwrap();
+        row.bus_bytes = Some(3_000_000);
+        hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0, link_gbps: Some([5.0, 4.0]), ..Roof::default() });
+        let near = |got: Option<f64>, expected: f64| (got.unwrap() - expected).abs() < 1e-9;
+        assert!(near(row.bus_gbps, 3.0) && near(row.link_share, 0.6) && near(row.limit_share, 0.6), "{row:?}");
         // Ninety million operations at the peak rate take nine tenths of the time.
         assert!((held(90_000_000).3 - 0.9).abs() < 1e-9);
     }

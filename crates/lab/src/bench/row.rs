@@ -59,7 +59,8 @@ pub struct BenchRow {
     pub gflops: f64,
     /// `gbps` over the bandwidth of plain reading in the same run.
     pub bandwidth_share: Option<f64>,
-    /// The time that the method's limit (`limit_bytes` at that bandwidth) allows, over the measured time.
+    /// The time that the method's limits allow, over the measured time: `limit_bytes` at that bandwidth, and those of them that cross the
+    /// bus at that of the link.
     pub limit_share: Option<f64>,
     /// The time of scoring candidates, a part of `select_us`, for methods that write scores. Without `pick_us`, the scoring was timed as if
     /// its scores were written.
@@ -102,6 +103,15 @@ pub struct BenchRow {
     pub aux_bits: Option<f64>,
     /// Bytes of auxiliary memory over all tokens, KV heads, layers and sequences.
     pub aux_bytes: Option<u64>,
+    /// Of `limit_bytes`, those that are read over the bus, if keys and values are in host memory below a GPU.
+    #[serde(default)]
+    pub bus_bytes: Option<u64>,
+    /// `bus_bytes` per second, in 10⁹.
+    #[serde(default)]
+    pub bus_gbps: Option<f64>,
+    /// `bus_gbps` over the bandwidth of copies from pinned memory to the GPU in the same run.
+    #[serde(default)]
+    pub link_share: Option<f64>,
 }
 
 impl BenchRow {
@@ -125,6 +135,10 @@ pub struct Roof {
     /// Whether `peak_gflops` is that of bf16 tile products, because matrix products use bf16.
     #[serde(default)]
     pub is_tiled: bool,
+    /// The bandwidths of copies between pinned host memory and the GPU, to the GPU and back, in 10⁹ bytes per second; only if keys and values
+    /// are in host memory.
+    #[serde(default)]
+    pub link_gbps: Option<[f64; 2]>,
 }
 
 /// The results of one benchmark.

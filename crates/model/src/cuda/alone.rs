@@ -12,7 +12,7 @@ use super::kv::{DevicePrefix, PrefixLayer, Tail, shared, storage};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::SelectionWorkspace;
 use spattn_attention::cost::Cost;
-use spattn_attention::kv::{KvShape, LayerKv, Prefix};
+use spattn_attention::kv::{KvShape, LayerKv, Prefix, Tier};
 use spattn_attention::{AttentionSpec, LayerSpecs};
 use spattn_attention::{
     DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
@@ -55,8 +55,8 @@ pub struct Following<'a> {
 }
 
 impl LayerAlone {
-    /// Takes `batch` sequences to a device, the given ones in turn, each with `heads` query heads and the token that follows;
-    /// and `copies` copies of them all, of which the first is what forks go on from.
+    /// Takes `batch` sequences to the memory of a device, or of the host, where its kernels reach them: the given ones in turn, each with
+    /// `heads` query heads and the token that follows; and `copies` copies of them all, of which the first is what forks go on from.
     ///
     /// # Errors
     /// If they do not fit.
@@ -68,7 +68,7 @@ impl LayerAlone {
         heads: usize,
         sequences: &[(&LayerKv, Following<'_>)],
         batch: usize,
-        copies: usize,
+        (copies, tier): (usize, Tier),
     ) -> Result<Self, GpuError> {
         let of_one = sequences[0].0.shape();
         let tokens = sequences[0].0.tokens();
@@ -77,7 +77,7 @@ impl LayerAlone {
             "the sequences differ in shape or in tokens"
         );
         let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
-        let mut first = DevicePrefix::new([&gpu], shape, tokens)?;
+        let mut first = DevicePrefix::in_tier(tier, [&gpu], shape, tokens)?;
         first.tokens = tokens;
         let copies = copies.max(1);
         let mut tail = Tail::of(&gpu, shape, copies, None, 0, 1)?;
@@ -98,7 +98,7 @@ impl LayerAlone {
             }
         }
         let copy = |_: usize| -> Result<DevicePrefix, GpuError> {
-            let mut copy = DevicePrefix::new([&gpu], shape, tokens)?;
+            let mut copy = DevicePrefix::in_tier(tier, [&gpu], shape, tokens)?;
             copy.tokens = tokens;
             let (from, to) = (&first.layers[0], &mut copy.layers[0]);
             gpu.copy(&from.keys, 0, &mut to.keys, 0, from.keys.bytes())?;
