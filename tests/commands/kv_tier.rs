@@ -1,4 +1,4 @@
-//! The KV cache on disk (`--kv-tier disk`): the records of memory, bytes by tier beside them, and an error where the disk fails.
+//! The KV cache on disk (`--kv-tier disk`; for host memory below a GPU see the tests of GPUs): the records of memory, bytes by tier beside them, and an error where the disk fails.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -129,6 +129,21 @@ fn a_plan_states_memory_by_tier() {
     assert_eq!(disk["kv_on_disk"], json!({ "bytes": whole, "bytes_of_pages_in_memory": 1 << 20 }));
     let saved = memory["bytes"].as_i64().unwrap() - disk["bytes"].as_i64().unwrap();
     assert!((whole * 8 / 10..whole * 9 / 10).contains(&saved), "{saved} of {whole}");
+}
+
+/// What a tier is for is said before anything is done.
+#[test]
+fn a_tier_of_another_device_is_refused_with_the_one_to_take() {
+    for (more, what, hint) in [
+        (&["--kv-tier", "host"][..], "applies to a GPU, and this run uses a CPU", "--kv-tier disk"),
+        (&["--kv-tier", "disk", "--device", "cuda"], "applies to a CPU only", "--kv-tier host"),
+        (&["--kv-tier", "host", "--kv-memory", "1M"], "the KV cache is not kept on disk", "--kv-tier disk"),
+        (&["--kv-tier", "hots"], "unknown kv-tier `hots`", "did you mean `host`?"),
+    ] {
+        let run = spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "1K", "-m", "topk", "-n", "1"]).args(more);
+        run.fails(2, what, hint);
+    }
+    spattn(&["bench", "attention", "--kv-tier", "host"]).fails(2, "on a GPU", "--device cuda");
 }
 
 /// The program with a limit on the size of files, in blocks of 512 or 1,024 bytes.
