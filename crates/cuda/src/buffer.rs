@@ -154,6 +154,41 @@ impl Buffer {
     }
 }
 
+impl Buffer {
+    /// Bytes of pinned host memory, as the host reads them; `None` if the buffer is on a device.
+    ///
+    /// # Safety
+    /// No work that writes them is enqueued.
+    ///
+    /// # Panics
+    /// If they do not lie inside the buffer.
+    pub(super) unsafe fn on_host_bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        let address = self.address(offset, len);
+        // SAFETY: `address` checked the range, all of which was written when it was allocated; nobody writes it (caller).
+        let bytes = || unsafe { std::slice::from_raw_parts(address as *const u8, len) };
+        matches!(self.memory, Memory::Host(_)).then(bytes)
+    }
+
+    /// As [`on_host_bytes`](Self::on_host_bytes), to be written.
+    ///
+    /// # Safety
+    /// No work that reads or writes them is enqueued.
+    ///
+    /// # Panics
+    /// As there.
+    pub(super) unsafe fn on_host_bytes_mut(&mut self, offset: usize, len: usize) -> Option<&mut [u8]> {
+        let address = self.address(offset, len);
+        // SAFETY: as above, and the buffer is borrowed exclusively.
+        let bytes = || unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) };
+        matches!(self.memory, Memory::Host(_)).then(bytes)
+    }
+
+    /// Whether it is in host memory.
+    pub(super) fn is_on_host(&self) -> bool {
+        matches!(self.memory, Memory::Host(_))
+    }
+}
+
 /// A buffer that a launcher or a caller has reserved.
 ///
 /// # Panics

@@ -90,6 +90,13 @@ impl Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
+        if buffer.is_on_host() {
+            self.synchronize()?;
+            // SAFETY: all work that was enqueued is done.
+            let pinned = unsafe { buffer.on_host_bytes_mut(offset, bytes.len()) };
+            pinned.into_iter().for_each(|pinned| pinned.copy_from_slice(bytes));
+            return Ok(());
+        }
         if bytes.len() <= Staging::MOST {
             let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
@@ -126,6 +133,14 @@ impl Gpu {
         // SAFETY: `Plain` numbers have no padding, and any bytes are valid.
         let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
+        if buffer.is_on_host() {
+            self.synchronize()?;
+            // SAFETY: all work that was enqueued is done.
+            let pinned = unsafe { buffer.on_host_bytes(offset, len) }.unwrap_or_default();
+            let pieces = bytes.par_chunks_mut(COPIED).zip(pinned.par_chunks(COPIED));
+            pieces.for_each(|(to, from)| to.copy_from_slice(from));
+            return Ok(());
+        }
         let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
         let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
         for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
