@@ -161,6 +161,13 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
+    /// Whether tokens are selected ahead, so that they can be fetched while the layer before computes: by the queries that the input of the
+    /// layer before has in this layer (Double Sparsity-Offload, §5). [`Step::queries`] are then these, except at the first layer, which has
+    /// none before it.
+    fn selects_ahead(&self) -> bool {
+        false
+    }
+
     /// Its form on a device, with equal selections.
     ///
     /// # Errors
@@ -227,7 +234,8 @@ pub struct Step<'a> {
     pub depth: SparseLayerRank,
     /// KV head, from 0.
     pub kv_head: usize,
-    /// Rotated, unscaled queries of the group, `[group][d]`.
+    /// Rotated, unscaled queries of the group, `[group][d]`; those of the layer before of a method that [selects
+    /// ahead](Method::selects_ahead).
     pub queries: &'a [f32],
     /// Channels of a head.
     pub d: usize,
@@ -403,6 +411,8 @@ pub trait AnyMethod: Send + Sync {
     fn resident_candidates(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
     /// See [`Method::is_data_independent`].
     fn is_data_independent(&self) -> bool;
+    /// See [`Method::selects_ahead`].
+    fn selects_ahead(&self) -> bool;
     /// See [`Method::device_form`].
     ///
     /// # Errors
@@ -488,6 +498,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn is_data_independent(&self) -> bool {
         Method::is_data_independent(self)
+    }
+    fn selects_ahead(&self) -> bool {
+        Method::selects_ahead(self)
     }
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Method::device_form(self)

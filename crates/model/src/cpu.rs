@@ -99,9 +99,9 @@ impl Engine for Cpu {
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
         for index in 0..c.layers {
-            let attend = |_: &[f32], qkv: Vec<f32>| {
+            let attend = |x: &[f32], qkv: Vec<f32>| {
                 let (start, before) = (Instant::now(), worked(streams));
-                let attended = self.attend_streams(index, streams, qkv, &angles);
+                let attended = self.attend_streams(index, streams, (x, qkv), &angles);
                 share_elapsed(start.elapsed(), streams, &before);
                 attended
             };
@@ -332,42 +332,66 @@ impl Cpu {
         positions.iter().map(of_row).collect()
     }
 
-    /// Attention of a step: each stream stores keys and values of its rows, and attends them by its own method.
+    /// Attention of a step: each stream stores keys and values of its rows, and attends them by its own method. `x` is what the rows are at
+    /// the layer's input.
     fn attend_streams(
         &self,
         index: usize,
         streams: &mut [Stream<'_>],
-        mut qkv: Vec<f32>,
+        (x, mut qkv): (&[f32], Vec<f32>),
         angles: &[RowAngles],
     ) -> Result<Vec<f32>, EngineError> {
-        let (c, layer, rope) = (&self.config, &self.parts.layers[index], self.config.layer_kind(index).rope);
+        let (c, layer) = (&self.config, &self.parts.layers[index]);
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let width = q_width + 2 * kv_width;
         let mut attended = vec![0.0; qkv.len() / width * q_width];
         let mut work = Vec::with_capacity(streams.len());
         let (mut qkv_rest, mut out_rest, mut angles_rest) = (qkv.as_mut_slice(), attended.as_mut_slice(), angles);
+        let mut x_rest = x;
         for stream in streams {
             let rows = stream.tokens.len();
-            let (qkv, out, angle);
+            let (x, qkv, out, angle);
+            (x, x_rest) = x_rest.split_at(rows * c.hidden_size);
             (qkv, qkv_rest) = qkv_rest.split_at_mut(rows * width);
             (out, out_rest) = out_rest.split_at_mut(rows * q_width);
             (angle, angles_rest) = angles_rest.split_at(rows);
-            work.push((&mut *stream.fork, qkv, out, angle));
+            work.push((&mut *stream.fork, x, qkv, out, angle));
         }
-        let attend =
-            |(fork, qkv, out, angles): (&mut Sequence, &mut [f32], &mut [f32], &[RowAngles])| -> Result<(), KvError> {
-                for ((row, out), angles) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
-                    let turn = rope.map(|number| angles.by_rope[number].split_at(angles.by_rope[number].len() / 2));
-                    self.rotate(layer, row, angles.position, turn);
-                    let (query, kv) = row.split_at(q_width);
-                    let (key, value) = kv.split_at(kv_width);
-                    fork.step(index, query, key, value, out)?;
-                }
-                Ok(())
-            };
+        type Rows<'r> = (&'r mut Sequence, &'r [f32], &'r mut [f32], &'r mut [f32], &'r [RowAngles]);
+        let attend = |(fork, x, qkv, out, angles): Rows<'_>| -> Result<(), KvError> {
+            for ((row, out), angles) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
+                self.rotate(layer, row, angles.position, self.turn(index, angles));
+                let (query, kv) = row.split_at(q_width);
+                let (key, value) = kv.split_at(kv_width);
+                fork.step(index, query, key, value, out)?;
+            }
+            let next = index + 1;
+            if next < c.layers && fork.selects_ahead_at(next) {
+                fork.set_queries_ahead(next, self.queries_at(next, x, angles));
+            }
+            Ok(())
+        };
         // Where threads have streams of their own this is one thread's share, of which others take when theirs is done.
         work.into_par_iter().try_for_each(attend)?;
         Ok(attended)
+    }
+
+    /// The queries `[heads][head_dim]` that a layer would make of each row of `x: [row][hidden]`.
+    fn queries_at(&self, index: usize, x: &[f32], angles: &[RowAngles]) -> Vec<Vec<f32>> {
+        let (c, layer) = (&self.config, &self.parts.layers[index]);
+        let mut qkv = self.project(layer, x);
+        let rows = qkv.chunks_exact_mut(qkv_width(c)).zip(angles);
+        let queries = rows.map(|(row, angles)| {
+            self.rotate(layer, row, angles.position, self.turn(index, angles));
+            row[..c.heads * c.head_dim].to_vec()
+        });
+        queries.collect()
+    }
+
+    /// The cos and sin by which a row is rotated at a layer; `None` if it is not.
+    fn turn<'a>(&self, index: usize, angles: &'a RowAngles) -> Option<(&'a [f32], &'a [f32])> {
+        let number = self.config.layer_kind(index).rope?;
+        Some(angles.by_rope[number].split_at(angles.by_rope[number].len() / 2))
     }
 
     /// Norms, where the family does, and rotates the query and key heads of one row of the stacked projection, whose token stands at
@@ -421,6 +445,11 @@ impl Cpu {
         rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
         out
     }
+}
+
+/// Numbers in a row of stacked projections.
+fn qkv_width(c: &crate::config::ModelConfig) -> usize {
+    (c.heads + 2 * c.kv_heads) * c.head_dim
 }
 
 /// The keys and values of a prefix while it is read.

@@ -227,13 +227,21 @@ impl Naive<'_> {
 
     /// Logits behind every token.
     fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
+        self.logits_ahead(tokens, None)
+    }
+
+    /// As [`logits`](Self::logits); tokens behind a prefix attend each other, and of the prefix as many tokens as `picked` says, by
+    /// the queries that the input of the layer before has in a layer.
+    fn logits_ahead(&self, tokens: &[u32], picked: Option<Picked>) -> Vec<Vec<f64>> {
         let (c, block) = (self.config, &self.config.block);
         let names = &block.names;
         let table = self.numbers.get(&format!("{}.weight", names.embedding));
         let row = |token: u32| &table[token as usize * c.hidden_size..][..c.hidden_size];
         let embed = |token: &u32| row(*token).iter().map(|x| f64::from(*x * block.embedding_scale)).collect();
         let mut x: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
+        let mut inputs_before = x.clone();
         for index in 0..c.layers {
+            let inputs = x.clone();
             let name = |part: &str| format!("{}{index}.{part}", names.layer);
             let of = |parts: &[&str]| parts.iter().map(|part| name(part)).collect::<Vec<_>>();
             let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -247,12 +255,28 @@ impl Naive<'_> {
                 let queries = self.heads(&qkv[..q], names.qk_norm.map(|[query, _]| name(query)), position, rope);
                 keys.push(self.heads(&qkv[q..q + kv], names.qk_norm.map(|[_, key]| name(key)), position, rope));
                 values.push(qkv[q + kv..].to_vec());
+                let ahead = self.linear(
+                    &of(names.qkv),
+                    &normed(names.attention_norm, &inputs_before[position]),
+                    block.qkv_bias,
+                );
+                let ahead = self.heads(&ahead[..q], names.qk_norm.map(|[query, _]| name(query)), position, rope);
                 let mut attended = Vec::new();
                 for (head, query) in queries.iter().enumerate() {
                     let of_head = head / (c.heads / c.kv_heads);
                     let query: Vec<f64> = query.iter().map(|x| x * self.growth(position)).collect();
+                    let is_seen = |at: usize| {
+                        let Some(Picked { prefix, k }) = picked.filter(|picked| position >= picked.prefix) else {
+                            return true;
+                        };
+                        let score =
+                            |at: usize| ahead[head].iter().zip(&keys[at][of_head]).map(|(q, k)| q * k).sum::<f64>();
+                        let better = (0..prefix).filter(|other| score(*other) > score(at)).count();
+                        at >= prefix || better < k
+                    };
                     let weight = |(at, keys): (usize, &Vec<Vec<f64>>)| match window {
                         Some(window) if at + window <= position => 0.0,
+                        _ if !is_seen(at) => 0.0,
                         _ => self.attention_logit(&query, &keys[of_head]).exp(),
                     };
                     let weights: Vec<f64> = keys.iter().enumerate().map(weight).collect();
@@ -273,6 +297,7 @@ impl Naive<'_> {
                 let down = self.feed_forward(index, &normed(names.mlp_norm, x));
                 add(x, down, names.mlp_post_norm);
             }
+            inputs_before = inputs;
         }
         let head = if c.tie_word_embeddings { names.embedding } else { names.head };
         let cap = |logit: f64| block.logit_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
@@ -282,8 +307,63 @@ impl Naive<'_> {
     }
 }
 
+/// How many tokens of a prefix are picked.
+#[derive(Clone, Copy)]
+struct Picked {
+    prefix: usize,
+    k: usize,
+}
+
 fn full() -> Result<Configured, UsageError> {
     configure(&expand_grid("full")?[0], &Policy::default())
+}
+
+/// Tokens are picked by the queries of the layer before where the method says so, and by its own otherwise. At the first layer there is no
+/// other.
+#[test]
+fn tokens_are_picked_ahead_by_the_queries_that_the_input_of_the_layer_before_has() {
+    let qk_norm = |config: &mut ModelConfig| {
+        config.block.qk_norm_over = QkNormOver::Head;
+        config.block.names.qk_norm = Some(["q_norm", "k_norm"]);
+    };
+    for change in [&(|_: &mut ModelConfig| ()) as &dyn Fn(&mut ModelConfig), &qk_norm] {
+        let config = config(|config| {
+            config.layers = 4;
+            let kind = config.layer_kinds.kinds[0];
+            config.layer_kinds.kinds.resize(4, kind);
+            change(config);
+        });
+        let tokens: Vec<u32> = (0..40).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect();
+        let (numbers, dimensions) = (Numbers::of(&config), Dimensions::new(&config, KvDtype::F32));
+        let table = |rope: &Rope| {
+            let mut table = RopeTable::new(rope, tokens.len());
+            table.grow(tokens.len());
+            table
+        };
+        let naive = Naive { config: &config, numbers: &numbers, ropes: dimensions.ropes().iter().map(table).collect() };
+        let decoder = Decoder::load(&dimensions, &Weights::from(Numbers::of(&config)), Device::Cpu).unwrap();
+        let (prefix, k) = (30, 5);
+        let expected = naive.logits_ahead(&tokens, Some(Picked { prefix, k }));
+        let stepped = |offload: bool| {
+            let spec =
+                format!("double_sparsity:kind=random,channels=d,label_bits=16,per=query_head,k={k},offload={offload}");
+            let method =
+                configure(&expand_grid(&spec).unwrap()[0], &Policy { sink: 0, local: 0, ..Policy::default() }).unwrap();
+            let prefill = decoder.prefill(&tokens[..prefix], tokens.len()).unwrap();
+            let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&method, false).unwrap();
+            // Several rows in a step, and one.
+            [30..34, 34..35, 35..40].map(|part| {
+                let last = part.end - 1;
+                let mut streams = [Stream { fork: &mut fork, tokens: &tokens[part] }];
+                (last, decoder.step(&mut streams, tokens.len()).unwrap().remove(0))
+            })
+        };
+        for (last, logits) in stepped(true) {
+            assert!(worst(&logits, &expected[last]) < 1e-4, "behind token {last}: {}", worst(&logits, &expected[last]));
+        }
+        let own = stepped(false);
+        assert!(own.iter().any(|(last, logits)| worst(logits, &expected[*last]) > 1e-2), "own queries pick others");
+    }
 }
 
 fn worst(got: &[f32], expected: &[f64]) -> f64 {

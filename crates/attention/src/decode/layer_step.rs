@@ -157,7 +157,8 @@ impl Sequence {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
-        self.select_for_heads(layer, Some(queries), group)
+        let ahead = self.take_queries_ahead(layer)?;
+        self.select_for_heads(layer, Some(ahead.as_deref().unwrap_or(queries)), group)
     }
 
     /// As [`select`](Self::select), at a layer where [nothing is selected](Self::selects_at): the static tokens, which

@@ -3,6 +3,7 @@
 //! [`IndexCache`](crate::IndexCache) builds an index once for all methods that can share it and starts sequences. A sequence owns its
 //! tail of keys and values and the method's state, attends what the method selects, and counts the cost. No method is known by name.
 
+mod ahead;
 pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;

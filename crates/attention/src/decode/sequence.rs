@@ -15,6 +15,7 @@ use crate::backend::form::{DeviceForm, StepShape};
 use crate::backend::index::DeviceIndex;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
+use crate::decode::ahead::QueriesAhead;
 use crate::decode::fidelity::{FidelityMeter, Place};
 use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{Index, IndexCache, IndexSet, depth};
@@ -53,6 +54,8 @@ pub struct Sequence {
     pub(super) index_time: IndexTime,
     /// What solving for a density read of a prefix that is not lent.
     pub(super) solve_reads: KvReads,
+    /// The queries by which tokens are selected ahead.
+    pub(super) ahead: QueriesAhead,
     /// Account of the pages of the prefix, of a source that reads pages.
     pub(super) pages: Option<PageLedger>,
     pub(super) attention_time: AttentionTime,
@@ -129,6 +132,7 @@ impl Sequence {
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
             solve_reads: KvReads::default(),
+            ahead: QueriesAhead::default(),
             pages: prefix.source().paging().map(PageLedger::new),
             attention_time: AttentionTime::default(),
             has_whole_steps: false,

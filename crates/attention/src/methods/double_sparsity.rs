@@ -68,6 +68,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "post",
             about: "post | pre: whether q and k were measured with their positions; pre for kind=q and kind=k, as published",
         },
+        OFFLOAD,
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK,
@@ -119,9 +120,17 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));
         }
         let kind = Kind::read(params)?;
-        let labels = LabelScores { channels, bits, kind, rankings: None };
+        let offload = params.choice(OFFLOAD.key, &["false", "true"])? == "true";
+        let labels = LabelScores { channels, bits, kind, offload, rankings: None };
         Ok(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?.method())
     },
+};
+
+const OFFLOAD: ParamInfo = ParamInfo {
+    key: "offload",
+    default: "false",
+    about: "true | false: pick at each layer by the queries that the input of the layer before has in it, as tokens are picked that are \
+            fetched ahead (Double Sparsity-Offload, §5); on a CPU",
 };
 
 pub(super) const CALIBRATION: Calibration = Calibration {
@@ -144,6 +153,8 @@ struct LabelScores {
     channels: Channels,
     bits: usize,
     kind: Kind,
+    /// Whether tokens are picked ahead.
+    offload: bool,
     /// The rankings from the artefact, with its hash; `None` before it is loaded.
     rankings: Option<(Arc<Rankings>, String)>,
 }
@@ -206,7 +217,7 @@ impl Scorer for LabelScores {
     }
 
     fn index_key(&self) -> IndexKey {
-        let Self { channels, bits, kind, rankings } = self;
+        let Self { channels, bits, kind, offload: _, rankings } = self;
         IndexKey::new((*channels, *bits, *kind, rankings.as_ref().map(|(_, sha256)| sha256.clone())))
     }
 
@@ -263,12 +274,16 @@ impl Scorer for LabelScores {
         Ok(label_scores(queries, segment.index, cost))
     }
 
+    fn selects_ahead(&self) -> bool {
+        self.offload
+    }
+
     fn is_linear(&self) -> bool {
         true
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
-        Ok(self)
+        if self.offload { Err(HostReason::setting(OFFLOAD.key, true)) } else { Ok(self) }
     }
 }
 

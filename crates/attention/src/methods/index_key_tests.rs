@@ -101,6 +101,7 @@ const LEFT_OUT: &[LeftOut] = &[
         "there is no index: keys are searched where the cache holds them",
     ),
     (&["quest"], &["min_pages"], "it is part of the budget"),
+    (&["double_sparsity"], &["offload"], "it says which queries tokens are picked by"),
     (
         &["magicpig"],
         &["min_collisions", "u_floor"],

@@ -425,6 +425,10 @@ impl<S: Scorer> Method for Scored<S> {
         self.scorer.counts_costs()
     }
 
+    fn selects_ahead(&self) -> bool {
+        self.scorer.selects_ahead()
+    }
+
     fn start(&self, _: &PrefixIndex<S::Index>) -> TailIndex<S::Index> {
         TailIndex { index: None, tokens: 0 }
     }

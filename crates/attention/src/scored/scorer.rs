@@ -106,6 +106,11 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         false
     }
 
+    /// See [`Method::selects_ahead`](crate::Method::selects_ahead).
+    fn selects_ahead(&self) -> bool {
+        false
+    }
+
     /// Whether scores are linear in the query. Default false.
     fn is_linear(&self) -> bool {
         false

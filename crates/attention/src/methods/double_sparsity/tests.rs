@@ -55,7 +55,8 @@ fn scores_of_few_bits_follow_those_of_sixteen() {
     };
     let asked = GroupQueries { layer, kv_head, queries: &queries, rows: 1, d, scale: head.scale };
     let scores = |bits: usize| {
-        let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
+        let scorer =
+            LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, offload: false, rankings: None };
         label_scores(&asked, &scorer.build(&head).unwrap(), &mut Cost::default())
     };
     let (exact, four, two) = (scores(16), scores(4), scores(2));
@@ -108,7 +109,7 @@ fn planted() -> Artefact {
 fn planted_channels_come_first_by_each_measure_summed_over_the_group() {
     let artefact = planted();
     let ranking = |kind, kv_head| {
-        let scorer = LabelScores { channels: Channels::Share(4), bits: 4, kind, rankings: None };
+        let scorer = LabelScores { channels: Channels::Share(4), bits: 4, kind, offload: false, rankings: None };
         scorer.with_rankings(&artefact).unwrap().ranking(0, kv_head, 8)
     };
     assert_eq!(ranking(Kind::Calibrated("q"), 0)[..2], [5, 1]);
