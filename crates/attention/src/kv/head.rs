@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::kv::layer::LayerKv;
-use crate::kv::shape::KvDtype;
+use crate::kv::row_bytes::RowBytes;
+use crate::kv::shape::{KvDtype, KvShape};
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::KvError;
 use spattn_kernels::Rows;
@@ -21,6 +22,9 @@ pub enum KvPart {
 }
 
 impl KvPart {
+    /// Both of them.
+    pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+
     /// This part of keys and values.
     pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
         match self {
@@ -73,6 +77,14 @@ impl<'a> KvHead<'a> {
     /// Storage type.
     pub fn dtype(&self) -> KvDtype {
         self.dtype
+    }
+
+    /// What a token's key and value take where they are stored.
+    pub fn row_bytes(&self) -> RowBytes {
+        match self.rows {
+            Place::Lent(_) => RowBytes::plain(KvShape { kv_heads: 1, d: self.d, dtype: self.dtype }),
+            Place::Apart(source, _) => source.row_bytes(),
+        }
     }
 
     /// Keys and values of all tokens, where they are lent.
