@@ -118,7 +118,12 @@ impl Configured {
 
     /// Whether it is the dense reference, with which all methods are compared: `full` on keys and values as the model computes them.
     pub fn is_reference(&self) -> bool {
-        Role::of_setting(&self.name, &self.params) == Role::Reference
+        self.role() == Role::Reference
+    }
+
+    /// What it is in comparisons.
+    pub fn role(&self) -> Role {
+        Role::of_setting(&self.name, &self.params)
     }
 
     /// Whether both read a prompt in the same way, so that they can share one prefill. What the prefix is stored as afterwards changes

@@ -220,10 +220,10 @@ impl Sequence {
         self.indexes.on_device.iter().enumerate().filter_map(of_layer).sum()
     }
 
-    /// Bits of a token's key and value in a KV head, as the cache stores those of the prefix: what [`aux_bits`](Self::aux_bits) come on
-    /// top of.
+    /// Bits of a token's key and value in a KV head in the model's storage type: what [`aux_bits`](Self::aux_bits) are compared with,
+    /// whatever the prefix is stored as.
     pub fn kv_bits(&self) -> u32 {
-        8 * self.prefix.row_bytes().of_first() as u32
+        8 * self.prefix.shape().row_bytes() as u32
     }
 
     /// One decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its

@@ -12,28 +12,6 @@ use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::KvError;
 use spattn_kernels::Rows;
 
-/// Which of the two rows of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvPart {
-    /// The key.
-    Keys,
-    /// The value.
-    Values,
-}
-
-impl KvPart {
-    /// Both of them.
-    pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
-
-    /// This part of keys and values.
-    pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
-        match self {
-            Self::Keys => keys,
-            Self::Values => values,
-        }
-    }
-}
-
 /// One KV head of a prefix: the only way to its keys and values for decoding, index building and solving.
 #[derive(Debug, Clone, Copy)]
 pub struct KvHead<'a> {

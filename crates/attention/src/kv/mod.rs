@@ -20,7 +20,7 @@
 
 pub use device::{DeviceFailure, DeviceKv};
 pub use disk::{DiskKv, DiskNeed, DiskPrefill, DiskTier, DiskUse};
-pub use head::{HeadRows, KvHead, KvPart};
+pub use head::{HeadRows, KvHead};
 pub use layer::LayerKv;
 pub(crate) use page_ledger::PageLedger;
 pub use page_ledger::Paging;
@@ -28,7 +28,7 @@ pub use prefix_dtype::PrefixDtype;
 pub use quantised_kv::QuantisedKv;
 pub use row_bytes::RowBytes;
 pub use rows::{CollectedRows, KvReads, KvRows, ReadCounter, StoredRows};
-pub use shape::{KvDtype, KvShape, MOST_TOKENS};
+pub use shape::{KvDtype, KvPart, KvShape, MOST_TOKENS};
 pub use source::{Fetched, KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
 pub use tier::{KvError, Tier, TierBytes};

@@ -10,11 +10,8 @@ use std::sync::LazyLock;
 
 use half::f16;
 
-use crate::kv::prefix_dtype::PrefixDtype;
+use crate::kv::prefix_dtype::{GROUP, PrefixDtype, RANGE_BYTES};
 use crate::kv::quantised::unpack;
-
-/// Tokens of a channel of keys, or channels of a token's value, that share a range: the group of KIVI's experiments (§4.1).
-pub(super) const GROUP: usize = 32;
 
 /// What the numbers of a range have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,18 +20,6 @@ pub(super) enum Axis {
     Channel,
     /// A token, over a group of channels: for values.
     Token,
-}
-
-/// Bytes of the key and the value of a coded token with `d` channels, its part of the scales included.
-pub(super) fn coded_bytes(dtype: PrefixDtype, d: usize) -> [usize; 2] {
-    let codes = (d * dtype.bits().unwrap_or(0)).div_ceil(8);
-    match dtype {
-        PrefixDtype::Model | PrefixDtype::F8 => [codes; 2],
-        PrefixDtype::Q8 | PrefixDtype::Q4 | PrefixDtype::Q2 => {
-            let range = size_of::<CodeRange>();
-            [codes + (d * range).div_ceil(GROUP), codes + d.div_ceil(GROUP) * range]
-        }
-    }
 }
 
 /// Rows `[token][d]` of the keys, or the values, of a KV head.
@@ -47,18 +32,36 @@ pub(super) enum PackedRows {
 }
 
 impl PackedRows {
-    /// Packs `rows: [token][d]`: whole groups of tokens, if an axis' ranges are over tokens.
+    /// Room for `tokens` rows of `d` numbers, of which the [largest](Self::largest) is known where there is one scale for all.
     ///
     /// # Panics
-    /// If the rows are not whole, or `dtype` packs none.
-    pub(super) fn new(dtype: PrefixDtype, axis: Axis, d: usize, rows: &[f32]) -> Self {
-        assert!(rows.len().is_multiple_of(d), "whole rows");
+    /// If `dtype` packs nothing.
+    pub(super) fn empty(dtype: PrefixDtype, axis: Axis, (tokens, d): (usize, usize), largest: f32) -> Self {
         match dtype {
             PrefixDtype::Model => panic!("the model's own type packs nothing"),
-            PrefixDtype::F8 => Self::Floats(FloatRows::new(d, rows)),
-            PrefixDtype::Q8 => Self::Codes(CodeRows::new(8, axis, d, rows)),
-            PrefixDtype::Q4 => Self::Codes(CodeRows::new(4, axis, d, rows)),
-            PrefixDtype::Q2 => Self::Codes(CodeRows::new(2, axis, d, rows)),
+            PrefixDtype::F8 => Self::Floats(FloatRows::empty(tokens, d, largest)),
+            PrefixDtype::Q8 => Self::Codes(CodeRows::empty(8, axis, tokens, d)),
+            PrefixDtype::Q4 => Self::Codes(CodeRows::empty(4, axis, tokens, d)),
+            PrefixDtype::Q2 => Self::Codes(CodeRows::empty(2, axis, tokens, d)),
+        }
+    }
+
+    /// The largest magnitude of some numbers, where `dtype` has one scale for all; nothing to know otherwise.
+    pub(super) fn largest(dtype: PrefixDtype, numbers: &[f32]) -> f32 {
+        match dtype {
+            PrefixDtype::F8 => numbers.iter().fold(0.0, |most, x| x.abs().max(most)),
+            _ => 0.0,
+        }
+    }
+
+    /// Appends `rows: [token][d]`: whole groups of tokens, where ranges are over tokens.
+    ///
+    /// # Panics
+    /// If the rows, or the groups, are not whole.
+    pub(super) fn push(&mut self, rows: &[f32]) {
+        match self {
+            Self::Codes(packed) => packed.push(rows),
+            Self::Floats(packed) => packed.codes.extend(rows.iter().map(|x| f8_of(x / packed.scale))),
         }
     }
 
@@ -78,6 +81,9 @@ impl PackedRows {
         }
     }
 }
+
+// What is counted for a range is what it takes.
+const _: () = assert!(size_of::<CodeRange>() == RANGE_BYTES);
 
 /// The values that codes stand for: `min + step · code`, both in 16 bits as in KIVI.
 #[derive(Debug, Clone, Copy, Default)]
@@ -143,22 +149,25 @@ pub(super) struct CodeRows {
 }
 
 impl CodeRows {
-    fn new(bits: usize, axis: Axis, d: usize, rows: &[f32]) -> Self {
-        let (tokens, row_bytes) = (rows.len() / d, (d * bits).div_ceil(8));
-        let mut packed =
-            Self { bits, axis, d, codes: Vec::with_capacity(tokens * row_bytes), ranges: Vec::with_capacity(0) };
-        match axis {
-            Axis::Channel => {
-                assert!(tokens.is_multiple_of(GROUP), "whole groups of tokens");
-                packed.ranges.reserve_exact(tokens / GROUP * d);
-                rows.chunks_exact(GROUP * d).for_each(|group| packed.push_by_channel(group));
-            }
-            Axis::Token => {
-                packed.ranges.reserve_exact(tokens * d.div_ceil(GROUP));
-                rows.chunks_exact(d).for_each(|row| packed.push_by_token(row));
-            }
-        }
-        packed
+    fn empty(bits: usize, axis: Axis, tokens: usize, d: usize) -> Self {
+        let ranges = match axis {
+            Axis::Channel => tokens.div_ceil(GROUP) * d,
+            Axis::Token => tokens * d.div_ceil(GROUP),
+        };
+        let codes = Vec::with_capacity(tokens * (d * bits).div_ceil(8));
+        Self { bits, axis, d, codes, ranges: Vec::with_capacity(ranges) }
+    }
+
+    fn push(&mut self, rows: &[f32]) {
+        let unit = match self.axis {
+            Axis::Channel => GROUP * self.d,
+            Axis::Token => self.d,
+        };
+        assert!(rows.len().is_multiple_of(unit), "whole rows and groups");
+        rows.chunks_exact(unit).for_each(|rows| match self.axis {
+            Axis::Channel => self.push_by_channel(rows),
+            Axis::Token => self.push_by_token(rows),
+        });
     }
 
     fn top(&self) -> f32 {
@@ -252,11 +261,10 @@ pub(super) struct FloatRows {
 }
 
 impl FloatRows {
-    fn new(d: usize, rows: &[f32]) -> Self {
-        let largest = rows.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        // A scale of nothing but zeros, or one that is too small for a division, changes no zero.
+    fn empty(tokens: usize, d: usize, largest: f32) -> Self {
+        // Of nothing but zeros, or of numbers too small for a scale, all are zeros.
         let scale = if largest / F8_MAX > f32::MIN_POSITIVE { largest / F8_MAX } else { 1.0 };
-        Self { d, scale, codes: rows.iter().map(|x| f8_of(x / scale)).collect() }
+        Self { d, scale, codes: Vec::with_capacity(tokens * d) }
     }
 
     fn read(&self, tokens: Range<usize>, out: &mut [f32]) {

@@ -23,6 +23,15 @@ fn read(rows: &PackedRows, tokens: Range<usize>, d: usize) -> Vec<f32> {
     out
 }
 
+fn packed(dtype: PrefixDtype, axis: Axis, d: usize, rows: &[f32]) -> PackedRows {
+    let mut packed = PackedRows::empty(dtype, axis, (rows.len() / d, d), PackedRows::largest(dtype, rows));
+    // In two pieces, of whole groups.
+    let (first, rest) = rows.split_at((rows.len() / d / GROUP / 2 * GROUP) * d);
+    packed.push(first);
+    packed.push(rest);
+    packed
+}
+
 const CODES: [(PrefixDtype, u32); 3] = [(PrefixDtype::Q8, 8), (PrefixDtype::Q4, 4), (PrefixDtype::Q2, 2)];
 
 #[test]
@@ -32,8 +41,8 @@ fn each_channel_of_a_group_of_tokens_has_its_range() {
     // The third channel is far larger, as some are in keys.
     rows.iter_mut().skip(2).step_by(d).for_each(|x| *x *= 100.0);
     for (dtype, bits) in CODES {
-        let packed = PackedRows::new(dtype, Axis::Channel, d, &rows);
-        let got = read(&packed, 0..tokens, d);
+        let of = packed(dtype, Axis::Channel, d, &rows);
+        let got = read(&of, 0..tokens, d);
         for (at, x) in rows.iter().enumerate() {
             let (group, channel) = (at / d / GROUP, at % d);
             let of_group = rows[group * GROUP * d..][..GROUP * d].iter().skip(channel).step_by(d).copied();
@@ -49,8 +58,8 @@ fn each_group_of_channels_of_a_token_has_its_range() {
     let (d, tokens) = (80, 7);
     let rows = noise(tokens * d, 2);
     for (dtype, bits) in CODES {
-        let packed = PackedRows::new(dtype, Axis::Token, d, &rows);
-        let got = read(&packed, 0..tokens, d);
+        let of = packed(dtype, Axis::Token, d, &rows);
+        let got = read(&of, 0..tokens, d);
         for (row, got) in rows.chunks(d).zip(got.chunks(d)) {
             for (group, got) in row.chunks(GROUP).zip(got.chunks(GROUP)) {
                 let (low, high) =
@@ -70,10 +79,10 @@ fn any_tokens_are_read_as_all_are() {
         (PrefixDtype::Q2, Axis::Token, 35),
         (PrefixDtype::F8, Axis::Token, 3),
     ] {
-        let packed = PackedRows::new(dtype, axis, d, &noise(4 * GROUP * d, 3));
-        let all = read(&packed, 0..4 * GROUP, d);
+        let of = packed(dtype, axis, d, &noise(4 * GROUP * d, 3));
+        let all = read(&of, 0..4 * GROUP, d);
         for tokens in [0..0, 0..1, 31..33, 32..64, 5..100, 127..128] {
-            assert_eq!(read(&packed, tokens.clone(), d), all[tokens.start * d..tokens.end * d], "{dtype}, {tokens:?}");
+            assert_eq!(read(&of, tokens.clone(), d), all[tokens.start * d..tokens.end * d], "{dtype}, {tokens:?}");
         }
     }
 }
@@ -81,18 +90,18 @@ fn any_tokens_are_read_as_all_are() {
 #[test]
 fn bytes_are_those_of_codes_and_scales() {
     let (tokens, d) = (2 * GROUP, 64);
-    let of = |dtype, axis| PackedRows::new(dtype, axis, d, &noise(tokens * d, 4)).bytes();
+    let of = |dtype, axis| packed(dtype, axis, d, &noise(tokens * d, 4)).bytes();
     for (dtype, bits) in CODES {
         let codes = tokens * d * bits as usize / 8;
         assert_eq!(of(dtype, Axis::Channel), codes + 2 * d * 4, "{dtype}: 4 bytes a channel and group");
         assert_eq!(of(dtype, Axis::Token), codes + tokens * 2 * 4, "{dtype}: 4 bytes a token and group of channels");
-        let [key, value] = coded_bytes(dtype, d);
+        let [key, value] = dtype.coded_bytes(d);
         assert_eq!((tokens * key, tokens * value), (of(dtype, Axis::Channel), of(dtype, Axis::Token)), "{dtype}");
     }
     assert_eq!(of(PrefixDtype::F8, Axis::Token), tokens * d + 4);
-    assert_eq!(coded_bytes(PrefixDtype::F8, d), [d, d]);
+    assert_eq!(PrefixDtype::F8.coded_bytes(d), [d, d]);
     // Parts of bytes are whole ones: 3 channels of 4 bits and an eighth of the group's 12 bytes; one group of channels.
-    assert_eq!(coded_bytes(PrefixDtype::Q4, 3), [2 + 1, 2 + 4]);
+    assert_eq!(PrefixDtype::Q4.coded_bytes(3), [2 + 1, 2 + 4]);
 }
 
 #[test]
@@ -116,17 +125,17 @@ fn floats_of_8_bits_are_the_nearest_of_all_that_there_are() {
 #[test]
 fn the_largest_of_a_head_is_the_largest_float() {
     let rows = [0.5, -7.0, 3.5, 0.0];
-    assert_eq!(read(&PackedRows::new(PrefixDtype::F8, Axis::Token, 2, &rows), 0..2, 2), [0.5, -7.0, 3.5, 0.0]);
-    let zeros = PackedRows::new(PrefixDtype::F8, Axis::Token, 2, &[0.0; 4]);
+    assert_eq!(read(&packed(PrefixDtype::F8, Axis::Token, 2, &rows), 0..2, 2), [0.5, -7.0, 3.5, 0.0]);
+    let zeros = packed(PrefixDtype::F8, Axis::Token, 2, &[0.0; 4]);
     assert_eq!(read(&zeros, 0..2, 2), [0.0; 4]);
 }
 
 #[test]
 fn numbers_beyond_16_bits_stay_finite_and_equal_ones_stay_equal() {
     for (dtype, _) in CODES {
-        let huge = PackedRows::new(dtype, Axis::Token, 4, &[-1e30, 0.0, 7.0, 1e30]);
+        let huge = packed(dtype, Axis::Token, 4, &[-1e30, 0.0, 7.0, 1e30]);
         assert!(read(&huge, 0..1, 4).iter().all(|x| x.is_finite()), "{dtype}");
-        let equal = PackedRows::new(dtype, Axis::Token, 3, &[0.25; 3]);
+        let equal = packed(dtype, Axis::Token, 3, &[0.25; 3]);
         assert_eq!(read(&equal, 0..1, 3), [0.25; 3], "{dtype}");
     }
 }
@@ -139,9 +148,9 @@ proptest! {
     ) {
         let axis = if by_channel { Axis::Channel } else { Axis::Token };
         for (dtype, _) in CODES {
-            let packed = PackedRows::new(dtype, axis, 3, &rows);
-            let PackedRows::Codes(codes) = &packed else { unreachable!() };
-            for (at, (x, y)) in rows.iter().zip(read(&packed, 0..GROUP, 3)).enumerate() {
+            let of = packed(dtype, axis, 3, &rows);
+            let PackedRows::Codes(codes) = &of else { unreachable!() };
+            for (at, (x, y)) in rows.iter().zip(read(&of, 0..GROUP, 3)).enumerate() {
                 let step = codes.ranges[if by_channel { at % 3 } else { at / 3 }].step.to_f32();
                 prop_assert!((x - y).abs() <= 0.5001 * step + 1e-6 * x.abs(), "{dtype}: {x} {y}, a step of {step}");
             }

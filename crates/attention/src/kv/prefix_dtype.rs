@@ -3,10 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::kv::packed_rows::{GROUP, coded_bytes};
 use crate::kv::row_bytes::RowBytes;
 use crate::kv::shape::KvShape;
 use spattn_base::error::UsageError;
+
+/// Tokens of a channel of keys, or channels of a token's value, that share a range: the group of KIVI's experiments (§4.1).
+pub(super) const GROUP: usize = 32;
+
+/// Bytes of a group's range: its least value and its step, in 16 bits each.
+pub(super) const RANGE_BYTES: usize = 4;
 
 /// How the keys and values of a prefix are stored when it is finished.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,7 +69,18 @@ impl PrefixDtype {
     pub fn row_bytes(self, shape: KvShape, tokens: usize) -> RowBytes {
         match self {
             Self::Model => RowBytes::plain(shape),
-            _ => RowBytes::coded(shape, self.coded_tokens(tokens), coded_bytes(self, shape.d)),
+            _ => RowBytes::coded(shape, self.coded_tokens(tokens), self.coded_bytes(shape.d)),
+        }
+    }
+
+    /// Bytes of the key and the value of a coded token with `d` channels, its part of the ranges included.
+    pub(super) fn coded_bytes(self, d: usize) -> [usize; 2] {
+        let codes = (d * self.bits().unwrap_or(0)).div_ceil(8);
+        match self {
+            Self::Model | Self::F8 => [codes; 2],
+            Self::Q8 | Self::Q4 | Self::Q2 => {
+                [codes + (d * RANGE_BYTES).div_ceil(GROUP), codes + d.div_ceil(GROUP) * RANGE_BYTES]
+            }
         }
     }
 

@@ -9,16 +9,17 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::kv::Prefix;
+use crate::kv::head::KvHead;
 use crate::kv::layer::LayerKv;
 use crate::kv::packed_rows::{Axis, PackedRows};
-use crate::kv::prefix_dtype::PrefixDtype;
+use crate::kv::prefix_dtype::{GROUP, PrefixDtype};
 use crate::kv::row_bytes::RowBytes;
 use crate::kv::shape::KvShape;
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, Tier};
 
-/// Tokens that are decoded at a time.
-const AT_ONCE: usize = 256;
+/// Tokens that are packed or read at a time: whole groups.
+const AT_ONCE: usize = 8 * GROUP;
 
 /// The keys and values of a prefix as codes.
 #[derive(Debug)]
@@ -71,9 +72,21 @@ impl QuantisedHead {
     fn new(prefix: &Prefix, at: KvPlace, dtype: PrefixDtype) -> Result<Self, KvError> {
         let (head, tokens, d) = (prefix.head(at.layer, at.kv_head)?, prefix.tokens(), prefix.shape().d);
         let coded = dtype.coded_tokens(tokens);
-        let rows = head.slice(0..coded)?;
-        let keys = PackedRows::new(dtype, Axis::Channel, d, &rows.keys().to_f32());
-        let values = PackedRows::new(dtype, Axis::Token, d, &rows.values().to_f32());
+        let mut largest = [0.0f32; 2];
+        if dtype == PrefixDtype::F8 {
+            each_piece(head, coded, |rows| {
+                for (largest, rows) in largest.iter_mut().zip(rows) {
+                    *largest = largest.max(PackedRows::largest(dtype, rows));
+                }
+            })?;
+        }
+        let [of_keys, of_values] = largest;
+        let mut keys = PackedRows::empty(dtype, Axis::Channel, (coded, d), of_keys);
+        let mut values = PackedRows::empty(dtype, Axis::Token, (coded, d), of_values);
+        each_piece(head, coded, |[of_keys, of_values]| {
+            keys.push(of_keys);
+            values.push(of_values);
+        })?;
         let (behind, mut rest) = (head.slice(coded..tokens)?, LayerKv::new(head.dtype(), 1, d, tokens - coded));
         rest.keys.extend(behind.keys());
         rest.values.extend(behind.values());
@@ -83,6 +96,15 @@ impl QuantisedHead {
     fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes() + self.rest.bytes()
     }
+}
+
+/// Shows `visit` the keys and values `[token][d]` of the first `tokens` tokens, in pieces of whole groups.
+fn each_piece(head: KvHead<'_>, tokens: usize, mut visit: impl FnMut([&[f32]; 2])) -> Result<(), KvError> {
+    for first in (0..tokens).step_by(AT_ONCE) {
+        let rows = head.slice(first..tokens.min(first + AT_ONCE))?;
+        visit([&rows.keys().to_f32(), &rows.values().to_f32()]);
+    }
+    Ok(())
 }
 
 /// Room for the numbers of some tokens.

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::kv::KvDtype;
-use crate::kv::packed_rows::GROUP;
 
 const D: usize = 40;
 const TOKENS: usize = 5 * GROUP + 7;

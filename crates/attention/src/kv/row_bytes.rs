@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kv::head::KvPart;
-use crate::kv::shape::KvShape;
+use crate::kv::shape::{KvPart, KvShape};
 
 /// Bytes of a token's key and of its value in a KV head, as they are stored. The first tokens may be stored as codes; all others are
 /// numbers of the model's storage type.
@@ -69,11 +68,6 @@ impl RowBytes {
     pub fn both(&self, tokens: Range<usize>) -> usize {
         KvPart::BOTH.map(|part| self.of_range(part, tokens.clone())).iter().sum()
     }
-
-    /// Bytes of the key and the value of the first token.
-    pub fn of_first(&self) -> usize {
-        self.both(0..1)
-    }
 }
 
 #[cfg(test)]
@@ -96,7 +90,7 @@ mod tests {
             let shifted = rows.numbered_from(7).of_range(KvPart::Keys, from.start - 7..from.end - 7);
             assert_eq!(shifted, rows.of_range(KvPart::Keys, from), "{range:?}");
         }
-        assert_eq!((rows.of_first(), rows.both(9..11)), (8, 8 + 32));
-        assert_eq!(RowBytes::plain(SHAPE).of_first(), 32);
+        assert_eq!((rows.both(0..1), rows.both(9..11)), (8, 8 + 32));
+        assert_eq!(RowBytes::plain(SHAPE).both(0..1), 32);
     }
 }

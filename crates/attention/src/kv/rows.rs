@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::kv::head::{HeadRows, KvHead, KvPart};
+use crate::kv::head::{HeadRows, KvHead};
 use crate::kv::row_bytes::RowBytes;
-use crate::kv::shape::{KvDtype, KvShape};
+use crate::kv::shape::{KvDtype, KvPart, KvShape};
 use crate::kv::source::Fetched;
 use crate::kv::store::KvStore;
 use crate::kv::tier::{KvError, TierBytes};

@@ -386,8 +386,13 @@ fn methods_on_several_storages_share_a_prefix_and_not_their_indexes() {
     let (alone, bits) = out(&mut IndexCache::new(in_memory(), SHAPE.dtype, 1), PrefixDtype::Model);
     let [q4, exact, q2, again] =
         [PrefixDtype::Q4, PrefixDtype::Model, PrefixDtype::Q2, PrefixDtype::Q4].map(|dtype| out(&mut cache, dtype));
-    assert_eq!((exact.0, bits, exact.1), (alone, 8 * 2 * 64, 8 * 2 * 64));
-    assert_eq!((&q4, q4.1, q2.1), (&again, 8 * 2 * 20, 8 * 2 * 12));
+    assert_eq!(exact.0, alone);
+    assert_eq!(q4, again);
+    assert_eq!(
+        [bits, exact.1, q4.1, q2.1],
+        [8 * 2 * 64; 4],
+        "an index is compared with keys and values in the model's type"
+    );
     assert_ne!(q4.0, q2.0);
     let index_of = |cache: &mut IndexCache, dtype: PrefixDtype| {
         let case = Case::new("quest:k=20,page=4", Tail::default(), false).stored_as(dtype);
