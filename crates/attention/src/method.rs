@@ -241,7 +241,7 @@ pub struct Step<'a> {
     pub tail_keys: Rows<'a>,
     /// Values `[token][d]` of the tokens after the prefix, the current one last.
     pub tail_values: Rows<'a>,
-    /// Storage type of keys and values.
+    /// The model's storage type of keys and values, in which they are shown whatever they are stored as.
     pub dtype: KvDtype,
     /// The candidates of the prefix when the index was built.
     pub indexed: Range<usize>,

@@ -149,8 +149,8 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo {
         key: KV_DTYPE,
         default: "model",
-        about: "model | f8 | q8 | q4 | q2: how keys and values of the prefix are stored: as the model computes them, or quantised when the \
-                prefix is finished",
+        about: "model | f8 | q8 | q4 | q2: how keys and values of the prefix are stored, also under full: as the model computes them, or \
+                quantised when the prefix is finished",
     },
     ParamInfo {
         key: "density",
