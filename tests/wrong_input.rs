@@ -529,6 +529,7 @@ fn the_table_covers_every_parameter_of_methods_calibrations_and_tasks() {
                 "local",
                 "dense_layers",
                 "tail",
+                "kv_dtype",
                 "density",
                 "schedule",
                 "preset",

@@ -282,6 +282,14 @@ impl BenchArgs {
                 methods.extend(at_densities(&spec, &densities)?);
             }
         }
+        if let Some(method) = methods.iter().find(|method| !method.policy.kv_dtype.is_exact()) {
+            let what = format!(
+                "method `{}` has `kv_dtype={}`, and a bench times keys and values in the type of --dtype",
+                method.label(),
+                method.policy.kv_dtype
+            );
+            return Err(UsageError::new(what).hint("its bytes and errors can be measured: use `spattn eval`").into());
+        }
         if let Some(method) = methods.iter().find(|method| !method.method.counts_costs()) {
             let what = format!(
                 "method `{}` runs in another process: nobody counts its work, and pipes take its time",

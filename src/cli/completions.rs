@@ -8,6 +8,7 @@ use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
 use spattn_attention::LocalLayers;
+use spattn_attention::kv::PrefixDtype;
 use spattn_attention::methods::{self, CALIBRATIONS};
 use spattn_eval::config::shipped::SHIPPED;
 use spattn_eval::records::timing::Latency;
@@ -27,7 +28,7 @@ struct Named {
     or_path: bool,
 }
 
-static NAMED: [Named; 13] = [
+static NAMED: [Named; 14] = [
     Named {
         argument: "tasks",
         commands: &["eval", "sweep", "analyze", "tune", "calibrate", "export-eval", "show"],
@@ -47,6 +48,7 @@ static NAMED: [Named; 13] = [
         or_path: true,
     },
     Named { argument: "local_layers", commands: &["eval", "sweep"], names: local_layers, or_path: false },
+    Named { argument: "kv_dtype", commands: &["eval", "sweep"], names: kv_dtypes, or_path: false },
     Named { argument: "latency", commands: &["eval", "sweep"], names: latencies, or_path: false },
     Named { argument: "metric", commands: &["score"], names: metrics, or_path: false },
     Named { argument: "dataset", commands: &["score"], names: scored_sets, or_path: false },
@@ -147,6 +149,10 @@ fn latencies() -> Vec<String> {
 
 fn local_layers() -> Vec<String> {
     LocalLayers::NAMES.map(str::to_owned).to_vec()
+}
+
+fn kv_dtypes() -> Vec<String> {
+    PrefixDtype::NAMES.map(str::to_owned).to_vec()
 }
 
 fn metrics() -> Vec<String> {

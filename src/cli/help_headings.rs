@@ -38,7 +38,10 @@ const HEADINGS: &[(&str, &[&str])] = &[
     ),
     ("What is measured", &["fidelity", "latency"]),
     ("Verdict", &["safe_within", "confidence", "until_certain", "max_samples", "max_time"]),
-    ("Computing", &["device", "dtype", "dequantise", "matmul_precision", "kv_tier", "kv_memory", "threads"]),
+    (
+        "Computing",
+        &["device", "dtype", "dequantise", "matmul_precision", "kv_tier", "kv_memory", "kv_dtype", "threads"],
+    ),
     ("Results", &["out", "resume", "overwrite", "shard", "keep_prompts", "anonymous", "quiet", "json"]),
     ("Cluster", &["launch", "jobs", "options", "sbatch_template", "retry_failed"]),
 ];

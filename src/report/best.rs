@@ -83,7 +83,7 @@ pub struct Marked<T> {
 /// The best of the methods' settings among rows of one task and length, with their cells: no oracle, no floor, not dense
 /// attention.
 pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Marked<usize> {
-    let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| Role::of(&row.method) == Role::Method);
+    let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| row.role() == Role::Method);
     let (lines, candidates): (Vec<usize>, Vec<ComparedSetting>) =
         sparse.map(|(line, (row, cell))| (line, ComparedSetting { score: row.score, cells: vec![cell] })).unzip();
     let less_is_better = rows.iter().any(|r| !r.measure.is_score());

@@ -1,7 +1,6 @@
 //! How numbers look to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
 
 use spattn_attention::split_params;
-use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::timing::Latency;
 use spattn_eval::summary::column_value::ColumnUnit;
 use spattn_eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, SummaryRow, find};
@@ -209,7 +208,7 @@ fn latency_ms(r: &SummaryRow, ends: Ends) -> String {
 
 /// Difference to `full`; nothing for `full` itself or without it.
 fn delta(r: &SummaryRow, shown: Ends) -> String {
-    let Some(mean) = r.delta_full.filter(|_| r.method != REFERENCE) else { return String::new() };
+    let Some(mean) = r.delta_full.filter(|_| !r.is_reference()) else { return String::new() };
     let ends = r.delta_low.zip(r.delta_high);
     match r.measure {
         Measure::Perplexity => with_ends(signed_number(mean), ends, signed_number),

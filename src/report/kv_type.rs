@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::Report;
 use super::format::distinct;
 use super::heading::identities;
-use spattn_eval::records::record::REFERENCE;
 use spattn_eval::records::stored_manifest::is_of;
 use spattn_eval::summary::columns::SummaryRow;
 
@@ -33,8 +32,7 @@ fn named(report: &Report, is_own: impl Fn(&Value) -> bool) -> Option<String> {
 
 /// The line below a table of rows of one model that have costs of sparse methods; `None` for others, and where the type is not known.
 pub fn line(report: &Report, rows: &[SummaryRow]) -> Option<String> {
-    let has_share =
-        |row: &SummaryRow| row.method != REFERENCE && (row.index_share.is_some() || row.bytes_share.is_some());
+    let has_share = |row: &SummaryRow| !row.is_reference() && (row.index_share.is_some() || row.bytes_share.is_some());
     let row = rows.iter().find(|row| has_share(row))?;
     let of = of_model(report, &row.model)?;
     let in_half = match of.as_str() {

@@ -17,7 +17,7 @@ use super::lm_eval::Exported;
 use super::merge::Merged;
 use spattn_attention::methods;
 use spattn_attention::methods::kvpress::{Meaning, PARAMETERS};
-use spattn_eval::records::record::{REFERENCE, Record};
+use spattn_eval::records::record::Record;
 use spattn_stats::mean;
 use spattn_tasks::metrics::datasets::Dataset;
 
@@ -86,7 +86,7 @@ struct PressName {
 impl PressName {
     fn of(group: &MethodRecords<'_>) -> Self {
         let label = group.label();
-        if &*group.head.method == REFERENCE {
+        if group.head.is_reference() {
             return Self { name: "no_press".to_owned(), ratio: 0.0, command: "None".to_owned() };
         }
         let settings = group.head.settings();

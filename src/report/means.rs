@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::cells::SummaryCell;
 use spattn_eval::summary::columns::SummaryRow;
 
@@ -90,7 +89,7 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<
     let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();
     // A table of dense attention alone compares nothing.
     if tables.len() > 1 {
-        tables.retain(|table| table.rows.iter().any(|row| row.method != REFERENCE));
+        tables.retain(|table| table.rows.iter().any(|row| !row.is_reference()));
     }
     tables
 }

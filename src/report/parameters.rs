@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::format::{distinct, setting_name};
-use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::record::{REFERENCE, is_reference};
 use spattn_eval::summary::columns::SummaryRow;
 
 /// The parameters of the settings of a table: shown in rows, or said once.
@@ -37,7 +37,7 @@ impl ShownParams {
     /// said once; others get a number, which has at least two characters.
     pub(super) fn of<'r>(settings: impl IntoIterator<Item = Setting<'r>>, most: usize) -> Self {
         let settings = distinct(settings);
-        let is_reference = |(method, _): &&Setting| *method == REFERENCE;
+        let is_reference = |(method, params): &&Setting| is_reference(method, params);
         let of_all = shared(settings.iter().filter(|setting| !is_reference(setting)).map(|(_, params)| *params));
         let has_reference = settings.iter().any(|setting| is_reference(&setting));
         let mut shown = Self { of_all, has_reference, ..Self::default() };

@@ -13,6 +13,7 @@ mod generation;
 mod identity;
 mod interop;
 mod interrupts;
+mod kv_dtype;
 mod kv_tier;
 mod launch;
 mod limits;

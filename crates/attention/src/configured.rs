@@ -10,7 +10,8 @@ use crate::kv::KvShape;
 use crate::method::AnyMethod;
 use crate::spec::Setting;
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs, SpecReason};
-use crate::types::policy::{Policy, Tail};
+use crate::types::policy::{KV_DTYPE, Policy, Tail};
+use crate::types::role::Role;
 
 /// The first value of [`Configured::revision`].
 pub const FIRST_REVISION: u16 = 1;
@@ -115,9 +116,23 @@ impl Configured {
         !self.has_moving_candidates() && self.method.unsupported(&with_sinks).is_empty()
     }
 
-    /// Whether both read a prompt in the same way, so that they can share one prefill.
+    /// Whether it is the dense reference, with which all methods are compared: `full` on keys and values as the model computes them.
+    pub fn is_reference(&self) -> bool {
+        self.role() == Role::Reference
+    }
+
+    /// What it is in comparisons.
+    pub fn role(&self) -> Role {
+        Role::of_setting(&self.name, &self.params)
+    }
+
+    /// Whether both read a prompt in the same way, so that they can share one prefill. What the prefix is stored as afterwards changes
+    /// nothing.
     pub fn reads_as(&self, other: &Self) -> bool {
-        let of = |reader: &Self| (reader.label(), reader.artefact.clone());
+        let params = |reader: &Self| -> Vec<Setting> {
+            reader.settings.iter().filter(|setting| setting.is_named && setting.key != KV_DTYPE).cloned().collect()
+        };
+        let of = |reader: &Self| (reader.name.clone(), params(reader), reader.artefact.clone());
         match (self.masks_prefill(), other.masks_prefill()) {
             (true, true) => of(self.reads()) == of(other.reads()),
             (own, others) => own == others,

@@ -78,9 +78,9 @@ impl Cost {
     }
 
     /// Moves work that attention does anyway out of the cost of finding: `products` products of a query head with a key of `d` numbers, and
-    /// reads of `keys` keys of `bytes` a number. Attention counts them itself.
-    pub fn leave_to_attention(&mut self, products: usize, keys: usize, d: usize, bytes: usize) {
-        let (flops, read) = (2 * (products * d) as u64, (keys * d * bytes) as u64);
+    /// reads of keys that take `bytes` together. Attention counts them itself.
+    pub fn leave_to_attention(&mut self, products: usize, d: usize, bytes: usize) {
+        let (flops, read) = (2 * (products * d) as u64, bytes as u64);
         debug_assert!(
             flops <= self.score_flops && read <= self.kv_bytes,
             "selection counted fewer products or bytes than attention takes over"
@@ -211,9 +211,9 @@ mod tests {
     fn what_attention_does_anyway_is_no_cost_of_finding() {
         let found = Cost { score_flops: 2 * 100 * 16, kv_bytes: 60 * 16 * 2, aux_bytes: 5, ..Cost::default() };
         let mut left = found;
-        left.leave_to_attention(30, 20, 16, 2);
+        left.leave_to_attention(30, 16, 20 * 16 * 2);
         assert_eq!(left, Cost { score_flops: 2 * 70 * 16, kv_bytes: 40 * 16 * 2, ..found });
-        left.leave_to_attention(70, 40, 16, 2);
+        left.leave_to_attention(70, 16, 40 * 16 * 2);
         assert_eq!(left, Cost { score_flops: 0, kv_bytes: 0, ..found });
     }
 

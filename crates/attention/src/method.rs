@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
-use crate::kv::{KvDtype, KvError, KvRows};
+use crate::kv::{KvDtype, KvError, KvPart, KvRows};
 use crate::types::attention_spec::{AttentionSpec, SoftmaxScale, SpecReason};
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
@@ -249,7 +249,7 @@ pub struct Step<'a> {
     pub tail_keys: Rows<'a>,
     /// Values `[token][d]` of the tokens after the prefix, the current one last.
     pub tail_values: Rows<'a>,
-    /// Storage type of keys and values.
+    /// The model's storage type of keys and values, in which they are shown whatever they are stored as.
     pub dtype: KvDtype,
     /// The candidates of the prefix when the index was built.
     pub indexed: Range<usize>,
@@ -306,7 +306,7 @@ impl Step<'_> {
     /// If the keys cannot be read.
     pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let keys = self.all_keys().slice(self.candidates.clone());
-        cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
+        cost.kv_bytes += keys.bytes() as u64;
         GroupQueries { queries, ..self.group_queries() }.dots_in_context(keys, cost)
     }
 
@@ -321,16 +321,17 @@ impl Step<'_> {
     /// If the keys cannot be read.
     pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let tokens: Vec<u32> = tokens.into_iter().collect();
-        let gathered = self.all_keys().gather(&tokens)?;
-        cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
-        Ok(gathered)
+        let keys = self.all_keys();
+        cost.kv_bytes += keys.bytes_of(&tokens) as u64;
+        keys.gather(&tokens)
     }
 
     /// Moves exact products that scoring shares with attention to the cost of attention: those of each query head with
     /// its selected tokens, with each key read once for the group.
     pub fn leave_to_attention(&self, selection: &Selection, cost: &mut Cost) {
         let products = selection.of_heads(self.group()).iter().sum();
-        cost.leave_to_attention(products, selection.distinct(self.context.tokens), self.d, self.keys.elem_bytes());
+        let read = selection.bytes(KvPart::Keys, &self.keys.row_bytes(), self.context.tokens);
+        cost.leave_to_attention(products, self.d, read);
     }
 
     /// Exact `q·k` (unscaled) of some tokens of prefix and tail for one head of the group; counts nothing.

@@ -43,7 +43,7 @@ pub(super) fn outlooks(
     until: Option<LookBounds>,
 ) -> Vec<LengthOutlook> {
     let methods = &planner.config.methods;
-    let comparisons = methods.iter().filter(|method| Role::of(&method.name) == Role::Method).count();
+    let comparisons = methods.iter().filter(|method| method.role() == Role::Method).count();
     if comparisons == 0 || !methods.iter().any(|method| method.label() == REFERENCE) {
         return Vec::new();
     }

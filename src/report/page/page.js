@@ -4,6 +4,8 @@
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const at = (id) => document.getElementById(id);
   const REFERENCE = "full";
+  // With parameters it is `full` on keys and values that are stored in another type.
+  const isReference = (r) => r.method === REFERENCE && !r.params;
 
   // ---- making elements ----
 
@@ -192,7 +194,7 @@
     length: (r) => tokens(r.length),
     n: (r) => (r.contexts < r.n ? `${r.n} (${r.contexts})` : String(r.n)),
     score: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
-    delta_full: (r) => (r.method === REFERENCE || missing(r.delta_full) ? ""
+    delta_full: (r) => (isReference(r) || missing(r.delta_full) ? ""
       : withInterval(signed(digits(r))(r.delta_full), r.delta_low, r.delta_high, signed(digits(r)))),
     decode_ms_per_token: (r) => (missing(r.decode_ms_per_token) ? "" : make("span", [
       withInterval(number(r.decode_ms_per_token), r.decode_ms_low, r.decode_ms_high, number), r.timed_apart ? "*" : "",
@@ -203,7 +205,7 @@
   const COLUMNS = [
     ...data.columns.map(({ key, label, about, form, better, shown }) => ({
       key, label, about, better, shown, text: form === "text",
-      value: key === "delta_full" ? (r) => (r.method === REFERENCE ? null : r.delta_full) : (r) => r[key],
+      value: key === "delta_full" ? (r) => (isReference(r) ? null : r.delta_full) : (r) => r[key],
       cell: CELLS[key] ?? ((r) => FORMS[form](r[key])),
     })),
     { key: "warnings", label: "look at", about: "Warnings about this row.", text: true, shown: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
@@ -536,7 +538,7 @@
     const n = examples.task.length;
     const of = Array.from({ length: n }, () => []);
     records.example.forEach((example, i) => of[example].push(i));
-    const full = of.map((list) => list.find((i) => texts[records.method[i]] === REFERENCE));
+    const full = of.map((list) => list.find((i) => isReference({ method: texts[records.method[i]], params: texts[records.params[i]] })));
     const merit = (i) => (records.perplexity[i] ? -records.score[i] : records.score[i]);
     const least = of.map((list) => Math.min(...list.map(merit)));
     const most = of.map((list) => Math.max(...list.map(merit)));

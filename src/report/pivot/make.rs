@@ -11,7 +11,6 @@ use crate::report::format::{direction, distinct, params_without, setting_name, t
 use crate::report::{means, stand_ins};
 use spattn_attention::Role;
 use spattn_eval::records::order::natural;
-use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::cells::SummaryCell;
 use spattn_eval::summary::columns::{self, SummaryRow};
 use spattn_eval::summary::summarize;
@@ -215,7 +214,7 @@ fn averaged<'v>(line: &Line<'v>, layout: &Layout) -> Averaged<'v> {
 fn has_value(line: &Line, value: &str) -> bool {
     match value {
         "score" => true,
-        "delta_full" => line.row.method != REFERENCE && line.row.delta_full.is_some(),
+        "delta_full" => !line.row.is_reference() && line.row.delta_full.is_some(),
         _ => field(line.row, value).is_some(),
     }
 }
@@ -321,7 +320,7 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
         averaged: rows.len(),
         notes: distinct(about.map(&mut number)),
         is_perplexity: !first.measure.is_score(),
-        role: Role::of(&first.method),
+        role: first.role(),
         is_best: false,
     })
 }

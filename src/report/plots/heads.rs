@@ -7,7 +7,7 @@ use super::{Figures, end_of, suffix};
 use crate::report::format::{distinct, tokens};
 use crate::report::parameters::ShownParams;
 use spattn_eval::records::fidelity::HeadFidelity;
-use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::cells::SummaryCell;
 
 /// A quantity to draw: its file, its title, which values are deeper, and its field.
@@ -59,7 +59,8 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
     let (_, title, deeper, _) = quantity;
     // Dense attention is left out: it has no error and attends everything.
     let settings = distinct(cells.iter().map(|c| (c.head().method.as_str(), c.head().params.as_str())));
-    let settings: Vec<(&str, &str)> = settings.into_iter().filter(|(method, _)| *method != REFERENCE).collect();
+    let settings: Vec<(&str, &str)> =
+        settings.into_iter().filter(|(method, params)| !is_reference(method, params)).collect();
     let names = ShownParams::of(settings.iter().copied(), usize::MAX);
     let maps = settings.iter().map(|(method, params)| {
         let of = cells.iter().filter(|c| (c.head().method.as_str(), c.head().params.as_str()) == (*method, *params));

@@ -8,7 +8,7 @@ use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
 use crate::report::format::{distinct, tokens};
 use crate::report::parameters::ShownParams;
-use spattn_eval::records::record::REFERENCE;
+use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::columns::SummaryRow;
 
 /// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` as for
@@ -38,9 +38,9 @@ const MOST_TOGETHER: usize = 20;
 
 /// The rows of each page: some of the settings each, and dense attention on all.
 fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
-    let settings = distinct(rows.iter().filter(|r| r.method != REFERENCE).map(|r| (&r.method, &r.params)));
+    let settings = distinct(rows.iter().filter(|r| !r.is_reference()).map(|r| (&r.method, &r.params)));
     let of = |some: &[(&String, &String)]| {
-        let is_here = |r: &&&SummaryRow| r.method == REFERENCE || some.contains(&(&r.method, &r.params));
+        let is_here = |r: &&&SummaryRow| r.is_reference() || some.contains(&(&r.method, &r.params));
         rows.iter().filter(is_here).copied().collect::<Vec<_>>()
     };
     if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_TOGETHER).map(of).collect() }
@@ -92,7 +92,7 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
         y_tick: tick_label,
         least_panel: SMALL,
         has_roles: true,
-        has_level: settings.iter().any(|(method, _)| *method == REFERENCE),
+        has_level: settings.iter().any(|(method, params)| is_reference(method, params)),
         panels: panels.collect(),
         series,
         notes: shown.note().into_iter().collect(),

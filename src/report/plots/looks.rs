@@ -12,6 +12,8 @@ pub fn looks(of: &[&str]) -> Vec<SeriesLook> {
     let look = |(at, &(role, place)): (usize, &(Role, usize))| {
         let setting = places[..at].iter().filter(|other| **other == (role, place)).count();
         match role {
+            // Another setting of dense attention is that on keys and values of another type.
+            Role::Reference if setting > 0 => SeriesLook::Method(known_methods(), setting - 1),
             Role::Reference => SeriesLook::Dense,
             Role::Method => SeriesLook::Method(place, setting),
             Role::Oracle => SeriesLook::Oracle(place, setting),
@@ -79,12 +81,16 @@ fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     unknown
 }
 
+/// How many registered methods have the role of a method; what is none of them comes behind.
+fn known_methods() -> usize {
+    methods::all().filter(|entry| entry.role == Role::Method).count()
+}
+
 /// A method's position among those of its role. Unregistered methods come last.
 fn place(name: &str, strangers: &[&str]) -> usize {
     let name = deciding(name);
     let Some(entry) = methods::all().find(|entry| entry.name == name) else {
-        let known = methods::all().filter(|entry| entry.role == Role::Method).count();
-        return known + strangers.iter().position(|stranger| *stranger == name).unwrap_or(0);
+        return known_methods() + strangers.iter().position(|stranger| *stranger == name).unwrap_or(0);
     };
     methods::all().filter(|other| other.role == entry.role).position(|other| other.name == name).unwrap_or(0)
 }

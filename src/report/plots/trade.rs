@@ -16,7 +16,6 @@ use super::pen::SeriesLook;
 use super::{Figures, end_of, suffix};
 use crate::report::format::{distinct, tokens};
 use spattn_attention::Role;
-use spattn_eval::records::record::REFERENCE;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
@@ -98,7 +97,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
             let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| cost.is_drawn(r)).collect();
             let known: Vec<&SummaryRow> = shown.iter().copied().filter(|r| (cost.of)(r).is_some()).collect();
             let is_of_dense_alone =
-                !cost.has_dense && known.len() < shown.len() && known.iter().all(|r| r.method == REFERENCE);
+                !cost.has_dense && known.len() < shown.len() && known.iter().all(|r| r.is_reference());
             let shown = known;
             if is_of_dense_alone || !cost.is_measured(&shown) {
                 continue;
@@ -158,7 +157,7 @@ impl<'a> Scene<'a> {
 }
 
 fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
-    let is_shown = |r: &SummaryRow| cost.has_dense || r.method != REFERENCE;
+    let is_shown = |r: &SummaryRow| cost.has_dense || !r.is_reference();
     let methods = distinct(rows.iter().filter(|r| is_shown(r)).map(|r| r.method.as_str()));
     // Oracles and floors are drawn first, below the others.
     let is_beside = |method: &&str| matches!(Role::of(method), Role::Oracle | Role::Floor);
@@ -173,7 +172,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
             title: task.to_owned(),
             x: x(),
             y: super::score_axis(scene.measure, rows, &of_task),
-            level: of_task.iter().find(|r| r.method == REFERENCE).map(|r| r.score),
+            level: of_task.iter().find(|r| r.is_reference()).map(|r| r.score),
             focus: None,
             labels: if is_clear { named(&methods, &of_task, cost) } else { Vec::new() },
             data: methods.iter().map(of_method).collect(),
@@ -189,7 +188,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
         y_tick: tick_label,
         least_panel: SMALL,
         has_roles: true,
-        has_level: rows.iter().any(|r| r.method == REFERENCE),
+        has_level: rows.iter().any(|r| r.is_reference()),
         panels,
         series: methods.iter().map(|m| legend_name(m)).zip(looks(&methods)).collect(),
     }

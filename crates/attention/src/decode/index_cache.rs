@@ -15,7 +15,9 @@ use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
-use crate::kv::{DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, ReadCounter};
+use crate::kv::{
+    DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, PrefixDtype, QuantisedKv, ReadCounter,
+};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
@@ -48,12 +50,23 @@ pub(super) struct IndexSetKey {
     pub(super) dense: Vec<bool>,
     /// Budgets that are spent while the index is built depend on it.
     pub(super) schedule: Schedule,
+    /// How the keys and values are stored that it is built from.
+    pub(super) kv_dtype: PrefixDtype,
     pub(super) on_device: bool,
 }
 
-/// Indexes over one prefix, built once for all runs that can share them.
+/// A quantised copy of a prefix.
+#[derive(Clone)]
+struct QuantisedCopy {
+    prefix: Arc<Prefix>,
+    time: Duration,
+}
+
+/// Indexes over one prefix, built once for all runs that can share them. Copies of the prefix that methods want quantised are made once,
+/// too; statistics of the prompt and fidelity are those of the exact prefix.
 pub struct IndexCache {
     pub(super) prefix: Arc<Prefix>,
+    copies: HashMap<PrefixDtype, QuantisedCopy>,
     pub(super) dtype: KvDtype,
     /// Seed of indexes, the context's.
     seed: u64,
@@ -79,6 +92,7 @@ impl IndexCache {
         let prompt_tokens = prefix.tokens();
         Self {
             prefix,
+            copies: HashMap::new(),
             dtype,
             seed,
             step_seed: seed,
@@ -158,6 +172,7 @@ impl IndexCache {
     /// Whether the method selects on the device that holds the prefix.
     pub(super) fn can_select_on_device(&self, method: &Configured) -> bool {
         let is_there = HAS_DEVICE && self.prefix.device().is_some() && !self.selects_on_host;
+        let is_there = is_there && method.policy.kv_dtype.is_exact();
         let is_there = is_there && !self.prefix.specs().selects_in_windows(&method.policy);
         is_there && self.host_reasons(method).is_empty()
     }
@@ -179,6 +194,25 @@ impl IndexCache {
         reasons
     }
 
+    /// The prefix as it is stored for methods with this type, and the time of quantising it; `reused` if that was done before.
+    ///
+    /// # Errors
+    /// If the prefix cannot be read.
+    pub(super) fn stored_as(&mut self, dtype: PrefixDtype) -> Result<(Arc<Prefix>, IndexTime), KvError> {
+        if dtype.is_exact() {
+            return Ok((self.prefix.clone(), IndexTime::default()));
+        }
+        if let Some(QuantisedCopy { prefix, time }) = self.copies.get(&dtype) {
+            return Ok((prefix.clone(), IndexTime { whole: *time, reused: *time }));
+        }
+        let start = Instant::now();
+        let source = QuantisedKv::new(&self.prefix, dtype)?;
+        let prefix = Prefix::from_source(self.prefix.specs().clone(), Box::new(source));
+        let copy = QuantisedCopy { prefix, time: start.elapsed() };
+        self.copies.insert(dtype, copy.clone());
+        Ok((copy.prefix, IndexTime { whole: copy.time, reused: Duration::ZERO }))
+    }
+
     /// Time of gathering `needs`; `reused` is the part charged to an earlier index.
     pub(super) fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
         let mut time = IndexTime::default();
@@ -192,12 +226,13 @@ impl IndexCache {
         time
     }
 
-    /// Builds indexes on the host.
+    /// Builds indexes on the host, over the prefix as it is stored for the method.
     ///
     /// # Errors
     /// If keys and values of a sparse layer cannot be read.
     pub(super) fn build(
         &self,
+        prefix: &Prefix,
         method: &Configured,
         candidates: Range<usize>,
         dense: &[bool],
@@ -213,8 +248,10 @@ impl IndexCache {
                     return Ok(Vec::new());
                 }
                 let depth = depth(dense_layers, layer, &method.policy.schedule);
-                let heads = (0..self.prefix.shape().kv_heads).into_par_iter();
-                heads.map(|kv_head| self.build_head(method, (layer, kv_head), depth, candidates.clone())).collect()
+                let heads = (0..prefix.shape().kv_heads).into_par_iter();
+                heads
+                    .map(|kv_head| self.build_head(prefix, method, (layer, kv_head), depth, candidates.clone()))
+                    .collect()
             })
             .collect::<Result<Vec<Vec<_>>, KvError>>()?;
         let mut reads = KvReads::default();
@@ -228,12 +265,13 @@ impl IndexCache {
     /// Builds the index of one KV head; also returns what was read for it.
     fn build_head(
         &self,
+        prefix: &Prefix,
         method: &Configured,
         (layer, kv_head): (usize, usize),
         depth: SparseLayerRank,
         candidates: Range<usize>,
     ) -> Result<(Index, KvReads), KvError> {
-        let (head, tokens, counter) = (self.prefix.head(layer, kv_head)?, self.prefix.tokens(), ReadCounter::default());
+        let (head, tokens, counter) = (prefix.head(layer, kv_head)?, prefix.tokens(), ReadCounter::default());
         let index = method.method.build(&HeadPrefix {
             layer,
             depth,

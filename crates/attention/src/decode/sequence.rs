@@ -35,7 +35,10 @@ use spattn_kernels::Rows;
 pub struct Sequence {
     pub(super) method: Configured,
     pub(super) solved: Option<String>,
+    /// The prefix as it is stored for the method.
     pub(super) prefix: Arc<Prefix>,
+    /// The prefix as the model computed it, with which outputs are compared.
+    pub(super) exact_prefix: Arc<Prefix>,
     pub(super) rotation: Option<Arc<dyn Rotation>>,
     pub(super) indexes: Arc<IndexSet>,
     pub(super) states: Vec<Vec<Box<dyn Any + Send>>>,
@@ -96,6 +99,7 @@ const TAIL_CAPACITY: usize = 64;
 impl Sequence {
     pub(super) fn new(
         cache: &IndexCache,
+        prefix: Arc<Prefix>,
         method: Configured,
         indexes: Arc<IndexSet>,
         index_time: IndexTime,
@@ -103,7 +107,6 @@ impl Sequence {
         dense: Vec<bool>,
         fidelity: bool,
     ) -> Self {
-        let prefix = cache.prefix.clone();
         let (layers, shape) = (prefix.layers(), prefix.shape());
         let start = |index: &Index| method.method.start(index.as_ref());
         let of_layer = |heads: &Vec<Index>| {
@@ -138,6 +141,7 @@ impl Sequence {
             has_whole_steps: false,
             has_selection_breakdown: false,
             prefix,
+            exact_prefix: cache.prefix.clone(),
         }
     }
 
@@ -220,8 +224,8 @@ impl Sequence {
         self.indexes.on_device.iter().enumerate().filter_map(of_layer).sum()
     }
 
-    /// Bits of a token's key and value in a KV head, as the cache stores them: what [`aux_bits`](Self::aux_bits) come on
-    /// top of.
+    /// Bits of a token's key and value in a KV head in the model's storage type: what [`aux_bits`](Self::aux_bits) are compared with,
+    /// whatever the prefix is stored as.
     pub fn kv_bits(&self) -> u32 {
         8 * self.prefix.shape().row_bytes() as u32
     }
@@ -377,7 +381,7 @@ impl Sequence {
     }
 
     /// The second half of a [`step`](Self::step) if fidelity is measured: compares the output with exact attention over
-    /// `total` tokens. The host has to hold keys and values.
+    /// `total` tokens, with keys and values as the model computed them. The host has to hold them.
     ///
     /// # Errors
     /// If keys and values of the prefix cannot be read.
@@ -393,7 +397,7 @@ impl Sequence {
         let group = queries.len() / picked.len();
         let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
         for (kv_head, ((queries, out), picked)) in heads.enumerate() {
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?.up_to(total);
+            let kv = HeadKv::new(&self.exact_prefix, &self.tail[layer], layer, kv_head)?.up_to(total);
             meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out)?;
         }
         self.fidelity = Some(meter);

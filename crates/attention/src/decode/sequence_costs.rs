@@ -5,7 +5,7 @@ use std::any::Any;
 use crate::cost::Cost;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{Selector, Sequence};
-use crate::kv::Tier;
+use crate::kv::{KvPart, Tier};
 use crate::method::TailRule;
 use crate::types::selection::AttendedTokens;
 
@@ -23,9 +23,15 @@ impl Sequence {
     }
 
     /// Bytes of keys and values that this sequence needs at this point, over all layers: all tokens in context, less
-    /// the evicted ones.
+    /// the evicted ones. Tokens that are not stored as codes are the last ones: of fewer tokens than all, they are held first.
     pub fn kv_bytes_held(&self) -> u64 {
-        (self.tokens_held().iter().sum::<usize>() * self.prefix.shape().row_bytes()) as u64
+        let (rows, kv_heads) = (self.prefix.row_bytes(), self.prefix.shape().kv_heads);
+        let last = kv_heads * (self.tokens() - rows.coded_tokens());
+        let of_layer = |held: usize| {
+            let plain = held.min(last);
+            KvPart::BOTH.map(|part| rows.of_counts(part, held - plain, plain)).iter().sum::<usize>()
+        };
+        self.tokens_held().into_iter().map(of_layer).sum::<usize>() as u64
     }
 
     /// Tokens whose keys and values this sequence needs at this point, mean over layers and KV heads. A KV head keeps
@@ -84,7 +90,8 @@ impl Sequence {
             *cost += form.cost_of_picks(&step, *entries, tokens);
             let read = read.iter().sum::<u64>();
             if form.takes_products(step.group) {
-                cost.leave_to_attention(tokens as usize, read as usize, shape.d, shape.dtype.bytes());
+                let bytes = read as usize * shape.d * shape.dtype.bytes();
+                cost.leave_to_attention(tokens as usize, shape.d, bytes);
             }
             cost.kv_bytes += read * shape.row_bytes() as u64;
             if crosses_bus {
@@ -132,9 +139,10 @@ impl Sequence {
         let seen = self.seen_by_full(layer, total);
         let attended = picked.attended(group, total);
         let summed: usize = attended.iter().sum();
-        cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
+        cost.kv_bytes += picked.read_bytes(&self.prefix.row_bytes(), total) as u64;
         if self.crosses_bus() {
-            cost.fetched.host += (picked.read_of_prefix(self.prefix.tokens(), total) * shape.row_bytes()) as u64;
+            let rows = self.prefix.row_bytes();
+            cost.fetched.host += picked.read_bytes_of_prefix(&rows, self.prefix.tokens(), total) as u64;
         }
         cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
         cost.steps += group as u64;

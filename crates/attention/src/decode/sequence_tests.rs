@@ -290,7 +290,7 @@ fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
                 let total = seen.tokens();
                 for (kv_head, picked) in picked.iter().enumerate() {
                     let fixed = picked.exact.tokens(total);
-                    counted[kv_head] += (picked.read(total) - fixed) as u64;
+                    counted[kv_head] += picked.selection.as_ref().map_or(0, |s| s.tokens(total).len()) as u64;
                     let heads = counted[2 + 2 * kv_head..].iter_mut().zip(picked.attended(2, total));
                     heads.for_each(|(sum, attended)| *sum += (attended - fixed) as u64);
                 }

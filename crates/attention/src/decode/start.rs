@@ -8,7 +8,7 @@ use crate::configured::Configured;
 use crate::decode::index_cache::{IndexCache, IndexSetKey};
 use crate::decode::sequence::{Selector, Sequence};
 use crate::decode::timing::IndexTime;
-use crate::kv::{DeviceFailure, KvError, KvReads, ReadCounter};
+use crate::kv::{DeviceFailure, KvError, KvReads, Prefix, ReadCounter};
 use crate::method::{AnyMethod, Solved};
 use crate::types::budget::Context;
 
@@ -32,22 +32,24 @@ impl IndexCache {
     /// # Errors
     /// If keys and values of the prefix cannot be read, or a device fails while it builds the index.
     pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
-        let start = Instant::now();
         let mut method = method.clone();
-        let (solved, solve_reads) = self.solve(&method)?;
+        let (prefix, quantising) = self.stored_as(method.policy.kv_dtype)?;
+        let start = Instant::now();
+        let (solved, solve_reads) = self.solve(&prefix, &method)?;
         let solved = solved.map(|solved| {
             method.method = solved.method;
             solved.params
         });
         let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
-        let mut fork = self.fork_as_is(&method, fidelity)?;
+        let mut fork = self.fork_as_is(prefix, &method, fidelity)?;
+        fork.index_time += quantising;
         fork.index_time.whole += solve_time;
         Ok(Sequence { solved, solve_reads, ..fork })
     }
 
     /// The method with its parameter solved for the requested density, `None` if there is nothing to solve; and what
     /// solving read of a prefix that is not lent.
-    fn solve(&self, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
+    fn solve(&self, prefix: &Prefix, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
         let dense = self.prefix.specs().dense(&method.policy);
@@ -55,7 +57,7 @@ impl IndexCache {
             return Ok((None, KvReads::default()));
         }
         let context = self.mean_context(method);
-        let Self { prefix, queries, dtype, .. } = self;
+        let Self { queries, dtype, .. } = self;
         let reads = ReadCounter::default();
         let probe = Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context, reads: &reads };
         Ok((method.method.solve(&probe)?, self.reads_of(&reads)))
@@ -70,16 +72,16 @@ impl IndexCache {
         Context::new(total, &(0..total - fixed))
     }
 
-    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
+    fn fork_as_is(&mut self, prefix: Arc<Prefix>, method: &Configured, fidelity: bool) -> Result<Sequence, StartError> {
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
         let dense = self.prefix.specs().dense(&method.policy);
         let on_device = !fidelity && !candidates.is_empty() && self.can_select_on_device(method);
-        let schedule = method.policy.schedule.clone();
+        let (schedule, kv_dtype) = (method.policy.schedule.clone(), method.policy.kv_dtype);
         let settings = method.method.index_key();
         let name = (!settings.is_of_several_methods()).then(|| method.name.clone());
-        let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, on_device };
+        let key = IndexSetKey { method: name, settings, exact, dense: dense.clone(), schedule, kv_dtype, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
         let indexes = match known {
@@ -87,7 +89,7 @@ impl IndexCache {
             None => {
                 let set = Arc::new(match on_device {
                     true => self.build_on_device(method, &candidates, &dense)?,
-                    false => self.build(method, candidates.clone(), &dense)?,
+                    false => self.build(&prefix, method, candidates.clone(), &dense)?,
                 });
                 self.sets.insert(key, set.clone());
                 set
@@ -98,7 +100,7 @@ impl IndexCache {
             whole: indexes.build_time + gathering.whole,
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
-        let fork = Sequence::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        let fork = Sequence::new(self, prefix, method.clone(), indexes, index_time, candidates, dense, fidelity);
         Ok(match on_device {
             true => Sequence { selector: Selector::device(self.prefix.layers()), ..fork },
             false => fork,

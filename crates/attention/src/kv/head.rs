@@ -6,29 +6,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::kv::layer::LayerKv;
-use crate::kv::shape::KvDtype;
+use crate::kv::row_bytes::RowBytes;
+use crate::kv::shape::{KvDtype, KvShape};
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::KvError;
 use spattn_kernels::Rows;
-
-/// Which of the two rows of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvPart {
-    /// The key.
-    Keys,
-    /// The value.
-    Values,
-}
-
-impl KvPart {
-    /// This part of keys and values.
-    pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
-        match self {
-            Self::Keys => keys,
-            Self::Values => values,
-        }
-    }
-}
 
 /// One KV head of a prefix: the only way to its keys and values for decoding, index building and solving.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +55,14 @@ impl<'a> KvHead<'a> {
     /// Storage type.
     pub fn dtype(&self) -> KvDtype {
         self.dtype
+    }
+
+    /// What a token's key and value take where they are stored.
+    pub fn row_bytes(&self) -> RowBytes {
+        match self.rows {
+            Place::Lent(_) => RowBytes::plain(KvShape { kv_heads: 1, d: self.d, dtype: self.dtype }),
+            Place::Apart(source, _) => source.row_bytes(),
+        }
     }
 
     /// Keys and values of all tokens, where they are lent.

@@ -5,7 +5,8 @@
 //! token by token. In memory, layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
 //! bf16; kernels widen as they read. Nothing here selects or attends.
 //!
-//! [`DiskTier`] keeps prefixes in files, of which pages are in memory up to a cap.
+//! [`DiskTier`] keeps prefixes in files, of which pages are in memory up to a cap. [`QuantisedKv`] has a prefix as codes in host memory.
+//! What is read or held is counted by [`RowBytes`], whatever the storage.
 //!
 //! Whatever reads a source can fail, and no reader needs a whole KV head in one slice. Where the source lends its layers,
 //! rows are borrowed and a scan shows them in one piece. Two kinds of readers go beyond that:
@@ -19,12 +20,15 @@
 
 pub use device::{DeviceFailure, DeviceKv};
 pub use disk::{DiskKv, DiskNeed, DiskPrefill, DiskTier, DiskUse};
-pub use head::{HeadRows, KvHead, KvPart};
+pub use head::{HeadRows, KvHead};
 pub use layer::LayerKv;
 pub(crate) use page_ledger::PageLedger;
 pub use page_ledger::Paging;
+pub use prefix_dtype::PrefixDtype;
+pub use quantised_kv::QuantisedKv;
+pub use row_bytes::RowBytes;
 pub use rows::{CollectedRows, KvReads, KvRows, ReadCounter, StoredRows};
-pub use shape::{KvDtype, KvShape, MOST_TOKENS};
+pub use shape::{KvDtype, KvPart, KvShape, MOST_TOKENS};
 pub use source::{Fetched, KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
 pub use tier::{KvError, Tier, TierBytes};
@@ -49,9 +53,13 @@ mod disk;
 mod head;
 mod layer;
 mod lru;
+mod packed_rows;
 mod page_cache;
 mod page_file;
 mod page_ledger;
+mod prefix_dtype;
+mod quantised_kv;
+mod row_bytes;
 mod rows;
 pub(crate) mod shape;
 mod source;
@@ -111,6 +119,11 @@ impl Prefix {
     /// If the source lends its layers, and cannot read this one.
     pub fn head(&self, layer: usize, kv_head: usize) -> Result<KvHead<'_>, KvError> {
         KvHead::of(self.source.as_ref(), KvPlace { layer, kv_head })
+    }
+
+    /// What a token's key and value take in a KV head, as they are stored.
+    pub fn row_bytes(&self) -> RowBytes {
+        self.source.row_bytes()
     }
 
     /// Where its keys and values are.

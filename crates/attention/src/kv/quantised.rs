@@ -257,7 +257,8 @@ impl QuantisedRows {
     }
 }
 
-fn unpack(bytes: &[u8], bits: usize, out: &mut [f32]) {
+/// Unpacks codes of 2 or 4 bits, from the lowest bits of each byte up.
+pub(super) fn unpack(bytes: &[u8], bits: usize, out: &mut [f32]) {
     match bits {
         2 => unpack_by::<2, 4>(bytes, out),
         _ => unpack_by::<4, 2>(bytes, out),

@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::kv::head::{HeadRows, KvHead, KvPart};
-use crate::kv::shape::KvDtype;
+use crate::kv::head::{HeadRows, KvHead};
+use crate::kv::row_bytes::RowBytes;
+use crate::kv::shape::{KvDtype, KvPart, KvShape};
 use crate::kv::source::Fetched;
 use crate::kv::store::KvStore;
 use crate::kv::tier::{KvError, TierBytes};
@@ -222,9 +223,31 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// Bytes of one element, as stored.
-    pub fn elem_bytes(&self) -> usize {
-        self.dtype().bytes()
+    /// What a row takes where it is stored; tokens are numbered as these rows are.
+    pub fn row_bytes(&self) -> RowBytes {
+        match self.front {
+            Front::Lent(_) => RowBytes::plain(KvShape { kv_heads: 1, d: self.d, dtype: self.dtype() }),
+            // Of an empty front, no row is coded.
+            Front::Apart(Apart { head, start, end, .. }) => head.row_bytes().numbered_from(start).up_to(end - start),
+        }
+    }
+
+    /// Bytes of all rows as they are stored, of which a read of them is counted.
+    pub fn bytes(&self) -> usize {
+        self.row_bytes().of_range(self.part(), 0..self.tokens())
+    }
+
+    /// Bytes of the rows of some tokens as they are stored.
+    pub fn bytes_of(&self, tokens: &[u32]) -> usize {
+        self.row_bytes().of_tokens(self.part(), tokens)
+    }
+
+    /// Whether these are keys or values. Rows that are lent take the same either way.
+    fn part(&self) -> KvPart {
+        match self.front {
+            Front::Lent(_) => KvPart::Keys,
+            Front::Apart(apart) => apart.part,
+        }
     }
 
     /// The rows of tokens `range`.

@@ -1,4 +1,6 @@
-//! Storage types, and the shape that all layers of a KV cache share.
+//! Storage types, the shape that all layers of a KV cache share, and the two parts of what is stored of a token.
+
+use spattn_kernels::Rows;
 
 /// The longest context, in tokens, and the largest number of tokens that a parameter may name: above every published model, and low enough
 /// that sums of positions do not overflow.
@@ -19,6 +21,28 @@ impl KvShape {
     /// Bytes of one token's key and value for one KV head.
     pub fn row_bytes(&self) -> usize {
         2 * self.d * self.dtype.bytes()
+    }
+}
+
+/// Which of the two rows of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvPart {
+    /// The key.
+    Keys,
+    /// The value.
+    Values,
+}
+
+impl KvPart {
+    /// Both of them.
+    pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+
+    /// This part of keys and values.
+    pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
+        match self {
+            Self::Keys => keys,
+            Self::Values => values,
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::kv::device::DeviceKv;
 use crate::kv::layer::LayerKv;
 use crate::kv::page_ledger::Paging;
+use crate::kv::row_bytes::RowBytes;
 use crate::kv::shape::{KvDtype, KvShape};
 use crate::kv::tier::{KvError, Tier, TierBytes};
 use spattn_kernels::Rows;
@@ -61,6 +62,9 @@ impl From<TierBytes> for Fetched {
 /// [`Prefix::from_source`](crate::kv::Prefix::from_source). A source with several tiers returns the bytes of each, or
 /// the pages that it read through a cache of [pages](Self::paging); a new kind of memory is a new case of [`Tier`] and a new field of
 /// [`TierBytes`]. The one that is used is in `disk`.
+///
+/// A source may also store something else than what was computed: the one in `quantised_kv` has codes in host memory, shows the numbers
+/// that they stand for, and says by [`row_bytes`](Self::row_bytes) what they take.
 pub trait KvSource: Send + Sync + fmt::Debug {
     /// What the layers have in common.
     fn shape(&self) -> KvShape;
@@ -80,6 +84,11 @@ pub trait KvSource: Send + Sync + fmt::Debug {
     /// If the layer has to be brought there first, and cannot be read.
     fn lend(&self, _layer: usize) -> Result<Option<&LayerKv>, KvError> {
         Ok(None)
+    }
+
+    /// What a token's key and value take where they are stored, of which costs are counted.
+    fn row_bytes(&self) -> RowBytes {
+        RowBytes::plain(self.shape())
     }
 
     /// How it keeps pages in memory, if it reads pages.

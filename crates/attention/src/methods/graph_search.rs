@@ -71,7 +71,7 @@ fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Result<Vec<
     }
     let keys = step.all_keys().slice(behind.clone());
     cost.score_flops += 2 * (behind.len() * step.d) as u64;
-    cost.kv_bytes += (behind.len() * step.d * keys.elem_bytes()) as u64;
+    cost.kv_bytes += keys.bytes() as u64;
     let mut scores = vec![0.0; behind.len()];
     linear::scores(query, &keys.to_f32()?, step.d, &mut scores);
     Ok((step.indexed.len() as u32..).zip(scores).map(|(node, score)| Scored { node, score }).collect())
@@ -123,7 +123,9 @@ fn pick(
     }
     // A search knows no errors: after one, all nodes score as low as can be, so that it ends, and what it found is dropped.
     let mut failure = None;
+    let (indexed, mut read) = (step.keys.slice(step.indexed.clone()), 0);
     let mut score = |nodes: &[u32], out: &mut [f32]| {
+        read += indexed.bytes_of(nodes);
         if failure.is_none() {
             failure = step.score_indexed(query, nodes, out).err();
         }
@@ -139,7 +141,7 @@ fn pick(
     found.sort_by(|a, b| b.cmp(a));
     let effort = std::mem::take(&mut beam.effort);
     cost.score_flops += 2 * step.d as u64 * effort.scored;
-    cost.kv_bytes += (step.d * step.keys.elem_bytes()) as u64 * effort.scored;
+    cost.kv_bytes += read as u64;
     cost.aux_bytes += effort.bytes();
     found.truncate(k);
     let first = step.candidates.start as u32;

@@ -10,12 +10,12 @@ use super::{
 };
 use crate::calibration::collector::Calibration;
 use crate::configured::{Configured, FIRST_REVISION};
-use crate::kv::MOST_TOKENS;
+use crate::kv::{MOST_TOKENS, PrefixDtype};
 use crate::method::TailRule;
 use crate::methods::entry::MethodEntry;
 use crate::spec::{MethodSpec, ParamInfo, Params, Setting};
 use crate::spec_text::quoted;
-use crate::types::policy::{DenseLayers, Policy, Tail};
+use crate::types::policy::{DenseLayers, KV_DTYPE, Policy, Tail};
 use crate::types::role::Role;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
@@ -124,6 +124,15 @@ impl Role {
         let both = [of_one(reader), of_one(decoder)];
         [Role::Oracle, Role::Floor].into_iter().find(|role| both.contains(role)).unwrap_or(Role::Method)
     }
+
+    /// The role of a method with these parameters, as a record names both. `full` has none of its own: with any, its keys and values are
+    /// not stored as the model computes them, and it is compared with the reference as other methods are.
+    pub fn of_setting(name: &str, params: &str) -> Self {
+        match Self::of(name) {
+            Role::Reference if !params.is_empty() => Role::Method,
+            role => role,
+        }
+    }
 }
 
 /// Parameters that every method takes.
@@ -136,6 +145,12 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
         default: "exact",
         about: "exact | window:N | indexed: what follows the prefix is attended exactly; or only the last N (local) tokens \
                 are, and what leaves them is picked from like the rest",
+    },
+    ParamInfo {
+        key: KV_DTYPE,
+        default: "model",
+        about: "model | f8 | q8 | q4 | q2: how keys and values of the prefix are stored, also under full: as the model computes them, or \
+                quantised when the prefix is finished",
     },
     ParamInfo {
         key: "density",
@@ -164,7 +179,12 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
 pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let decoder = configure_one(spec, policy)?;
     let Some(reader) = &spec.reader else { return Ok(decoder) };
-    let reader = configure_one(reader, policy)?;
+    // A prompt is read exactly, whatever its keys and values are stored as.
+    let reader = configure_one(reader, &Policy { kv_dtype: PrefixDtype::Model, ..policy.clone() })?;
+    if !reader.policy.kv_dtype.is_exact() {
+        let what = format!("method `{}` reads a prompt, which no `{KV_DTYPE}` changes", reader.label());
+        return Err(UsageError::new(what).hint(format!("give `{KV_DTYPE}` to the method behind `>`")));
+    }
     if reader.method.prefill_pattern().is_none() {
         return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label())).hint(
             "the method before `>` needs a prefill pattern; `spattn list methods` says which are sparse in prefill",
@@ -197,6 +217,9 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     if !entry.params.is_empty() {
         note_policy(&mut params, &policy, method.tail_rule());
     }
+    if !policy.kv_dtype.is_exact() {
+        params.note_unless_default(KV_DTYPE, &policy.kv_dtype, &PrefixDtype::default());
+    }
     let settings = params.finish()?;
     let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, quoted(&s.value)));
     let params = named.collect::<Vec<_>>().join(",");
@@ -223,7 +246,9 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
         Some(text) => DenseLayers::parse(&text)?,
     };
     let tail = read_tail(params, default.tail, rule)?;
-    Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default(), local_layers: default.local_layers })
+    let kv_dtype = params.take(KV_DTYPE).map_or(Ok(default.kv_dtype), |text| text.parse())?;
+    let (schedule, local_layers) = (Schedule::default(), default.local_layers);
+    Ok(Policy { sink, local, dense_layers, tail, schedule, local_layers, kv_dtype })
 }
 
 /// The parameter that distributes a budget over layers.
@@ -289,6 +314,28 @@ mod tests {
         for name in ["quest", "magicpig", "streaming_llm", "snapkv", "knn", "hash_attention", "minference"] {
             assert!(published.contains(&name), "{name}");
         }
+    }
+
+    #[test]
+    fn full_on_another_storage_is_no_reference() {
+        let of = |spec: &str| configure(&crate::expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+        assert!(of("full").is_reference() && of("full:kv_dtype=model").is_reference());
+        assert_eq!(of("full:kv_dtype=model").label(), "full");
+        for spec in ["full:kv_dtype=q4", "full:kv_dtype=f8", "topk:kv_dtype=q8", "topk"] {
+            assert!(!of(spec).is_reference(), "{spec}");
+        }
+        assert_eq!(Role::of_setting("full", "kv_dtype=q4"), Role::Method);
+        assert_eq!(Role::of_setting("topk", "k=64,kv_dtype=q4"), Role::Oracle);
+        let default = Policy { kv_dtype: PrefixDtype::Q8, ..Policy::default() };
+        let under = |spec: &str| configure(&crate::expand_grid(spec).unwrap()[0], &default).unwrap().label();
+        assert_eq!(
+            ["full", "topk:k=9", "topk:k=9,kv_dtype=model"].map(under),
+            ["full:kv_dtype=q8", "topk:k=9,kv_dtype=q8", "topk:k=9"]
+        );
+        // What reads a prompt reads it exactly.
+        assert_eq!(under("minference>topk:k=9"), "minference:k=1024>topk:k=9,kv_dtype=q8");
+        let error = configure(&crate::expand_grid("hip:kv_dtype=q4>full").unwrap()[0], &default).unwrap_err();
+        assert!(error.what.contains("reads a prompt") && error.hint.is_some());
     }
 
     #[test]

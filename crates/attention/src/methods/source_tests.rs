@@ -1,4 +1,5 @@
-//! Every method over a source that keeps pages in a file: the same bits as in memory, and an error wherever a read fails.
+//! Every method over a source that keeps pages in a file: the same bits as in memory, and an error wherever a read fails. And over quantised
+//! prefixes: the same bits as over the numbers that the codes stand for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +8,9 @@ use super::tail_tests::GROWING;
 use super::tests::{ORDINARY, Turn, calibrated, configured, noise, random_kv, random_stats};
 use crate::calibration::collector::PrefillChunk;
 use crate::kv::paged::{Broken, PAGE, PagedFile};
-use crate::kv::{DiskTier, KvDtype, KvError, KvShape, LayerKv, Prefix, Tier, TierBytes, on_disk};
+use crate::kv::{
+    DiskTier, KvDtype, KvError, KvShape, KvSource, LayerKv, Prefix, PrefixDtype, QuantisedKv, Tier, TierBytes, on_disk,
+};
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use crate::{Configured, IndexCache, Policy, PromptStats, RecentQueries, StartError, Tail};
 use spattn_kernels::pieces::PIECE;
@@ -61,6 +64,12 @@ impl Case {
         random_stats(&self.method.method, &in_memory(), HEADS)
     }
 
+    /// The same on a prefix that is stored in another way.
+    fn stored_as(mut self, dtype: PrefixDtype) -> Self {
+        self.method.policy.kv_dtype = dtype;
+        self
+    }
+
     /// Every method of the registry, and methods whose index grows.
     fn all() -> Vec<Self> {
         let ordinary = ORDINARY.iter().map(|spec| Self::new(spec, Tail::default(), true));
@@ -81,12 +90,15 @@ impl Case {
         }
         let error = sequence.fidelity().unwrap().output_error().concat();
         let mut cost = sequence.costs().total(|_| true);
+        let kv_bytes = std::mem::take(&mut cost.kv_bytes);
         let (of_steps, of_index) = (std::mem::take(&mut cost.fetched), sequence.index_reads());
         Ok(Decoded {
             outputs,
             error: error.into_iter().map(f64::to_bits).collect(),
             solved: sequence.solved().map(str::to_owned),
             cost: format!("{cost:?}, {:?}", sequence.aux_bits()),
+            kv_bytes,
+            held: sequence.kv_bytes_held(),
             of_steps,
             of_index: of_index.fetched,
             workspace: of_index.workspace,
@@ -100,7 +112,10 @@ struct Decoded {
     outputs: Vec<u32>,
     error: Vec<u64>,
     solved: Option<String>,
+    /// All counters but the next two.
     cost: String,
+    kv_bytes: u64,
+    held: u64,
     /// Bytes that steps fetched.
     of_steps: TierBytes,
     /// Bytes that the index took.
@@ -127,7 +142,12 @@ fn pages_on_disk_give_the_bits_of_memory_and_are_counted() {
         let read = got.read();
         assert_eq!(got.solved, expected.solved, "{}", case.name);
         assert_eq!((got.outputs, got.error), (expected.outputs, expected.error), "{}", case.name);
-        assert_eq!(got.cost, expected.cost, "{}", case.name);
+        assert_eq!(
+            (got.cost, got.kv_bytes, got.held),
+            (expected.cost, expected.kv_bytes, expected.held),
+            "{}",
+            case.name
+        );
         let pages = reads.load(Ordering::Relaxed) as u64;
         assert!(read > 0, "{}", case.name);
         // Comparing with exact attention reads too, and is not counted.
@@ -213,7 +233,7 @@ fn the_tier_on_disk_gives_the_bits_of_memory_for_every_method_and_cap() {
             let got = case.decode(kept(&layers(), memory).0).unwrap();
             assert_eq!(got.solved, expected.solved, "{}", case.name);
             assert_eq!((&got.outputs, &got.error), (&expected.outputs, &expected.error), "{}", case.name);
-            assert_eq!(got.cost, expected.cost, "{}", case.name);
+            assert_eq!((&got.cost, got.kv_bytes), (&expected.cost, expected.kv_bytes), "{}", case.name);
             (got.of_steps, got.of_index)
         };
         let [(none, first), (few, second), (all, third)] = [1, 15_000, 1 << 20].map(of_cap);
@@ -287,4 +307,98 @@ fn what_a_sequence_counts_is_what_it_reads_where_nothing_else_does() {
         assert_eq!(counted.host, used.hits * used.page_bytes, "{spec}, {memory} bytes");
         assert_eq!(counted.sum(), used.pages * used.page_bytes, "{spec}, {memory} bytes");
     }
+}
+
+// ---- quantised prefixes ----
+
+/// The numbers that the codes of a quantised prefix stand for, as a prefix in memory.
+fn decoded(dtype: PrefixDtype) -> Arc<Prefix> {
+    let source: Box<dyn KvSource> = Box::new(QuantisedKv::new(&in_memory(), dtype).unwrap());
+    Prefix::new(source.into_layers().unwrap())
+}
+
+/// Bytes of keys or values of a KV head that three steps of all layers read of tokens that are not codes, if each step attends those of
+/// the prefix and all behind it: 5 and 1, 2, 3.
+fn plain_bytes() -> u64 {
+    let rows = (3 * (TOKENS % 32) + 1 + 2 + 3) * 2 * LAYERS * SHAPE.kv_heads;
+    (rows * SHAPE.d * 2) as u64
+}
+
+#[test]
+fn quantised_prefixes_give_the_bits_of_the_numbers_that_their_codes_stand_for() {
+    for dtype in [PrefixDtype::F8, PrefixDtype::Q8, PrefixDtype::Q4, PrefixDtype::Q2] {
+        let numbers = decoded(dtype);
+        for case in Case::all() {
+            let expected = case.decode(numbers.clone()).unwrap();
+            let (name, static_tail) = (case.name.clone(), case.method.policy.tail == Tail::Exact);
+            let whole_rows = !case.method.has_moving_candidates() && static_tail;
+            let got = case.stored_as(dtype).decode(in_memory()).unwrap();
+            assert_eq!(got.solved, expected.solved, "{name}, {dtype}");
+            assert_eq!(got.outputs, expected.outputs, "{name}, {dtype}");
+            assert_eq!(got.cost, expected.cost, "{name}, {dtype}");
+            assert_eq!(got.read(), 0, "{name}: nothing is fetched from another tier");
+            // 64 bytes are a row of 16-bit numbers; a row of codes has 1 byte of ranges for 8 of them.
+            let row = match dtype {
+                PrefixDtype::F8 => 32,
+                PrefixDtype::Q8 => 36,
+                PrefixDtype::Q4 => 20,
+                _ => 12,
+            };
+            assert!(
+                got.kv_bytes * 64 >= expected.kv_bytes * row && got.kv_bytes <= expected.kv_bytes,
+                "{name}, {dtype}"
+            );
+            assert!(got.held * 64 >= expected.held * row && got.held < expected.held, "{name}, {dtype}");
+            if whole_rows && dtype != PrefixDtype::F8 {
+                let plain = plain_bytes();
+                assert_eq!(64 * (got.kv_bytes - plain), row * (expected.kv_bytes - plain), "{name}, {dtype}");
+            }
+        }
+    }
+}
+
+/// What fidelity compares with is what the model computed: `full` on codes is off, the more the fewer bits they have.
+#[test]
+fn the_error_of_a_quantised_prefix_is_that_to_exact_attention() {
+    let of = |dtype: PrefixDtype| {
+        let case = Case::new("full", Tail::default(), false).stored_as(dtype);
+        let errors = case.decode(in_memory()).unwrap().error;
+        errors.iter().map(|bits| f64::from_bits(*bits)).sum::<f64>() / errors.len() as f64
+    };
+    let [exact, q8, f8, q4, q2] =
+        [PrefixDtype::Model, PrefixDtype::Q8, PrefixDtype::F8, PrefixDtype::Q4, PrefixDtype::Q2].map(of);
+    assert!(exact < 1e-6 && q8 > 1e-4, "{exact} {q8}");
+    assert!(q8 < f8 && f8 < q4 && q4 < q2 && q2 < 1.0, "{q8} {f8} {q4} {q2}");
+}
+
+/// Each type has a copy and indexes of its own, made once; the exact rows beside them are those of a run without.
+#[test]
+fn methods_on_several_storages_share_a_prefix_and_not_their_indexes() {
+    let mut cache = IndexCache::new(in_memory(), SHAPE.dtype, 1).with_rotation(Arc::new(Turn));
+    let out = |cache: &mut IndexCache, dtype: PrefixDtype| {
+        let case = Case::new("quest:k=20,page=4", Tail::default(), false).stored_as(dtype);
+        let mut sequence = cache.fork(&case.method, false).unwrap();
+        let (width, mut out) = (SHAPE.kv_heads * SHAPE.d, vec![f32::NAN; GROUP * SHAPE.kv_heads * SHAPE.d]);
+        let [query, key, value] = [GROUP * width, width, width].map(|n| noise(n, n as u64));
+        sequence.step(0, &query, &key, &value, &mut out).unwrap();
+        (out, sequence.kv_bits())
+    };
+    let (alone, bits) = out(&mut IndexCache::new(in_memory(), SHAPE.dtype, 1), PrefixDtype::Model);
+    let [q4, exact, q2, again] =
+        [PrefixDtype::Q4, PrefixDtype::Model, PrefixDtype::Q2, PrefixDtype::Q4].map(|dtype| out(&mut cache, dtype));
+    assert_eq!(exact.0, alone);
+    assert_eq!(q4, again);
+    assert_eq!(
+        [bits, exact.1, q4.1, q2.1],
+        [8 * 2 * 64; 4],
+        "an index is compared with keys and values in the model's type"
+    );
+    assert_ne!(q4.0, q2.0);
+    let index_of = |cache: &mut IndexCache, dtype: PrefixDtype| {
+        let case = Case::new("quest:k=20,page=4", Tail::default(), false).stored_as(dtype);
+        cache.fork(&case.method, false).unwrap().index_time()
+    };
+    let known = index_of(&mut cache, PrefixDtype::Q4);
+    assert_eq!(known.reused, known.whole, "the copy and its index were there");
+    assert!(cache.into_prefix().is_some(), "no copy holds on to the prefix");
 }

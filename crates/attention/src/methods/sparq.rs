@@ -201,11 +201,11 @@ impl Scorer for QueryChannels {
             }
         }
         // Query heads that choose together read their channels once.
-        let numbers = self.r.of(d) * n;
-        let bytes = (queries.count() / each * numbers * segment.keys.elem_bytes()) as u64;
+        let (numbers, reads) = (self.r.of(d) * n, queries.count() / each);
         match segment.index.copy {
-            Copy::None => cost.kv_bytes += bytes,
-            _ => cost.aux_bytes += bytes,
+            Copy::None => cost.kv_bytes += (reads * segment.keys.bytes() * self.r.of(d) / d) as u64,
+            // The copy is in the model's storage type, whatever the keys are stored as.
+            _ => cost.aux_bytes += (reads * numbers * segment.keys.dtype().bytes()) as u64,
         }
         cost.score_flops += (2 * queries.count() * numbers) as u64;
         Ok(scores)

@@ -395,7 +395,7 @@ impl Stepper {
         if form.takes_products(group) {
             let products = if heads.len() == 1 { group * heads[0].len() } else { heads.iter().map(Vec::len).sum() };
             let keys = heads.concat().into_iter().collect::<BTreeSet<_>>().len();
-            cost.leave_to_attention(products, keys, D, dtype.bytes());
+            cost.leave_to_attention(products, D, keys * D * dtype.bytes());
         }
         let head = KvHeadId { layer: 0, kv_head: 0, d: D, scale: SoftmaxScale::inverse_root(D), dtype };
         (cost, form.grown_bytes(head, indexed, all.len()))
@@ -2224,7 +2224,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
             if form.takes_products(group) {
                 let (products, keys) =
                     (heads.iter().map(Vec::len).sum(), heads.concat().into_iter().collect::<BTreeSet<_>>());
-                cost.leave_to_attention(products, keys.len(), d, dtype.bytes());
+                cost.leave_to_attention(products, d, keys.len() * d * dtype.bytes());
             }
             assert_eq!(cost, counted, "{spec}, {dtype:?}");
             assert_eq!(form.takes_products(group), matches!(spec, "topk:k=16" | "topk:k=16,per=kv_head,reduce=max"));

@@ -90,7 +90,7 @@ impl Scorer for ExactScores {
         cost: &mut Cost,
     ) -> Result<Vec<f32>, KvError> {
         let (keys, d) = (segment.keys, queries.d);
-        *cost += dot_cost(queries.count(), keys.tokens(), d, keys.elem_bytes());
+        *cost += dot_cost(queries.count(), keys.tokens(), d, keys.bytes());
         queries.dots_in_context(keys, &mut Cost::default())
     }
 
@@ -107,14 +107,14 @@ impl Scorer for ExactScores {
     }
 }
 
-/// Cost of the dot products of queries with keys of `d` numbers of `bytes` bytes; each key is read once.
+/// Cost of the dot products of queries with keys of `d` numbers, which take `bytes` together; each key is read once.
 fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
-    Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
+    Cost { kv_bytes: bytes as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
 }
 
 impl DeviceScorer for ExactScores {
     fn cost(&self, step: &StepShape) -> Cost {
-        dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
+        dot_cost(step.group, step.candidates, step.d, step.candidates * step.d * step.dtype.bytes())
     }
 
     fn grows(&self) -> bool {

@@ -85,7 +85,7 @@ impl Scorer for AttentionTimesNorm {
         cost: &mut Cost,
     ) -> Result<Vec<f32>, KvError> {
         let (keys, norms) = (segment.keys, segment.index);
-        cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
+        cost.kv_bytes += keys.bytes() as u64;
         let mut scores = queries.dots_in_context(keys, cost)?;
         for scores in scores.chunks_exact_mut(norms.len().max(1)) {
             scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale.factor() * *score + norm);

@@ -21,7 +21,7 @@ use crate::backend::reasons::HostReason;
 use crate::calibration::artefact::{Artefact, ArtefactError};
 use crate::cost::Cost;
 use crate::kv::quantised::QuantisedRows;
-use crate::kv::{KvError, KvRows};
+use crate::kv::{KvError, KvPart, KvRows};
 use crate::method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 use crate::prefill::mask::PrefillPattern;
 use crate::scored::coded::Coded;
@@ -232,12 +232,12 @@ impl<S: Scorer> Scored<S> {
         picked: &Selection,
         cost: &mut Cost,
     ) {
-        let (total, row) = (at.context.tokens, at.queries.len() / at.group * at.keys.elem_bytes());
+        let (total, rows) = (at.context.tokens, at.keys.row_bytes());
         if let Some(tokens) = seen.keys(total) {
-            cost.kv_bytes += (tokens.without(&picked.tokens(total)).len() * row) as u64;
+            cost.kv_bytes += tokens.without(&picked.tokens(total)).bytes(KvPart::Keys, &rows) as u64;
         }
         if seen.norms.get().is_some() {
-            cost.kv_bytes -= (picked.distinct(total) * row) as u64;
+            cost.kv_bytes -= picked.bytes(KvPart::Values, &rows, total) as u64;
         }
         if let Some(tokens) = seen.codes(total) {
             let bytes = |(index, rows): (&S::Index, Vec<u32>)| self.codes_of(index).read_of(&rows).bytes;
@@ -335,9 +335,8 @@ fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Result<Ve
     let mut norms = Vec::new();
     for part in parts {
         let values = part.values.slice(0..part.tokens);
-        let numbers = (values.tokens() * d) as u64;
-        cost.kv_bytes += numbers * values.elem_bytes() as u64;
-        cost.score_flops += 2 * numbers;
+        cost.kv_bytes += values.bytes() as u64;
+        cost.score_flops += 2 * (values.tokens() * d) as u64;
         values.each_block(1, |rows| {
             norms.extend(rows.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>().sqrt()));
         })?;

@@ -1,15 +1,16 @@
-//! The policy every method shares: which tokens are always attended, which layers stay dense.
+//! The policy every method shares: which tokens are always attended, which layers stay dense, and how the prefix is stored.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kv::PrefixDtype;
 use crate::kv::shape::MOST_TOKENS;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
 
-/// Tokens attended exactly by every method, and layers left dense.
+/// Tokens attended exactly by every method, layers left dense, and how the prefix is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// First tokens of the context, always attended.
@@ -25,6 +26,8 @@ pub struct Policy {
     pub schedule: Schedule,
     /// What methods do in layers that have a window of their own.
     pub local_layers: LocalLayers,
+    /// How the keys and values of the prefix are stored, from which the index is built and which every layer attends, dense ones too.
+    pub kv_dtype: PrefixDtype,
 }
 
 /// What methods do in layers whose tokens see only a window of the last ones.
@@ -57,6 +60,9 @@ impl FromStr for LocalLayers {
         known.ok_or_else(|| UsageError::unknown("local-layers", text, Self::NAMES))
     }
 }
+
+/// The parameter of all methods that says how the prefix is stored.
+pub(crate) const KV_DTYPE: &str = "kv_dtype";
 
 impl Policy {
     /// Whether each of `layers` layers is dense.
@@ -123,6 +129,7 @@ impl Default for Policy {
             tail: Tail::default(),
             schedule: Schedule::default(),
             local_layers: LocalLayers::default(),
+            kv_dtype: PrefixDtype::default(),
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct HeadPrefix<'a> {
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
-    /// Storage type of keys and values.
+    /// The model's storage type of keys and values, in which they are shown whatever they are stored as.
     pub dtype: KvDtype,
     /// Tokens that may be selected; the others are static.
     pub candidates: Range<usize>,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::kv::{KvPart, RowBytes};
 use crate::types::policy::Policy;
 
 /// Tokens attended exactly: `0..sink` and `recent..total`.
@@ -74,12 +75,12 @@ impl Selection {
         }
     }
 
-    /// Number of distinct tokens, of `total` in context: each is read once for the group.
-    pub(crate) fn distinct(&self, total: usize) -> usize {
+    /// Bytes of the keys, or values, of the distinct tokens, of `total` in context.
+    pub(crate) fn bytes(&self, part: KvPart, rows: &RowBytes, total: usize) -> usize {
         match self {
-            Selection::Shared(picks) => picks.tokens.len(),
-            Selection::PerHead(heads) if heads.len() == 1 => heads[0].tokens.len(),
-            Selection::PerHead(_) => self.tokens(total).len(),
+            Selection::Shared(picks) => rows.of_tokens(part, &picks.tokens),
+            Selection::PerHead(heads) if heads.len() == 1 => rows.of_tokens(part, &heads[0].tokens),
+            Selection::PerHead(_) => self.tokens(total).bytes(part, rows),
         }
     }
 
@@ -119,6 +120,20 @@ impl TokenSet {
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Number of tokens before `end`.
+    fn before(&self, end: usize) -> usize {
+        let (whole, bits) = (end / u64::BITS as usize, end % u64::BITS as usize);
+        let ones = |word: &u64| word.count_ones() as usize;
+        let last = self.0.get(whole).map_or(0, |word| ones(&(word & ((1 << bits) - 1))));
+        self.0.iter().take(whole).map(ones).sum::<usize>() + last
+    }
+
+    /// Bytes of the keys, or values, of its tokens.
+    pub fn bytes(&self, part: KvPart, rows: &RowBytes) -> usize {
+        let coded = self.before(rows.coded_tokens());
+        rows.of_counts(part, coded, self.len() - coded)
     }
 
     /// Set difference; `other` has as many tokens in context.
@@ -214,13 +229,18 @@ impl AttendedTokens {
         }
     }
 
-    /// Number of distinct tokens that the group attends: what a kernel that processes its query heads together reads.
-    pub(crate) fn read(&self, total: usize) -> usize {
-        self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
+    /// Bytes of keys and values of the distinct tokens that the group attends, of `total` in context: what a kernel that processes its
+    /// query heads together reads.
+    pub(crate) fn read_bytes(&self, rows: &RowBytes, total: usize) -> usize {
+        let StaticTokens { sink, recent } = self.exact;
+        let selected = |part| self.selection.as_ref().map_or(0, |selection| selection.bytes(part, rows, total));
+        rows.both(0..sink) + rows.both(recent..total) + KvPart::BOTH.map(selected).iter().sum::<usize>()
     }
 
-    /// As [`read`](Self::read), without the static tokens behind a prefix of `prefix` tokens; selected tokens must be of the prefix.
-    pub(crate) fn read_of_prefix(&self, prefix: usize, total: usize) -> usize {
-        self.read(total) - (total - self.exact.recent.clamp(prefix.min(total), total))
+    /// As [`read_bytes`](Self::read_bytes), without the static tokens behind a prefix of `prefix` tokens; selected tokens must be of the
+    /// prefix.
+    pub(crate) fn read_bytes_of_prefix(&self, rows: &RowBytes, prefix: usize, total: usize) -> usize {
+        let behind = self.exact.recent.clamp(prefix.min(total), total)..total;
+        self.read_bytes(rows, total) - rows.both(behind)
     }
 }

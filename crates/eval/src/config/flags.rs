@@ -107,6 +107,17 @@ macro_rules! with_settings {
             tail: OneOrMany<Given<Tail>>,
                 Flag::value("tail", "RULE,...").commas().texts("indexed", &["zzz", "window:0", "window:16777217"]);
 
+            /// How keys and values of the prefix are stored: model (as computed), or quantised when the prefix is finished: f8, q8, q4, q2; a sweep
+            /// takes several
+            ///
+            /// f8: 8-bit floats with one scale for each KV head. q8, q4, q2: codes of 8, 4 or 2 bits, of keys by channel and of values by token, in
+            /// groups of 32, as in KIVI. Prefill, question and generated tokens stay exact, and so does `full`, the reference. A method may
+            /// have its own: -m topk:kv_dtype=q4. For runs on the CPU.
+            ///
+            /// Example: --kv-dtype q4
+            kv_dtype: OneOrMany<Given<PrefixDtype>>,
+                Flag::value("kv-dtype", "TYPE,...").commas().texts("q4", &["zzz", "int4", ""]);
+
             /// Compare every decode step with exact attention: output error and top-k recall, by layer
             ///
             /// Example: --fidelity (slower: exact attention is computed beside each method)

@@ -1,4 +1,4 @@
-//! The methods of a run: specs and grids, multiplied by sinks, windows, dense layers and tails.
+//! The methods of a run: specs and grids, multiplied by sinks, windows, dense layers, tails and types of stored keys and values.
 
 use std::collections::HashSet;
 
@@ -6,21 +6,24 @@ use super::bounds::MOST_METHODS;
 use super::protocol::Protocol;
 use super::settings::Settings;
 use super::value::{Given, alternatives, meanings};
+use spattn_attention::kv::PrefixDtype;
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
 
-/// All combinations of sinks, windows, dense layers and tails. Methods run under them unless their specs say otherwise.
+/// All combinations of sinks, windows, dense layers, tails and types of stored keys and values. Methods run under them unless their specs say otherwise.
 fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
     let sinks = alternatives("sink", s.sink.as_ref(), default.sink)?;
     let locals = alternatives("local", s.local.as_ref(), default.local)?;
     let dense = alternatives("dense_layers", s.dense_layers.as_ref(), Given::meant(default.dense_layers))?;
     let tails = alternatives("tail", s.tail.as_ref(), Given::meant(default.tail))?;
-    let count = [locals.len(), dense.len(), tails.len()].into_iter().fold(sinks.len(), usize::saturating_mul);
+    let kv_dtypes = alternatives("kv_dtype", s.kv_dtype.as_ref(), Given::meant(default.kv_dtype))?;
+    let counts = [locals.len(), dense.len(), tails.len(), kv_dtypes.len()];
+    let count = counts.into_iter().fold(sinks.len(), usize::saturating_mul);
     if count > MOST_METHODS {
         return Err(UsageError::new(format!(
-            "{count} combinations of `sink`, `local`, `dense_layers` and `tail` were asked for"
+            "{count} combinations of `sink`, `local`, `dense_layers`, `tail` and `kv_dtype` were asked for"
         ))
         .hint(format!("a run has {MOST_METHODS} methods at most: split it into several runs")));
     }
@@ -36,24 +39,28 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
                     tail,
                     schedule: Schedule::default(),
                     local_layers: s.local_layers.unwrap_or_default(),
+                    kv_dtype: PrefixDtype::default(),
                 };
                 policies.extend(locals.iter().map(of));
             }
         }
     }
-    Ok(policies)
+    let with = |kv_dtype| policies.iter().map(move |policy| Policy { kv_dtype, ..policy.clone() });
+    Ok(meanings(&kv_dtypes)?.into_iter().flat_map(with).collect())
 }
 
 /// The policy of methods under these settings, unless their specs say otherwise.
 ///
 /// # Errors
-/// If there are several sinks, windows, dense layers or tails, or a wrong one.
+/// If there are several sinks, windows, dense layers, tails or types of stored keys and values, or a wrong one.
 pub fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     let mut policies = policies(s)?;
     match policies.len() {
         1 => Ok(policies.remove(0)),
-        n => Err(UsageError::new(format!("`sink`, `local`, `dense_layers` and `tail` have {n} combinations"))
-            .hint("give one value of each, and set others in the methods' specs")),
+        n => Err(UsageError::new(format!(
+            "`sink`, `local`, `dense_layers`, `tail` and `kv_dtype` have {n} combinations"
+        ))
+        .hint("give one value of each, and set others in the methods' specs")),
     }
 }
 
@@ -75,9 +82,12 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
     }
     let mut methods: Vec<Configured> = Vec::new();
     let mut labels = HashSet::new();
-    for spec in &specs {
+    for (at, spec) in specs.iter().enumerate() {
+        // The reference is exact, whatever type the others are stored in.
+        let is_exact = at == 0 && reference.is_some();
         for policy in &policies {
-            let method = configure(spec, policy)?;
+            let exact = is_exact.then(|| Policy { kv_dtype: PrefixDtype::Model, ..policy.clone() });
+            let method = configure(spec, exact.as_ref().unwrap_or(policy))?;
             if labels.insert(method.label()) {
                 methods.push(method);
             }

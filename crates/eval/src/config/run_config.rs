@@ -213,9 +213,28 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Refuses quantised keys and values where they cannot be stored yet.
+    fn check_kv_dtype(&self) -> Result<(), UsageError> {
+        let Some(method) = self.methods.iter().find(|method| !method.policy.kv_dtype.is_exact()) else { return Ok(()) };
+        let refused = |where_to: &str, hint: &str| {
+            let (label, dtype) = (method.label(), method.policy.kv_dtype);
+            let what =
+                format!("method `{label}` has `kv_dtype={dtype}`, and {where_to} holds no quantised KV cache yet");
+            Err(UsageError::new(what).hint(hint))
+        };
+        if self.device != Device::Cpu {
+            return refused("a GPU", "use --device cpu, or leave kv_dtype (--kv-dtype) out");
+        }
+        if self.kv_tier == KvTier::Disk {
+            return refused("a disk", "leave out --kv-tier disk, or kv_dtype (--kv-dtype)");
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), UsageError> {
         self.check_generation()?;
         self.check_kv_tier()?;
+        self.check_kv_dtype()?;
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }

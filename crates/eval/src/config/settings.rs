@@ -13,7 +13,7 @@ use super::protocol::Protocol;
 use super::thinking::Thinking;
 use super::value::{Given, OneOrMany, SystemPrompt, Value};
 use crate::records::timing::Latency;
-use spattn_attention::kv::{KvDtype, MOST_TOKENS};
+use spattn_attention::kv::{KvDtype, MOST_TOKENS, PrefixDtype};
 use spattn_attention::methods::{configure, starts_command};
 use spattn_attention::{DenseLayers, LocalLayers, Policy, Tail, expand_grid};
 use spattn_base::error::UsageError;

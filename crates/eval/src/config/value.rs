@@ -19,7 +19,7 @@ use super::kv_tier::{KvMemory, KvTier};
 use super::protocol::Protocol;
 use super::thinking::Thinking;
 use crate::records::timing::Latency;
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, PrefixDtype};
 use spattn_attention::{DenseLayers, LocalLayers, Tail};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
@@ -346,6 +346,12 @@ impl Meaning for DenseLayers {
 }
 
 impl Meaning for Tail {
+    fn from_text(text: &str) -> Result<Self, UsageError> {
+        text.parse()
+    }
+}
+
+impl Meaning for PrefixDtype {
     fn from_text(text: &str) -> Result<Self, UsageError> {
         text.parse()
     }

@@ -133,14 +133,19 @@ impl ModelPart {
                 .methods
                 .iter()
                 .map(|m| {
-                    json!({
+                    let mut method = json!({
                         "method": m.name,
                         "params": m.params,
                         "sink": m.policy.sink,
                         "local": m.policy.local,
                         "dense_layers": m.policy.dense_layers.to_string(),
                         "tail": m.policy.tail.to_string(),
-                    })
+                    });
+                    // Manifests without the key are those from before there was a choice.
+                    if !m.policy.kv_dtype.is_exact() {
+                        method["kv_dtype"] = m.policy.kv_dtype.name().into();
+                    }
+                    method
                 })
                 .collect(),
             model: described(model),

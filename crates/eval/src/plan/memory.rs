@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
-use spattn_attention::kv::DiskNeed;
+use spattn_attention::kv::{DiskNeed, PrefixDtype};
 use spattn_attention::{Configured, PromptNeed};
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -32,7 +32,17 @@ pub fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) ->
     // If protocols share a prefix, each keeps its own prompt statistics, and one copy is kept to continue from.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
     let gathered = needs.iter().map(|need| need.bytes(&shape)).fold(0, usize::saturating_add);
-    memory::sum([prefill, memory::product([copies, gathered]), kv])
+    memory::sum([prefill, memory::product([copies, gathered]), kv, quantised_bytes(config, model, tokens)])
+}
+
+/// Bytes of the quantised copies of prefixes of `tokens` tokens, beside the prefixes themselves: one copy for each type that a method
+/// stores.
+fn quantised_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    let (shape, layers) = (model.dimensions.kv_shape(), model.dimensions.config().layers);
+    let dtypes: BTreeSet<PrefixDtype> = config.methods.iter().map(|method| method.policy.kv_dtype).collect();
+    let copies = dtypes.into_iter().map(|dtype| dtype.bytes_of_copy(shape, layers, tokens));
+    let prefixes = 1 + waiting_prefix_bytes(config, 1, 1);
+    memory::product([prefixes, copies.fold(0, usize::saturating_add)])
 }
 
 /// What an example whose KV cache is kept on disk takes there, and for it in memory, in bytes.
@@ -91,6 +101,28 @@ mod tests {
     use crate::config::settings::Settings;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn quantised_copies_take_memory_beside_the_prefix_once_for_each_type() {
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let of = |methods: &str, more: &str| {
+            let text = format!("tasks = ['ruler/vt']\nmethods = [{methods}]\n{more}");
+            let config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            bytes_of_example(&config, &model, 1000)
+        };
+        let (shape, layers) = (model.dimensions.kv_shape(), model.dimensions.config().layers);
+        let rows = layers * shape.kv_heads;
+        // 992 tokens are in groups of 32. Of 64 channels, keys and values have 32 bytes of codes and 8 of ranges.
+        assert_eq!(shape.d, 64);
+        let q4 = rows * 2 * (992 * 40 + 8 * shape.d * shape.dtype.bytes());
+        let q8 = rows * 2 * (992 * 72 + 8 * shape.d * shape.dtype.bytes());
+        let plain = of("'topk'", "");
+        assert_eq!(of("'topk:kv_dtype=q4', 'random:kv_dtype=q4'", ""), plain + q4);
+        assert_eq!(of("'topk:kv_dtype={q4,q8,model}'", ""), plain + q4 + q8);
+        // While one prefix is read by a mask, the dense one waits with its copies.
+        let masked = of("'hip'", "sparse_from = 'prefill'");
+        assert_eq!(of("'hip'", "sparse_from = 'prefill'\nkv_dtype = 'q4'"), masked + 2 * q4);
+    }
 
     #[test]
     fn a_prompt_on_disk_takes_one_layer_and_its_pages_in_memory() {

@@ -9,6 +9,7 @@ use super::gpu_memory::{fullest, gpu_needs};
 use super::memory::{bytes_of_example, host_kv_of_example};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::kv_tier::KvTier;
+use crate::config::protocol::Protocol;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
@@ -172,6 +173,7 @@ impl Planner<'_> {
         if !self.is_elsewhere {
             self.config.device.check(self.model.dimensions.config().layers)?;
         }
+        self.check_stored()?;
         let mut plan = RunPlan::default();
         for cell in self.dealt()? {
             match cell.failure {
@@ -336,6 +338,23 @@ impl Planner<'_> {
                 layers - some
             )),
         }
+    }
+
+    /// Refuses quantised keys and values that nothing would read: those of a text that is scored in one pass.
+    fn check_stored(&self) -> Result<(), UsageError> {
+        if !self.config.protocols.contains(&Protocol::Prefill) {
+            return Ok(());
+        }
+        let quantised = self.config.methods.iter().find(|method| !method.policy.kv_dtype.is_exact());
+        let scored = self.tasks.iter().find(|task| task.likelihood().is_some());
+        let (Some(method), Some(task)) = (quantised, scored) else { return Ok(()) };
+        Err(UsageError::new(format!(
+            "method `{}` stores keys and values that `{}` does not read: with --sparse-from prefill a given text is scored in one pass, \
+             without a decode step",
+            method.label(),
+            task.name()
+        ))
+        .hint("use --sparse-from decode, question or last:N, or leave kv_dtype (--kv-dtype) out"))
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use super::record::{REFERENCE, Record};
+use super::record::{Record, is_reference};
 
 /// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
 const TASK_ORDER: [&str; 13] = [
@@ -34,7 +34,7 @@ impl<'o> MethodOrder<'o> {
 
     /// Ranks `full` before all others, and methods of the user's order before the rest.
     pub fn rank(&self, method: &str, params: &str) -> (bool, usize) {
-        (method != REFERENCE, self.0.get(&(method, params)).copied().unwrap_or(usize::MAX))
+        (!is_reference(method, params), self.0.get(&(method, params)).copied().unwrap_or(usize::MAX))
     }
 }
 

@@ -15,8 +15,14 @@ use spattn_attention::{FIRST_REVISION, split_params, unquoted};
 use spattn_tasks::likelihood::Measure;
 use spattn_tasks::metrics::Metric;
 
-/// The method that all others are compared with.
+/// The method that all others are compared with, where it has no parameters ([`is_reference`]).
 pub const REFERENCE: &str = "full";
+
+/// Whether a method with these parameters is dense attention on keys and values as the model computes them, which all others are compared
+/// with.
+pub fn is_reference(method: &str, params: &str) -> bool {
+    method == REFERENCE && params.is_empty()
+}
 
 /// What a model generated before its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -153,7 +159,7 @@ pub struct Record {
     /// nobody counted them.
     #[serde(deserialize_with = "number_or_null")]
     pub aux_bits: Option<f64>,
-    /// Bits of a token's key and value in a KV head, as the cache stores them: what `aux_bits` come on top of. `None` in old records.
+    /// Bits of a token's key and value in a KV head, in the model's storage type: what `aux_bits` are compared with. `None` in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bits: Option<u32>,
     /// Bytes of K, V and auxiliary data read in each step, over all layers; what a GQA group reads together counts once. `None` without
@@ -333,6 +339,11 @@ impl Record {
     /// Whether a record with the same digest has other references, as after a file of records was edited.
     pub fn has_another_key(&self, other: &Self) -> bool {
         self.example_sha256.is_some() && self.example_sha256 == other.example_sha256 && !self.asks_as(other)
+    }
+
+    /// Whether it is of the [reference](is_reference).
+    pub fn is_reference(&self) -> bool {
+        is_reference(&self.method, &self.params)
     }
 
     /// All parameters of the method by key; for an old record, those in `params`.

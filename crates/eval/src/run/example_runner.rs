@@ -219,7 +219,7 @@ pub(super) fn fork_sequences<P: DecodingPolicy>(
     if !policy.has_reference() {
         return Ok((SequenceBatch { sequences, reference: Vec::new() }, None));
     }
-    let place = example.methods.iter().position(|method| method.name == REFERENCE).map(|at| at * policy.answers());
+    let place = example.methods.iter().position(Configured::is_reference).map(|at| at * policy.answers());
     let reference = match place {
         Some(place) => sequences.drain(place..place + policy.answers()).collect(),
         None => fork_method(&reference_method()?, indexes, example.unread(), policy, false)?,

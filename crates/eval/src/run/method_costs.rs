@@ -48,7 +48,7 @@ pub struct MethodCosts {
     pub cost2: f64,
     /// Bits per prefix token per KV head; `None` if the method does not count them.
     pub aux_bits: Option<f64>,
-    /// Bits of a token's key and value in a KV head, as the cache stores them.
+    /// Bits of a token's key and value in a KV head, in the model's storage type.
     pub kv_bits: u32,
     /// Bytes per step, all layers; `None` if there was no step, or the method does not count them.
     pub bytes: Option<StepBytes>,

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use rayon::prelude::*;
 
 use crate::records::order::{MethodOrder, compare};
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::Record;
 use crate::records::text_scores::Likelihood;
 use spattn_stats::Sample;
 use spattn_stats::ratios::{self, Window};
@@ -138,7 +138,7 @@ impl<'a> SummaryCell<'a> {
 
     /// The cell of `full` on the same model, protocol, task and length.
     pub fn reference<'b>(&self, cells: &'b [SummaryCell<'a>]) -> Option<&'b SummaryCell<'a>> {
-        cells.iter().find(|other| other.head().method == REFERENCE && place(other.head()) == place(self.head()))
+        cells.iter().find(|other| other.head().is_reference() && place(other.head()) == place(self.head()))
     }
 
     /// Mean of a number over the records.

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::column_value::{AsColumnValue, ColumnUnit, ColumnValue};
 use super::over_tasks::{Common, Joint, Mean, Never, OverTasks, Sum};
+use crate::records::record::is_reference;
 use crate::records::timing::Latency;
+use spattn_attention::Role;
 use spattn_stats::several::{detectable_of, mean_of};
 use spattn_stats::{Estimate, LEAST_CONTEXTS};
 use spattn_tasks::likelihood::Measure;
@@ -441,6 +443,16 @@ pub fn mean_detectable(rows: &[&SummaryRow]) -> Option<f64> {
 }
 
 impl SummaryRow {
+    /// Whether it is of the [reference](is_reference).
+    pub fn is_reference(&self) -> bool {
+        is_reference(&self.method, &self.params)
+    }
+
+    /// What the method is in comparisons.
+    pub fn role(&self) -> Role {
+        Role::of_setting(&self.method, &self.params)
+    }
+
     /// Whether its time of a step is a latency: of steps that ran the method alone.
     pub fn is_timed_alone(&self) -> bool {
         self.latency == Some(Latency::Solo) && self.decode_ms_per_token.is_some()

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::cells::{SummaryCell, by_place, merit};
 use super::warnings::{Check, Warning};
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::Record;
 use spattn_stats::several::greatest_discovery;
 use spattn_stats::{Estimate, ratios};
 use spattn_tasks::likelihood::Measure;
@@ -49,8 +49,8 @@ pub(super) struct Discoveries {
 impl Discoveries {
     pub(super) fn among(cells: &[SummaryCell]) -> Self {
         let above = |cells: &&[SummaryCell]| -> Vec<f64> {
-            let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) else { return Vec::new() };
-            let others = cells.par_iter().filter(|cell| cell.head().method != REFERENCE);
+            let Some(full) = cells.iter().find(|cell| cell.head().is_reference()) else { return Vec::new() };
+            let others = cells.par_iter().filter(|cell| !cell.head().is_reference());
             others.filter_map(|cell| gain_p(cell, full)).collect()
         };
         let falls = |cells: &&[SummaryCell]| -> Vec<f64> {

@@ -13,7 +13,7 @@ use super::summarize;
 use super::times::{RowTimes, prevailing};
 use super::warnings::{Check, Warning};
 use crate::records::interning::InternedStr;
-use crate::records::record::{REFERENCE, Record, Thought};
+use crate::records::record::{Record, Thought};
 use crate::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
@@ -52,7 +52,7 @@ pub fn check_cells(cells: &[SummaryCell]) -> Vec<Warning> {
 }
 
 fn check_place(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
-    let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
+    let full = cells.iter().find(|cell| cell.head().is_reference());
     let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
     let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
     for cell in cells {
@@ -366,7 +366,7 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
 /// What so few examples cannot tell on one task: the same numbers as in the line about what can be told, over the rows with as few.
 fn told(cells: &[SummaryCell], few: &[(usize, usize)], most: usize) -> String {
     let of_place = |cells: &&[SummaryCell]| -> Vec<f64> {
-        let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) else { return Vec::new() };
+        let Some(full) = cells.iter().find(|cell| cell.head().is_reference()) else { return Vec::new() };
         cells.iter().filter_map(|cell| summarize::detectable(cell, full)).collect()
     };
     let is_few = |cells: &&[SummaryCell]| {

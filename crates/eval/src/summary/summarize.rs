@@ -9,7 +9,7 @@ use super::columns::SummaryRow;
 use super::times::{RowTimes, prevailing};
 use crate::records::costs::FetchedBytes;
 use crate::records::fidelity::{Fidelity, FidelitySpread, Spread};
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::Record;
 use crate::records::text_scores::{Choice, Likelihood};
 use spattn_stats::ratios::{self, Window};
 use spattn_stats::{Estimate, Level};
@@ -156,12 +156,12 @@ fn delta(cell: &SummaryCell, full: &SummaryCell) -> Option<Estimate> {
         }
     }?;
     // A difference to itself is zero, and not by chance, so it has no interval.
-    Some(if cell.head().method == REFERENCE { Estimate { ends: None, ..delta } } else { delta })
+    Some(if cell.head().is_reference() { Estimate { ends: None, ..delta } } else { delta })
 }
 
 /// The difference in points that would be found.
 pub(super) fn detectable(cell: &SummaryCell, full: &SummaryCell) -> Option<f64> {
-    if cell.head().method == REFERENCE || cell.measure() != Measure::Score {
+    if cell.head().is_reference() || cell.measure() != Measure::Score {
         return None;
     }
     spattn_stats::least_detectable(&cell.differences(full, |r| r.score)).map(|difference| 100.0 * difference)

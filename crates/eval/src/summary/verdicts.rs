@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::cells::SummaryCell;
 use super::columns::{SummaryRow, mean_score};
 use super::paired;
-use crate::records::record::{REFERENCE, Record};
+use crate::records::record::Record;
 use crate::records::timing::Latency;
 use spattn_attention::Role;
 use spattn_stats::verdict::{Judgement, Limit, Prospect, Verdict};
@@ -288,14 +288,14 @@ impl<'r> Scene<'r> {
 /// `None` without a sparse method.
 fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictTable> {
     let (mut settings, mut places) = (Vec::<Vec<Line>>::new(), BTreeMap::new());
-    for line in lines.iter().filter(|line| line.row.method != REFERENCE) {
+    for line in lines.iter().filter(|line| !line.row.is_reference()) {
         let place = *places.entry((&line.row.method, &line.row.params)).or_insert(settings.len());
         match settings.get_mut(place) {
             Some(of) => of.push(*line),
             None => settings.push(vec![*line]),
         }
     }
-    let dense: Vec<Line> = lines.iter().copied().filter(|line| line.row.method == REFERENCE).collect();
+    let dense: Vec<Line> = lines.iter().copied().filter(|line| line.row.is_reference()).collect();
     let tasks = common_tasks(&settings, &dense)?;
     let all = settings.len();
     settings.iter_mut().for_each(|of| of.retain(|line| tasks.contains(&line.row.task)));
@@ -303,7 +303,7 @@ fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictT
     let left_out = all - settings.len();
     let dense: Vec<Line> = dense.into_iter().filter(|line| tasks.contains(&line.row.task)).collect();
     let dense = (dense.len() == tasks.len()).then_some(dense);
-    let comparisons = settings.iter().filter(|of| Role::of(&of[0].row.method) == Role::Method).count();
+    let comparisons = settings.iter().filter(|of| of[0].row.role() == Role::Method).count();
     let head = settings.first()?.first()?.row;
     let kv_bits = kv_bits.get(&head.model).copied();
     let judge = Judge { rule, comparisons, tasks: tasks.len(), kv_bits, dense: dense.as_deref() };
@@ -375,7 +375,7 @@ struct Judge<'j, 'r, 'a> {
 impl Judge<'_, '_, '_> {
     fn setting(&self, of: &[Line]) -> Option<JudgedSetting> {
         let (head, rows) = (of.first()?, of.iter().map(|line| line.row).collect::<Vec<_>>());
-        let role = Role::of(&head.row.method);
+        let role = head.row.role();
         let judged = self.judgement(of, self.comparisons);
         let is_low = self
             .dense

@@ -335,9 +335,9 @@ impl<'a> QueryRows<'a> {
     /// For each of `tokens`, the largest product of a row with its key; counts the cost of all products.
     fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let rows = self.values.len() / self.width;
-        let read = tokens.len() * self.width;
-        cost.score_flops += 2 * (rows * read) as u64;
-        cost.kv_bytes += (read * blocks.keys.elem_bytes()) as u64;
+        cost.score_flops += 2 * (rows * tokens.len() * self.width) as u64;
+        // Of a key with a few channels, these alone are read.
+        cost.kv_bytes += (blocks.keys.bytes_of(tokens) * self.width / blocks.d) as u64;
         let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
         let mut raise = |row: usize, products: &mut [f32]| {
             self.hide(row, tokens, products);

@@ -101,7 +101,7 @@ impl<S: Scorer> RowMask for Scored<S> {
         cost.score_flops += (scoring.score_flops as f64 * share) as u64;
         if self.takes_products(group) {
             // Bytes are not counted during prefill.
-            cost.leave_to_attention(attended, 0, d, 0);
+            cost.leave_to_attention(attended, d, 0);
         }
         selections
     }
