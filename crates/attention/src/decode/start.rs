@@ -100,7 +100,7 @@ impl IndexCache {
             whole: indexes.build_time + gathering.whole,
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
-        let fork = Sequence::new(self, prefix, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        let fork = Sequence::new(self, prefix, method.clone(), (indexes, index_time), candidates, dense, fidelity);
         Ok(match on_device {
             true => Sequence { selector: Selector::device(self.prefix.layers()), ..fork },
             false => fork,
