@@ -8,6 +8,7 @@ pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;
 pub(crate) mod layer_step;
+mod queries_ahead;
 pub(crate) mod sequence;
 mod sequence_costs;
 #[cfg(test)]

@@ -143,7 +143,7 @@ mod tests {
             |r| (r.model, r.protocol) = ("c".into(), "a".into()),
             |r| (r.protocol, r.task) = ("z".into(), "a/a".into()),
             |r| (r.task, r.length) = ("ruler/cwe".into(), 1),
-            |r| (r.length, r.method) = (5000, "full".into()),
+            |r| (r.length, r.method, r.params) = (5000, "full".into(), "".into()),
             |r| (r.method, r.params) = ("snapkv".into(), "k=1".into()),
             |r| r.params = "k=16".into(),
         ];
@@ -154,7 +154,8 @@ mod tests {
             assert_eq!(compare(&after, &base(), &order), Ordering::Greater);
         }
         let of = |method: &str| Record { method: method.into(), ..base() };
-        assert_eq!(compare(&of("full"), &of("topk"), &order), Ordering::Less);
+        let full = Record { params: "".into(), ..of("full") };
+        assert_eq!(compare(&full, &of("topk"), &order), Ordering::Less);
         assert_eq!(compare(&of("topk"), &of("quest"), &order), Ordering::Less, "as it was given");
         let other = Record { params: "k=9".into(), ..of("topk") };
         assert_eq!(compare(&other, &of("quest"), &order), Ordering::Greater, "of other params");
