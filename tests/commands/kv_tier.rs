@@ -136,7 +136,6 @@ fn a_plan_states_memory_by_tier() {
 fn a_tier_of_another_device_is_refused_with_the_one_to_take() {
     for (more, what, hint) in [
         (&["--kv-tier", "host"][..], "applies to a GPU, and this run uses a CPU", "--kv-tier disk"),
-        (&["--kv-tier", "disk", "--device", "cuda"], "applies to a CPU only", "--kv-tier host"),
         (&["--kv-tier", "host", "--kv-memory", "1M"], "the KV cache is not kept on disk", "--kv-tier disk"),
         (&["--kv-tier", "hots"], "unknown kv-tier `hots`", "did you mean `host`?"),
     ] {

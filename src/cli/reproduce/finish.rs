@@ -164,7 +164,7 @@ fn ran(run: &ItemRun, evidence: Evidence<'_>, manifest: &Value) -> Vec<(String, 
 
 /// The manifest with the settings of the largest run, and a list of all runs if the folder was added to.
 fn as_grown(mut manifest: Value) -> Value {
-    let resumed = manifest["resumed"].take();
+    let resumed = manifest.as_object_mut().and_then(|fields| fields.remove("resumed")).unwrap_or_default();
     let runs: Vec<Value> =
         std::iter::once(manifest.clone()).chain(resumed.as_array().into_iter().flatten().cloned()).collect();
     if runs.len() == 1 {
