@@ -29,7 +29,7 @@ struct Counted {
 /// What reading keys and values took, where they are not lent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvReads {
-    /// Bytes read, by tier; without pages, which are counted apart ([`ReadCounter::take_pages`]).
+    /// Bytes read, by tier; without pages, which are counted apart.
     pub fetched: TierBytes,
     /// Bytes of the largest buffer that held rows of the source at one time.
     pub workspace: usize,
