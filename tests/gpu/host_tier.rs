@@ -1,17 +1,14 @@
 //! A prefix in host memory, which kernels read over the bus, gives what it gives in the memory of the GPU, to the bit.
 
-use std::sync::Arc;
-
 use spattn::attention::{Configured, Sequence, SparsePrefill};
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kv::{KvDtype, Tier, TierBytes};
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
-use spattn::model::engine::Prefill;
 use spattn::model::tensors::Weights;
 
 use super::golden_model::{Golden, load};
-use super::several::{assert_same, bits, small, tokens, with_prompt};
+use super::several::{assert_same, bits, check_gone_on, small, tokens, with_prompt};
 use super::{CUDA, PICKING, SPECS, THERE, gpu, learned, method, run_methods, run_some};
 
 /// A golden checkpoint that keeps keys and values in the memory of the GPU, and one that keeps them in host memory.
@@ -152,21 +149,8 @@ fn a_prefix_in_host_memory_is_gone_on_with() {
     let text = tokens(20_000, 3);
     let n = text.len();
     let [one, below] = both_random(|config| config.keep_layers(&[0, 1]));
-    for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50), (9000, 8999)] {
-        let gone_on = |decoder: &Decoder| {
-            let prefix = Arc::into_inner(decoder.prefill(&text[..read], n).unwrap().prefix).unwrap();
-            decoder.prefill_after(prefix, kept, &text, n, &mut |_| Ok(())).unwrap()
-        };
-        let (ours, expected) = (gone_on(&below.decoder), gone_on(&one.decoder));
-        let what = format!("{kept} of {read} kept");
-        assert_same(&ours.logits, &expected.logits, &what);
-        for layer in 0..expected.prefix.layers() {
-            let numbers = |prefill: &Prefill| {
-                let kv = prefill.prefix.layer(layer).unwrap();
-                [kv.keys.head(1).to_f32(), kv.values.head(1).to_f32()].concat()
-            };
-            assert_same(&numbers(&ours), &numbers(&expected), &format!("{what}, layer {layer}"));
-        }
+    for part in [(n - 200, n - 200), (n - 100, n - 333), (n, 50), (9000, 8999)] {
+        check_gone_on("host memory", [&one.decoder, &below.decoder], &text, part);
     }
 }
 

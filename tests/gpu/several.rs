@@ -290,27 +290,33 @@ fn prompts_that_are_read_by_masks_are_read_alike() {
     });
 }
 
+/// Checks that two decoders go on alike from the first `kept` of `read` tokens of a text: the same logits, keys and values.
+pub(super) fn check_gone_on(what: &str, [one, other]: [&Decoder; 2], text: &[u32], (read, kept): (usize, usize)) {
+    let n = text.len();
+    let gone_on = |decoder: &Decoder| {
+        let prefix = Arc::into_inner(decoder.prefill(&text[..read], n).unwrap().prefix).unwrap();
+        decoder.prefill_after(prefix, kept, text, n, &mut |_| Ok(())).unwrap()
+    };
+    let (ours, expected) = (gone_on(other), gone_on(one));
+    let what = format!("{what}: {kept} of {read} kept");
+    assert_same(&ours.logits, &expected.logits, &what);
+    for layer in 0..expected.prefix.layers() {
+        let numbers = |prefill: &Prefill| {
+            let kv = prefill.prefix.layer(layer).unwrap();
+            [kv.keys.head(1).to_f32(), kv.values.head(1).to_f32()].concat()
+        };
+        assert_same(&numbers(&ours), &numbers(&expected), &format!("{what}, layer {layer}"));
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn a_prefix_on_two_gpus_is_gone_on_with() {
     let text = tokens(900, 3);
+    let n = text.len();
     for_each_division(|what, one, two| {
-        let n = text.len();
-        for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
-            let gone_on = |decoder: &Decoder| {
-                let prefix = Arc::into_inner(decoder.prefill(&text[..read], n).unwrap().prefix).unwrap();
-                decoder.prefill_after(prefix, kept, &text, n, &mut |_| Ok(())).unwrap()
-            };
-            let (ours, expected) = (gone_on(&two.decoder), gone_on(&one.decoder));
-            let what = format!("{what}: {kept} of {read} kept");
-            assert_same(&ours.logits, &expected.logits, &what);
-            for layer in 0..expected.prefix.layers() {
-                let numbers = |prefill: &Prefill| {
-                    let kv = prefill.prefix.layer(layer).unwrap();
-                    [kv.keys.head(1).to_f32(), kv.values.head(1).to_f32()].concat()
-                };
-                assert_same(&numbers(&ours), &numbers(&expected), &format!("{what}, layer {layer}"));
-            }
+        for part in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
+            check_gone_on(what, [&one.decoder, &two.decoder], &text, part);
         }
     });
 }

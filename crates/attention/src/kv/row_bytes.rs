@@ -7,7 +7,8 @@ use crate::kv::shape::{KvPart, KvShape};
 /// Bytes of a token's key and of its value in a KV head, as they are stored. The first tokens may be stored as codes; all others are
 /// numbers of the model's storage type.
 ///
-/// A group's scales are shared out to its tokens: whoever reads a coded token pays for its part of them, in whole bytes.
+/// The bytes of a group's scales are divided among its tokens: reading a token that is stored as codes counts its share of them, in whole
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowBytes {
     /// How many of the first tokens are codes.

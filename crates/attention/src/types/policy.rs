@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kv::PrefixDtype;
+use crate::kv::prefix_dtype::PrefixDtype;
 use crate::kv::shape::MOST_TOKENS;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;

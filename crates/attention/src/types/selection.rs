@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::kv::{KvPart, RowBytes};
+use crate::kv::row_bytes::RowBytes;
+use crate::kv::shape::KvPart;
 use crate::types::policy::Policy;
 
 /// Tokens attended exactly: `0..sink` and `recent..total`.
