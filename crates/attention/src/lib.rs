@@ -39,7 +39,8 @@ pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 pub use prefill::gpu::DevicePrefillError;
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
-    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, WeightedToken,
+    BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
+    SearchedPlan, WeightedToken,
 };
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};

@@ -183,6 +183,19 @@ impl BlockLists {
         Ok(tokens)
     }
 
+    /// Copies all lists to the host, `[block][list]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn download_all(&self, gpu: &Gpu) -> Result<Vec<Vec<u32>>, GpuError> {
+        let lists = self.shape.blocks() * self.shape.lists;
+        let (mut counts, mut tokens) = (vec![0u32; lists], vec![0u32; lists * self.most]);
+        gpu.download(reserved(&self.counts, "list lengths"), 0, &mut counts)?;
+        gpu.download(reserved(&self.tokens, "block lists"), 0, &mut tokens)?;
+        let list = |(tokens, count): (&[u32], &u32)| tokens[..*count as usize].to_vec();
+        Ok(tokens.chunks_exact(self.most).zip(&counts).map(list).collect())
+    }
+
     /// Device addresses of tokens and counts.
     fn addresses(&self) -> [u64; 2] {
         let count = self.shape.blocks() * self.shape.lists;

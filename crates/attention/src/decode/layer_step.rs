@@ -200,7 +200,11 @@ impl Sequence {
             ..self.step_shape(group, number)
         };
         let form = self.method.method.device_form().expect(HAS_FORM);
-        let cost = if self.selects_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
+        let mut cost = if self.selects_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
+        if self.crosses_bus() {
+            // A form counts the scoring of the prefix's candidates here, so their keys are where the prefix is.
+            cost.fetched.host += cost.kv_bytes;
+        }
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
         if let Selector::Device { has_uncollected, .. } = &mut self.selector {
             *has_uncollected = true;

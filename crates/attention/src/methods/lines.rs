@@ -34,9 +34,9 @@ impl LineVotes {
         }
     }
 
-    /// Votes of the last `count` queries (or all) of one head of the prompt's group.
+    /// Votes of the last `count` queries (or all) of one head of the group, where `prompt` has these rows at least.
     pub(super) fn of_last(prompt: &QueryBlock<'_>, head: usize, count: usize, cost: &mut Cost) -> Self {
-        let mut votes = Self::none(prompt.rows);
+        let mut votes = Self::none(prompt.end());
         each_last_attention(prompt, head, count, cost, |position, weights| votes.take(position, weights));
         votes
     }
@@ -74,13 +74,13 @@ pub(super) fn each_last_attention(
     cost: &mut Cost,
     mut visit: impl FnMut(usize, &[f32]),
 ) {
-    let (d, tokens) = (prompt.d, prompt.rows);
-    let first = tokens.saturating_sub(count);
+    let (d, tokens) = (prompt.d, prompt.end());
+    let first = tokens.saturating_sub(count).max(prompt.first);
     let mut logits = vec![0.0; tokens * FEW_QUERIES.min(tokens - first)];
     for together in (first..tokens).step_by(FEW_QUERIES) {
         // Several queries in one pass, so that keys are converted to f32 once for them.
         let rows = FEW_QUERIES.min(tokens - together);
-        let queries = &prompt.head(head)[together * d..][..rows * d];
+        let queries = &prompt.head(head)[(together - prompt.first) * d..][..rows * d];
         score_into(queries, prompt.keys.slice(0..tokens, d), d, &mut logits[..rows * tokens]);
         for (position, logits) in (together..).zip(logits.chunks_exact_mut(tokens).take(rows)) {
             let seen = &mut logits[..position + 1];

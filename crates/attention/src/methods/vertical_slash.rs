@@ -92,8 +92,12 @@ impl PromptMask for VerticalSlash {
         64
     }
 
+    fn last_queries(&self) -> Option<usize> {
+        Some(self.snapshot)
+    }
+
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
-        let fixed = Static::new(prompt.policy, prompt.rows);
+        let fixed = Static::new(prompt.policy, prompt.end());
         let votes =
             of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.snapshot, cost));
         let lines: Vec<Lines> =

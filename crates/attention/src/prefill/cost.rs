@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::calibration::collector::HostChunk;
 use crate::cost::Cost;
 
 /// Cost of a block at one layer, and the tokens that each query head attended, of `context` in context, summed over
@@ -47,9 +46,10 @@ pub(crate) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize
     some.flat_map(|head| queries.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
 }
 
-/// The queries of each KV head's group in a chunk, `[head][row][d]`.
-pub(crate) fn queries_by_group(chunk: &HostChunk<'_>) -> Vec<Vec<f32>> {
-    let group = chunk.heads / chunk.kv_heads();
-    let of = |kv_head: usize| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group);
-    (0..chunk.kv_heads()).into_par_iter().map(of).collect()
+/// Queries `[row][head][d]` of `heads` heads by KV head: `[head of its group][row][d]` for each. The shape is of KV heads
+/// and channels.
+pub(crate) fn queries_by_group(queries: &[f32], heads: usize, (kv_heads, d): (usize, usize)) -> Vec<Vec<f32>> {
+    let group = heads / kv_heads;
+    let of = |kv_head: usize| by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
+    (0..kv_heads).into_par_iter().map(of).collect()
 }

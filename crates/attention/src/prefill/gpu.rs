@@ -1,7 +1,8 @@
 //! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
 //! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
-//! downloaded queries and keys. Then a kernel gathers and attends them.
+//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -13,9 +14,10 @@ use crate::kv::{KvError, KvShape};
 use crate::prefill::cost::{BlockCost, queries_by_group};
 use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
 use crate::prefill::mask::{
-    BlockMask, Mask, Masks, PrefillPattern, PromptMask, QueryBlock, SearchedMask, WeightedToken,
+    BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
+    SearchedPlan, WeightedToken,
 };
-use crate::prefill::sparse_prefill::SparsePrefill;
+use crate::prefill::sparse_prefill::{SparsePrefill, planned};
 use crate::types::positions::Positions;
 use crate::types::seed::head_seed;
 use spattn_cuda::{
@@ -105,7 +107,13 @@ impl SparsePrefill<'_> {
                 placed.into_iter().for_each(|cost| self.count(layer, cost));
                 is_placed
             }
-            (false, Some(form)) => self.search(gpu, layer, (mask, form), rows, cache)?,
+            (false, Some(form)) => {
+                let seen = self.search(gpu, layer, (mask, form), rows, cache)?;
+                // The result of the search is counted when its counters are collected.
+                let count = |stretches| BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d);
+                seen.into_iter().for_each(|stretches| self.count(layer, count(stretches)));
+                seen.is_some()
+            }
             (false, None) => false,
         };
         if is_known {
@@ -126,10 +134,26 @@ impl SparsePrefill<'_> {
         out: &mut Buffer,
         mark: &mut dyn FnMut() -> Result<(), GpuError>,
     ) -> Result<bool, DevicePrefillError> {
-        let chunk = &chunk.on_host()?;
+        let found = match mask.searched() {
+            Some(plan) => self.find_blocks(gpu, chunk, plan, rows, cache)?.map(|found| (plan, found)),
+            None => None,
+        };
         let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
-        let queries = queries_by_group(chunk);
-        let (plans, costs) = self.plan(chunk, mask, &queries);
+        let read = match &found {
+            Some((plan, _)) => Some(plan.last_queries()),
+            None => mask.last_queries(),
+        };
+        let count = read.unwrap_or(rows.count).min(rows.count);
+        let queries = match count == rows.count {
+            true => Cow::Borrowed(chunk.queries()?),
+            false => chunk.last_queries(count)?,
+        };
+        let queries = queries_by_group(&queries, rows.heads, (cache.kv_heads, cache.d));
+        let blocks = self.last_rows(chunk, chunk.kv()?, &queries, count);
+        let (plans, costs) = match &found {
+            Some((plan, found)) => planned(&blocks, |block, cost| found.completed(plan.addition(block, cost))),
+            None => planned(&blocks, |block, cost| mask.plan(block, cost)),
+        };
         let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);
         let (layer, block_rows) = (chunk.layer, mask.query_rows());
         let (blocks, block) =
@@ -162,6 +186,41 @@ impl SparsePrefill<'_> {
         Ok(true)
     }
 
+    /// Lets the device search for the masks that a plan adds to, for all rows of a prompt. `None` if it cannot, or if
+    /// their lists take more memory than planned ones may.
+    fn find_blocks(
+        &mut self,
+        gpu: &Gpu,
+        chunk: &PrefillChunk<'_>,
+        plan: &dyn SearchedPlan,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+    ) -> Result<Option<FoundBlocks>, GpuError> {
+        let mask = plan.mask();
+        let Some(form) = mask.device_form().filter(|form| form.fits(chunk.shape())) else { return Ok(None) };
+        let shape = BlockShape {
+            rows: rows.count,
+            block_rows: mask.query_rows(),
+            lists: form.lists(rows.heads, cache.kv_heads),
+        };
+        let last = self.unseen(chunk.layer, (0, rows.heads / cache.kv_heads), (rows.count - 1, 1), cache.d);
+        let (candidates, keep) = form.searched(&last);
+        let most = candidates.start + keep.saturating_mul(form.key_block()).min(candidates.len());
+        if BlockLists::bytes(&shape, most) > PLANNED_LIST_BYTES {
+            return Ok(None);
+        }
+        if self.search(gpu, chunk.layer, (mask, form), rows, cache)?.is_none() {
+            return Ok(None);
+        }
+        let bands = (0..rows.count).step_by(shape.block_rows).map(|first| {
+            let here = shape.block_rows.min(rows.count - first);
+            form.searched(&self.unseen(chunk.layer, (0, rows.heads / cache.kv_heads), (first, here), cache.d)).0.end
+        });
+        let starts = bands.collect();
+        let lists = self.mask_workspace(gpu).lists.download_all(gpu)?;
+        Ok(Some(FoundBlocks { of_kv_head: shape.lists / cache.kv_heads, shape, lists, starts }))
+    }
+
     /// Adds the counters of a device's searches at the layers that it holds, after the whole prompt has been read.
     ///
     /// # Errors
@@ -173,7 +232,15 @@ impl SparsePrefill<'_> {
         (heads, shape): (usize, KvShape),
     ) -> Result<(), GpuError> {
         let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
-        let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(()) };
+        // What rows see of lists that a plan adds to is counted with what is added.
+        let (mask, counts_seen) = match self.pattern {
+            PrefillPattern::Blocks(mask) => (mask, true),
+            PrefillPattern::Whole(mask) => match mask.searched() {
+                Some(plan) => (plan.mask(), false),
+                None => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
         let Some(form) = mask.device_form() else { return Ok(()) };
         let mut counters = vec![0u64; buffer.bytes() / size_of::<u64>()];
         gpu.download(&buffer, 0, &mut counters)?;
@@ -181,8 +248,8 @@ impl SparsePrefill<'_> {
         let of_layers = counters.chunks_exact(2 * heads).enumerate().filter(|(layer, _)| layers.contains(layer));
         for (layer, counters) in of_layers {
             let products = counters[..2 * lists].iter().step_by(2).sum();
-            let seen = counters[1..2 * lists].iter().step_by(2);
-            let attended = seen.flat_map(|seen| vec![*seen as usize; heads / lists]).collect();
+            let seen = counters[1..2 * lists].iter().step_by(2).map(|seen| if counts_seen { *seen } else { 0 });
+            let attended = seen.flat_map(|seen| vec![seen as usize; heads / lists]).collect();
             self.count(layer, BlockCost::new(attended, 0, 0, shape.d).with(form.cost(products, shape.d)));
         }
         Ok(())
@@ -244,7 +311,8 @@ impl SparsePrefill<'_> {
         (blocks.start * kv_heads..blocks.end * kv_heads).into_par_iter().map(of).collect()
     }
 
-    /// Lets the device search the lists. `false` if it cannot keep as many key blocks as the mask asks for.
+    /// Lets the device search the lists, and returns how many tokens the rows see of their own bands, in all. `None` if
+    /// it cannot keep as many key blocks as the mask asks for.
     fn search(
         &mut self,
         gpu: &Gpu,
@@ -252,7 +320,7 @@ impl SparsePrefill<'_> {
         (mask, form): (&dyn BlockMask, &dyn SearchedMask),
         rows: &Rows<'_>,
         cache: &Cache<'_>,
-    ) -> Result<bool, GpuError> {
+    ) -> Result<Option<usize>, GpuError> {
         let (block_rows, end) = (mask.query_rows(), rows.first + rows.count);
         let group = rows.heads / cache.kv_heads;
         let shape = BlockShape { rows: rows.count, block_rows, lists: form.lists(rows.heads, cache.kv_heads) };
@@ -276,7 +344,7 @@ impl SparsePrefill<'_> {
         searched.set(gpu, blocks)?;
         let search = PromptSearch { tree, sampling, blocks: searched };
         if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
-            return Ok(false);
+            return Ok(None);
         }
         let counters = match counters {
             Some(counters) => counters,
@@ -284,9 +352,40 @@ impl SparsePrefill<'_> {
         };
         lists.resize(gpu, shape, most, starts)?;
         gpu.search_prompt(rows, cache, &search, lists, (counters, COUNTERS * layer * rows.heads))?;
-        // The result of the search is counted when its counters are collected.
-        self.count(layer, BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d));
-        Ok(true)
+        Ok(Some(stretches))
+    }
+}
+
+/// The lists that a device has found for the blocks of a prompt.
+struct FoundBlocks {
+    shape: BlockShape,
+    /// Lists of a KV head: one for the group, or one for each query head.
+    of_kv_head: usize,
+    /// `[block][list]`, ascending.
+    lists: Vec<Vec<u32>>,
+    /// Where the band of each block's rows starts.
+    starts: Vec<usize>,
+}
+
+impl FoundBlocks {
+    /// The masks of a block.
+    fn masks(&self, block: &QueryBlock<'_>) -> Masks {
+        let index = block.first / self.shape.block_rows;
+        let of_block = &self.lists[index * self.shape.lists + block.kv_head * self.of_kv_head..][..self.of_kv_head];
+        let mask = |tokens: &Vec<u32>| Mask::new(tokens.clone(), vec![self.starts[index]; block.rows]);
+        match of_block {
+            [tokens] if block.group > 1 => Masks::Shared(mask(tokens)),
+            lists => Masks::PerHead(lists.iter().map(mask).collect()),
+        }
+    }
+
+    /// The masks of each block at a KV head, with what a plan adds to them.
+    fn completed<'p>(&'p self, add: MaskAddition<'p>) -> PromptPlan<'p> {
+        Box::new(move |block| {
+            let mut masks = self.masks(block);
+            add(block, &mut masks);
+            masks
+        })
     }
 }
 
@@ -419,35 +518,54 @@ impl Placed {
     fn of(mask: &Mask, first: usize) -> Self {
         let end = first + mask.starts.len();
         let slashes = mask.slashes[..mask.slashes.partition_point(|distance| *distance < end)].to_vec();
-        let mut is_slash = vec![false; if slashes.is_empty() { 0 } else { end }];
-        slashes.iter().for_each(|distance| is_slash[*distance] = true);
         let starts: Vec<u32> =
             (first..).zip(&mask.starts).map(|(position, start)| (*start).min(position) as u32).collect();
         let seen = |(position, start): (usize, &u32)| {
-            let listed = &mask.common[..mask.common.partition_point(|token| token < start)];
+            let listed = mask.common.partition_point(|token| token < start);
             // Diagonals that meet the row before its band.
             let reached = slashes.partition_point(|distance| *distance <= position);
             let met = reached - slashes.partition_point(|distance| *distance + (*start as usize) <= position);
-            let both = match met {
-                0 => 0,
-                _ => listed.iter().filter(|token| is_slash[position - **token as usize]).count(),
-            };
-            listed.len() + met - both + position + 1 - *start as usize
+            listed + met + position + 1 - *start as usize
         };
-        let own = own_rows(mask, first, &starts, &is_slash);
-        let seen = (first..).zip(&starts).map(seen).sum::<usize>() + own.tokens();
+        let own = own_rows(mask, first, &starts, &slashes);
+        let parts = (first..).zip(&starts).map(seen).sum::<usize>() + own.tokens();
+        let seen = parts - listed_on_diagonals(&mask.common, &slashes, first, &starts);
         Self { runs: Run::of(&mask.common), tokens: mask.common.len(), slashes, starts, own, seen }
     }
 }
 
+/// Pairs of a row and a token before its band that both the list and a diagonal give it. Rows begin at `first`, their
+/// bands at `starts`, which ascend; `common` and `slashes` ascend, too.
+fn listed_on_diagonals(common: &[u32], slashes: &[usize], first: usize, starts: &[u32]) -> usize {
+    let (Some(&start), false) = (starts.first(), slashes.is_empty()) else { return 0 };
+    let end = first + starts.len();
+    let (before, behind) = common.split_at(common.partition_point(|token| *token < start));
+    // A token before all bands is met by the diagonals at the rows' distances from it, which fall as tokens ascend.
+    let (mut below_end, mut below_first) = (slashes.len(), slashes.len());
+    let mut met = 0;
+    for token in before {
+        let token = *token as usize;
+        below_end -= slashes[..below_end].iter().rev().take_while(|distance| **distance >= end - token).count();
+        below_first -= slashes[..below_first].iter().rev().take_while(|distance| **distance >= first - token).count();
+        met += below_end - below_first;
+    }
+    let late = |(position, start): (usize, &u32)| {
+        let seen = behind.iter().take_while(|token| *token < start);
+        seen.filter(|token| slashes.binary_search(&(position - **token as usize)).is_ok()).count()
+    };
+    met + (first..).zip(starts).map(late).sum::<usize>()
+}
+
 /// The tokens that single rows attend besides list, band and diagonals; of duplicates, the first one counts. Rows begin
-/// at `first`, their bands at `starts`; `is_slash` marks the distances of diagonals, as far as there are any.
-fn own_rows(mask: &Mask, first: usize, starts: &[u32], is_slash: &[bool]) -> PerRowTokens {
+/// at `first`, their bands at `starts`; `slashes` are the distances of diagonals.
+fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> PerRowTokens {
     let mut rows = PerRowTokens::default();
     if mask.own.iter().all(Vec::is_empty) {
         return rows;
     }
     let end = first + starts.len();
+    let mut is_slash = vec![false; if slashes.is_empty() { 0 } else { end }];
+    slashes.iter().for_each(|distance| is_slash[*distance] = true);
     let mut is_known = vec![false; end];
     mask.common.iter().take_while(|token| (**token as usize) < end).for_each(|token| is_known[*token as usize] = true);
     for ((position, start), own) in (first..).zip(starts).zip(&mask.own) {

@@ -100,14 +100,42 @@ pub trait PromptMask: Send + Sync {
         0
     }
 
-    /// Plans the masks of one layer and KV head. `prompt` is the block of all rows. Adds the cost of scoring
-    /// (`score_flops`) to `cost`; the caller counts attention. All blocks of a list have the same diagonals, as far as
-    /// these reach.
+    /// Number of the prompt's last queries that a plan reads; `None` if it reads all.
+    fn last_queries(&self) -> Option<usize> {
+        None
+    }
+
+    /// Plans the masks of one layer and KV head. `prompt` is the block of all rows, or at least of the
+    /// [last](Self::last_queries) that a plan reads. Adds the cost of scoring (`score_flops`) to `cost`; the caller
+    /// counts attention. All blocks of a list have the same diagonals, as far as these reach.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
+
+    /// The plan as masks of blocks that a device can search for, and what is added to them; `None` if it is no such
+    /// plan.
+    fn searched(&self) -> Option<&dyn SearchedPlan> {
+        None
+    }
 }
 
 /// The masks of each block of a prompt at one layer and KV head.
 pub type PromptPlan<'p> = Box<dyn Fn(&QueryBlock<'_>) -> Masks + Send + Sync + 'p>;
+
+/// A plan that adds tokens and diagonals to masks that a device finds by a search. The added tokens depend on the last
+/// queries only, so that all other queries stay on the device.
+pub trait SearchedPlan: Send + Sync {
+    /// The masks that are searched for.
+    fn mask(&self) -> &dyn BlockMask;
+
+    /// Number of the prompt's last queries that decide what is added.
+    fn last_queries(&self) -> usize;
+
+    /// Finds what is added at one layer and KV head. `prompt` is the block of at least the last queries. Adds the cost
+    /// of scoring to `cost`.
+    fn addition<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> MaskAddition<'p>;
+}
+
+/// Adds to the masks of a block that a search found.
+pub type MaskAddition<'p> = Box<dyn Fn(&QueryBlock<'_>, &mut Masks) + Send + Sync + 'p>;
 
 /// The query rows of one KV head's group in a block of tokens, and the keys that they may see.
 #[derive(Debug, Clone)]
@@ -151,6 +179,11 @@ impl<'a> QueryBlock<'a> {
         let (queries, keys) = (&[][..], Rows::F32(&[]));
         let (share, scale) = (LayerShare::default(), SoftmaxScale::inverse_root(d));
         Self { layer: 0, kv_head, group, queries, rows, first, d, scale, keys, grouped: None, policy, share, seed: 0 }
+    }
+
+    /// Number of tokens up to the last row.
+    pub fn end(&self) -> usize {
+        self.first + self.rows
     }
 
     /// The rows `[row][d]` of one head of the group.

@@ -8,7 +8,7 @@ use crate::backend::workspaces::Workspaces;
 use crate::calibration::collector::{HostChunk, PrefillChunk};
 use crate::configured::Configured;
 use crate::cost::{Cost, LayerCosts};
-use crate::kv::{KvError, MOST_TOKENS};
+use crate::kv::{KvError, LayerKv, MOST_TOKENS};
 use crate::prefill::cost::{BlockCost, by_head, queries_by_group};
 use crate::prefill::dual_position::{DualPositionHead, VisibleTokens};
 use crate::prefill::mask::{Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock};
@@ -116,27 +116,25 @@ impl<'a> SparsePrefill<'a> {
     /// Attends a chunk that is the whole prompt: plans the masks of all blocks first, for each KV head.
     fn attend_whole(&self, chunk: &HostChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
         assert_eq!(chunk.first, 0, "a mask over the whole prompt needs the prompt as one chunk");
-        let queries = queries_by_group(chunk);
-        let (plans, costs) = self.plan(chunk, mask, &queries);
+        let queries = queries_by_group(chunk.queries(), chunk.heads, (chunk.kv_heads(), chunk.d()));
+        let blocks = self.last_rows(chunk, chunk.kv(), &queries, chunk.tokens());
+        let (plans, costs) = planned(&blocks, |block, cost| mask.plan(block, cost));
         let masking = |block: &QueryBlock<'_>, _: &mut Cost| plans[block.kv_head](block);
         let mut counted = self.attend_blocks(chunk, mask.query_rows(), &masking, out);
         counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, chunk.heads)));
         counted
     }
 
-    /// Plans the masks of a prompt's blocks, by KV head, and returns the cost of planning; `queries` are the chunk's,
-    /// by group.
-    pub(crate) fn plan<'p>(
-        &'p self,
-        chunk: &HostChunk<'p>,
-        mask: &'p dyn PromptMask,
-        queries: &'p [Vec<f32>],
-    ) -> (Vec<PromptPlan<'p>>, Vec<Cost>) {
-        let plan = |kv_head: usize| {
-            let mut cost = Cost::default();
-            (mask.plan(&self.block(chunk, kv_head, 0, &queries[kv_head], chunk.tokens()), &mut cost), cost)
-        };
-        (0..queries.len()).into_par_iter().map(plan).unzip()
+    /// The chunk's last `rows` rows as one block for each KV head; `queries` are theirs, by group.
+    pub(crate) fn last_rows<'b>(
+        &'b self,
+        chunk: &PrefillChunk<'_>,
+        kv: &'b LayerKv,
+        queries: &'b [Vec<f32>],
+        rows: usize,
+    ) -> Vec<QueryBlock<'b>> {
+        let skipped = chunk.tokens() - rows;
+        (0..).zip(queries).map(|(kv_head, queries)| self.block(chunk, kv, kv_head, skipped, queries, rows)).collect()
     }
 
     /// Attends a layer that is dense by policy, at grouped positions if the method uses them.
@@ -172,7 +170,8 @@ impl<'a> SparsePrefill<'a> {
     /// Some rows of one KV head's group, from the chunk's `skipped`-th on.
     fn block<'b>(
         &'b self,
-        chunk: &HostChunk<'b>,
+        chunk: &PrefillChunk<'_>,
+        kv: &'b LayerKv,
         kv_head: usize,
         skipped: usize,
         queries: &'b [f32],
@@ -187,7 +186,7 @@ impl<'a> SparsePrefill<'a> {
             first: chunk.first + skipped,
             d: chunk.d(),
             scale: chunk.scale(),
-            keys: chunk.kv().keys.head(kv_head),
+            keys: kv.keys.head(kv_head),
             grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
             share: self.policy.schedule.share(&self.dense, chunk.layer),
@@ -204,7 +203,7 @@ impl<'a> SparsePrefill<'a> {
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
             let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
-            let block = self.block(chunk, kv_head, skipped, &own, rows);
+            let block = self.block(chunk, chunk.kv(), kv_head, skipped, &own, rows);
             let values = chunk.kv().values.head(kv_head);
             let (masks, sharing) = match masking(&block, &mut cost) {
                 Masks::Shared(mask) => (vec![mask], group),
@@ -275,6 +274,18 @@ impl<'a> SparsePrefill<'a> {
     pub fn into_costs(self) -> LayerCosts {
         self.costs
     }
+}
+
+/// Plans the masks of a prompt for the blocks of its KV heads, and returns what planning cost.
+pub(crate) fn planned<'p>(
+    blocks: &'p [QueryBlock<'p>],
+    plan: impl Fn(&'p QueryBlock<'p>, &mut Cost) -> PromptPlan<'p> + Sync,
+) -> (Vec<PromptPlan<'p>>, Vec<Cost>) {
+    let of_kv_head = |block: &'p QueryBlock<'p>| {
+        let mut cost = Cost::default();
+        (plan(block, &mut cost), cost)
+    };
+    blocks.par_iter().map(of_kv_head).unzip()
 }
 
 /// Query rows that are read together in a dense layer whose positions are grouped.

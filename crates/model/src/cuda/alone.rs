@@ -331,6 +331,9 @@ impl RunAlone {
         let step = self.fork.step_shape(self.layer.heads / kv_heads, self.number);
         let mut cost = form.cost_of_picks(&step, self.found[0], self.found[1]);
         (0..kv_heads).for_each(|_| cost += form.cost(&step));
+        if self.fork.crosses_bus() {
+            cost.fetched.host = cost.kv_bytes;
+        }
         (cost, 1.0 / f64::from(self.refresh()))
     }
 

@@ -1,7 +1,7 @@
 //! HiP's masks of a prompt with AVD's vertical and diagonal lines ("HiP + VD" in the paper's tables).
 //!
-//! The last queries choose the lines, so planning needs the whole prompt. The masks of all query blocks are found
-//! before any is attended, so that their costs are known by then.
+//! The last queries choose the lines, so planning needs the whole prompt. On a host, the masks of all query blocks are
+//! found before any is attended, so that their costs are known by then; a device searches for them.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use super::Hip;
 use crate::cost::Cost;
 use crate::methods::hip::LineBudget;
 use crate::methods::lines::{LineVotes, Static, of_each_head, ranked};
-use crate::{BlockMask, Mask, Masks, PromptMask, PromptPlan, QueryBlock};
+use crate::{BlockMask, Mask, MaskAddition, Masks, PromptMask, PromptPlan, QueryBlock, SearchedPlan};
 
 /// Lines of one attention map.
 struct Lines {
@@ -44,20 +44,14 @@ impl Lines {
 }
 
 impl Hip {
-    /// The masks of the query block of `prompt` that begins at row `first`, with the cost of finding them.
-    fn block_masks(&self, prompt: &QueryBlock<'_>, first: usize, lines: &[Lines]) -> (Masks, Cost) {
+    /// The masks of the query block of `prompt` that begins at row `first`, without lines, and the cost of finding them.
+    fn block_masks(&self, prompt: &QueryBlock<'_>, first: usize) -> (Masks, Cost) {
         let rows = self.query_block.min(prompt.rows - first);
         let of_head = |head: usize| &prompt.head(head)[first * prompt.d..][..rows * prompt.d];
         let queries: Vec<f32> = (0..prompt.group).flat_map(of_head).copied().collect();
         let block = QueryBlock { queries: &queries, rows, first, ..prompt.clone() };
         let mut cost = Cost::default();
-        let mut masks = BlockMask::masks(self, &block, &mut cost);
-        let of_heads = match &mut masks {
-            Masks::Shared(mask) => std::slice::from_mut(mask),
-            Masks::PerHead(masks) => masks,
-        };
-        of_heads.iter_mut().zip(lines).for_each(|(mask, lines)| lines.add_to(mask, first + rows));
-        (masks, cost)
+        (BlockMask::masks(self, &block, &mut cost), cost)
     }
 }
 
@@ -67,15 +61,44 @@ impl PromptMask for Hip {
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
-        let fixed = Static::new(prompt.policy, prompt.rows);
+        let add_lines = self.addition(prompt, cost);
+        let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
+        let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first));
+        let (masks, costs): (Vec<Masks>, Vec<Cost>) = found.unzip();
+        costs.into_iter().for_each(|of_block| *cost += of_block);
+        Box::new(move |block| {
+            let mut masks = masks[block.first / self.query_block].clone();
+            add_lines(block, &mut masks);
+            masks
+        })
+    }
+
+    fn searched(&self) -> Option<&dyn SearchedPlan> {
+        Some(self)
+    }
+}
+
+impl SearchedPlan for Hip {
+    fn mask(&self) -> &dyn BlockMask {
+        self
+    }
+
+    fn last_queries(&self) -> usize {
+        self.lines.snapshot
+    }
+
+    fn addition<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> MaskAddition<'p> {
+        let fixed = Static::new(prompt.policy, prompt.end());
         let votes =
             of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.lines.snapshot, cost));
         let votes = self.per.reduced(votes, LineVotes::add);
         let lines: Vec<Lines> = votes.iter().map(|votes| Lines::chosen(votes, self.lines, fixed)).collect();
-        let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
-        let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first, &lines));
-        let (masks, costs): (Vec<Masks>, Vec<Cost>) = found.unzip();
-        costs.into_iter().for_each(|of_block| *cost += of_block);
-        Box::new(move |block| masks[block.first / self.query_block].clone())
+        Box::new(move |block, masks| {
+            let of_heads = match masks {
+                Masks::Shared(mask) => std::slice::from_mut(mask),
+                Masks::PerHead(masks) => masks,
+            };
+            of_heads.iter_mut().zip(&lines).for_each(|(mask, lines)| lines.add_to(mask, block.end()));
+        })
     }
 }
