@@ -32,8 +32,7 @@ fn without_bus(costs: &LayerCosts) -> Vec<Cost> {
     costs.layers().iter().map(|cost| Cost { fetched: TierBytes::default(), ..*cost }).collect()
 }
 
-/// Checks results and costs, and what crossed the bus: all keys and values that were read, less those behind the prefix, of which a row has
-/// one more than the row before.
+/// Checks results and costs, and what crossed the bus: all keys and values that were read, less those behind the prefix.
 fn check_alike(what: &str, [one, below]: &[Golden; 2], methods: &[Configured], fidelity: bool) {
     let (expected, others) = run_methods(one, one, methods, fidelity, false);
     let (ours, forks) = run_methods(below, below, methods, fidelity, false);
@@ -44,7 +43,7 @@ fn check_alike(what: &str, [one, below]: &[Golden; 2], methods: &[Configured], f
         assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{what}");
         assert!(!other.crosses_bus() && fork.crosses_bus() != method.has_moving_candidates(), "{what}");
         assert_eq!(other.costs().total(|_| true).fetched, TierBytes::default(), "{what}");
-        check_bus(&what, fork);
+        check_bus(&what, fork, method);
     }
     for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
         for ((ours, expected), method) in ours.iter().zip(expected).zip(methods) {
@@ -53,13 +52,16 @@ fn check_alike(what: &str, [one, below]: &[Golden; 2], methods: &[Configured], f
     }
 }
 
-fn check_bus(what: &str, fork: &Sequence) {
+fn check_bus(what: &str, fork: &Sequence, method: &Configured) {
     let (cost, shape) = (fork.costs().total(|_| true), fork.prefix().shape());
     if !fork.crosses_bus() {
         return assert_eq!(cost.fetched, TierBytes::default(), "{what}");
     }
-    let behind = fork.tokens() - fork.prefix().tokens();
-    let tail = (behind * (behind + 1) / 2 * fork.prefix().layers() * shape.kv_heads * shape.row_bytes()) as u64;
+    // Tokens behind the prefix that each step attends: all, or as many as a sliding window has.
+    let prefix = fork.prefix().tokens();
+    let attended = |total: usize| total - method.method.exact(&method.policy, prefix, total).recent.max(prefix);
+    let behind: usize = (prefix + 1..=fork.tokens()).map(attended).sum();
+    let tail = (behind * fork.prefix().layers() * shape.kv_heads * shape.row_bytes()) as u64;
     let TierBytes { device, host, disk } = cost.fetched;
     assert_eq!((device, disk), (0, 0), "{what}");
     match fork.selects_on_device() || cost.score_flops == 0 {

@@ -11,6 +11,7 @@
 
 pub mod attend;
 pub mod codes;
+pub mod distribution;
 pub mod elementwise;
 pub mod fetch;
 pub mod hamming;

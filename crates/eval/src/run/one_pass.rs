@@ -11,7 +11,7 @@ use super::example_request::ExampleRequest;
 use super::example_runner::{ExampleResult, ExampleRunner, MethodResult};
 use super::method_costs::MethodCosts;
 use super::prefix_reading::PrefillTime;
-use super::score_text::{Distribution, GivenText, Sums, TextToScore};
+use super::score_text::{Distribution, GivenText, ScoredToken, Sums, TextToScore};
 use super::shared_prefill;
 use super::stopwatch::PhaseTimes;
 use crate::records::timing::StepTime;
@@ -113,23 +113,33 @@ impl<'a> Pass<'a> {
 
     /// What its distributions make of the scored tokens, compared with those of a pass of `full` if there is one.
     fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, EngineError> {
-        /// Tokens whose logits are there at a time.
-        const AT_ONCE: usize = 64;
         let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
+        let at_once = scored_at_once(vocab);
         let logits_of = |pass: &Pass<'_>, block: usize, tokens: usize| {
-            let first = block * AT_ONCE;
+            let first = block * at_once;
             decoder.logits(&pass.rows[first * hidden..(first + tokens) * hidden], |row| pass.from + first + row)
         };
         let mut sums = Sums::default();
-        for (block, scored) in self.scored.chunks(AT_ONCE).enumerate() {
+        for (block, scored) in self.scored.chunks(at_once).enumerate() {
             let full = full.map(|full| logits_of(full, block, scored.len())).transpose()?;
             let full: Option<Vec<Distribution>> =
                 full.map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
             let logits = logits_of(self, block, scored.len())?;
-            for (i, (logits, token)) in logits.chunks_exact(vocab).zip(scored).enumerate() {
-                sums.take(logits, *token, full.as_ref().map(|full| &full[i]));
-            }
+            let rows = logits.par_chunks_exact(vocab).zip(scored).enumerate();
+            let tokens: Vec<ScoredToken> = rows
+                .map(|(i, (logits, token))| ScoredToken::new(logits, *token, full.as_ref().map(|full| &full[i])))
+                .collect();
+            tokens.iter().for_each(|token| sums.take(token));
         }
         Ok(sums)
     }
+}
+
+/// Tokens whose logits are there at a time: few enough that the allocator keeps their memory from block to block, since pages that are new
+/// to the process are slow to be written to first.
+fn scored_at_once(vocab: usize) -> usize {
+    /// Bytes of logits; the system's allocator gives back to the system at once what has 32 MB or more.
+    const BYTES: usize = 16 << 20;
+    const MOST: usize = 64;
+    (BYTES / (size_of::<f32>() * vocab) / 8 * 8).clamp(8, MOST)
 }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::decoding_policy::{DecodingPolicy, Feed};
 use crate::records::fidelity::four_digits;
+use spattn_kernels::distribution::{divergence, log_sum_exp};
 use spattn_kernels::topk::argmax;
 use spattn_model::engine::READ_AT_ONCE;
 use spattn_tasks::likelihood::Continuation;
@@ -67,15 +68,40 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Takes in the distribution at one token, and that of `full` there if they are to be compared.
-    pub(super) fn take(&mut self, logits: &[f32], target: u32, full: Option<&Distribution>) {
-        let log_z = log_sum_exp(logits);
-        self.nll += log_z - f64::from(logits[target as usize]);
-        let Some(full) = full else { return };
-        let kl = full.divergence(logits, log_z);
-        self.same_top += usize::from(argmax(logits) == full.top);
+    /// Takes in what was made of one token, in the order of the text.
+    pub(super) fn take(&mut self, token: &ScoredToken) {
+        self.nll += token.nll;
+        let Some(Compared { kl, same_top }) = token.compared else { return };
+        self.same_top += usize::from(same_top);
         self.kl_sum += kl;
         self.kl.push(four_digits(kl));
+    }
+}
+
+/// What a method made of one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ScoredToken {
+    /// Negative log-likelihood, in nats.
+    nll: f64,
+    compared: Option<Compared>,
+}
+
+/// A distribution beside that of `full`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Compared {
+    /// `KL(full ‖ method)`, in nats.
+    kl: f64,
+    /// Whether both have the same most probable token.
+    same_top: bool,
+}
+
+impl ScoredToken {
+    /// Scores token `target` by the logits before it, and compares them with those of `full` if these are given.
+    pub(super) fn new(logits: &[f32], target: u32, full: Option<&Distribution>) -> Self {
+        let log_z = log_sum_exp(logits);
+        let compare =
+            |full: &Distribution| Compared { kl: full.divergence(logits, log_z), same_top: argmax(logits) == full.top };
+        Self { nll: log_z - f64::from(logits[target as usize]), compared: full.map(compare) }
     }
 }
 
@@ -83,29 +109,18 @@ impl Sums {
 pub struct Distribution {
     logits: Vec<f32>,
     log_z: f64,
-    probabilities: Vec<f64>,
     top: usize,
 }
 
 impl Distribution {
     pub(super) fn new(logits: &[f32]) -> Self {
-        let log_z = log_sum_exp(logits);
-        let probabilities = logits.iter().map(|l| (f64::from(*l) - log_z).exp()).collect();
-        Self { logits: logits.to_vec(), log_z, probabilities, top: argmax(logits) }
+        Self { logits: logits.to_vec(), log_z: log_sum_exp(logits), top: argmax(logits) }
     }
 
     /// `KL(self ‖ other)` in nats. Rounding errors below 0 count as 0.
     fn divergence(&self, other: &[f32], log_z: f64) -> f64 {
-        let shift = log_z - self.log_z;
-        let terms = self.probabilities.iter().zip(&self.logits).zip(other);
-        terms.map(|((p, a), b)| p * (f64::from(*a) - f64::from(*b) + shift)).sum::<f64>().max(0.0)
+        divergence(&self.logits, self.log_z, other, log_z).max(0.0)
     }
-}
-
-/// `ln Σ exp(logit)`, summed in 64 bits in the order of the vocabulary.
-pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    max + logits.iter().map(|l| (f64::from(*l) - max).exp()).sum::<f64>().ln()
 }
 
 impl DecodingPolicy for GivenText<'_> {
@@ -154,11 +169,12 @@ impl DecodingPolicy for GivenText<'_> {
         rows: &[&[f32]],
         reference: Option<&Self::Prediction>,
     ) {
-        for (i, target) in self.targets(number, feed, rows.len()).enumerate() {
-            if let Some(target) = target {
-                sums.take(rows[i], target, reference.and_then(|full| full.get(i)?.as_ref()));
-            }
-        }
+        let targets: Vec<Option<u32>> = self.targets(number, feed, rows.len()).collect();
+        let full = |i: usize| reference.and_then(|full| full.get(i)?.as_ref());
+        let rows = rows.par_iter().zip(targets).enumerate();
+        let scored: Vec<Option<ScoredToken>> =
+            rows.map(|(i, (logits, target))| target.map(|target| ScoredToken::new(logits, target, full(i)))).collect();
+        scored.iter().flatten().for_each(|token| sums.take(token));
     }
 }
 
@@ -183,17 +199,16 @@ mod tests {
         assert!((log_sum_exp(&dense) - 1000.0).abs() < 1e-3 && (log_sum_exp(&sparse) + 5.0).abs() < 1e-5);
         let of_full = Distribution::new(&dense);
         assert_eq!(of_full.top, 0);
-        assert!(of_full.probabilities.iter().zip(full).all(|(found, p)| (found - p).abs() < 1e-3));
         let divergence: f64 = full.iter().zip(ours).map(|(p, q)| p * (p / q).ln()).sum();
         assert!((of_full.divergence(&sparse, log_sum_exp(&sparse)) - divergence).abs() < 1e-3);
         assert_eq!(of_full.divergence(&dense, log_sum_exp(&dense)), 0.0);
 
         let mut sums = Sums::default();
-        sums.take(&sparse, 1, None);
+        sums.take(&ScoredToken::new(&sparse, 1, None));
         assert!((sums.nll + 0.3f64.ln()).abs() < 1e-5);
         assert_eq!(sums, Sums { nll: sums.nll, ..Sums::default() }, "nothing was compared");
-        sums.take(&sparse, 2, Some(&of_full));
-        sums.take(&dense, 0, Some(&of_full));
+        sums.take(&ScoredToken::new(&sparse, 2, Some(&of_full)));
+        sums.take(&ScoredToken::new(&dense, 0, Some(&of_full)));
         assert!((sums.nll + (0.3f64 * 0.6 * 0.5).ln()).abs() < 1e-3);
         assert!((sums.kl_sum - divergence).abs() < 1e-3 && (sums.kl[0] - divergence).abs() < 1e-3);
         assert_eq!((sums.same_top, sums.kl.len(), sums.kl[1]), (1, 2, 0.0));

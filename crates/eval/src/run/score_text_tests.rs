@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::example_request::ExampleRequest;
 use super::example_runner::{ExampleResult, ExampleRunner};
-use super::score_text::{GivenText, Sums, TextToScore, log_sum_exp};
+use super::score_text::{GivenText, Sums, TextToScore};
 use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Policy, expand_grid};
+use spattn_kernels::distribution::log_sum_exp;
 use spattn_model::Model;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
