@@ -100,10 +100,10 @@ fn claim_text(results: &ItemResults, at: usize, claim: &Claim) -> String {
 
 /// How a claim was judged on one outcome; nothing where it was not.
 fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
-    let Some(Judged { measured, at_floor, why, because, tried, .. }) = outcome.claims.get(at) else {
+    let Some(Judged { measured, unjudged, why, because, tried, .. }) = outcome.claims.get(at) else {
         return String::new();
     };
-    if !outcome.is_measured() || *measured == ClaimVerdict::NotTested && !at_floor {
+    if !outcome.is_measured() || *measured == ClaimVerdict::NotTested && unjudged.is_none() {
         return String::new();
     }
     let mut text = format!("\n**{}**, on {}:\n\n", verdict(results, outcome, at), in_markdown(&model(outcome)));

@@ -7,7 +7,7 @@ use spattn_eval::folder::owned_files::PAPERS_PAGE;
 use spattn_lab::papers::PAPERS;
 use spattn_lab::papers::claims::{CellName, ClaimVerdict, Test};
 use spattn_lab::papers::item::Line;
-use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, model_title};
+use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, Unjudged, model_title};
 use spattn_lab::papers::real_models::RealModel;
 use spattn_lab::papers::times::Timed;
 
@@ -108,7 +108,7 @@ pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> St
     of.extend(judged.n.map(|n| counted(results, outcome, claim, n)));
     let word = word(judged);
     match judged.measured {
-        ClaimVerdict::NotTested if !judged.at_floor => word.to_owned(),
+        ClaimVerdict::NotTested if judged.unjudged.is_none() => word.to_owned(),
         _ if of.is_empty() => word.to_owned(),
         _ => format!("{word} ({})", of.join(", ")),
     }
@@ -153,7 +153,11 @@ fn listed(outcome: &ItemOutcome, fact: &str) -> usize {
 
 /// A verdict in words.
 pub fn word(judged: &Judged) -> &'static str {
-    if judged.at_floor { "not judged: dense at the floor" } else { judged.measured.text() }
+    match judged.unjudged {
+        Some(Unjudged::DenseAtFloor) => "not judged: dense at the floor",
+        Some(Unjudged::BothAtCeiling) => "not judged: both have all points",
+        None => judged.measured.text(),
+    }
 }
 
 /// Whether a source can have a verdict on a claim: times are judged apart from what is run.

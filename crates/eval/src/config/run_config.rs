@@ -281,6 +281,18 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_refuses_quantised_caches() {
+        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['topk', 'topk:kv_dtype=q4']";
+        let mut config = resolve(text).unwrap();
+        config.check_kv_dtype().unwrap();
+        config.device = Device::cuda(0);
+        let refused = config.check_kv_dtype().unwrap_err().to_string();
+        assert!(refused.contains("`kv_dtype=q4`, and a GPU holds no quantised KV cache yet"), "{refused}");
+        config.methods.retain(|method| method.policy.kv_dtype.is_exact());
+        config.check_kv_dtype().unwrap();
+    }
+
+    #[test]
     fn a_method_is_not_timed_alone_on_a_gpu_that_copies_share() {
         use spattn_model::device::CopiesPerGpu;
         let mut config = resolve("tasks = ['ruler/vt']\nlengths = [1024]\nlatency = 'solo'").unwrap();

@@ -213,6 +213,7 @@ fn read_line(line: &str) -> Option<Compared> {
 mod tests {
     use super::super::claims::ClaimVerdict;
     use super::super::experiment::Cause;
+    use super::super::outcome::Unjudged;
     use super::*;
     use spattn_eval::records::interning::Interned;
     use spattn_eval::records::record::Record;
@@ -302,10 +303,20 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
     fn nothing_is_told_where_dense_attention_is_at_the_floor() {
         let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(0.075, 0.0));
         let claim = &outcome.claims[0];
-        assert!(claim.measured == ClaimVerdict::NotTested && claim.at_floor, "{claim:?}");
+        assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::DenseAtFloor)));
         assert!(claim.why[0].contains("dense attention scores 7.5"), "{:?}", claim.why);
         assert!(outcome.floors[0].starts_with("VT: dense attention scores 7.5"), "{:?}", outcome.floors);
         assert!(outcome.rows[3].cells[0].at_floor);
+    }
+
+    #[test]
+    fn nothing_is_told_where_both_methods_have_all_points() {
+        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 1.0));
+        let claim = &outcome.claims[0];
+        assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::BothAtCeiling)));
+        assert!(claim.why[0].contains("both have all points"), "{:?}", claim.why);
+        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 0.999));
+        assert_eq!(outcome.claims[0].unjudged, None);
     }
 
     #[test]

@@ -133,6 +133,16 @@ impl Compared {
     }
 }
 
+/// Why measured scores say nothing of a claim, however many examples there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unjudged {
+    /// Dense attention is [at the floor](super::floor).
+    DenseAtFloor,
+    /// Both methods that are compared have all points.
+    BothAtCeiling,
+}
+
 /// A claim with its verdicts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
@@ -142,9 +152,9 @@ pub struct Judged {
     pub published: ClaimVerdict,
     /// The verdict on the measured numbers.
     pub measured: ClaimVerdict,
-    /// Whether it is not tested because dense attention is at the floor.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub at_floor: bool,
+    /// Why it is not judged, if scores were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unjudged: Option<Unjudged>,
     /// The smallest number of examples, documents or turns of what was compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,

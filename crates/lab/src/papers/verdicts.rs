@@ -3,10 +3,10 @@
 use super::claim::Claim;
 use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
 use super::experiment::{Experiment, Tried};
-use super::item::Item;
+use super::item::{Item, Line};
 use super::measure::apart;
 use super::numbers::{short, with_interval};
-use super::outcome::{ItemOutcome, Judged, Number, TIMES};
+use super::outcome::{ItemOutcome, Judged, Number, TIMES, Unjudged};
 use super::variant::Variant;
 use spattn_stats::Estimate;
 
@@ -14,7 +14,7 @@ use spattn_stats::Estimate;
 struct Told {
     answer: BoundVerdict,
     text: String,
-    at_floor: bool,
+    unjudged: Option<Unjudged>,
     n: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ struct Tested {
     told: Vec<(BoundVerdict, bool)>,
     why: Vec<String>,
     n: Option<usize>,
-    at_floor: bool,
+    unjudged: Option<Unjudged>,
 }
 
 fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
@@ -46,7 +46,7 @@ fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
         let one = tell(item, outcome, &comparison);
         all.told.push((one.answer, comparison.is_lenient));
         all.n = all.n.into_iter().chain(one.n).min();
-        all.at_floor |= one.at_floor;
+        all.unjudged = all.unjudged.or(one.unjudged);
         // Single steps are listed only if they are contradicted or unmeasured.
         let is_worth = !comparison.is_lenient || matches!(one.answer, BoundVerdict::No | BoundVerdict::Unmeasured);
         if is_worth && outcome.is_measured() && !all.why.contains(&one.text) {
@@ -75,7 +75,7 @@ fn tried(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Vec<Tried> {
 
 fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
     let Claim { says, test, missing, because, .. } = claim;
-    let Tested { told, mut why, n, at_floor } =
+    let Tested { told, mut why, n, unjudged } =
         test.as_ref().map_or(Tested::default(), |test| tested(item, test, outcome));
     why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
     let measured = match (ClaimVerdict::of(&told), &claim.by_construction) {
@@ -94,7 +94,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
         says: says.clone(),
         published: test.as_ref().map_or(ClaimVerdict::NotTested, |test| published_verdict(item, test)),
         measured,
-        at_floor: at_floor && measured == ClaimVerdict::NotTested,
+        unjudged: unjudged.filter(|_| measured == ClaimVerdict::NotTested),
         n: n.filter(|_| measured != ClaimVerdict::NotTested),
         why,
         because: because.clone().filter(|_| measured != ClaimVerdict::NotTested),
@@ -117,7 +117,7 @@ pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
 
 /// The verdict of measured cells on a comparison, and a line that explains it.
 fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
-    let unmeasured = |text: String| Told { answer: BoundVerdict::Unmeasured, text, at_floor: false, n: None };
+    let unmeasured = |text: String| Told { answer: BoundVerdict::Unmeasured, text, unjudged: None, n: None };
     let row = |name: &str| item.rows.iter().find(|line| line.name == name);
     if let (Some((_, right)), run) = (c.right, outcome.run())
         && let (Some(a), Some(b)) = (row(c.left.0), row(right.0))
@@ -136,7 +136,12 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
     if cells.iter().any(|(_, at_floor)| *at_floor) {
         let floor = outcome.floors.iter().find_map(|floor| floor.strip_prefix(&format!("{}: ", c.left.1)));
         let floor = floor.unwrap_or("dense attention is at the floor there");
-        return Told { at_floor: true, ..unmeasured(format!("{what}: not judged, since {floor}")) };
+        let text = format!("{what}: not judged, since {floor}");
+        return Told { unjudged: Some(Unjudged::DenseAtFloor), ..unmeasured(text) };
+    }
+    if are_at_ceiling(item, c, &cells) {
+        let text = format!("{what}: not judged, since both have all points here; harder prompts would tell");
+        return Told { unjudged: Some(Unjudged::BothAtCeiling), ..unmeasured(text) };
     }
     let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
     let (estimate, remark) = match (outcome.compared.iter().find(|known| known.what == what), c.right, cells.as_slice())
@@ -162,7 +167,20 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         },
     };
     let text = format!("{what}: {mean} [{interval}], {}? {word}{remark}", c.bound_text());
-    Told { answer, text, at_floor: false, n: cells.iter().map(|(number, _)| number.n).min() }
+    Told { answer, text, unjudged: None, n: cells.iter().map(|(number, _)| number.n).min() }
+}
+
+/// Whether a comparison is of two scores that have all points: then it is open however many examples there are.
+fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> bool {
+    const ALL: f64 = 100.0;
+    let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name).cloned();
+    let is_score = |(row, column): CellName<'_>| {
+        let lines = line(&item.rows, row).zip(line(&item.columns, column));
+        lines.is_some_and(|(row, column)| item.value(&row, &column).is_score())
+    };
+    let Some((factor, right)) = c.right else { return false };
+    let has_all = |(number, _): &(Number, bool)| number.mean == ALL && number.ends.is_none_or(|(_, high)| high <= ALL);
+    factor == 1.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
 }
 
 /// A comparison as text, without repeating what two cells share.
