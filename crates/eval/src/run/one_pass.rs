@@ -37,9 +37,9 @@ impl ExampleRunner<'_> {
             false => Some(Vec::new()),
         };
         let Some(mut dense) = dense else { return Ok(None) };
-        let time = |passes: &[Pass]| passes.iter().map(|pass| pass.time).sum::<Duration>();
         let prefill = PrefillTime { whole: time(&dense), ..PrefillTime::default() };
         let (mut spent, mut runs) = (PhaseTimes { prefill: prefill.whole, ..PhaseTimes::default() }, Vec::new());
+        let mut waiting: Vec<ReadMethod<'_>> = Vec::new();
         for method in methods {
             let mut own = match method.masks_prefill() {
                 true => match Pass::read_all(decoder, &example, text, Some(method.reads()), stop)? {
@@ -49,23 +49,110 @@ impl ExampleRunner<'_> {
                 false => None,
             };
             let passes = own.as_mut().unwrap_or(&mut dense).iter_mut();
-            let sequences = passes.map(|pass| pass.indexes.fork(method, false)).collect::<Result<_, _>>()?;
-            let passes = own.as_ref().unwrap_or(&dense).iter().enumerate();
-            let full = |number: usize| dense.get(number).filter(|_| text.compare);
-            let answers = passes.map(|(number, pass)| pass.sums(decoder, full(number))).collect::<Result<_, _>>()?;
+            let sequences = passes.map(|(_, indexes)| indexes.fork(method, false)).collect::<Result<_, _>>()?;
             let own_time = own.as_deref().map(time);
             spent.prefill += own_time.unwrap_or_default();
             let costs = MethodCosts::of_sequences(sequences, 0, StepTime::default());
-            runs.push(MethodResult { answers, costs: MethodCosts { prefill: own_time, ..costs } });
+            let costs = MethodCosts { prefill: own_time, ..costs };
+            // What was read of the prompt goes; the rows that predict what is scored stay.
+            waiting.push(ReadMethod { own: own.map(passes_alone), costs });
+            if waiting.iter().map(ReadMethod::bytes).sum::<usize>() >= WAITING_BYTES {
+                let read = std::mem::take(&mut waiting);
+                let Some(results) = scored(decoder, &dense, read, (text.compare, stop))? else { return Ok(None) };
+                runs.extend(results);
+            }
         }
+        let Some(results) = scored(decoder, &dense, waiting, (text.compare, stop))? else { return Ok(None) };
+        runs.extend(results);
         self.add_spent(spent);
         Ok(Some(ExampleResult { prefill, spent, runs }))
     }
 }
 
+/// Bytes of rows that wait to be scored together, about: with each of them the distributions of `full` are computed once more.
+const WAITING_BYTES: usize = 256 << 20;
+
+/// A method by which all continuations were read.
+struct ReadMethod<'a> {
+    /// Its passes; `None` if they are the dense ones.
+    own: Option<Vec<Pass<'a>>>,
+    costs: MethodCosts,
+}
+
+impl ReadMethod<'_> {
+    fn bytes(&self) -> usize {
+        self.own.iter().flatten().map(|pass| size_of_val(&pass.rows[..])).sum()
+    }
+}
+
+fn time(passes: &[(Pass<'_>, IndexCache)]) -> Duration {
+    passes.iter().map(|(pass, _)| pass.time).sum()
+}
+
+fn passes_alone<'a>(passes: Vec<(Pass<'a>, IndexCache)>) -> Vec<Pass<'a>> {
+    passes.into_iter().map(|(pass, _)| pass).collect()
+}
+
+/// Scores the continuations by all methods that were read, a few tokens at a time, so that the distributions of `full` are there once for
+/// all. `None` if `stop` was raised.
+fn scored(
+    decoder: &Decoder,
+    dense: &[(Pass<'_>, IndexCache)],
+    read: Vec<ReadMethod<'_>>,
+    (compare, stop): (bool, &AtomicBool),
+) -> Result<Option<Vec<MethodResult<Sums>>>, EngineError> {
+    let mut answers: Vec<Vec<Sums>> = read.iter().map(|_| Vec::new()).collect();
+    let texts = read.iter().map(|method| method.own.as_ref().map_or(dense.len(), Vec::len)).max().unwrap_or(0);
+    for number in 0..texts {
+        let full = dense.get(number).map(|(pass, _)| pass);
+        let passes: Vec<Option<&Pass<'_>>> = read.iter().map(|m| m.own.as_ref().map(|own| &own[number])).collect();
+        let Some(sums) = sums_of(decoder, full, &passes, (compare, stop))? else { return Ok(None) };
+        answers.iter_mut().zip(sums).for_each(|(answers, sums)| answers.push(sums));
+    }
+    let results = read.into_iter().zip(answers).map(|(method, answers)| MethodResult { answers, costs: method.costs });
+    Ok(Some(results.collect()))
+}
+
+/// What the distributions of each pass make of the scored tokens, beside those of the dense pass if they are to be compared. A pass that
+/// is `None` is the dense one. `None` if `stop` was raised.
+fn sums_of(
+    decoder: &Decoder,
+    dense: Option<&Pass<'_>>,
+    passes: &[Option<&Pass<'_>>],
+    (compare, stop): (bool, &AtomicBool),
+) -> Result<Option<Vec<Sums>>, EngineError> {
+    let mut sums = vec![Sums::default(); passes.len()];
+    let Some(first) = passes.iter().find_map(|pass| pass.or(dense)) else { return Ok(Some(sums)) };
+    let takes_dense = passes.iter().any(Option::is_none);
+    let (vocab, at_once) = (decoder.config().vocab_size, scored_at_once(decoder.config().vocab_size));
+    for (block, scored) in first.scored.chunks(at_once).enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let logits_of = |pass: &Pass<'_>| pass.logits(decoder, block * at_once, scored.len());
+        let score = |logits: &[f32], full: Option<&[Distribution]>| -> Vec<ScoredToken> {
+            let rows = logits.par_chunks_exact(vocab).zip(scored).enumerate();
+            rows.map(|(i, (logits, token))| ScoredToken::new(logits, *token, full.map(|full| &full[i]))).collect()
+        };
+        let of_dense = dense.filter(|_| compare || takes_dense).map(logits_of).transpose()?;
+        let full: Option<Vec<Distribution>> = of_dense
+            .as_ref()
+            .filter(|_| compare)
+            .map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
+        let tokens_of_dense = of_dense.filter(|_| takes_dense).map(|logits| score(&logits, full.as_deref()));
+        for (sums, pass) in sums.iter_mut().zip(passes) {
+            let own = pass.map(logits_of).transpose()?.map(|logits| score(&logits, full.as_deref()));
+            own.iter()
+                .chain(tokens_of_dense.iter().filter(|_| pass.is_none()))
+                .flatten()
+                .for_each(|token| sums.take(token));
+        }
+    }
+    Ok(Some(sums))
+}
+
 /// A prompt with one continuation, read in one pass.
 struct Pass<'a> {
-    indexes: IndexCache,
     /// `[token][hidden]` behind the last layer, of the tokens that predict what is scored.
     rows: Vec<f32>,
     /// Position of the first of these.
@@ -75,18 +162,19 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// A pass for each continuation, by a method that masks its prefill or densely; `None` if `stop` was raised.
+    /// A pass for each continuation, by a method that masks its prefill or densely, with the indexes over what was read; `None` if `stop` was
+    /// raised.
     fn read_all(
         decoder: &Decoder,
         example: &ExampleRequest<'_>,
         text: &GivenText<'a>,
         method: Option<&Configured>,
         stop: &AtomicBool,
-    ) -> Result<Option<Vec<Self>>, EngineError> {
+    ) -> Result<Option<Vec<(Self, IndexCache)>>, EngineError> {
         let read = |continuation: &TextToScore<'a>| {
             (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, example, *continuation, method)).transpose()
         };
-        let passes: Vec<Option<Self>> = text.texts.iter().map(read).collect::<Result<_, _>>()?;
+        let passes: Vec<Option<(Self, IndexCache)>> = text.texts.iter().map(read).collect::<Result<_, _>>()?;
         Ok(passes.into_iter().collect())
     }
 
@@ -95,7 +183,7 @@ impl<'a> Pass<'a> {
         example: &ExampleRequest<'_>,
         continuation: TextToScore<'a>,
         method: Option<&Configured>,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<(Self, IndexCache), EngineError> {
         let start = Instant::now();
         // The last token predicts nothing that is scored.
         let read = [example.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
@@ -108,30 +196,15 @@ impl<'a> Pass<'a> {
             Some(sparse) => indexes.with_reading(sparse.into_costs()),
             None => indexes,
         };
-        Ok(Self { indexes, rows, from, scored: &continuation.tokens[continuation.given..], time: start.elapsed() })
+        let scored = &continuation.tokens[continuation.given..];
+        Ok((Self { rows, from, scored, time: start.elapsed() }, indexes))
     }
 
-    /// What its distributions make of the scored tokens, compared with those of a pass of `full` if there is one.
-    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, EngineError> {
-        let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
-        let at_once = scored_at_once(vocab);
-        let logits_of = |pass: &Pass<'_>, block: usize, tokens: usize| {
-            let first = block * at_once;
-            decoder.logits(&pass.rows[first * hidden..(first + tokens) * hidden], |row| pass.from + first + row)
-        };
-        let mut sums = Sums::default();
-        for (block, scored) in self.scored.chunks(at_once).enumerate() {
-            let full = full.map(|full| logits_of(full, block, scored.len())).transpose()?;
-            let full: Option<Vec<Distribution>> =
-                full.map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
-            let logits = logits_of(self, block, scored.len())?;
-            let rows = logits.par_chunks_exact(vocab).zip(scored).enumerate();
-            let tokens: Vec<ScoredToken> = rows
-                .map(|(i, (logits, token))| ScoredToken::new(logits, *token, full.as_ref().map(|full| &full[i])))
-                .collect();
-            tokens.iter().for_each(|token| sums.take(token));
-        }
-        Ok(sums)
+    /// Logits `[token][vocab_size]` that predict `tokens` scored tokens from the `first` on.
+    fn logits(&self, decoder: &Decoder, first: usize, tokens: usize) -> Result<Vec<f32>, EngineError> {
+        let hidden = decoder.config().hidden_size;
+        let rows = &self.rows[first * hidden..(first + tokens) * hidden];
+        decoder.logits(rows, |row| self.from + first + row)
     }
 }
 

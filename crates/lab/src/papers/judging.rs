@@ -315,7 +315,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let claim = &outcome.claims[0];
         assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::BothAtCeiling)));
         assert!(claim.why[0].contains("both have all points"), "{:?}", claim.why);
-        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 0.999));
+        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 0.95));
         assert_eq!(outcome.claims[0].unjudged, None);
     }
 
