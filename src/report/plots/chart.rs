@@ -269,7 +269,8 @@ impl Chart {
         let mut taken: Vec<(Pixel, i32)> = Vec::new();
         for (series, labels) in &panel.labels {
             let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
-            for (point, label) in panel.data[*series].points.iter().zip(labels) {
+            let named = panel.data[*series].points.iter().zip(labels).filter(|(_, label)| !label.is_empty());
+            for (point, label) in named {
                 let ((x, y), half) = (place(point), label.chars().count() as i32 * (CHARACTER - 1) / 2);
                 // Beside the point, where no interval runs; otherwise above or below it; not at all if another label or a marker is there.
                 let (aside, near) =

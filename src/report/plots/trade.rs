@@ -508,6 +508,15 @@ mod tests {
         let [by_density, by_cost] = [&figures[0].svg, &figures[1].svg];
         assert!(by_density.contains("\nK=8, L=75\n") && by_density.contains("\nK=8, L=150\n"), "{by_density}");
         assert!(!by_density.contains("density=0.1"), "which the axis tells");
+        // Points without a label have no hairline to one: a line of two points, the end beside a label.
+        let is_short = |line: &str| {
+            let Some((_, points)) = line.split_once("points=\"") else { return false };
+            let numbers: Vec<i32> =
+                points.split(['"', ' ', ',']).take(4).filter_map(|number| number.parse().ok()).collect();
+            matches!(numbers[..], [a, b, c, d] if (a - c).abs() <= 8 && (b - d).abs() <= 9 && a != c && b != d)
+        };
+        let hairlines = by_density.lines().filter(|line| line.contains("<polyline") && is_short(line)).count();
+        assert_eq!(hairlines, 3, "{by_density}");
         let rows = summarize(&rows.map(|(params, density)| set(params, density)), &[]);
         let rows: Vec<&SummaryRow> = rows.iter().collect();
         assert_eq!(differing(&rows, true), ["K", "L", "density"]);
