@@ -230,7 +230,8 @@ impl ClaimVerdict {
 }
 
 impl Bound {
-    fn number(self) -> f64 {
+    /// The number that bounds.
+    pub(super) fn number(self) -> f64 {
         match self {
             Self::Over(bound) | Self::AtLeast(bound) | Self::Under(bound) | Self::AtMost(bound) => bound,
         }

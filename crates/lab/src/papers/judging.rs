@@ -310,13 +310,22 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
     }
 
     #[test]
-    fn nothing_is_told_where_both_methods_have_all_points() {
-        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 1.0));
-        let claim = &outcome.claims[0];
+    fn nothing_is_told_of_which_is_higher_where_both_methods_have_all_points() {
+        let judged = |by: &str, top: f64| {
+            let item = Item::parse(&ITEM.replace("by = 10", by), "item.toml").unwrap();
+            let (records, run) = (records(1.0, top), RunOf { variant: Variant::Real, model: Some("SmolLM2") });
+            let outcome = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+            outcome.claims[0].clone()
+        };
+        let claim = judged("by = 0", 1.0);
         assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::BothAtCeiling)));
         assert!(claim.why[0].contains("both have all points"), "{:?}", claim.why);
-        let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(1.0, 0.95));
-        assert_eq!(outcome.claims[0].unjudged, None);
+        // Forty examples tell that one is not ten points above the other, and more would tell five.
+        let told = [("by = 10", 1.0), ("by = 5", 1.0), ("by = 0", 0.975)].map(|(by, top)| judged(by, top));
+        assert_eq!(
+            told.map(|c| (c.measured, c.unjudged)),
+            [(ClaimVerdict::DoesNotHold, None), (ClaimVerdict::CannotBeTold, None), (ClaimVerdict::CannotBeTold, None),]
+        );
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Compared {
 pub enum Unjudged {
     /// Dense attention is [at the floor](super::floor).
     DenseAtFloor,
-    /// Both methods that are compared have all points.
+    /// Which method is higher was asked, and both have all points.
     BothAtCeiling,
 }
 

@@ -139,10 +139,6 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         let text = format!("{what}: not judged, since {floor}");
         return Told { unjudged: Some(Unjudged::DenseAtFloor), ..unmeasured(text) };
     }
-    if are_at_ceiling(item, c, &cells) {
-        let text = format!("{what}: not judged, since both have all points here; harder prompts would tell");
-        return Told { unjudged: Some(Unjudged::BothAtCeiling), ..unmeasured(text) };
-    }
     let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
     let (estimate, remark) = match (outcome.compared.iter().find(|known| known.what == what), c.right, cells.as_slice())
     {
@@ -154,6 +150,10 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         (None, _, []) => return unmeasured(format!("{what}: not measured")),
     };
     let answer = c.bound.told(&estimate);
+    if answer == BoundVerdict::Open && are_at_ceiling(item, c, &cells) {
+        let text = format!("{what}: not judged, since both have all points here; harder prompts would tell");
+        return Told { unjudged: Some(Unjudged::BothAtCeiling), ..unmeasured(text) };
+    }
     let word = match answer {
         BoundVerdict::Yes => "yes",
         BoundVerdict::No => "no",
@@ -170,7 +170,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
     Told { answer, text, unjudged: None, n: cells.iter().map(|(number, _)| number.n).min() }
 }
 
-/// Whether a comparison is of two scores that have all points: then it is open however many examples there are.
+/// Whether a comparison asks which of two scores is higher, and both have all points: then it is open however many examples there are.
 fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> bool {
     const ALL: f64 = 100.0;
     let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name).cloned();
@@ -180,7 +180,7 @@ fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> 
     };
     let Some((factor, right)) = c.right else { return false };
     let has_all = |(number, _): &(Number, bool)| number.mean == ALL && number.ends.is_none_or(|(_, high)| high <= ALL);
-    factor == 1.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
+    factor == 1.0 && c.bound.number() == 0.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
 }
 
 /// A comparison as text, without repeating what two cells share.
