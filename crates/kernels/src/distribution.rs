@@ -150,6 +150,25 @@ mod tests {
     }
 
     #[test]
+    fn the_bits_are_those_of_plain_loops_over_sixteen_sums() {
+        let summed = |terms: &[f64]| -> f64 {
+            let lane = |lane: usize| terms.iter().skip(lane).step_by(LANES).fold(0.0, |sum, term| sum + term);
+            (0..LANES).map(lane).sum()
+        };
+        for n in [1, 16, 100, 4099] {
+            let (ours, other) = (logits(n, 1), logits(n, 2));
+            let max = f64::from(ours.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let exponentials: Vec<f64> = ours.iter().map(|x| exp(f64::from(*x) - max)).collect();
+            let (log_z, other_log_z) = (log_sum_exp(&ours), log_sum_exp(&other));
+            assert_eq!(log_z.to_bits(), (max + summed(&exponentials).ln()).to_bits(), "{n}");
+            let shift = other_log_z - log_z;
+            let term = |(a, b): (&f32, &f32)| exp(f64::from(*a) - log_z) * (f64::from(*a) - f64::from(*b) + shift);
+            let terms: Vec<f64> = ours.iter().zip(&other).map(term).collect();
+            assert_eq!(divergence(&ours, log_z, &other, other_log_z).to_bits(), summed(&terms).to_bits(), "{n}");
+        }
+    }
+
+    #[test]
     fn logits_far_from_zero_neither_overflow_nor_vanish() {
         assert_eq!(log_sum_exp(&[1000.0; 4]), 1000.0 + 4f64.ln());
         assert_eq!(log_sum_exp(&[-1000.0, -1e30]), -1000.0);

@@ -118,7 +118,7 @@ impl Decoded {
         Self { numbers: vec![0.0; tokens * shape.d], kv: LayerKv::new(shape.dtype, 1, shape.d, tokens) }
     }
 
-    /// Decodes keys and values of consecutive tokens that are stored as codes, at most as many as there is room for.
+    /// Decodes the keys and values of consecutive coded tokens. The buffers limit how many.
     fn of(&mut self, head: &QuantisedHead, tokens: Range<usize>) -> &LayerKv {
         let d = self.kv.keys.d();
         self.kv.truncate(0, 0);

@@ -320,6 +320,21 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let claim = judged("by = 0", 1.0);
         assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::BothAtCeiling)));
         assert!(claim.why[0].contains("both have all points"), "{:?}", claim.why);
+        // A step at which neither falls does not weaken a rise.
+        let rises = ITEM.replace(
+            "test = { above = { rows = ['One Full'], than = ['One Top'], columns = ['VT'], by = 10 } }",
+            "test = { rises = { rows = ['One Random', 'One Top', 'One Full'], columns = ['VT'], over_rows = true } }",
+        );
+        let rises = rises.replace(
+            "[[row]]\nname = 'Two Full'",
+            "[[row]]\nname = 'One Random'\nmodel = 'x/One'\nmethod = 'random:k=8,sink=4,local=64'\n[[row]]\nname = 'Two Full'",
+        );
+        let item = Item::parse(&rises, "item.toml").unwrap();
+        let of_random = |i: usize| Record { params: "k=8".into(), ..record("ruler/vt", "random", i, 0.0) };
+        let records: Vec<Record> = records(1.0, 1.0).into_iter().chain((0..40).map(of_random)).collect();
+        let run = RunOf { variant: Variant::Real, model: Some("SmolLM2") };
+        let outcome = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+        assert_eq!((outcome.claims[0].measured, outcome.claims[0].unjudged), (ClaimVerdict::Holds, None));
         // Forty examples tell that one is not ten points above the other, and more would tell five.
         let told = [("by = 10", 1.0), ("by = 5", 1.0), ("by = 0", 0.975)].map(|(by, top)| judged(by, top));
         assert_eq!(

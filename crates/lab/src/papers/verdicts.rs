@@ -150,7 +150,8 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         (None, _, []) => return unmeasured(format!("{what}: not measured")),
     };
     let answer = c.bound.told(&estimate);
-    if answer == BoundVerdict::Open && are_at_ceiling(item, c, &cells) {
+    // A lenient comparison that is open stands in no claim's way.
+    if answer == BoundVerdict::Open && !c.is_lenient && are_at_ceiling(item, c, &cells) {
         let text = format!("{what}: not judged, since both have all points here; harder prompts would tell");
         return Told { unjudged: Some(Unjudged::BothAtCeiling), ..unmeasured(text) };
     }
