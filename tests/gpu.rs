@@ -26,16 +26,17 @@ use spattn::attention::{
     RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
+use spattn::kernels::cpu::distribution::{divergence, log_sum_exp};
 use spattn::kernels::cpu::quantised::BlockType;
 use spattn::kernels::cpu::topk::{argmax, top_k};
 use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
     CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
     HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
-    LayerRule, Nearest, Nets, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix, ProjectedQueries,
-    QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, RowPart, Rows, Run, SamplingSpec,
-    ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TailRow, TailRows, TieOrder, TokenListLayout,
-    TokenLists, Tokens, Unit, WeightMatrix, Weights,
+    LayerRule, Nearest, Nets, NormalizedRows, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix,
+    ProjectedQueries, QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, RowPart, RowSum,
+    Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TailRow, TailRows,
+    TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv, Tier};
 use spattn::model::config::ModelConfig;
@@ -44,6 +45,7 @@ use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
 use spattn::model::source::ModelSource;
+use spattn::model::token_scores::{Distributions, PredictingRows, scores_of_logits};
 use spattn::model::{gguf, tensors};
 
 /// A layer that attends by default, with heads of so many channels.
@@ -2839,6 +2841,94 @@ fn the_likeliest_tokens_are_those_that_the_host_finds() {
             is_finite.then(|| argmax(row) as u32)
         });
         assert_eq!(found, expected.collect::<Vec<_>>(), "{columns} columns");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sums_and_divergences_of_rows_have_the_bits_of_the_host() {
+    let (gpu, rows) = (gpu(), 5);
+    for columns in [1, 15, 16, 100, 2048, 4099, 151_936] {
+        // Rows differ in how far their logits are from each other.
+        let logits = |seed: u64| -> Vec<f32> {
+            let numbers = noise(rows * columns, seed);
+            numbers
+                .chunks(columns)
+                .zip([1.0, 5.0, 40.0, 900.0, 0.0])
+                .flat_map(|(row, factor)| row.iter().map(move |x| factor * x))
+                .collect()
+        };
+        let (full, own) = (logits(801), logits(802));
+        let targets: Vec<u32> = (0..rows).map(|row| (row * 7919 % columns) as u32).collect();
+        let [of_full, of_own] = [&full, &own].map(|logits| gpu.upload(logits).unwrap());
+        let sums = |there: &Buffer| -> Vec<RowSum> {
+            gpu.row_sums(there, columns, &targets).unwrap().into_iter().map(|sum| sum.unwrap()).collect()
+        };
+        let (sums_of_full, sums_of_own) = (sums(&of_full), sums(&of_own));
+        for ((sum, row), target) in sums_of_own.iter().zip(own.chunks(columns)).zip(&targets) {
+            assert_eq!(sum.log_sum_exp().to_bits(), log_sum_exp(row).to_bits(), "{columns} columns");
+            assert_eq!((sum.top as usize, sum.of_target), (argmax(row), row[*target as usize]), "{columns} columns");
+        }
+        let log_z = |sums: &[RowSum]| sums.iter().map(RowSum::log_sum_exp).collect::<Vec<f64>>();
+        let (log_z, other_log_z) = (log_z(&sums_of_full), log_z(&sums_of_own));
+        // All rows, and those from the second on.
+        for first in [0, 1] {
+            let rows = NormalizedRows { logits: &of_full, first, log_z: &log_z[first..] };
+            let others = NormalizedRows { logits: &of_own, first, log_z: &other_log_z[first..] };
+            let found = gpu.row_divergences(rows, others, columns).unwrap();
+            for (row, found) in (first..).zip(found) {
+                let of = |logits: &[f32]| logits[row * columns..(row + 1) * columns].to_vec();
+                let expected = divergence(&of(&full), log_z[row], &of(&own), other_log_z[row]);
+                assert_eq!(
+                    found.to_bits(),
+                    expected.to_bits(),
+                    "row {row} of {columns} columns: {found} for {expected}"
+                );
+            }
+        }
+        let mut broken = own.clone();
+        broken[columns - 1] = f32::NAN;
+        let found = gpu.row_sums(&gpu.upload(&broken).unwrap(), columns, &targets).unwrap();
+        assert!(found[0].is_none() && found[1].is_some(), "{columns} columns");
+    }
+}
+
+/// Also of a model that caps its logits, whose distributions the host makes.
+#[test]
+#[ignore = "needs a GPU"]
+fn tokens_are_scored_on_the_device_as_on_the_host() {
+    for name in ["llama3", "qwen2", "gemma2"] {
+        let g = load(name, CUDA);
+        let (_, rows) = g.decoder.prefill_rows(&g.prompt, 0, None).unwrap();
+        let spec = method("streaming_llm:window=8");
+        let mut sparse = SparsePrefill::new(&spec, g.decoder.layer_specs(), 0).unwrap();
+        let (_, own) = g.decoder.prefill_rows(&g.prompt, 0, Some(&mut sparse)).unwrap();
+        let count = 12.min(g.prompt.len() - 1);
+        let hidden = g.decoder.config().hidden_size;
+        let targets: Vec<Option<u32>> = (0..count).map(|i| (i != 3).then(|| g.prompt[i + 1])).collect();
+        fn first<'r>(rows: &'r [f32], width: usize, targets: &'r [Option<u32>]) -> PredictingRows<'r> {
+            PredictingRows { rows: &rows[..targets.len() * width], first: 0, targets }
+        }
+        let (of_full, of_own) = (first(&rows, hidden, &targets), first(&own, hidden, &targets));
+        let (full, scores_of_full) = g.decoder.distributions(of_full).unwrap();
+        // Two parts: one beside `full`, the other alone.
+        let scores = g.decoder.score_tokens(&[(of_own, Some(&full)), (of_full, None)]).unwrap();
+
+        let logits = |rows: PredictingRows<'_>| g.decoder.logits(rows.rows, |row| row).unwrap();
+        let (on_host, of_themselves) = Distributions::of_logits(&logits(of_full), &targets);
+        let both = g.decoder.logits(&[of_own.rows, of_full.rows].concat(), |row| row % count).unwrap();
+        let (logits_of_own, logits_of_full) = both.split_at(both.len() / 2);
+        assert_eq!(scores_of_full, of_themselves, "{name}");
+        assert_eq!(scores[0], scores_of_logits(logits_of_own, &targets, Some(&on_host)), "{name}");
+        assert_eq!(scores[1], scores_of_logits(logits_of_full, &targets, None), "{name}");
+        assert!(
+            scores[0].iter().flatten().any(|score| score.compared.unwrap().kl > 0.0),
+            "{name}: the window loses nothing"
+        );
+        let broken = vec![f32::NAN; hidden];
+        let targets = [Some(0)];
+        let error = g.decoder.score_tokens(&[(PredictingRows { rows: &broken, first: 7, targets: &targets }, None)]);
+        assert!(error.is_err_and(|error| error.to_string().contains("position 7")), "{name}");
     }
 }
 

@@ -24,6 +24,8 @@ unsafe impl Plain for u64 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 // SAFETY: as above.
+unsafe impl Plain for f64 {}
+// SAFETY: as above.
 unsafe impl Plain for f16 {}
 // SAFETY: as above.
 unsafe impl Plain for bf16 {}

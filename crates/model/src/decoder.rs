@@ -17,11 +17,10 @@ use super::cpu::Cpu;
 use super::device::{Device, Placement};
 pub use super::dimensions::Dimensions;
 use super::division::GpuShare;
-use super::engine::{
-    Engine, EngineError, GpuUse, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite, positions,
-};
+use super::engine::{Engine, EngineError, GpuUse, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
+use super::token_scores::{Distributions, PredictingRows, TokenScores, scores_of_logits};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, DiskUse, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
@@ -341,19 +340,56 @@ impl Decoder {
         Ok(logits.iter().map(|logits| argmax(logits) as u32).collect())
     }
 
-    /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.
+    /// As [`step`](Self::step); returns for each stream the rows `[token][hidden]` behind the last layer of all tokens it was given.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        let positions = positions(streams);
+    pub fn step_rows(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, EngineError> {
         let x = self.engine.step(streams, prompt_tokens)?;
-        let mut logits = self.logits(&x, |row| positions[row])?;
-        let mut of_stream = |stream: &Stream<'_>| {
-            let rest = logits.split_off(stream.tokens.len() * self.config.vocab_size);
-            std::mem::replace(&mut logits, rest)
+        let (mut rows, hidden) = (x.as_slice(), self.config.hidden_size);
+        let of_stream = |stream: &Stream<'_>| {
+            let (own, rest) = rows.split_at(stream.tokens.len() * hidden);
+            rows = rest;
+            own.to_vec()
         };
-        Ok(streams.iter().map(&mut of_stream).collect())
+        Ok(streams.iter().map(of_stream).collect())
+    }
+
+    /// The distributions of rows, with what each makes of its target, compared with itself.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn distributions(&self, rows: PredictingRows<'_>) -> Result<(Distributions, TokenScores), EngineError> {
+        if let Some(made) = self.engine.distributions(rows)? {
+            return Ok(made);
+        }
+        let logits = self.logits(rows.rows, |row| rows.first + row)?;
+        Ok(Distributions::of_logits(&logits, rows.targets))
+    }
+
+    /// What the distributions of each part's rows make of their targets, compared with `full`'s distributions of the same rows where the part
+    /// has some. Logits of all parts are computed together.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn score_tokens(
+        &self,
+        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+    ) -> Result<Vec<TokenScores>, EngineError> {
+        if let Some(scores) = self.engine.score_tokens(parts)? {
+            return Ok(scores);
+        }
+        let x: Vec<f32> = parts.iter().flat_map(|(rows, _)| rows.rows).copied().collect();
+        let positions: Vec<usize> =
+            parts.iter().flat_map(|(rows, _)| (rows.first..).take(rows.targets.len())).collect();
+        let logits = self.logits(&x, |row| positions[row])?;
+        let mut rest = logits.as_slice();
+        let score = |(rows, full): &(PredictingRows<'_>, Option<&Distributions>)| {
+            let (own, behind) = rest.split_at(rows.targets.len() * self.config.vocab_size);
+            rest = behind;
+            scores_of_logits(own, rows.targets, *full)
+        };
+        Ok(parts.iter().map(score).collect())
     }
 
     /// Counts what has not been counted yet of runs that are at their end, or at a point where their costs are looked at.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
+use super::token_scores::{Distributions, PredictingRows, TokenScores};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
@@ -219,6 +220,21 @@ pub(super) trait Engine: Any + Send + Sync {
 
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError>;
+
+    /// The distributions of rows, with what each makes of its target, compared with itself. `None`, with nothing done, where the engine
+    /// gives out logits for that.
+    fn distributions(&self, _rows: PredictingRows<'_>) -> Result<Option<(Distributions, TokenScores)>, EngineError> {
+        Ok(None)
+    }
+
+    /// What the distributions of each part's rows make of their targets, compared with those of `full` that belong to the part. `None`, with
+    /// nothing done, where the engine gives out logits for that.
+    fn score_tokens(
+        &self,
+        _parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+    ) -> Result<Option<Vec<TokenScores>>, EngineError> {
+        Ok(None)
+    }
 
     /// What the GPU is called, if it computes on one.
     fn gpu(&self) -> Option<&str>;

@@ -42,6 +42,7 @@ pub mod source;
 mod stacked_experts;
 pub mod tensors;
 pub mod texts;
+pub mod token_scores;
 pub mod tokenizer;
 
 pub use spattn_hub::{checksum, data, download, http, lock};

@@ -13,6 +13,7 @@ use crate::records::timing::StepTime;
 use spattn_attention::Sequence;
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, Stream};
+use spattn_model::token_scores::{Distributions, PredictingRows, scores_of_logits};
 
 /// One sequence on its way through an example.
 pub(super) struct RunningSequence<A> {
@@ -92,9 +93,9 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         while !self.is_stopped() && !batch.is_finished() {
             let SequenceBatch { sequences, reference } = batch;
             let mut round = || -> Result<(), EngineError> {
-                let predictions = self.step_reference(reference)?;
+                let full = self.step_reference(reference)?;
                 let groups = sequences.par_chunks_mut(self.together);
-                groups.try_for_each(|group| self.step_group(group, &predictions))
+                groups.try_for_each(|group| self.step_group(group, &full))
             };
             // The processor's clock is that of one thread, which then has to take part in the work.
             match self.clock {
@@ -112,51 +113,80 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     /// Where the whole prompt is the prefix, its last logits are those before each answer's first token.
     fn take_prefix_logits(&self, running: &mut RunningSequence<P::Answer>, logits: &[f32]) {
         let RunningSequence { number, feed, answer, .. } = running;
-        if feed.prompt_tokens() == 0 {
-            let rows = [logits];
-            let reference = self.policy.has_reference().then(|| self.policy.predict(*number, feed, &rows));
-            self.policy.take_logits(*number, feed, answer, &rows, reference.as_ref());
+        if feed.prompt_tokens() != 0 {
+            return;
         }
+        if !P::SCORES_EACH_TOKEN {
+            return self.policy.take_logits(*number, feed, answer, logits);
+        }
+        let targets = self.policy.targets(*number, feed, 1);
+        let full = self.policy.has_reference().then(|| Distributions::of_logits(logits, &targets).0);
+        self.policy.take_scores(answer, &scores_of_logits(logits, &targets, full.as_ref()));
     }
 
-    /// One step of the sequences of `full`, one sequence after the other; what each predicts, in their order.
-    fn step_reference(&self, reference: &mut [RunningSequence<P::Answer>]) -> Result<Vec<P::Prediction>, EngineError> {
+    /// One step of the sequences of `full`, one sequence after the other; the distributions of each, in their order.
+    fn step_reference(&self, reference: &mut [RunningSequence<P::Answer>]) -> Result<Vec<Distributions>, EngineError> {
         let step = |running: &mut RunningSequence<P::Answer>| {
-            let logits = self.step(&mut [&mut *running])?.pop().unwrap_or_default();
-            let rows = self.rows_of(&logits);
+            let rows = self.step_scored(&mut [&mut *running])?.pop().unwrap_or_default();
             let scoring = Piece::begin(self.clock);
-            let predicted = self.policy.predict(running.number, &running.feed, &rows);
-            self.take_logits(running, &rows, Some(&predicted));
+            let (distributions, scores) = self.decoder.distributions(rows.predicting())?;
+            self.policy.take_scores(&mut running.answer, &scores);
             running.time.beside += scoring.end().as_secs_f64();
-            Ok(predicted)
+            Ok(distributions)
         };
         reference.iter_mut().map(step).collect()
     }
 
     /// Steps a group: once, where `full` has to predict the next step first, or until all its sequences are at their end.
-    fn step_group(
-        &self,
-        group: &mut [RunningSequence<P::Answer>],
-        predictions: &[P::Prediction],
-    ) -> Result<(), EngineError> {
+    fn step_group(&self, group: &mut [RunningSequence<P::Answer>], full: &[Distributions]) -> Result<(), EngineError> {
         while !self.is_stopped() {
             let mut active: Vec<_> = group.iter_mut().filter(|running| !running.feed.is_drained()).collect();
             if active.is_empty() {
                 break;
             }
-            if active.iter().all(|running| self.policy.needs_only_argmax(&running.answer)) {
+            if P::SCORES_EACH_TOKEN {
+                self.step_and_score(&mut active, full)?;
+            } else if active.iter().all(|running| self.policy.needs_only_argmax(&running.answer)) {
                 self.step_greedily(&mut active)?;
-                continue;
+            } else {
+                self.step_by_logits(&mut active)?;
             }
-            let logits = self.step(&mut active)?;
-            for (running, logits) in active.into_iter().zip(&logits) {
-                let scoring = P::SCORES_EACH_TOKEN.then(|| Piece::begin(self.clock));
-                self.take_logits(running, &self.rows_of(logits), predictions.get(running.number));
-                running.time.beside += scoring.map_or(0.0, |scoring| scoring.end().as_secs_f64());
-            }
-            if !predictions.is_empty() {
+            if !full.is_empty() {
                 break;
             }
+        }
+        Ok(())
+    }
+
+    /// One step of sequences that are not at their end, whose tokens are scored, beside those of `full` if there are some.
+    fn step_and_score(
+        &self,
+        active: &mut [&mut RunningSequence<P::Answer>],
+        full: &[Distributions],
+    ) -> Result<(), EngineError> {
+        let rows = self.step_scored(active)?;
+        let scoring = Piece::begin(self.clock);
+        let numbers = active.iter().map(|running| running.number);
+        let parts: Vec<_> =
+            rows.iter().zip(numbers).map(|(rows, number)| (rows.predicting(), full.get(number))).collect();
+        let scores = self.decoder.score_tokens(&parts)?;
+        for (running, scores) in active.iter_mut().zip(&scores) {
+            self.policy.take_scores(&mut running.answer, scores);
+        }
+        let scored: usize = rows.iter().map(|rows| rows.targets.len()).sum();
+        let time = scoring.end().as_secs_f64() / scored.max(1) as f64;
+        for (running, rows) in active.iter_mut().zip(&rows) {
+            running.time.beside += time * rows.targets.len() as f64;
+        }
+        Ok(())
+    }
+
+    /// One step of sequences that are not at their end, whose next tokens are chosen by logits.
+    fn step_by_logits(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
+        let logits = self.timed_step(active, |streams| self.decoder.step(streams, self.prompt_tokens))?;
+        for (running, logits) in active.iter_mut().zip(&logits) {
+            let RunningSequence { number, feed, answer, .. } = &mut **running;
+            self.policy.take_logits(*number, feed, answer, logits);
         }
         Ok(())
     }
@@ -171,17 +201,25 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
-    /// Feeds each sequence its next tokens in one step, and times it. Returns for each the logits `[row][vocab_size]`, of
-    /// every token fed or of the last; none for a sequence that is at its end.
-    fn step(&self, group: &mut [&mut RunningSequence<P::Answer>]) -> Result<Vec<Vec<f32>>, EngineError> {
+    /// Feeds each sequence its next tokens in one step, and times it. Returns for each the rows behind the tokens fed; none for a sequence that
+    /// is at its end.
+    fn step_scored(&self, group: &mut [&mut RunningSequence<P::Answer>]) -> Result<Vec<FedRows>, EngineError> {
         let is_fed: Vec<bool> = group.iter().map(|running| !running.feed.is_drained()).collect();
-        let logits = self.timed_step(group, |streams| match (streams.is_empty(), P::SCORES_EACH_TOKEN) {
-            (true, _) => Ok(Vec::new()),
-            (false, true) => self.decoder.step_all(streams, self.prompt_tokens),
-            (false, false) => self.decoder.step(streams, self.prompt_tokens),
+        let firsts: Vec<usize> = group.iter().map(|running| running.sequence.tokens()).collect();
+        let rows = self.timed_step(group, |streams| match streams.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.decoder.step_rows(streams, self.prompt_tokens),
         })?;
-        let mut logits = logits.into_iter();
-        Ok(is_fed.iter().map(|is_fed| if *is_fed { logits.next().unwrap_or_default() } else { Vec::new() }).collect())
+        let (mut rows, hidden) = (rows.into_iter(), self.decoder.config().hidden_size);
+        let of_sequence = |((is_fed, first), running): ((bool, usize), &&mut RunningSequence<P::Answer>)| {
+            let rows = if is_fed { rows.next().unwrap_or_default() } else { Vec::new() };
+            let targets = match rows.len() / hidden {
+                0 => Vec::new(),
+                count => self.policy.targets(running.number, &running.feed, count),
+            };
+            FedRows { rows, first, targets }
+        };
+        Ok(is_fed.into_iter().zip(firsts).zip(group.iter()).map(of_sequence).collect())
     }
 
     /// Has `step` feed each sequence that is not at its end its next tokens, and times it.
@@ -205,19 +243,21 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         }
         Ok(made)
     }
+}
 
-    fn take_logits(
-        &self,
-        running: &mut RunningSequence<P::Answer>,
-        rows: &[&[f32]],
-        reference: Option<&P::Prediction>,
-    ) {
-        let RunningSequence { number, feed, answer, .. } = running;
-        self.policy.take_logits(*number, feed, answer, rows, reference);
-    }
+/// The rows behind the tokens that a sequence was fed in a step.
+#[derive(Default)]
+struct FedRows {
+    /// `[token][hidden]` behind the last layer.
+    rows: Vec<f32>,
+    /// Position of the first of these tokens.
+    first: usize,
+    /// The token that each row is scored by.
+    targets: Vec<Option<u32>>,
+}
 
-    /// The rows `[vocab_size]` of logits.
-    fn rows_of<'l>(&self, logits: &'l [f32]) -> Vec<&'l [f32]> {
-        logits.chunks_exact(self.decoder.config().vocab_size).collect()
+impl FedRows {
+    fn predicting(&self) -> PredictingRows<'_> {
+        PredictingRows { rows: &self.rows, first: self.first, targets: &self.targets }
     }
 }

@@ -1,6 +1,8 @@
 //! What differs between generating an answer and scoring given text: which tokens a sequence is fed, and what is made of
 //! the logits. Everything else of an example is in `example_runner` and `decode_loop`.
 
+use spattn_model::token_scores::TokenScore;
+
 /// Tokens that a sequence is fed behind the prefix: the rest of the prompt, then tokens of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
@@ -62,18 +64,17 @@ impl Feed {
 /// How the sequences of an example go on behind the prefix.
 ///
 /// The order of calls for one sequence: [`begin`](Self::begin); [`take_logits`](Self::take_logits) with the logits of the
-/// prefix's last token, if no token of the prompt is unread; then `take_logits` after each step, until the feed is drained.
+/// prefix's last token, if no token of the prompt is unread; then `take_logits` after each step, until the feed is drained. A policy that
+/// [scores each token](Self::SCORES_EACH_TOKEN) gets [scores](Self::take_scores) in place of logits.
 /// Sequences of `full` that are a [reference](Self::has_reference) take each step before the others.
 pub trait DecodingPolicy: Sync {
     /// What becomes of one sequence.
     type Answer: Send;
-    /// What a reference sequence of `full` predicted in a step.
-    type Prediction: Send + Sync;
 
-    /// Whether each token that is fed is scored. Then [`take_logits`](Self::take_logits) gets the logits behind every
-    /// token of a step, its time is kept apart from that of the steps, and the time of products with the weights is split
-    /// by tokens over all sequences, since those of `full` may take their steps alone. Otherwise it gets the logits behind
-    /// the last token of a step.
+    /// Whether each token that is fed is scored. Then [`take_scores`](Self::take_scores) gets the scores of every
+    /// token of a step, the time of scoring is kept apart from that of the steps, and the time of products with the weights is split
+    /// by tokens over all sequences, since those of `full` may take their steps alone. Otherwise [`take_logits`](Self::take_logits)
+    /// gets the logits behind the last token of a step.
     const SCORES_EACH_TOKEN: bool;
 
     /// Number of answers of each method, each a sequence of its own; at least 1.
@@ -107,19 +108,23 @@ pub trait DecodingPolicy: Sync {
         unreachable!("a policy that needs no more than the likeliest token takes it")
     }
 
-    /// What a sequence of `full` predicts, of `rows` of logits `[vocab_size]` as in [`take_logits`](Self::take_logits).
-    fn predict(&self, number: usize, feed: &Feed, rows: &[&[f32]]) -> Self::Prediction;
+    /// The token that each of the last `rows` rows is scored by; `None` where nothing is scored. Called only of a policy that
+    /// [scores each token](Self::SCORES_EACH_TOKEN).
+    fn targets(&self, _number: usize, _feed: &Feed, _rows: usize) -> Vec<Option<u32>> {
+        unreachable!("a policy that scores each token has targets")
+    }
 
-    /// Takes the logits behind tokens that were fed, one row `[vocab_size]` for each, and adds to `feed` what is to be fed
-    /// next. `reference` is what `full` predicted at the same tokens, where the policy [has one](Self::has_reference).
-    fn take_logits(
-        &self,
-        number: usize,
-        feed: &mut Feed,
-        answer: &mut Self::Answer,
-        rows: &[&[f32]],
-        reference: Option<&Self::Prediction>,
-    );
+    /// Takes the scores of the [targets](Self::targets), compared with `full` where the policy [has a reference](Self::has_reference).
+    /// Called only of a policy that [scores each token](Self::SCORES_EACH_TOKEN).
+    fn take_scores(&self, _answer: &mut Self::Answer, _scores: &[Option<TokenScore>]) {
+        unreachable!("a policy that scores each token takes the scores")
+    }
+
+    /// Takes the logits `[vocab_size]` behind the last token that was fed, and adds to `feed` what is to be fed next. Called only of a policy
+    /// that does not [score each token](Self::SCORES_EACH_TOKEN).
+    fn take_logits(&self, _number: usize, _feed: &mut Feed, _answer: &mut Self::Answer, _logits: &[f32]) {
+        unreachable!("a policy that chooses tokens takes logits")
+    }
 }
 
 #[cfg(test)]

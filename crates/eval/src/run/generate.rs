@@ -39,7 +39,6 @@ pub struct GeneratedAnswer {
 
 impl DecodingPolicy for Generation<'_> {
     type Answer = GeneratedAnswer;
-    type Prediction = ();
 
     const SCORES_EACH_TOKEN: bool = false;
 
@@ -70,19 +69,11 @@ impl DecodingPolicy for Generation<'_> {
         (Feed::new(unread, &[]), GeneratedAnswer::default())
     }
 
-    fn predict(&self, _: usize, _: &Feed, _: &[&[f32]]) {}
-
-    fn take_logits(
-        &self,
-        repeat: usize,
-        feed: &mut Feed,
-        answer: &mut GeneratedAnswer,
-        rows: &[&[f32]],
-        _: Option<&Self::Prediction>,
-    ) {
-        let Some(logits) = rows.last().filter(|_| self.is_asked(feed, answer)) else { return };
-        let token = self.choose(logits, repeat, answer.tokens.len());
-        self.add(token, feed, answer);
+    fn take_logits(&self, repeat: usize, feed: &mut Feed, answer: &mut GeneratedAnswer, logits: &[f32]) {
+        if self.is_asked(feed, answer) {
+            let token = self.choose(logits, repeat, answer.tokens.len());
+            self.add(token, feed, answer);
+        }
     }
 
     fn needs_only_argmax(&self, answer: &GeneratedAnswer) -> bool {

@@ -4,20 +4,19 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use rayon::prelude::*;
-
 use super::example_request::ExampleRequest;
 use super::example_runner::{ExampleResult, ExampleRunner, MethodResult};
 use super::method_costs::MethodCosts;
 use super::prefix_reading::PrefillTime;
-use super::score_text::{Distribution, GivenText, ScoredToken, Sums, TextToScore};
+use super::score_text::{GivenText, Sums, TextToScore};
 use super::shared_prefill;
 use super::stopwatch::PhaseTimes;
 use crate::records::timing::StepTime;
+use anyhow::Result;
 use spattn_attention::{Configured, IndexCache, SparsePrefill};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
+use spattn_model::token_scores::{Distributions, PredictingRows, TokenScores};
 
 impl ExampleRunner<'_> {
     /// Scores text in one pass for each method: what a run is that is sparse from the first token, and for `full` a check
@@ -124,31 +123,36 @@ fn sums_of(
     let mut sums = vec![Sums::default(); passes.len()];
     let Some(first) = passes.iter().find_map(|pass| pass.or(dense)) else { return Ok(Some(sums)) };
     let takes_dense = passes.iter().any(Option::is_none);
-    let (vocab, at_once) = (decoder.config().vocab_size, scored_at_once(decoder.config().vocab_size));
-    for (block, scored) in first.scored.chunks(at_once).enumerate() {
+    let targets: Vec<Option<u32>> = first.scored.iter().copied().map(Some).collect();
+    let at_once = scored_at_once(decoder.config().vocab_size);
+    for (block, targets) in targets.chunks(at_once).enumerate() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let logits_of = |pass: &Pass<'_>| pass.logits(decoder, block * at_once, scored.len());
-        let score = |logits: &[f32], full: Option<&[Distribution]>| -> Vec<ScoredToken> {
-            let rows = logits.par_chunks_exact(vocab).zip(scored).enumerate();
-            rows.map(|(i, (logits, token))| ScoredToken::new(logits, *token, full.map(|full| &full[i]))).collect()
+        let rows_of = |pass| Pass::predicting(pass, decoder, block * at_once, targets);
+        let (full, of_dense) = match dense {
+            Some(dense) if compare => {
+                let (full, scores) = decoder.distributions(rows_of(dense))?;
+                (Some(full), scores)
+            }
+            Some(dense) if takes_dense => (None, scores(decoder, rows_of(dense), None)?),
+            _ => (None, Vec::new()),
         };
-        let of_dense = dense.filter(|_| compare || takes_dense).map(logits_of).transpose()?;
-        let full: Option<Vec<Distribution>> = of_dense
-            .as_ref()
-            .filter(|_| compare)
-            .map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
-        let tokens_of_dense = of_dense.filter(|_| takes_dense).map(|logits| score(&logits, full.as_deref()));
         for (sums, pass) in sums.iter_mut().zip(passes) {
-            let own = pass.map(logits_of).transpose()?.map(|logits| score(&logits, full.as_deref()));
-            own.iter()
-                .chain(tokens_of_dense.iter().filter(|_| pass.is_none()))
-                .flatten()
-                .for_each(|token| sums.take(token));
+            let own = pass.map(|pass| scores(decoder, rows_of(pass), full.as_ref())).transpose()?;
+            own.as_ref().unwrap_or(&of_dense).iter().flatten().for_each(|token| sums.take(token));
         }
     }
     Ok(Some(sums))
+}
+
+/// What rows make of their targets, beside the distributions of `full` if these are given.
+fn scores(
+    decoder: &Decoder,
+    rows: PredictingRows<'_>,
+    full: Option<&Distributions>,
+) -> Result<TokenScores, EngineError> {
+    Ok(decoder.score_tokens(&[(rows, full)])?.pop().unwrap_or_default())
 }
 
 /// A prompt with one continuation, read in one pass.
@@ -200,11 +204,11 @@ impl<'a> Pass<'a> {
         Ok((Self { rows, from, scored, time: start.elapsed() }, indexes))
     }
 
-    /// Logits `[token][vocab_size]` that predict `tokens` scored tokens from the `first` on.
-    fn logits(&self, decoder: &Decoder, first: usize, tokens: usize) -> Result<Vec<f32>, EngineError> {
+    /// The rows that predict `targets`, which are scored tokens from the `first` on.
+    fn predicting<'r>(&'r self, decoder: &Decoder, first: usize, targets: &'r [Option<u32>]) -> PredictingRows<'r> {
         let hidden = decoder.config().hidden_size;
-        let rows = &self.rows[first * hidden..(first + tokens) * hidden];
-        decoder.logits(rows, |row| self.from + first + row)
+        let rows = &self.rows[first * hidden..(first + targets.len()) * hidden];
+        PredictingRows { rows, first: self.from + first, targets }
     }
 }
 

@@ -4,13 +4,10 @@
 //! values that the method itself has kept. Only the products with the weights are shared by several tokens at a time, which
 //! changes no bit.
 
-use rayon::prelude::*;
-
 use super::decoding_policy::{DecodingPolicy, Feed};
 use crate::records::fidelity::four_digits;
-use spattn_kernels::distribution::{divergence, log_sum_exp};
-use spattn_kernels::topk::argmax;
 use spattn_model::engine::READ_AT_ONCE;
+use spattn_model::token_scores::{Compared, TokenScore};
 use spattn_tasks::likelihood::Continuation;
 
 /// Bytes of logits that are in memory at a time, about.
@@ -69,7 +66,7 @@ pub struct Sums {
 
 impl Sums {
     /// Takes in what was made of one token, in the order of the text.
-    pub(super) fn take(&mut self, token: &ScoredToken) {
+    pub(super) fn take(&mut self, token: &TokenScore) {
         self.nll += token.nll;
         let Some(Compared { kl, same_top }) = token.compared else { return };
         self.same_top += usize::from(same_top);
@@ -78,55 +75,8 @@ impl Sums {
     }
 }
 
-/// What a method made of one token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct ScoredToken {
-    /// Negative log-likelihood, in nats.
-    nll: f64,
-    compared: Option<Compared>,
-}
-
-/// A distribution beside that of `full`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Compared {
-    /// `KL(full ‖ method)`, in nats.
-    kl: f64,
-    /// Whether both have the same most probable token.
-    same_top: bool,
-}
-
-impl ScoredToken {
-    /// Scores token `target` by the logits before it, and compares them with those of `full` if these are given.
-    pub(super) fn new(logits: &[f32], target: u32, full: Option<&Distribution>) -> Self {
-        let log_z = log_sum_exp(logits);
-        let compare =
-            |full: &Distribution| Compared { kl: full.divergence(logits, log_z), same_top: argmax(logits) == full.top };
-        Self { nll: log_z - f64::from(logits[target as usize]), compared: full.map(compare) }
-    }
-}
-
-/// What `full` makes of the next token, of a vocabulary.
-pub struct Distribution {
-    logits: Vec<f32>,
-    log_z: f64,
-    top: usize,
-}
-
-impl Distribution {
-    pub(super) fn new(logits: &[f32]) -> Self {
-        Self { logits: logits.to_vec(), log_z: log_sum_exp(logits), top: argmax(logits) }
-    }
-
-    /// `KL(self ‖ other)` in nats. Rounding errors below 0 count as 0.
-    fn divergence(&self, other: &[f32], log_z: f64) -> f64 {
-        divergence(&self.logits, self.log_z, other, log_z).max(0.0)
-    }
-}
-
 impl DecodingPolicy for GivenText<'_> {
     type Answer = Sums;
-    /// What `full` makes of each token that is scored.
-    type Prediction = Vec<Option<Distribution>>;
 
     const SCORES_EACH_TOKEN: bool = true;
 
@@ -155,34 +105,13 @@ impl DecodingPolicy for GivenText<'_> {
         (Feed::new(unread, self.texts[number].fed()), Sums::default())
     }
 
-    fn predict(&self, number: usize, feed: &Feed, rows: &[&[f32]]) -> Self::Prediction {
-        let targets: Vec<Option<u32>> = self.targets(number, feed, rows.len()).collect();
-        let rows = rows.par_iter().zip(targets);
-        rows.map(|(logits, target)| target.map(|_| Distribution::new(logits))).collect()
-    }
-
-    fn take_logits(
-        &self,
-        number: usize,
-        feed: &mut Feed,
-        sums: &mut Sums,
-        rows: &[&[f32]],
-        reference: Option<&Self::Prediction>,
-    ) {
-        let targets: Vec<Option<u32>> = self.targets(number, feed, rows.len()).collect();
-        let full = |i: usize| reference.and_then(|full| full.get(i)?.as_ref());
-        let rows = rows.par_iter().zip(targets).enumerate();
-        let scored: Vec<Option<ScoredToken>> =
-            rows.map(|(i, (logits, target))| target.map(|target| ScoredToken::new(logits, target, full(i)))).collect();
-        scored.iter().flatten().for_each(|token| sums.take(token));
-    }
-}
-
-impl GivenText<'_> {
-    /// The token that each of the last rows of logits is scored by; `None` where nothing is scored.
-    fn targets(&self, number: usize, feed: &Feed, rows: usize) -> impl Iterator<Item = Option<u32>> {
+    fn targets(&self, number: usize, feed: &Feed, rows: usize) -> Vec<Option<u32>> {
         let TextToScore { tokens, given } = self.texts[number];
-        feed.predicted(rows).map(move |at| at.filter(|at| *at >= given).map(|at| tokens[at]))
+        feed.predicted(rows).map(|at| at.filter(|at| *at >= given).map(|at| tokens[at])).collect()
+    }
+
+    fn take_scores(&self, sums: &mut Sums, scores: &[Option<TokenScore>]) {
+        scores.iter().flatten().for_each(|token| sums.take(token));
     }
 }
 
@@ -191,26 +120,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logits_become_probabilities_and_a_divergence() {
-        let (full, ours): ([f64; 3], [f64; 3]) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
-        // Logits are log-probabilities plus a constant; here it is too large for `exp`.
-        let logits = |p: [f64; 3], shift: f64| p.map(|p| (p.ln() + shift) as f32);
-        let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
-        assert!((log_sum_exp(&dense) - 1000.0).abs() < 1e-3 && (log_sum_exp(&sparse) + 5.0).abs() < 1e-5);
-        let of_full = Distribution::new(&dense);
-        assert_eq!(of_full.top, 0);
-        let divergence: f64 = full.iter().zip(ours).map(|(p, q)| p * (p / q).ln()).sum();
-        assert!((of_full.divergence(&sparse, log_sum_exp(&sparse)) - divergence).abs() < 1e-3);
-        assert_eq!(of_full.divergence(&dense, log_sum_exp(&dense)), 0.0);
-
+    fn sums_are_over_tokens_and_comparisons_over_those_that_were_compared() {
         let mut sums = Sums::default();
-        sums.take(&ScoredToken::new(&sparse, 1, None));
-        assert!((sums.nll + 0.3f64.ln()).abs() < 1e-5);
-        assert_eq!(sums, Sums { nll: sums.nll, ..Sums::default() }, "nothing was compared");
-        sums.take(&ScoredToken::new(&sparse, 2, Some(&of_full)));
-        sums.take(&ScoredToken::new(&dense, 0, Some(&of_full)));
-        assert!((sums.nll + (0.3f64 * 0.6 * 0.5).ln()).abs() < 1e-3);
-        assert!((sums.kl_sum - divergence).abs() < 1e-3 && (sums.kl[0] - divergence).abs() < 1e-3);
-        assert_eq!((sums.same_top, sums.kl.len(), sums.kl[1]), (1, 2, 0.0));
+        sums.take(&TokenScore { nll: 1.5, compared: None });
+        assert_eq!(sums, Sums { nll: 1.5, ..Sums::default() }, "nothing was compared");
+        sums.take(&TokenScore { nll: 0.25, compared: Some(Compared { kl: 0.123_456, same_top: false }) });
+        sums.take(&TokenScore { nll: 1.0, compared: Some(Compared { kl: 0.0, same_top: true }) });
+        assert_eq!((sums.nll, sums.same_top, sums.kl_sum), (2.75, 1, 0.123_456));
+        assert_eq!(sums.kl, [four_digits(0.123_456), 0.0]);
     }
 }

@@ -17,7 +17,7 @@ use crate::engine::{EngineError, GpuUse, KvPlacement, NotFinite, Stream, first_n
 use crate::tensors::Weights;
 use spattn_attention::kv::{KvShape, Tier};
 use spattn_attention::{SelectionSite, Sequence};
-use spattn_cuda::{Gpu, GpuError};
+use spattn_cuda::{Buffer, Gpu, GpuError};
 
 /// A model on GPUs.
 pub struct Cuda {
@@ -273,12 +273,26 @@ impl Cuda {
 
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
     pub(super) fn logits_of_rows(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
+        self.with_rows(x, |last, workspace, rows| last.logits_of(workspace, 0, rows))
+    }
+
+    /// The same on the last GPU, as the output matrix gives them.
+    pub(super) fn device_logits(&self, x: &[f32]) -> Result<Buffer, EngineError> {
+        self.with_rows(x, |last, workspace, rows| Ok(last.logits_on_device(workspace, rows)?))
+    }
+
+    /// Has the last segment do something with rows `[token][hidden]` behind the last layer.
+    fn with_rows<T>(
+        &self,
+        x: &[f32],
+        make: impl FnOnce(&Segment, &mut Workspace, usize) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let rows = x.len() / self.dimensions.config.hidden_size;
         let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, at) = (self.last(), self.segments.len() - 1);
         let workspace = last.reserve(&mut guard[at], rows)?;
         last.gpu.upload_to(&mut workspace.x, 0, x)?;
-        last.logits_of(workspace, 0, rows)
+        make(last, workspace, rows)
     }
 
     /// What the GPUs were used for so far.

@@ -26,6 +26,7 @@ mod model;
 mod prompt;
 mod row_plan;
 mod step;
+mod token_scores;
 mod weights;
 mod workspace;
 
@@ -44,6 +45,7 @@ use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, Prefill, Reading, Stream};
 use super::rope::Rope;
+use super::token_scores::{Distributions, PredictingRows, TokenScores};
 use spattn_attention::Sequence;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
@@ -110,6 +112,17 @@ impl Engine for Cuda {
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
         self.logits_of_rows(x)
+    }
+
+    fn distributions(&self, rows: PredictingRows<'_>) -> Result<Option<(Distributions, TokenScores)>, EngineError> {
+        self.config.block.leaves_logits().then(|| self.distributions_of(rows)).transpose()
+    }
+
+    fn score_tokens(
+        &self,
+        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+    ) -> Result<Option<Vec<TokenScores>>, EngineError> {
+        self.config.block.leaves_logits().then(|| self.scores_of(parts)).transpose()
     }
 
     fn gpu(&self) -> Option<&str> {

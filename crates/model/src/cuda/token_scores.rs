@@ -1,0 +1,103 @@
+//! Distributions of rows on a GPU, and what they make of tokens. Logits stay on the device; what comes back has the bits that the host
+//! computes from the same logits.
+
+use super::gpus::Cuda;
+use super::model::Segment;
+use crate::engine::{EngineError, NotFinite};
+use crate::token_scores::{Compared, Distributions, PredictingRows, TokenScore, TokenScores};
+use spattn_cuda::{Buffer, NormalizedRows, RowSum};
+
+/// Distributions on the last GPU.
+struct DeviceRows {
+    logits: Buffer,
+    /// Of each row, `ln Σ exp(logit)`.
+    log_z: Vec<f64>,
+    /// The most probable token of each row.
+    top: Vec<u32>,
+}
+
+impl DeviceRows {
+    fn normalized(&self, first: usize, rows: usize) -> NormalizedRows<'_> {
+        NormalizedRows { logits: &self.logits, first, log_z: &self.log_z[first..first + rows] }
+    }
+
+    /// What row `row` makes of a token whose logit it has.
+    fn nll(&self, row: usize, of_target: f32) -> f64 {
+        self.log_z[row] - f64::from(of_target)
+    }
+}
+
+impl Cuda {
+    /// The distributions of rows, kept on the device, with what each makes of its target, compared with itself.
+    pub(super) fn distributions_of(
+        &self,
+        rows: PredictingRows<'_>,
+    ) -> Result<(Distributions, TokenScores), EngineError> {
+        let (own, of_targets) = self.device_rows(&[rows])?;
+        let itself = Some(Compared { kl: 0.0, same_top: true });
+        let score = |row: usize| TokenScore { nll: own.nll(row, of_targets[row]), compared: itself };
+        let scores = rows.targets.iter().enumerate().map(|(row, target)| target.map(|_| score(row))).collect();
+        Ok((Distributions::on_device(own), scores))
+    }
+
+    /// What the distributions of each part's rows make of their targets, compared with those of `full` that belong to the part.
+    pub(super) fn scores_of(
+        &self,
+        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+    ) -> Result<Vec<TokenScores>, EngineError> {
+        let rows: Vec<PredictingRows<'_>> = parts.iter().map(|(rows, _)| *rows).collect();
+        let (own, of_targets) = self.device_rows(&rows)?;
+        let (mut first, mut scores) = (0, Vec::with_capacity(parts.len()));
+        for (rows, full) in parts {
+            let count = rows.targets.len();
+            let compared = match full {
+                Some(full) => self.last().compared(&own, first, full, count)?,
+                None => vec![None; count],
+            };
+            let score = |(row, (target, compared)): (usize, (&Option<u32>, Option<Compared>))| {
+                target.map(|_| TokenScore { nll: own.nll(row, of_targets[row]), compared })
+            };
+            scores.push((first..).zip(rows.targets.iter().zip(compared)).map(score).collect());
+            first += count;
+        }
+        Ok(scores)
+    }
+
+    /// The distributions of the rows of all parts, and the logit of each row's target; that of token 0 where it has none.
+    fn device_rows(&self, parts: &[PredictingRows<'_>]) -> Result<(DeviceRows, Vec<f32>), EngineError> {
+        let x: Vec<f32> = parts.iter().flat_map(|part| part.rows).copied().collect();
+        let targets: Vec<u32> =
+            parts.iter().flat_map(|part| part.targets).map(|target| target.unwrap_or_default()).collect();
+        let logits = self.device_logits(&x)?;
+        let last = self.last();
+        let sums = last.gpu.row_sums(&logits, last.end().1.outputs, &targets)?;
+        let mut positions = parts.iter().flat_map(|part| (part.first..).take(part.targets.len()));
+        let of_row = |sum: Option<RowSum>| match (sum, positions.next()) {
+            (Some(sum), _) => Ok(sum),
+            (None, position) => Err(NotFinite::Logits { position: position.unwrap_or_default() }),
+        };
+        let sums: Vec<RowSum> = sums.into_iter().map(of_row).collect::<Result<_, _>>()?;
+        let log_z = sums.iter().map(RowSum::log_sum_exp).collect();
+        let top = sums.iter().map(|sum| sum.top).collect();
+        Ok((DeviceRows { logits, log_z, top }, sums.iter().map(|sum| sum.of_target).collect()))
+    }
+}
+
+impl Segment {
+    /// Rows `first..first + count` of `own` beside the rows of `full`.
+    fn compared(
+        &self,
+        own: &DeviceRows,
+        first: usize,
+        full: &Distributions,
+        count: usize,
+    ) -> Result<Vec<Option<Compared>>, EngineError> {
+        let full: &DeviceRows = full.device().expect("what a GPU compares with, it has made");
+        let rows = (full.normalized(0, count), own.normalized(first, count));
+        let divergences = self.gpu.row_divergences(rows.0, rows.1, self.end().1.outputs)?;
+        let tops = full.top.iter().zip(&own.top[first..]);
+        // Rounding errors below 0 count as 0.
+        let compared = |(kl, (top, other)): (f64, (&u32, &u32))| Compared { kl: kl.max(0.0), same_top: top == other };
+        Ok(divergences.into_iter().zip(tops).map(compared).map(Some).collect())
+    }
+}

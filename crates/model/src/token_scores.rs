@@ -1,0 +1,166 @@
+//! What distributions over a vocabulary make of the tokens of a text: how likely each token is, and how far the distribution before it is
+//! from that of `full`. How rows become distributions is the business of engines.
+
+use std::any::Any;
+
+use rayon::prelude::*;
+
+use spattn_kernels::distribution::{divergence, log_sum_exp};
+use spattn_kernels::topk::argmax;
+
+/// What a distribution makes of a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenScore {
+    /// Negative log-likelihood, in nats.
+    pub nll: f64,
+    /// The distribution beside that of `full`, if the two were compared.
+    pub compared: Option<Compared>,
+}
+
+/// A distribution beside that of `full`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compared {
+    /// `KL(full ‖ method)`, in nats; at least 0.
+    pub kl: f64,
+    /// Whether both have the same most probable token.
+    pub same_top: bool,
+}
+
+/// The score of each row's target; `None` where a row has none.
+pub type TokenScores = Vec<Option<TokenScore>>;
+
+/// Rows behind the last layer, each of which predicts a token.
+#[derive(Debug, Clone, Copy)]
+pub struct PredictingRows<'a> {
+    /// `[token][hidden]`.
+    pub rows: &'a [f32],
+    /// Position of the first of these tokens, from 0; the others follow it.
+    pub first: usize,
+    /// The token that each row is scored by; `None` where nothing is scored.
+    pub targets: &'a [Option<u32>],
+}
+
+/// The distributions of several rows, kept where the engine that made them computes.
+pub struct Distributions(Kept);
+
+enum Kept {
+    /// Of each row that has a target.
+    Host(Vec<Option<Distribution>>),
+    /// Whatever an engine keeps on its device.
+    Device(Box<dyn Any + Send + Sync>),
+}
+
+/// The distribution of a row, in host memory.
+struct Distribution {
+    logits: Vec<f32>,
+    log_z: f64,
+    top: usize,
+}
+
+impl Distribution {
+    fn new(logits: &[f32]) -> Self {
+        Self { logits: logits.to_vec(), log_z: log_sum_exp(logits), top: argmax(logits) }
+    }
+
+    /// What it makes of a token. It is the same as itself.
+    fn score(&self, target: u32) -> TokenScore {
+        let compared = Some(Compared { kl: 0.0, same_top: true });
+        TokenScore { nll: self.log_z - f64::from(self.logits[target as usize]), compared }
+    }
+
+    /// Another distribution beside it. Rounding errors below 0 count as 0.
+    fn compare(&self, logits: &[f32], log_z: f64) -> Compared {
+        let kl = divergence(&self.logits, self.log_z, logits, log_z).max(0.0);
+        Compared { kl, same_top: argmax(logits) == self.top }
+    }
+}
+
+impl Distributions {
+    /// From logits `[row][vocab]` in host memory, with what each makes of its row's target, compared with itself.
+    pub fn of_logits(logits: &[f32], targets: &[Option<u32>]) -> (Self, TokenScores) {
+        let rows = logits.par_chunks_exact(vocab(logits, targets)).zip(targets);
+        let made: Vec<_> =
+            rows.map(|(logits, target)| target.map(|target| (Distribution::new(logits), target))).collect();
+        let scores = made.iter().map(|made| made.as_ref().map(|(own, target)| own.score(*target))).collect();
+        let kept = made.into_iter().map(|made| made.map(|(own, _)| own)).collect();
+        (Self(Kept::Host(kept)), scores)
+    }
+
+    /// That an engine keeps on its device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn on_device(kept: impl Any + Send + Sync) -> Self {
+        Self(Kept::Device(Box::new(kept)))
+    }
+
+    /// What an engine keeps on its device, if it is of this kind.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn device<T: Any>(&self) -> Option<&T> {
+        match &self.0 {
+            Kept::Device(kept) => kept.downcast_ref(),
+            Kept::Host(_) => None,
+        }
+    }
+
+    /// That of a row.
+    ///
+    /// # Panics
+    /// If they are on a device.
+    fn row(&self, row: usize) -> Option<&Distribution> {
+        match &self.0 {
+            Kept::Host(rows) => rows.get(row)?.as_ref(),
+            Kept::Device(_) => panic!("distributions on a device are compared with rows on that device"),
+        }
+    }
+}
+
+/// What logits `[row][vocab]` in host memory make of each row's target, compared with `full`'s distributions of the same rows if these are
+/// given.
+///
+/// # Panics
+/// If `full` is on a device.
+pub fn scores_of_logits(logits: &[f32], targets: &[Option<u32>], full: Option<&Distributions>) -> TokenScores {
+    let rows = logits.par_chunks_exact(vocab(logits, targets)).zip(targets).enumerate();
+    let score = |(row, (logits, target)): (usize, (&[f32], &Option<u32>))| {
+        let log_z = log_sum_exp(logits);
+        let nll = log_z - f64::from(logits[(*target)? as usize]);
+        let compared = full.and_then(|full| full.row(row)).map(|full| full.compare(logits, log_z));
+        Some(TokenScore { nll, compared })
+    };
+    rows.map(score).collect()
+}
+
+/// Logits of a row, at least 1.
+fn vocab(logits: &[f32], targets: &[Option<u32>]) -> usize {
+    (logits.len() / targets.len().max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logits_become_probabilities_and_a_divergence() {
+        let (full, ours): ([f64; 3], [f64; 3]) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
+        // Logits are log-probabilities plus a constant; here it is too large for `exp`.
+        let logits = |p: [f64; 3], shift: f64| p.map(|p| (p.ln() + shift) as f32);
+        let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
+        let divergence: f64 = full.iter().zip(ours).map(|(p, q)| p * (p / q).ln()).sum();
+
+        let alone = scores_of_logits(&[sparse, dense].concat(), &[Some(1), None], None);
+        let nll = alone[0].unwrap().nll;
+        assert!((nll + 0.3f64.ln()).abs() < 1e-5, "{nll}");
+        assert_eq!(alone, [Some(TokenScore { nll, compared: None }), None], "nothing was compared");
+
+        let rows = [dense, sparse, dense].concat();
+        let (of_full, own) = Distributions::of_logits(&rows, &[Some(2), None, Some(0)]);
+        let itself = Some(Compared { kl: 0.0, same_top: true });
+        assert!(own[1].is_none() && own.iter().flatten().all(|score| score.compared == itself));
+        assert!((own[0].unwrap().nll + 0.2f64.ln()).abs() < 1e-3);
+        let compared = scores_of_logits(&[sparse, dense, dense].concat(), &[Some(2), None, Some(0)], Some(&of_full));
+        let [Some(first), None, Some(last)] = compared[..] else { panic!("{compared:?}") };
+        assert!((first.nll + 0.6f64.ln()).abs() < 1e-5);
+        let Compared { kl, same_top } = first.compared.unwrap();
+        assert!((kl - divergence).abs() < 1e-3 && !same_top, "{kl}");
+        assert_eq!((last.compared, last), (itself, own[2].unwrap()), "the same rows are compared");
+    }
+}
