@@ -2905,29 +2905,23 @@ fn tokens_are_scored_on_the_device_as_on_the_host() {
         let (_, own) = g.decoder.prefill_rows(&g.prompt, 0, Some(&mut sparse)).unwrap();
         let count = 12.min(g.prompt.len() - 1);
         let hidden = g.decoder.config().hidden_size;
-        let targets: Vec<Option<u32>> = (0..count).map(|i| (i != 3).then(|| g.prompt[i + 1])).collect();
-        fn first<'r>(rows: &'r [f32], width: usize, targets: &'r [Option<u32>]) -> PredictingRows<'r> {
-            PredictingRows { rows: &rows[..targets.len() * width], first: 0, targets }
-        }
-        let (of_full, of_own) = (first(&rows, hidden, &targets), first(&own, hidden, &targets));
+        let (positions, targets): (Vec<usize>, &[u32]) = ((0..count).collect(), &g.prompt[1..=count]);
+        let of_full = PredictingRows { rows: &rows[..count * hidden], positions: &positions, targets };
+        let of_own = PredictingRows { rows: &own[..count * hidden], ..of_full };
         let (full, scores_of_full) = g.decoder.distributions(of_full).unwrap();
         // Two parts: one beside `full`, the other alone.
         let scores = g.decoder.score_tokens(&[(of_own, Some(&full)), (of_full, None)]).unwrap();
 
         let logits = |rows: PredictingRows<'_>| g.decoder.logits(rows.rows, |row| row).unwrap();
-        let (on_host, of_themselves) = Distributions::of_logits(&logits(of_full), &targets);
+        let (on_host, of_themselves) = Distributions::of_logits(&logits(of_full), targets);
         let both = g.decoder.logits(&[of_own.rows, of_full.rows].concat(), |row| row % count).unwrap();
         let (logits_of_own, logits_of_full) = both.split_at(both.len() / 2);
         assert_eq!(scores_of_full, of_themselves, "{name}");
-        assert_eq!(scores[0], scores_of_logits(logits_of_own, &targets, Some(&on_host)), "{name}");
-        assert_eq!(scores[1], scores_of_logits(logits_of_full, &targets, None), "{name}");
-        assert!(
-            scores[0].iter().flatten().any(|score| score.compared.unwrap().kl > 0.0),
-            "{name}: the window loses nothing"
-        );
-        let broken = vec![f32::NAN; hidden];
-        let targets = [Some(0)];
-        let error = g.decoder.score_tokens(&[(PredictingRows { rows: &broken, first: 7, targets: &targets }, None)]);
+        assert_eq!(scores[0], scores_of_logits(logits_of_own, targets, Some(&on_host)), "{name}");
+        assert_eq!(scores[1], scores_of_logits(logits_of_full, targets, None), "{name}");
+        assert!(scores[0].iter().any(|score| score.compared.unwrap().kl > 0.0), "{name}: the window loses nothing");
+        let broken = PredictingRows { rows: &vec![f32::NAN; hidden], positions: &[7], targets: &[0] };
+        let error = g.decoder.score_tokens(&[(broken, None)]);
         assert!(error.is_err_and(|error| error.to_string().contains("position 7")), "{name}");
     }
 }

@@ -20,12 +20,15 @@ use super::division::GpuShare;
 use super::engine::{Engine, EngineError, GpuUse, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
-use super::token_scores::{Distributions, PredictingRows, TokenScores, scores_of_logits};
+use super::token_scores::{Distributions, PredictingRows, TokenScore, scores_of_logits};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, DiskUse, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::argmax;
+
+/// Bytes of the logits by which tokens are scored that are in memory at a time, about.
+const LOGIT_BYTES: usize = 64 << 20;
 
 /// A Llama-family decoder with its weights in memory.
 pub struct Decoder {
@@ -359,29 +362,54 @@ impl Decoder {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn distributions(&self, rows: PredictingRows<'_>) -> Result<(Distributions, TokenScores), EngineError> {
+    pub fn distributions(&self, rows: PredictingRows<'_>) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
+        if rows.targets.is_empty() {
+            return Ok(Distributions::of_logits(&[], &[]));
+        }
         if let Some(made) = self.engine.distributions(rows)? {
             return Ok(made);
         }
-        let logits = self.logits(rows.rows, |row| rows.first + row)?;
+        let logits = self.logits(rows.rows, |row| rows.positions[row])?;
         Ok(Distributions::of_logits(&logits, rows.targets))
     }
 
     /// What the distributions of each part's rows make of their targets, compared with `full`'s distributions of the same rows where the part
-    /// has some. Logits of all parts are computed together.
+    /// has some. Logits of several parts are computed together, up to 64 MB of them.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn score_tokens(
         &self,
         parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Vec<TokenScores>, EngineError> {
+    ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
+        let most = (LOGIT_BYTES / (size_of::<f32>() * self.config.vocab_size)).max(1);
+        let (mut scores, mut rest) = (Vec::with_capacity(parts.len()), parts);
+        while !rest.is_empty() {
+            let mut rows = 0;
+            let fits = |(part, _): &&(PredictingRows<'_>, Option<&Distributions>)| {
+                rows += part.targets.len();
+                rows <= most
+            };
+            let together = rest.iter().take_while(fits).count().max(1);
+            let (now, behind) = rest.split_at(together);
+            scores.extend(self.score_together(now)?);
+            rest = behind;
+        }
+        Ok(scores)
+    }
+
+    fn score_together(
+        &self,
+        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+    ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
+        if parts.iter().all(|(rows, _)| rows.targets.is_empty()) {
+            return Ok(vec![Vec::new(); parts.len()]);
+        }
         if let Some(scores) = self.engine.score_tokens(parts)? {
             return Ok(scores);
         }
         let x: Vec<f32> = parts.iter().flat_map(|(rows, _)| rows.rows).copied().collect();
-        let positions: Vec<usize> =
-            parts.iter().flat_map(|(rows, _)| (rows.first..).take(rows.targets.len())).collect();
+        let positions: Vec<usize> = parts.iter().flat_map(|(rows, _)| rows.positions).copied().collect();
         let logits = self.logits(&x, |row| positions[row])?;
         let mut rest = logits.as_slice();
         let score = |(rows, full): &(PredictingRows<'_>, Option<&Distributions>)| {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use super::token_scores::{Distributions, PredictingRows, TokenScores};
+use super::token_scores::{Distributions, PredictingRows, TokenScore};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
@@ -223,7 +223,10 @@ pub(super) trait Engine: Any + Send + Sync {
 
     /// The distributions of rows, with what each makes of its target, compared with itself. `None`, with nothing done, where the engine
     /// gives out logits for that.
-    fn distributions(&self, _rows: PredictingRows<'_>) -> Result<Option<(Distributions, TokenScores)>, EngineError> {
+    fn distributions(
+        &self,
+        _rows: PredictingRows<'_>,
+    ) -> Result<Option<(Distributions, Vec<TokenScore>)>, EngineError> {
         Ok(None)
     }
 
@@ -232,7 +235,7 @@ pub(super) trait Engine: Any + Send + Sync {
     fn score_tokens(
         &self,
         _parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Option<Vec<TokenScores>>, EngineError> {
+    ) -> Result<Option<Vec<Vec<TokenScore>>>, EngineError> {
         Ok(None)
     }
 

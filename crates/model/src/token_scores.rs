@@ -26,26 +26,22 @@ pub struct Compared {
     pub same_top: bool,
 }
 
-/// The score of each row's target; `None` where a row has none.
-pub type TokenScores = Vec<Option<TokenScore>>;
-
-/// Rows behind the last layer, each of which predicts a token.
+/// Rows behind the last layer, each of which predicts a token that is scored.
 #[derive(Debug, Clone, Copy)]
 pub struct PredictingRows<'a> {
     /// `[token][hidden]`.
     pub rows: &'a [f32],
-    /// Position of the first of these tokens, from 0; the others follow it.
-    pub first: usize,
-    /// The token that each row is scored by; `None` where nothing is scored.
-    pub targets: &'a [Option<u32>],
+    /// The position of each of these tokens, from 0.
+    pub positions: &'a [usize],
+    /// The token that each row is scored by, below the size of the vocabulary.
+    pub targets: &'a [u32],
 }
 
 /// The distributions of several rows, kept where the engine that made them computes.
 pub struct Distributions(Kept);
 
 enum Kept {
-    /// Of each row that has a target.
-    Host(Vec<Option<Distribution>>),
+    Host(Vec<Distribution>),
     /// Whatever an engine keeps on its device.
     Device(Box<dyn Any + Send + Sync>),
 }
@@ -77,12 +73,10 @@ impl Distribution {
 
 impl Distributions {
     /// From logits `[row][vocab]` in host memory, with what each makes of its row's target, compared with itself.
-    pub fn of_logits(logits: &[f32], targets: &[Option<u32>]) -> (Self, TokenScores) {
-        let rows = logits.par_chunks_exact(vocab(logits, targets)).zip(targets);
-        let made: Vec<_> =
-            rows.map(|(logits, target)| target.map(|target| (Distribution::new(logits), target))).collect();
-        let scores = made.iter().map(|made| made.as_ref().map(|(own, target)| own.score(*target))).collect();
-        let kept = made.into_iter().map(|made| made.map(|(own, _)| own)).collect();
+    pub fn of_logits(logits: &[f32], targets: &[u32]) -> (Self, Vec<TokenScore>) {
+        let rows = logits.par_chunks_exact(vocab(logits, targets));
+        let kept: Vec<Distribution> = rows.map(Distribution::new).collect();
+        let scores = kept.iter().zip(targets).map(|(own, target)| own.score(*target)).collect();
         (Self(Kept::Host(kept)), scores)
     }
 
@@ -101,13 +95,13 @@ impl Distributions {
         }
     }
 
-    /// That of a row.
+    /// Those in host memory.
     ///
     /// # Panics
     /// If they are on a device.
-    fn row(&self, row: usize) -> Option<&Distribution> {
+    fn host(&self) -> &[Distribution] {
         match &self.0 {
-            Kept::Host(rows) => rows.get(row)?.as_ref(),
+            Kept::Host(rows) => rows,
             Kept::Device(_) => panic!("distributions on a device are compared with rows on that device"),
         }
     }
@@ -117,20 +111,20 @@ impl Distributions {
 /// given.
 ///
 /// # Panics
-/// If `full` is on a device.
-pub fn scores_of_logits(logits: &[f32], targets: &[Option<u32>], full: Option<&Distributions>) -> TokenScores {
+/// If `full` is on a device, or of fewer rows.
+pub fn scores_of_logits(logits: &[f32], targets: &[u32], full: Option<&Distributions>) -> Vec<TokenScore> {
+    let full = full.map(Distributions::host);
     let rows = logits.par_chunks_exact(vocab(logits, targets)).zip(targets).enumerate();
-    let score = |(row, (logits, target)): (usize, (&[f32], &Option<u32>))| {
+    let score = |(row, (logits, target)): (usize, (&[f32], &u32))| {
         let log_z = log_sum_exp(logits);
-        let nll = log_z - f64::from(logits[(*target)? as usize]);
-        let compared = full.and_then(|full| full.row(row)).map(|full| full.compare(logits, log_z));
-        Some(TokenScore { nll, compared })
+        let compared = full.map(|full| full[row].compare(logits, log_z));
+        TokenScore { nll: log_z - f64::from(logits[*target as usize]), compared }
     };
     rows.map(score).collect()
 }
 
 /// Logits of a row, at least 1.
-fn vocab(logits: &[f32], targets: &[Option<u32>]) -> usize {
+fn vocab(logits: &[f32], targets: &[u32]) -> usize {
     (logits.len() / targets.len().max(1)).max(1)
 }
 
@@ -146,21 +140,18 @@ mod tests {
         let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
         let divergence: f64 = full.iter().zip(ours).map(|(p, q)| p * (p / q).ln()).sum();
 
-        let alone = scores_of_logits(&[sparse, dense].concat(), &[Some(1), None], None);
-        let nll = alone[0].unwrap().nll;
-        assert!((nll + 0.3f64.ln()).abs() < 1e-5, "{nll}");
-        assert_eq!(alone, [Some(TokenScore { nll, compared: None }), None], "nothing was compared");
+        let alone = scores_of_logits(&[sparse, dense].concat(), &[1, 2], None);
+        assert!((alone[0].nll + 0.3f64.ln()).abs() < 1e-5 && (alone[1].nll + 0.2f64.ln()).abs() < 1e-3);
+        assert!(alone.iter().all(|score| score.compared.is_none()), "nothing was compared");
 
-        let rows = [dense, sparse, dense].concat();
-        let (of_full, own) = Distributions::of_logits(&rows, &[Some(2), None, Some(0)]);
+        let (of_full, own) = Distributions::of_logits(&[dense, dense].concat(), &[2, 0]);
         let itself = Some(Compared { kl: 0.0, same_top: true });
-        assert!(own[1].is_none() && own.iter().flatten().all(|score| score.compared == itself));
-        assert!((own[0].unwrap().nll + 0.2f64.ln()).abs() < 1e-3);
-        let compared = scores_of_logits(&[sparse, dense, dense].concat(), &[Some(2), None, Some(0)], Some(&of_full));
-        let [Some(first), None, Some(last)] = compared[..] else { panic!("{compared:?}") };
-        assert!((first.nll + 0.6f64.ln()).abs() < 1e-5);
-        let Compared { kl, same_top } = first.compared.unwrap();
+        assert!(own.iter().all(|score| score.compared == itself));
+        assert_eq!(own[0].nll, alone[1].nll);
+        let compared = scores_of_logits(&[sparse, dense].concat(), &[2, 0], Some(&of_full));
+        assert!((compared[0].nll + 0.6f64.ln()).abs() < 1e-5);
+        let Compared { kl, same_top } = compared[0].compared.unwrap();
         assert!((kl - divergence).abs() < 1e-3 && !same_top, "{kl}");
-        assert_eq!((last.compared, last), (itself, own[2].unwrap()), "the same rows are compared");
+        assert_eq!(compared[1], own[1], "the same rows are compared");
     }
 }

@@ -56,7 +56,7 @@ impl ReproduceArgs {
     /// The number of examples of each task and length, where it is not the item's own. A run that goes on from a larger one has its examples.
     fn samples_run(&self, item: &Item, run: &ItemRun, records: &[Record]) -> Option<usize> {
         let own = match (item.settings(run.variant), item.observing(run.variant)) {
-            (Some(settings), _) => settings.samples,
+            (Some(_), _) => item.most_samples(run.variant),
             (None, observing) => observing.map(|observing| observing.samples),
         };
         let asked = match (&run.settings, &run.observing) {
@@ -170,8 +170,9 @@ fn as_grown(mut manifest: Value) -> Value {
     if runs.len() == 1 {
         return manifest;
     }
-    // Of equal runs the last, which has the present methods.
-    let Some(largest) = runs.iter().max_by_key(|run| run["config"]["samples"].as_u64()) else { return manifest };
+    // Of equal runs the last, which has the present methods. Some methods may have more examples than all have.
+    let size = |run: &&Value| (run["config"]["methods"].as_array().map(Vec::len), run["config"]["samples"].as_u64());
+    let Some(largest) = runs.iter().max_by_key(size) else { return manifest };
     for key in ["program", "methods", "config", "model"] {
         manifest[key] = largest[key].clone();
     }
@@ -217,11 +218,17 @@ mod tests {
         assert_eq!(as_grown(one.clone()), one, "a run that nothing was added to stays as it is");
 
         let mut grown = one;
-        grown["resumed"] = json!([run("b", 100, &["topk", "quest"]), run("b", 50, &["random"])]);
+        grown["resumed"] =
+            json!([run("b", 100, &["topk", "quest"]), run("b", 50, &["random"]), run("c", 700, &["topk"])]);
         let shown = as_grown(grown);
         assert_eq!((&shown["program"]["commit"], &shown["config"]["samples"]), (&json!("b"), &json!(100)));
         assert_eq!(shown["methods"], json!(["topk", "quest"]));
-        let runs = [("a", 30, vec!["topk"]), ("b", 100, vec!["topk", "quest"]), ("b", 50, vec!["random"])];
+        let runs = [
+            ("a", 30, vec!["topk"]),
+            ("b", 100, vec!["topk", "quest"]),
+            ("b", 50, vec!["random"]),
+            ("c", 700, vec!["topk"]),
+        ];
         let runs = runs.map(|(commit, samples, methods)| {
             json!({ "commit": commit, "samples": samples, "methods": methods, "device": "cuda" })
         });

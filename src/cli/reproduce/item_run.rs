@@ -28,6 +28,8 @@ pub(super) struct ItemRun {
     pub latency: Option<Settings>,
     /// The settings of the run of random tokens, by which the floor of scores is told.
     pub floor: Option<Settings>,
+    /// The settings of the runs of further examples of some methods.
+    pub more: Vec<Settings>,
     pub observing: Option<Observing>,
     pub learning: Option<Learning>,
     pub folder: PathBuf,
@@ -57,6 +59,7 @@ impl ItemRun {
         let run_fits = self.settings.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
         let floor_fits = self.floor.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
         let latency_fits = self.latency.as_mut().and_then(|run| run.lengths.as_mut()).is_none_or(&mut keep);
+        self.more.retain_mut(|run| run.lengths.as_mut().is_none_or(&mut keep));
         let seen_fits = self.observing.as_mut().is_none_or(|observing| keep(&mut observing.lengths));
         let learned_fits = self.learning.as_ref().is_none_or(|learning| learning.length <= most);
         beyond.extend(self.learning.as_ref().map(|learning| learning.length).filter(|_| !learned_fits));
@@ -133,6 +136,11 @@ impl ReproduceArgs {
             settings: item.settings(variant).map(with_model),
             latency: item.latency_settings(variant).map(with_model),
             floor: item.floor_settings(variant).map(with_model),
+            // Whoever asks for a number of examples gets that number of all methods.
+            more: match self.samples {
+                Some(_) => Vec::new(),
+                None => item.more_settings(variant).into_iter().map(with_model).collect(),
+            },
             observing,
             learning: item.learning(variant).cloned().map(|own| Learning { model: of(&own.model), ..own }),
             folder: self.folder_of_run(name, variant, model.as_deref()),

@@ -19,16 +19,21 @@ use spattn_lab::papers::floor::for_floor;
 use spattn_lab::papers::learning::Learning;
 
 impl ReproduceArgs {
-    /// The evaluations of an item: its run, that of random tokens beside it, and the one in which each method's steps are timed alone. Runs
-    /// that stopped earlier are resumed.
+    /// The evaluations of an item: its run, those of random tokens and of further examples beside it, and the one in which each method's steps
+    /// are timed alone. Runs that stopped earlier are resumed.
     pub(super) fn prepare(&self, run: &ItemRun) -> Result<Vec<RunRequest>, UsageError> {
         let mode = if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume };
         let (beside, alone) = (run.folder.clone(), run.folder.join(ALONE));
         let own = run.settings.iter().map(|settings| (self.over(settings), beside.clone(), mode));
         // What the run has just written stays.
         let floor = run.floor.iter().map(|settings| (for_floor(self.over(settings)), beside.clone(), OpenMode::Resume));
+        let more = run.more.iter().map(|settings| (self.over(settings), beside.clone(), OpenMode::Resume));
         let latency = run.latency.iter().map(|settings| (self.over(settings), alone.clone(), mode));
-        own.chain(floor).chain(latency).map(|(settings, folder, mode)| self.request(settings, folder, mode)).collect()
+        own.chain(floor)
+            .chain(more)
+            .chain(latency)
+            .map(|(settings, folder, mode)| self.request(settings, folder, mode))
+            .collect()
     }
 
     /// The settings with what the command line changes.

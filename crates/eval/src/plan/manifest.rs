@@ -28,8 +28,8 @@ pub const RESULTS_VERSION: u32 = 6;
 /// Incremented whenever the GPU engine may give other records than before. 2: double_sparsity selects on the GPU. 3: loki, hash_attention,
 /// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do. 6: tensor cores sum over keys in another order.
 /// 7: they multiply one row with quantised weights. 8: with codes that are shifted up.
-/// 9: methods whose window moves on, or whose layers have budgets of their own, select on the GPU.
-const CUDA_VERSION: u32 = 9;
+/// 9: methods whose window moves on, or whose layers have budgets of their own, select on the GPU. 10: more tokens of a text take each step.
+const CUDA_VERSION: u32 = 10;
 
 /// Key of a model in a manifest, for a digest of the content of its `tokenizer.json`, independent of layout.
 pub const TOKENIZER_VALUE: &str = "tokenizer_value_sha256";

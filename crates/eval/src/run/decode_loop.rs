@@ -79,7 +79,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     ) -> Self {
         let together = sequences.div_ceil(decoder.groups(sequences).max(1)).max(1);
         let clock = Clock::of_groups(sequences, together);
-        let tokens_per_step = policy.tokens_per_step(sequences + reference, decoder.config().vocab_size);
+        let tokens_per_step = policy.tokens_per_step(sequences + reference);
         Self { decoder, policy, prompt_tokens, together, clock, tokens_per_step, stop }
     }
 
@@ -119,7 +119,8 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         if !P::SCORES_EACH_TOKEN {
             return self.policy.take_logits(*number, feed, answer, logits);
         }
-        let targets = self.policy.targets(*number, feed, 1);
+        let Some(target) = self.policy.targets(*number, feed, 1).pop().flatten() else { return };
+        let targets = [target];
         let full = self.policy.has_reference().then(|| Distributions::of_logits(logits, &targets).0);
         self.policy.take_scores(answer, &scores_of_logits(logits, &targets, full.as_ref()));
     }
@@ -212,12 +213,9 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         })?;
         let (mut rows, hidden) = (rows.into_iter(), self.decoder.config().hidden_size);
         let of_sequence = |((is_fed, first), running): ((bool, usize), &&mut RunningSequence<P::Answer>)| {
-            let rows = if is_fed { rows.next().unwrap_or_default() } else { Vec::new() };
-            let targets = match rows.len() / hidden {
-                0 => Vec::new(),
-                count => self.policy.targets(running.number, &running.feed, count),
-            };
-            FedRows { rows, first, targets }
+            let rows = if is_fed { rows.next().unwrap_or_default() } else { return FedRows::default() };
+            let targets = self.policy.targets(running.number, &running.feed, rows.len() / hidden);
+            FedRows::of_scored(&rows, first, &targets)
         };
         Ok(is_fed.into_iter().zip(firsts).zip(group.iter()).map(of_sequence).collect())
     }
@@ -245,19 +243,32 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     }
 }
 
-/// The rows behind the tokens that a sequence was fed in a step.
+/// The rows of a step that predict what is scored.
 #[derive(Default)]
 struct FedRows {
     /// `[token][hidden]` behind the last layer.
     rows: Vec<f32>,
-    /// Position of the first of these tokens.
-    first: usize,
+    /// The position of each token.
+    positions: Vec<usize>,
     /// The token that each row is scored by.
-    targets: Vec<Option<u32>>,
+    targets: Vec<u32>,
 }
 
 impl FedRows {
+    /// Those of `rows`, of tokens from position `first` on, that have a target.
+    fn of_scored(rows: &[f32], first: usize, targets: &[Option<u32>]) -> Self {
+        let mut scored = Self::default();
+        let width = rows.len() / targets.len().max(1);
+        for (row, (position, target)) in rows.chunks_exact(width.max(1)).zip((first..).zip(targets)) {
+            let Some(target) = target else { continue };
+            scored.rows.extend_from_slice(row);
+            scored.positions.push(position);
+            scored.targets.push(*target);
+        }
+        scored
+    }
+
     fn predicting(&self) -> PredictingRows<'_> {
-        PredictingRows { rows: &self.rows, first: self.first, targets: &self.targets }
+        PredictingRows { rows: &self.rows, positions: &self.positions, targets: &self.targets }
     }
 }

@@ -90,8 +90,8 @@ pub trait DecodingPolicy: Sync {
     /// methods or not: no record may depend on the methods beside it.
     fn has_reference(&self) -> bool;
 
-    /// How many tokens each of `sequences` sequences is fed in a step at most, where a token has `vocab_size` logits.
-    fn tokens_per_step(&self, sequences: usize, vocab_size: usize) -> usize;
+    /// How many tokens each of `sequences` sequences is fed in a step at most.
+    fn tokens_per_step(&self, sequences: usize) -> usize;
 
     /// Begins the answer of a number (from 0), where `unread` tokens of the prompt have to be fed first.
     fn begin(&self, number: usize, unread: &[u32]) -> (Feed, Self::Answer);
@@ -114,9 +114,9 @@ pub trait DecodingPolicy: Sync {
         unreachable!("a policy that scores each token has targets")
     }
 
-    /// Takes the scores of the [targets](Self::targets), compared with `full` where the policy [has a reference](Self::has_reference).
+    /// Takes the scores of the [targets](Self::targets) in their order, compared with `full` where the policy [has a reference](Self::has_reference).
     /// Called only of a policy that [scores each token](Self::SCORES_EACH_TOKEN).
-    fn take_scores(&self, _answer: &mut Self::Answer, _scores: &[Option<TokenScore>]) {
+    fn take_scores(&self, _answer: &mut Self::Answer, _scores: &[TokenScore]) {
         unreachable!("a policy that scores each token takes the scores")
     }
 

@@ -59,7 +59,7 @@ impl DecodingPolicy for Generation<'_> {
         false
     }
 
-    fn tokens_per_step(&self, _: usize, _: usize) -> usize {
+    fn tokens_per_step(&self, _: usize) -> usize {
         READ_AT_ONCE
     }
 

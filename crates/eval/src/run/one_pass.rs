@@ -16,7 +16,7 @@ use anyhow::Result;
 use spattn_attention::{Configured, IndexCache, SparsePrefill};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
-use spattn_model::token_scores::{Distributions, PredictingRows, TokenScores};
+use spattn_model::token_scores::{Distributions, PredictingRows, TokenScore};
 
 impl ExampleRunner<'_> {
     /// Scores text in one pass for each method: what a run is that is sparse from the first token, and for `full` a check
@@ -123,13 +123,13 @@ fn sums_of(
     let mut sums = vec![Sums::default(); passes.len()];
     let Some(first) = passes.iter().find_map(|pass| pass.or(dense)) else { return Ok(Some(sums)) };
     let takes_dense = passes.iter().any(Option::is_none);
-    let targets: Vec<Option<u32>> = first.scored.iter().copied().map(Some).collect();
-    let at_once = scored_at_once(decoder.config().vocab_size);
-    for (block, targets) in targets.chunks(at_once).enumerate() {
+    let at_once = scored_at_once(decoder);
+    for (block, targets) in first.scored.chunks(at_once).enumerate() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let rows_of = |pass| Pass::predicting(pass, decoder, block * at_once, targets);
+        let positions: Vec<usize> = (first.from + block * at_once..).take(targets.len()).collect();
+        let rows_of = |pass| Pass::predicting(pass, decoder, &positions, targets);
         let (full, of_dense) = match dense {
             Some(dense) if compare => {
                 let (full, scores) = decoder.distributions(rows_of(dense))?;
@@ -140,7 +140,7 @@ fn sums_of(
         };
         for (sums, pass) in sums.iter_mut().zip(passes) {
             let own = pass.map(|pass| scores(decoder, rows_of(pass), full.as_ref())).transpose()?;
-            own.as_ref().unwrap_or(&of_dense).iter().flatten().for_each(|token| sums.take(token));
+            own.as_ref().unwrap_or(&of_dense).iter().for_each(|token| sums.take(token));
         }
     }
     Ok(Some(sums))
@@ -151,7 +151,7 @@ fn scores(
     decoder: &Decoder,
     rows: PredictingRows<'_>,
     full: Option<&Distributions>,
-) -> Result<TokenScores, EngineError> {
+) -> Result<Vec<TokenScore>, EngineError> {
     Ok(decoder.score_tokens(&[(rows, full)])?.pop().unwrap_or_default())
 }
 
@@ -204,19 +204,23 @@ impl<'a> Pass<'a> {
         Ok((Self { rows, from, scored, time: start.elapsed() }, indexes))
     }
 
-    /// The rows that predict `targets`, which are scored tokens from the `first` on.
-    fn predicting<'r>(&'r self, decoder: &Decoder, first: usize, targets: &'r [Option<u32>]) -> PredictingRows<'r> {
-        let hidden = decoder.config().hidden_size;
-        let rows = &self.rows[first * hidden..(first + targets.len()) * hidden];
-        PredictingRows { rows, first: self.from + first, targets }
+    /// The rows at `positions`, of which there are some, that predict `targets`.
+    fn predicting<'r>(&'r self, decoder: &Decoder, positions: &'r [usize], targets: &'r [u32]) -> PredictingRows<'r> {
+        let (hidden, first) = (decoder.config().hidden_size, positions[0] - self.from);
+        PredictingRows { rows: &self.rows[first * hidden..(first + targets.len()) * hidden], positions, targets }
     }
 }
 
-/// Tokens whose logits are there at a time: few enough that the allocator keeps their memory from block to block, since pages that are new
-/// to the process are slow to be written to first.
-fn scored_at_once(vocab: usize) -> usize {
+/// Tokens whose logits are there at a time. On a CPU few enough that the allocator keeps their memory from block to block, since pages that are
+/// new to the process are slow to be written to first.
+fn scored_at_once(decoder: &Decoder) -> usize {
     /// Bytes of logits; the system's allocator gives back to the system at once what has 32 MB or more.
     const BYTES: usize = 16 << 20;
     const MOST: usize = 64;
-    (BYTES / (size_of::<f32>() * vocab) / 8 * 8).clamp(8, MOST)
+    /// A block of a kernel for each.
+    const ON_A_GPU: usize = 128;
+    match decoder.gpu() {
+        Some(_) => ON_A_GPU,
+        None => (BYTES / (size_of::<f32>() * decoder.config().vocab_size) / 8 * 8).clamp(8, MOST),
+    }
 }

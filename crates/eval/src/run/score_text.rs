@@ -10,8 +10,9 @@ use spattn_model::engine::READ_AT_ONCE;
 use spattn_model::token_scores::{Compared, TokenScore};
 use spattn_tasks::likelihood::Continuation;
 
-/// Bytes of logits that are in memory at a time, about.
-const LOGIT_BYTES: usize = 64 << 20;
+/// Tokens of all sequences that a step takes at most, about: enough that weights are read seldom, and no more than a prompt that is decoded
+/// takes with ten methods.
+const MOST_ROWS: usize = 1024;
 
 /// Feeding and scoring continuations of a prompt.
 #[derive(Debug, Clone, Copy)]
@@ -97,8 +98,8 @@ impl DecodingPolicy for GivenText<'_> {
         self.compare
     }
 
-    fn tokens_per_step(&self, sequences: usize, vocab_size: usize) -> usize {
-        (LOGIT_BYTES / (4 * vocab_size * sequences.max(1))).clamp(1, READ_AT_ONCE)
+    fn tokens_per_step(&self, sequences: usize) -> usize {
+        (MOST_ROWS / sequences.max(1)).clamp(1, READ_AT_ONCE)
     }
 
     fn begin(&self, number: usize, unread: &[u32]) -> (Feed, Sums) {
@@ -110,8 +111,8 @@ impl DecodingPolicy for GivenText<'_> {
         feed.predicted(rows).map(|at| at.filter(|at| *at >= given).map(|at| tokens[at])).collect()
     }
 
-    fn take_scores(&self, sums: &mut Sums, scores: &[Option<TokenScore>]) {
-        scores.iter().flatten().for_each(|token| sums.take(token));
+    fn take_scores(&self, sums: &mut Sums, scores: &[TokenScore]) {
+        scores.iter().for_each(|token| sums.take(token));
     }
 }
 

@@ -16,6 +16,7 @@ use super::derived::{Correlation, Reaching};
 use super::equal::EqualCost;
 use super::floor::RANDOM;
 use super::learning::Learning;
+use super::more::MoreExamples;
 use super::real_models::{REAL_MODELS, RealModel};
 use super::seen::{Observing, TableSelection};
 use super::times::{ReferenceBench, Timed};
@@ -81,6 +82,9 @@ pub struct Item {
     /// [`FLOOR_SAMPLES`](super::floor::FLOOR_SAMPLES) examples of each task.
     #[serde(default)]
     pub floor: ByVariant<String>,
+    /// Further examples of some rows or columns, where a claim about them takes more than the table.
+    #[serde(default)]
+    pub more: ByVariant<Vec<MoreExamples>>,
     /// Comparisons of methods at equal costs, if the item has several budgets of each.
     #[serde(default, rename = "equal")]
     pub equal: Vec<EqualCost>,
@@ -306,6 +310,18 @@ impl Item {
         Some(Settings { methods: Some(vec![self.floor.of(variant)?.clone()]), ..self.settings(variant)? })
     }
 
+    /// The settings of a variant's runs of [further examples](MoreExamples) of some rows or columns.
+    pub fn more_settings(&self, variant: Variant) -> Vec<Settings> {
+        let more = self.more.of(variant).into_iter().flatten();
+        more.filter_map(|more| Some(more.settings(self, variant, self.settings(variant)?))).collect()
+    }
+
+    /// The most examples of a task and length that a variant's runs have for any method; `None` if nothing is run.
+    pub fn most_samples(&self, variant: Variant) -> Option<usize> {
+        let of_all = self.settings(variant)?.samples?;
+        Some(self.more.of(variant).into_iter().flatten().map(|more| more.samples).fold(of_all, usize::max))
+    }
+
     /// The analyses under a variant; `None` if there are none.
     pub fn observing(&self, variant: Variant) -> Option<&Observing> {
         self.analyze.of(variant)
@@ -419,7 +435,7 @@ impl Item {
 
     /// Checks that the settings of a variant can be run, and that rows and columns name one method each.
     fn check_run(&self, variant: Variant) -> Result<(), UsageError> {
-        let Some(settings) = self.settings(variant) else { return Ok(()) };
+        let Some(settings) = self.settings(variant) else { return self.check_more(variant) };
         let within = |e: UsageError| UsageError { what: format!("[{}]: {}", variant.table(), e.what), ..e };
         settings.check_values().map_err(|InvalidValue { key, error, .. }| {
             within(UsageError { what: format!("`{key}`: {}", error.what), ..error })
@@ -440,9 +456,24 @@ impl Item {
                 return Err(within(UsageError::new("it is not the method `random`")));
             }
         }
+        self.check_more(variant)?;
         let Some(alone) = self.latency_settings(variant) else { return Ok(()) };
         let within = |e: UsageError| UsageError { what: format!("[latency.{}]: {}", variant.table(), e.what), ..e };
         RunConfig::resolve(alone).map(drop).map_err(within)
+    }
+
+    /// Checks the further examples of a variant.
+    fn check_more(&self, variant: Variant) -> Result<(), UsageError> {
+        let within = |e: UsageError| UsageError { what: format!("[more.{}]: {}", variant.table(), e.what), ..e };
+        let Some(more) = self.more.of(variant) else { return Ok(()) };
+        if self.settings(variant).is_none() {
+            return Err(within(
+                UsageError::new(format!("there is no [{}]", variant.table()))
+                    .hint("further examples are those of a run"),
+            ));
+        }
+        more.iter().try_for_each(|more| more.check(self, variant)).map_err(within)?;
+        self.more_settings(variant).into_iter().try_for_each(|more| RunConfig::resolve(more).map(drop)).map_err(within)
     }
 
     /// Checks that the runs on pretrained models name one of them each.

@@ -18,6 +18,7 @@ pub mod item;
 pub mod judging;
 pub mod learning;
 pub mod measure;
+pub mod more;
 pub mod numbers;
 pub mod outcome;
 pub mod progress;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 
 use super::floor::for_floor;
 use super::item::{Item, Variant};
+use super::more::MoreExamples;
 use super::run_of::BUILTIN;
 use spattn_eval::config::settings::Settings;
 
@@ -52,6 +53,7 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     }
     lines.extend(methods(item, variant));
     lines.extend(item.floor_settings(variant).and_then(floor));
+    lines.extend(item.more.of(variant).into_iter().flatten().map(more));
     for stated in item.differs.iter().filter(|differs| differs.is_about(variant)) {
         let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
         match lines.iter_mut().find(|line| line.setting == stated.setting) {
@@ -125,6 +127,22 @@ fn floor(settings: Settings) -> Option<SettingLine> {
         here,
         differs: Some(Difference { paper: DEFAULT.to_owned(), because }),
     })
+}
+
+/// The further examples of some rows or columns.
+fn more(more: &MoreExamples) -> SettingLine {
+    let places = [
+        more.tasks.as_ref().map(|tasks| tasks.join(", ")),
+        more.lengths.as_ref().map(|lengths| lengths.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    ];
+    let places: Vec<String> = places.into_iter().flatten().collect();
+    let at = if places.is_empty() { String::new() } else { format!(" ({})", places.join(" at ")) };
+    let because = Some("so that claims about them can be told".to_owned());
+    SettingLine {
+        setting: format!("samples of {}", more.of.join(", ")),
+        here: format!("{}{at}", more.samples),
+        differs: Some(Difference { paper: DEFAULT.to_owned(), because }),
+    }
 }
 
 /// The methods of rows and columns.

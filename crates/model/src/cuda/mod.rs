@@ -45,7 +45,7 @@ use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, Prefill, Reading, Stream};
 use super::rope::Rope;
-use super::token_scores::{Distributions, PredictingRows, TokenScores};
+use super::token_scores::{Distributions, PredictingRows, TokenScore};
 use spattn_attention::Sequence;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
@@ -114,14 +114,14 @@ impl Engine for Cuda {
         self.logits_of_rows(x)
     }
 
-    fn distributions(&self, rows: PredictingRows<'_>) -> Result<Option<(Distributions, TokenScores)>, EngineError> {
+    fn distributions(&self, rows: PredictingRows<'_>) -> Result<Option<(Distributions, Vec<TokenScore>)>, EngineError> {
         self.config.block.leaves_logits().then(|| self.distributions_of(rows)).transpose()
     }
 
     fn score_tokens(
         &self,
         parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Option<Vec<TokenScores>>, EngineError> {
+    ) -> Result<Option<Vec<Vec<TokenScore>>>, EngineError> {
         self.config.block.leaves_logits().then(|| self.scores_of(parts)).transpose()
     }
 

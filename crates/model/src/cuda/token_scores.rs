@@ -4,7 +4,7 @@
 use super::gpus::Cuda;
 use super::model::Segment;
 use crate::engine::{EngineError, NotFinite};
-use crate::token_scores::{Compared, Distributions, PredictingRows, TokenScore, TokenScores};
+use crate::token_scores::{Compared, Distributions, PredictingRows, TokenScore};
 use spattn_cuda::{Buffer, NormalizedRows, RowSum};
 
 /// Distributions on the last GPU.
@@ -32,11 +32,11 @@ impl Cuda {
     pub(super) fn distributions_of(
         &self,
         rows: PredictingRows<'_>,
-    ) -> Result<(Distributions, TokenScores), EngineError> {
+    ) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
         let (own, of_targets) = self.device_rows(&[rows])?;
         let itself = Some(Compared { kl: 0.0, same_top: true });
-        let score = |row: usize| TokenScore { nll: own.nll(row, of_targets[row]), compared: itself };
-        let scores = rows.targets.iter().enumerate().map(|(row, target)| target.map(|_| score(row))).collect();
+        let score = |(row, of_target): (usize, &f32)| TokenScore { nll: own.nll(row, *of_target), compared: itself };
+        let scores = of_targets.iter().enumerate().map(score).collect();
         Ok((Distributions::on_device(own), scores))
     }
 
@@ -44,39 +44,33 @@ impl Cuda {
     pub(super) fn scores_of(
         &self,
         parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Vec<TokenScores>, EngineError> {
+    ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
         let rows: Vec<PredictingRows<'_>> = parts.iter().map(|(rows, _)| *rows).collect();
         let (own, of_targets) = self.device_rows(&rows)?;
         let (mut first, mut scores) = (0, Vec::with_capacity(parts.len()));
         for (rows, full) in parts {
             let count = rows.targets.len();
             let compared = match full {
-                Some(full) => self.last().compared(&own, first, full, count)?,
-                None => vec![None; count],
+                Some(full) if count > 0 => self.last().compared(&own, first, full, count)?,
+                _ => vec![None; count],
             };
-            let score = |(row, (target, compared)): (usize, (&Option<u32>, Option<Compared>))| {
-                target.map(|_| TokenScore { nll: own.nll(row, of_targets[row]), compared })
-            };
-            scores.push((first..).zip(rows.targets.iter().zip(compared)).map(score).collect());
+            let score = |(row, compared)| TokenScore { nll: own.nll(row, of_targets[row]), compared };
+            scores.push((first..).zip(compared).map(score).collect());
             first += count;
         }
         Ok(scores)
     }
 
-    /// The distributions of the rows of all parts, and the logit of each row's target; that of token 0 where it has none.
+    /// The distributions of the rows of all parts, and the logit of each row's target.
     fn device_rows(&self, parts: &[PredictingRows<'_>]) -> Result<(DeviceRows, Vec<f32>), EngineError> {
         let x: Vec<f32> = parts.iter().flat_map(|part| part.rows).copied().collect();
-        let targets: Vec<u32> =
-            parts.iter().flat_map(|part| part.targets).map(|target| target.unwrap_or_default()).collect();
+        let targets: Vec<u32> = parts.iter().flat_map(|part| part.targets).copied().collect();
         let logits = self.device_logits(&x)?;
         let last = self.last();
         let sums = last.gpu.row_sums(&logits, last.end().1.outputs, &targets)?;
-        let mut positions = parts.iter().flat_map(|part| (part.first..).take(part.targets.len()));
-        let of_row = |sum: Option<RowSum>| match (sum, positions.next()) {
-            (Some(sum), _) => Ok(sum),
-            (None, position) => Err(NotFinite::Logits { position: position.unwrap_or_default() }),
-        };
-        let sums: Vec<RowSum> = sums.into_iter().map(of_row).collect::<Result<_, _>>()?;
+        let positions = parts.iter().flat_map(|part| part.positions);
+        let of_row = |(sum, position): (Option<RowSum>, &usize)| sum.ok_or(NotFinite::Logits { position: *position });
+        let sums: Vec<RowSum> = sums.into_iter().zip(positions).map(of_row).collect::<Result<_, _>>()?;
         let log_z = sums.iter().map(RowSum::log_sum_exp).collect();
         let top = sums.iter().map(|sum| sum.top).collect();
         Ok((DeviceRows { logits, log_z, top }, sums.iter().map(|sum| sum.of_target).collect()))
