@@ -73,9 +73,26 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// Why it cannot.
 pub fn check_writable(folder: &Path) -> io::Result<()> {
+    existing(folder).map_or(Ok(()), |there| tempfile::tempfile_in(there).map(drop)).map_err(|e| innermost(&e))
+}
+
+/// The folder, or where it is not there yet, the nearest one above it that is.
+fn existing(folder: &Path) -> Option<PathBuf> {
     let named = |at: &'_ Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
-    let there = folder.ancestors().map(named).find(|at| at.symlink_metadata().is_ok());
-    there.map_or(Ok(()), |there| tempfile::tempfile_in(there).map(drop)).map_err(|e| innermost(&e))
+    folder.ancestors().map(named).find(|at| at.symlink_metadata().is_ok())
+}
+
+/// Bytes that this user may still write to the disk of a folder, which need not be there yet; `None` if the system does not say.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(existing(folder)?).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// Bytes that this user may still write to the disk of a folder: the system is not asked.
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+pub fn free_bytes(_: &Path) -> Option<u64> {
+    None
 }
 
 /// An empty file in a folder, to read and write, that has no name there: the system removes it when it is closed, whatever ends the process.
@@ -316,6 +333,18 @@ mod tests {
             fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_has_the_room_of_the_one_above() {
+        let folder = tempfile::tempdir().unwrap();
+        let free = free_bytes(folder.path()).unwrap();
+        assert!(free > 0);
+        let below = free_bytes(&folder.path().join("not/there")).unwrap();
+        // Others write to the disk meanwhile.
+        assert!(below.abs_diff(free) < 1 << 30, "{below} for {free}");
+        #[cfg(target_os = "linux")]
+        assert_eq!(free_bytes(Path::new("/proc")), Some(0), "nothing can be written there");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
+use std::path::Path;
 
 use anyhow::Result;
 
@@ -10,7 +11,7 @@ use super::request::RunRequest;
 use crate::cli::setup::find_data;
 use spattn_attention::kv::KvDtype;
 use spattn_base::error::UsageError;
-use spattn_base::{privacy, text};
+use spattn_base::{disk, privacy, text};
 use spattn_eval::calibration::supply::supply;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::config::thinking::Thinking;
@@ -139,6 +140,25 @@ fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
     }
 }
 
+/// Checks that the KV cache of the longest prompt fits on the disk of a folder that has `free` bytes, if that is known and the KV cache is
+/// kept there.
+///
+/// # Errors
+/// If it does not.
+fn check_disk(
+    model: &OpenModel,
+    config: &RunConfig,
+    longest: usize,
+    (folder, free): (&Path, Option<u64>),
+) -> Result<(), UsageError> {
+    let needed = disk_of_example(config, model, longest).map_or(0, |disk| disk.disk as u64);
+    let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
+    let (needed, free) = (text::size(needed), text::size(free));
+    let what = format!("the KV cache of {longest} tokens of {} takes {needed} on disk", model.id);
+    Err(UsageError::new(format!("{what}, and that of {} has {free} free", folder.display()))
+        .hint("make room, choose another disk by --out, or a shorter --length"))
+}
+
 /// The most memory that a run needs of each GPU, with a prompt of `longest` tokens; none on the CPU, or if no prompt's length is known.
 pub(super) fn gpu_memory(model: &OpenModel, config: &RunConfig, longest: usize) -> Vec<GpuNeed> {
     if longest == 0 { Vec::new() } else { gpu_needs(config, model, longest).unwrap_or_default() }
@@ -237,6 +257,9 @@ impl RunRequest {
         if purpose == Purpose::Run && !self.quiet && std::io::stderr().is_terminal() {
             eprintln!("{}", needs(&model, &config, &plan));
         }
+        if !self.is_elsewhere {
+            check_disk(&model, &config, plan.longest(), (&self.out, disk::free_bytes(&self.out)))?;
+        }
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
         // Weights are loaded only now that everything is known to fit into memory.
         let is_loaded =
@@ -252,5 +275,35 @@ impl RunRequest {
                 Ok(None)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spattn_eval::config::settings::Settings;
+
+    #[test]
+    fn a_kv_cache_that_does_not_fit_on_the_disk_is_refused_before_the_run() {
+        let model =
+            OpenModel::open_to_plan(&ModelSource::Builtin, StorageOptions::default(), TokenizerOptions::default());
+        let model = model.unwrap();
+        let check = |more: &str, free: Option<u64>| {
+            let text = format!("tasks = ['ruler/vt']\nmethods = ['quest']\n{more}");
+            let config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            check_disk(&model, &config, 8192, (Path::new("some/run"), free))
+        };
+        let on_disk = "kv_tier = 'disk'\nkv_memory = '2M'";
+        let needed = 8192 * model.dimensions.kv_bytes_per_token() as u64;
+        assert!(check(on_disk, Some(needed)).is_ok() && check(on_disk, None).is_ok());
+        assert!(check("", Some(0)).is_ok(), "in memory it takes no disk");
+        let error = check(on_disk, Some(needed - 1)).unwrap_err();
+        let size = text::size(needed);
+        let expected = format!(
+            "the KV cache of 8192 tokens of builtin takes {size} on disk, and that of some/run has {} free",
+            text::size(needed - 1)
+        );
+        assert_eq!(error.what, expected);
+        assert!(error.hint.unwrap().contains("--out"));
     }
 }

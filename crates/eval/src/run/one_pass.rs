@@ -29,6 +29,16 @@ impl ExampleRunner<'_> {
         example: ExampleRequest<'_>,
         text: &GivenText<'_>,
     ) -> Result<Option<ExampleResult<Sums>>> {
+        self.score_in_groups(example, text, WAITING_BYTES)
+    }
+
+    /// As [`score_in_one_pass`](Self::score_in_one_pass), with methods in groups whose rows wait with about `most_waiting` bytes.
+    pub(super) fn score_in_groups(
+        &mut self,
+        example: ExampleRequest<'_>,
+        text: &GivenText<'_>,
+        most_waiting: usize,
+    ) -> Result<Option<ExampleResult<Sums>>> {
         let (decoder, stop, methods) = (self.decoder(), self.stop(), example.methods);
         let reads_densely = text.compare || methods.iter().any(|m| !m.masks_prefill());
         let dense = match reads_densely {
@@ -55,7 +65,7 @@ impl ExampleRunner<'_> {
             let costs = MethodCosts { prefill: own_time, ..costs };
             // What was read of the prompt goes; the rows that predict what is scored stay.
             waiting.push(ReadMethod { own: own.map(passes_alone), costs });
-            if waiting.iter().map(ReadMethod::bytes).sum::<usize>() >= WAITING_BYTES {
+            if waiting.iter().map(ReadMethod::bytes).sum::<usize>() >= most_waiting {
                 let read = std::mem::take(&mut waiting);
                 let Some(results) = scored(decoder, &dense, read, (text.compare, stop))? else { return Ok(None) };
                 runs.extend(results);

@@ -145,3 +145,27 @@ fn one_pass_gives_what_decoding_gives() {
     assert_eq!(plain.runs[1].answers[0].nll, window.answers[0].nll);
     assert!(plain.runs[1].answers[0].kl.is_empty());
 }
+
+#[test]
+fn methods_that_are_scored_in_groups_get_what_they_get_together() {
+    let (model, ids) = model();
+    let texts = [TextToScore::from(&ids[90..]), TextToScore { tokens: &ids[90..99], given: 2 }];
+    let methods =
+        methods(&["streaming_llm:window=16", "full", "bigbird:window=8,blocks=1,block=8", "a_shape:window=32"]);
+    let request = example(&ids[..90], 90, &methods);
+    let scored = |most_waiting: usize| {
+        let mut runner = ExampleRunner::new(&model.decoder, &NEVER);
+        let text = GivenText { texts: &texts, compare: true };
+        let outcome = runner.score_in_groups(request, &text, most_waiting).unwrap().unwrap();
+        outcome.runs.into_iter().map(|run| (run.answers, run.costs.prefill.is_some())).collect::<Vec<_>>()
+    };
+    let together = scored(usize::MAX);
+    assert_eq!(together.len(), 4);
+    let different: Vec<f64> = together.iter().map(|(answers, _)| answers[0].nll).collect();
+    assert!(different.windows(2).all(|pair| pair[0] != pair[1]), "{different:?}");
+    // Each method alone, and groups of some.
+    let rows = size_of::<f32>() * model.decoder.config().hidden_size * (ids.len() - 90);
+    for most_waiting in [0, 2 * rows] {
+        assert_eq!(scored(most_waiting), together, "{most_waiting} bytes");
+    }
+}
