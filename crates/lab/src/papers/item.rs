@@ -257,6 +257,11 @@ impl Select {
     }
 }
 
+/// An invalid value, named by its key.
+fn invalid(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
+    UsageError { what: format!("`{key}`: {}", error.what), ..error }
+}
+
 impl Item {
     /// Reads and checks an item's text. `file` is its name in errors.
     ///
@@ -313,7 +318,14 @@ impl Item {
     /// The settings of a variant's runs of [further examples](MoreExamples) of some rows or columns.
     pub fn more_settings(&self, variant: Variant) -> Vec<Settings> {
         let more = self.more.of(variant).into_iter().flatten();
-        more.filter_map(|more| Some(more.settings(self, variant, self.settings(variant)?))).collect()
+        let methods = |more: &MoreExamples| more.of.iter().filter_map(|name| self.method_of(name, variant)).collect();
+        more.filter_map(|more| Some(more.settings(methods(more), self.settings(variant)?))).collect()
+    }
+
+    /// The spec of the method of a row or column under a variant; `None` if it has none, or is not measured.
+    fn method_of(&self, name: &str, variant: Variant) -> Option<String> {
+        let mut named = self.lines().filter(|line| line.name == name).map(|line| line.select(variant));
+        named.find_map(|select| select.method.filter(|_| select.missing.is_none()))
     }
 
     /// The most examples of a task and length that a variant's runs have for any method; `None` if nothing is run.
@@ -437,9 +449,7 @@ impl Item {
     fn check_run(&self, variant: Variant) -> Result<(), UsageError> {
         let Some(settings) = self.settings(variant) else { return self.check_more(variant) };
         let within = |e: UsageError| UsageError { what: format!("[{}]: {}", variant.table(), e.what), ..e };
-        settings.check_values().map_err(|InvalidValue { key, error, .. }| {
-            within(UsageError { what: format!("`{key}`: {}", error.what), ..error })
-        })?;
+        settings.check_values().map_err(invalid).map_err(within)?;
         for line in self.lines() {
             if let Some(spec) = line.select(variant).method {
                 Self::method(&spec, &settings)
@@ -466,14 +476,19 @@ impl Item {
     fn check_more(&self, variant: Variant) -> Result<(), UsageError> {
         let within = |e: UsageError| UsageError { what: format!("[more.{}]: {}", variant.table(), e.what), ..e };
         let Some(more) = self.more.of(variant) else { return Ok(()) };
-        if self.settings(variant).is_none() {
+        let Some(run) = self.settings(variant) else {
             return Err(within(
                 UsageError::new(format!("there is no [{}]", variant.table()))
                     .hint("further examples are those of a run"),
             ));
-        }
-        more.iter().try_for_each(|more| more.check(self, variant)).map_err(within)?;
-        self.more_settings(variant).into_iter().try_for_each(|more| RunConfig::resolve(more).map(drop)).map_err(within)
+        };
+        let has_method = |name: &str| self.method_of(name, variant).is_some();
+        more.iter().try_for_each(|more| more.check(has_method, &run)).map_err(within)?;
+        let resolve = |more: Settings| {
+            more.check_values().map_err(invalid)?;
+            RunConfig::resolve(more).map(drop)
+        };
+        self.more_settings(variant).into_iter().try_for_each(resolve).map_err(within)
     }
 
     /// Checks that the runs on pretrained models name one of them each.
@@ -715,5 +730,53 @@ test = { between = { rows = ['first'], columns = ['Entropy'], at_most = { of_eve
         let known = analysis.replace("'builtin'", "'qwen2.5-coder-0.5b'");
         let item = Item::parse(&format!("title = 'a'\n{known}"), "item.toml").unwrap();
         assert!(item.is_run(Variant::Real) && !item.is_run(Variant::Paper));
+    }
+
+    const WITH_MORE: &str = "
+title = 'a'
+[real]
+tasks = ['ruler/vt', 'ruler/fwe']
+lengths = [4096, 8192]
+samples = 40
+[[row]]
+name = 'Score'
+[[column]]
+name = 'Top'
+method = 'topk:k=64'
+[[column]]
+name = 'Quest'
+method = 'quest:k=64'
+[[column]]
+name = 'Other'
+missing = 'not here'
+[[more.real]]
+of = ['Quest']
+samples = 100
+lengths = [8192]
+";
+
+    #[test]
+    fn the_named_methods_get_more_examples() {
+        let item = Item::parse(WITH_MORE, "item.toml").unwrap();
+        assert!(item.more_settings(Variant::Builtin).is_empty());
+        let [more] = &item.more_settings(Variant::Real)[..] else { panic!("one run") };
+        assert_eq!(more.methods.as_deref(), Some(&["quest:k=64".to_owned()][..]));
+        assert_eq!((more.samples, more.lengths.as_deref()), (Some(100), Some(&[8192][..])));
+        assert_eq!(more.tasks, item.settings(Variant::Real).unwrap().tasks);
+        assert_eq!(item.most_samples(Variant::Real), Some(100));
+        assert_eq!(item.most_samples(Variant::Builtin), None);
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused() {
+        let error = |from: &str, to: &str| Item::parse(&WITH_MORE.replace(from, to), "item.toml").unwrap_err().what;
+        let unknown = error("['Quest']", "['Quests']");
+        assert_eq!(unknown, "item.toml: [more.real]: `Quests` is no row or column with a method in this run");
+        assert!(error("['Quest']", "['Other']").contains("`Other` is no row or column with a method"));
+        assert!(error("['Quest']", "['Score']").contains("`Score` is no row"));
+        assert!(error("['Quest']", "[]").contains("it names nothing"));
+        assert!(error("samples = 100", "samples = 40").contains("`samples` = 40 is no more than the run has"));
+        assert!(error("lengths = [8192]", "lengths = []").contains("`tasks` or `lengths` is empty"));
+        assert!(error("[[more.real]]", "[[more.builtin]]").contains("[more.builtin]: there is no [builtin]"));
     }
 }
