@@ -130,6 +130,66 @@ fn random_tokens_for_the_floor_run_beside_the_items_methods() {
     );
 }
 
+/// `[[more.builtin]]`: the named methods get further examples, and a claim about them counts these.
+#[test]
+fn single_columns_get_further_examples() {
+    const ITEM: &str = r#"
+title = "mine"
+[builtin]
+tasks = ["ruler/niah_single_2", "ruler/vt"]
+lengths = [512]
+samples = 2
+[[more.builtin]]
+of = ["Quest"]
+tasks = ["ruler/niah_single_2"]
+samples = 5
+[[row]]
+name = "needle"
+tasks = ["ruler/niah_single_2"]
+[[row]]
+name = "all"
+[[column]]
+name = "Top-k"
+method = "topk:k=32"
+[[column]]
+name = "Quest"
+method = "quest:k=32"
+[[claim]]
+says = "Quest scores something"
+test = { between = { rows = ["needle"], columns = ["Quest"], at_least = 0 } }
+[[claim]]
+says = "Top-k scores something"
+test = { between = { rows = ["needle"], columns = ["Top-k"], at_least = 0 } }
+"#;
+    let temp = TempDir::new().unwrap();
+    let item = temp.path().join("mine.toml");
+    fs::write(&item, ITEM).unwrap();
+    // Dense attention gets the further examples, too; whoever asks for a number of examples gets that number alone.
+    for (flags, [full, topk, quest], says) in
+        [("", [7, 4, 7], Some("| samples of Quest | 5 (ruler/niah_single_2) |")), ("--samples 1", [2, 2, 2], None)]
+    {
+        let out = temp.path().join(format!("out{flags}"));
+        for again in ["", "", "--overwrite"] {
+            let ran = reproduce(&out, &format!("{} --builtin {flags} {again}", item.display()));
+            assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+            let page = String::from_utf8(ran.stdout).unwrap();
+            let records = fs::read_to_string(out.join("runs/builtin/own/mine/samples.jsonl")).unwrap();
+            for (method, count) in [("full", full), ("topk", topk), ("quest", quest)] {
+                let found = records.matches(&format!("\"method\":\"{method}\"")).count();
+                assert_eq!(found, count, "{method}, {flags} {again}: {records}");
+            }
+            let Some(says) = says else {
+                assert!(!page.contains("| samples of Quest") && page.contains("| samples | 1 |"), "{page}");
+                continue;
+            };
+            assert!(page.contains(says), "{page}");
+            assert!(page.contains("| 1. Quest scores something | no numbers to test | holds (512, n = 5) |"), "{page}");
+            assert!(page.contains("| 2. Top-k scores something | no numbers to test | holds (512, n = 2) |"), "{page}");
+            assert!(!page.contains("chosen by --samples"), "{page}");
+        }
+    }
+}
+
 /// A run of records: how many examples were run is shown, and that the item has another number, however often it goes on.
 #[test]
 fn a_page_says_how_many_examples_were_run() {

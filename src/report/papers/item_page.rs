@@ -13,7 +13,7 @@ use spattn_lab::papers::claims::{CellName, ClaimVerdict};
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
-use spattn_lab::papers::setting_lines::{Difference, SettingLine, setting_lines};
+use spattn_lab::papers::setting_lines::{Difference, SAMPLES_OF, SettingLine, setting_lines};
 use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
@@ -205,11 +205,14 @@ fn settings(results: &ItemResults) -> String {
     text
 }
 
-/// Says how many examples were run, where that was chosen on the command line.
+/// Says how many examples were run, where that was chosen on the command line. All methods have as many then.
 fn state_samples(lines: &mut Vec<SettingLine>, outcomes: &[&ItemOutcome]) {
     const SAMPLES: &str = "samples";
     if outcomes.iter().all(|outcome| outcome.samples.is_none()) {
         return;
+    }
+    if outcomes.iter().all(|outcome| outcome.samples.is_some()) {
+        lines.retain(|line| !line.setting.starts_with(SAMPLES_OF));
     }
     let known = lines.iter().position(|line| line.setting == SAMPLES);
     let at = known.unwrap_or_else(|| {

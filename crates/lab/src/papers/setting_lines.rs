@@ -34,6 +34,9 @@ const METHODS: &str = "methods";
 /// How the setting of a row's or column's method begins.
 const METHOD_OF: &str = "method of ";
 
+/// How the setting of the further examples of some rows or columns begins.
+pub const SAMPLES_OF: &str = "samples of ";
+
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
@@ -139,7 +142,7 @@ fn more(more: &MoreExamples) -> SettingLine {
     let at = if places.is_empty() { String::new() } else { format!(" ({})", places.join(" at ")) };
     let because = Some("so that claims about them can be told".to_owned());
     SettingLine {
-        setting: format!("samples of {}", more.of.join(", ")),
+        setting: format!("{SAMPLES_OF}{}", more.of.join(", ")),
         here: format!("{}{at}", more.samples),
         differs: Some(Difference { paper: DEFAULT.to_owned(), because }),
     }
