@@ -307,7 +307,8 @@ fn how_to_read(all: &[&Drawn]) -> String {
         "\n## How to read it\n\n\
          A claim is what a paper says. *The paper's numbers* is its test on the numbers that the paper prints. {} \
          A verdict is about the shape of a claim on the model that was run, never about whether two models have the same number.\n\n\
-         A comparison is told where its 95 % interval, paired by example, lies on one side of the bound; each interval holds by itself. A claim *holds in \
+         A comparison is told where its 95 % interval, paired by example, lies on one side of the bound; each interval holds by itself. Intervals in \
+         figures and tables are of one number each: two that overlap may well differ on the same examples. A claim *holds in \
          part* if some of its comparisons are told in its favour, and *cannot be told* if none is told. *By construction* is what follows from a method's \
          definition. A score is not judged where dense attention is at the floor: below {LEAST_SCORE} %, or where its interval reaches what guessing scores. Nor is \
          which of two methods is higher, where both have all points.\n\n\

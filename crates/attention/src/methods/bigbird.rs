@@ -74,10 +74,13 @@ impl BigBird {
     /// The tokens of `count` randomly drawn blocks of the candidates.
     fn draw(&self, candidates: &Range<usize>, count: usize, seed: u64) -> Vec<u32> {
         // A block's rank depends on the seed and its own number alone: a block that leaves the window later changes no other's.
-        let rank = |block: &u32| mix_seed(seed, u64::from(*block));
-        let mut blocks: Vec<u32> = (0..candidates.len().div_ceil(self.block) as u32).collect();
-        blocks.sort_unstable_by_key(rank);
-        blocks.truncate(count);
+        let rank = |block: u32| (mix_seed(seed, u64::from(block)), block);
+        let mut ranked: Vec<(u64, u32)> = (0..candidates.len().div_ceil(self.block) as u32).map(rank).collect();
+        if count < ranked.len() {
+            ranked.select_nth_unstable(count);
+            ranked.truncate(count);
+        }
+        let mut blocks: Vec<u32> = ranked.into_iter().map(|(_, block)| block).collect();
         blocks.sort_unstable();
         page_tokens(&blocks, self.block, candidates)
     }

@@ -158,7 +158,9 @@ pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>)
         let start = candidates.start + *p as usize * page;
         start as u32..(start + page).min(candidates.end) as u32
     };
-    pages.iter().flat_map(tokens).collect()
+    let mut all = Vec::with_capacity(pages.len() * page);
+    pages.iter().for_each(|page| all.extend(tokens(page)));
+    all
 }
 
 /// What the second score is computed from.
