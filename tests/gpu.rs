@@ -2908,9 +2908,11 @@ fn tokens_are_scored_on_the_device_as_on_the_host() {
         let (positions, targets): (Vec<usize>, &[u32]) = ((0..count).collect(), &g.prompt[1..=count]);
         let of_full = PredictingRows { rows: &rows[..count * hidden], positions: &positions, targets };
         let of_own = PredictingRows { rows: &own[..count * hidden], ..of_full };
-        let (full, scores_of_full) = g.decoder.distributions(of_full).unwrap();
+        let logits_there = |parts: &[PredictingRows<'_>]| g.decoder.row_logits(parts.iter().copied()).unwrap();
+        let (full, scores_of_full) = g.decoder.distributions(logits_there(&[of_full]), of_full).unwrap();
         // Two parts: one beside `full`, the other alone.
-        let scores = g.decoder.score_tokens(&[(of_own, Some(&full)), (of_full, None)]).unwrap();
+        let parts = [(of_own, Some(&full)), (of_full, None)];
+        let scores = g.decoder.score_tokens(logits_there(&[of_own, of_full]), &parts).unwrap();
 
         let logits = |rows: PredictingRows<'_>| g.decoder.logits(rows.rows, |row| row).unwrap();
         let (on_host, of_themselves) = Distributions::of_logits(&logits(of_full), targets);
@@ -2921,8 +2923,9 @@ fn tokens_are_scored_on_the_device_as_on_the_host() {
         assert_eq!(scores[1], scores_of_logits(logits_of_full, targets, None), "{name}");
         assert!(scores[0].iter().any(|score| score.compared.unwrap().kl > 0.0), "{name}: the window loses nothing");
         let broken = PredictingRows { rows: &vec![f32::NAN; hidden], positions: &[7], targets: &[0] };
-        let error = g.decoder.score_tokens(&[(broken, None)]);
-        assert!(error.is_err_and(|error| error.to_string().contains("position 7")), "{name}");
+        let scored =
+            g.decoder.row_logits([broken]).and_then(|logits| g.decoder.score_tokens(logits, &[(broken, None)]));
+        assert!(scored.is_err_and(|error| error.to_string().contains("position 7")), "{name}");
     }
 }
 

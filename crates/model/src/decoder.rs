@@ -20,7 +20,7 @@ use super::division::GpuShare;
 use super::engine::{Engine, EngineError, GpuUse, KvPlacement, NotFinite, Prefill, Reading, Stream, first_not_finite};
 use super::layers;
 use super::tensors::{Weights, WeightsError};
-use super::token_scores::{Distributions, PredictingRows, TokenScore, scores_of_logits};
+use super::token_scores::{Distributions, PredictingRows, RowLogits, ScoredPart, TokenScore, scores_of_logits};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, DiskUse, Prefix};
 use spattn_attention::{Sequence, SparsePrefill};
@@ -358,61 +358,60 @@ impl Decoder {
         Ok(streams.iter().map(of_stream).collect())
     }
 
-    /// The distributions of rows, with what each makes of its target, compared with itself.
+    /// Rows whose logits are computed together, about: so many that they take 64 MB.
+    pub fn rows_scored_together(&self) -> usize {
+        (LOGIT_BYTES / (size_of::<f32>() * self.config.vocab_size)).max(1)
+    }
+
+    /// The logits of the rows of all parts.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn distributions(&self, rows: PredictingRows<'_>) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
-        if rows.targets.is_empty() {
-            return Ok(Distributions::of_logits(&[], &[]));
+    pub fn row_logits<'r>(
+        &self,
+        parts: impl IntoIterator<Item = PredictingRows<'r>> + Clone,
+    ) -> Result<RowLogits, EngineError> {
+        let x: Vec<f32> = parts.clone().into_iter().flat_map(|rows| rows.rows).copied().collect();
+        if x.is_empty() {
+            return Ok(RowLogits::on_host(Vec::new()));
         }
-        if let Some(made) = self.engine.distributions(rows)? {
-            return Ok(made);
+        if let Some(logits) = self.engine.row_logits(&x)? {
+            return Ok(logits);
         }
-        let logits = self.logits(rows.rows, |row| rows.positions[row])?;
-        Ok(Distributions::of_logits(&logits, rows.targets))
+        let positions: Vec<usize> = parts.into_iter().flat_map(|rows| rows.positions).copied().collect();
+        Ok(RowLogits::on_host(self.logits(&x, |row| positions[row])?))
     }
 
-    /// What the distributions of each part's rows make of their targets, compared with `full`'s distributions of the same rows where the part
-    /// has some. Logits of several parts are computed together, up to 64 MB of them.
+    /// The distributions of rows by their logits, with what each makes of its target, compared with itself.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn distributions(
+        &self,
+        logits: RowLogits,
+        rows: PredictingRows<'_>,
+    ) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
+        match logits.into_host() {
+            Ok(logits) => Ok(Distributions::of_logits(&logits, rows.targets)),
+            Err(on_device) => self.engine.distributions(on_device, rows),
+        }
+    }
+
+    /// What the distributions of each part's rows make of their targets, by the [logits](Self::row_logits) of all parts.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn score_tokens(
         &self,
-        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+        logits: RowLogits,
+        parts: &[ScoredPart<'_>],
     ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
-        let most = (LOGIT_BYTES / (size_of::<f32>() * self.config.vocab_size)).max(1);
-        let (mut scores, mut rest) = (Vec::with_capacity(parts.len()), parts);
-        while !rest.is_empty() {
-            let mut rows = 0;
-            let fits = |(part, _): &&(PredictingRows<'_>, Option<&Distributions>)| {
-                rows += part.targets.len();
-                rows <= most
-            };
-            let together = rest.iter().take_while(fits).count().max(1);
-            let (now, behind) = rest.split_at(together);
-            scores.extend(self.score_together(now)?);
-            rest = behind;
-        }
-        Ok(scores)
-    }
-
-    fn score_together(
-        &self,
-        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
-        if parts.iter().all(|(rows, _)| rows.targets.is_empty()) {
-            return Ok(vec![Vec::new(); parts.len()]);
-        }
-        if let Some(scores) = self.engine.score_tokens(parts)? {
-            return Ok(scores);
-        }
-        let x: Vec<f32> = parts.iter().flat_map(|(rows, _)| rows.rows).copied().collect();
-        let positions: Vec<usize> = parts.iter().flat_map(|(rows, _)| rows.positions).copied().collect();
-        let logits = self.logits(&x, |row| positions[row])?;
+        let logits = match logits.into_host() {
+            Ok(logits) => logits,
+            Err(on_device) => return self.engine.score_tokens(on_device, parts),
+        };
         let mut rest = logits.as_slice();
-        let score = |(rows, full): &(PredictingRows<'_>, Option<&Distributions>)| {
+        let score = |(rows, full): &ScoredPart<'_>| {
             let (own, behind) = rest.split_at(rows.targets.len() * self.config.vocab_size);
             rest = behind;
             scores_of_logits(own, rows.targets, *full)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use super::token_scores::{Distributions, PredictingRows, TokenScore};
+use super::token_scores::{Distributions, PredictingRows, RowLogits, ScoredPart, TokenScore};
 use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::{DeviceFailure, DiskTier, KvError, Prefix};
 use spattn_attention::{Sequence, SparsePrefill, StartError};
@@ -221,22 +221,25 @@ pub(super) trait Engine: Any + Send + Sync {
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError>;
 
-    /// The distributions of rows, with what each makes of its target, compared with itself. `None`, with nothing done, where the engine
-    /// gives out logits for that.
-    fn distributions(
-        &self,
-        _rows: PredictingRows<'_>,
-    ) -> Result<Option<(Distributions, Vec<TokenScore>)>, EngineError> {
+    /// Logits of rows `[token][hidden]` behind the last layer, kept where they are computed. `None`, with nothing done, where the engine gives
+    /// them out ([`logits`](Self::logits)).
+    fn row_logits(&self, _x: &[f32]) -> Result<Option<RowLogits>, EngineError> {
         Ok(None)
     }
 
-    /// What the distributions of each part's rows make of their targets, compared with those of `full` that belong to the part. `None`, with
-    /// nothing done, where the engine gives out logits for that.
-    fn score_tokens(
+    /// The distributions of rows by logits that the engine keeps, with what each makes of its target, compared with itself.
+    fn distributions(
         &self,
-        _parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Option<Vec<Vec<TokenScore>>>, EngineError> {
-        Ok(None)
+        _logits: RowLogits,
+        _rows: PredictingRows<'_>,
+    ) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
+        unreachable!("the engine keeps no logits")
+    }
+
+    /// What the distributions of each part's rows make of their targets, by logits of all parts that the engine keeps, compared with those of
+    /// `full` that belong to the part.
+    fn score_tokens(&self, _logits: RowLogits, _parts: &[ScoredPart<'_>]) -> Result<Vec<Vec<TokenScore>>, EngineError> {
+        unreachable!("the engine keeps no logits")
     }
 
     /// What the GPU is called, if it computes on one.

@@ -37,14 +37,50 @@ pub struct PredictingRows<'a> {
     pub targets: &'a [u32],
 }
 
-/// The distributions of several rows, kept where the engine that made them computes.
-pub struct Distributions(Kept);
+/// Rows that are scored, and `full`'s distributions of the same rows if they are compared with these.
+pub type ScoredPart<'a> = (PredictingRows<'a>, Option<&'a Distributions>);
 
-enum Kept {
-    Host(Vec<Distribution>),
-    /// Whatever an engine keeps on its device.
+/// What an engine made of rows: in host memory, or whatever it keeps on its device.
+enum Kept<T> {
+    Host(T),
     Device(Box<dyn Any + Send + Sync>),
 }
+
+/// The logits of rows, where the engine that computed them keeps them.
+pub struct RowLogits(Kept<Vec<f32>>);
+
+impl RowLogits {
+    /// `[row][vocab]` in host memory.
+    pub fn on_host(logits: Vec<f32>) -> Self {
+        Self(Kept::Host(logits))
+    }
+
+    /// Those that an engine keeps on its device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn on_device(kept: impl Any + Send + Sync) -> Self {
+        Self(Kept::Device(Box::new(kept)))
+    }
+
+    /// What an engine keeps on its device, if it is of this kind.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn into_device<T: Any>(self) -> Option<T> {
+        match self.0 {
+            Kept::Device(kept) => kept.downcast().ok().map(|kept| *kept),
+            Kept::Host(_) => None,
+        }
+    }
+
+    /// Those in host memory; what is on a device is given back.
+    pub(crate) fn into_host(self) -> Result<Vec<f32>, Self> {
+        match self.0 {
+            Kept::Host(logits) => Ok(logits),
+            Kept::Device(_) => Err(self),
+        }
+    }
+}
+
+/// The distributions of several rows, where the engine that made them keeps them.
+pub struct Distributions(Kept<Vec<Distribution>>);
 
 /// The distribution of a row, in host memory.
 struct Distribution {
@@ -113,6 +149,9 @@ impl Distributions {
 /// # Panics
 /// If `full` is on a device, or of fewer rows.
 pub fn scores_of_logits(logits: &[f32], targets: &[u32], full: Option<&Distributions>) -> Vec<TokenScore> {
+    if targets.is_empty() {
+        return Vec::new();
+    }
     let full = full.map(Distributions::host);
     let rows = logits.par_chunks_exact(vocab(logits, targets)).zip(targets).enumerate();
     let score = |(row, (logits, target)): (usize, (&[f32], &u32))| {
@@ -143,6 +182,11 @@ mod tests {
         let alone = scores_of_logits(&[sparse, dense].concat(), &[1, 2], None);
         assert!((alone[0].nll + 0.3f64.ln()).abs() < 1e-5 && (alone[1].nll + 0.2f64.ln()).abs() < 1e-3);
         assert!(alone.iter().all(|score| score.compared.is_none()), "nothing was compared");
+
+        let (none, scores) = Distributions::of_logits(&[], &[]);
+        assert!(scores.is_empty() && scores_of_logits(&[], &[], Some(&none)).is_empty());
+        let on_device = Distributions::on_device(());
+        assert!(scores_of_logits(&[], &[], Some(&on_device)).is_empty(), "there is nothing to compare");
 
         let (of_full, own) = Distributions::of_logits(&[dense, dense].concat(), &[2, 0]);
         let itself = Some(Compared { kl: 0.0, same_top: true });

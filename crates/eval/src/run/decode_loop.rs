@@ -13,7 +13,7 @@ use crate::records::timing::StepTime;
 use spattn_attention::Sequence;
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, Stream};
-use spattn_model::token_scores::{Distributions, PredictingRows, scores_of_logits};
+use spattn_model::token_scores::{Distributions, PredictingRows, ScoredPart, scores_of_logits};
 
 /// One sequence on its way through an example.
 pub(super) struct RunningSequence<A> {
@@ -129,8 +129,11 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     fn step_reference(&self, reference: &mut [RunningSequence<P::Answer>]) -> Result<Vec<Distributions>, EngineError> {
         let step = |running: &mut RunningSequence<P::Answer>| {
             let rows = self.step_scored(&mut [&mut *running])?.pop().unwrap_or_default();
+            let product = Piece::begin(self.clock);
+            let logits = self.decoder.row_logits([rows.predicting()])?;
+            running.time.weights += product.end().as_secs_f64();
             let scoring = Piece::begin(self.clock);
-            let (distributions, scores) = self.decoder.distributions(rows.predicting())?;
+            let (distributions, scores) = self.decoder.distributions(logits, rows.predicting())?;
             self.policy.take_scores(&mut running.answer, &scores);
             running.time.beside += scoring.end().as_secs_f64();
             Ok(distributions)
@@ -166,18 +169,24 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         full: &[Distributions],
     ) -> Result<(), EngineError> {
         let rows = self.step_scored(active)?;
-        let scoring = Piece::begin(self.clock);
         let numbers = active.iter().map(|running| running.number);
-        let parts: Vec<_> =
+        let parts: Vec<ScoredPart<'_>> =
             rows.iter().zip(numbers).map(|(rows, number)| (rows.predicting(), full.get(number))).collect();
-        let scores = self.decoder.score_tokens(&parts)?;
-        for (running, scores) in active.iter_mut().zip(&scores) {
-            self.policy.take_scores(&mut running.answer, scores);
+        let (mut scores, mut product_time, mut scoring_time) = (Vec::with_capacity(parts.len()), 0.0, 0.0);
+        for parts in together(&parts, self.decoder.rows_scored_together()) {
+            let product = Piece::begin(self.clock);
+            let logits = self.decoder.row_logits(parts.iter().map(|(rows, _)| *rows))?;
+            product_time += product.end().as_secs_f64();
+            let scoring = Piece::begin(self.clock);
+            scores.extend(self.decoder.score_tokens(logits, parts)?);
+            scoring_time += scoring.end().as_secs_f64();
         }
         let scored: usize = rows.iter().map(|rows| rows.targets.len()).sum();
-        let time = scoring.end().as_secs_f64() / scored.max(1) as f64;
-        for (running, rows) in active.iter_mut().zip(&rows) {
-            running.time.beside += time * rows.targets.len() as f64;
+        for ((running, rows), scores) in active.iter_mut().zip(&rows).zip(&scores) {
+            self.policy.take_scores(&mut running.answer, scores);
+            let share = rows.targets.len() as f64 / scored.max(1) as f64;
+            running.time.weights += share * product_time;
+            running.time.beside += share * scoring_time;
         }
         Ok(())
     }
@@ -243,6 +252,22 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     }
 }
 
+/// Parts in their order, several together as long as these have no more than `most` rows.
+fn together<'p, 'r>(parts: &'p [ScoredPart<'r>], most: usize) -> impl Iterator<Item = &'p [ScoredPart<'r>]> {
+    let mut rest = parts;
+    std::iter::from_fn(move || {
+        let mut rows = 0;
+        let fits = |(part, _): &&ScoredPart<'_>| {
+            rows += part.targets.len();
+            rows <= most
+        };
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (now, behind) = rest.split_at(count);
+        rest = behind;
+        (count > 0).then_some(now)
+    })
+}
+
 /// The rows of a step that predict what is scored.
 #[derive(Default)]
 struct FedRows {
@@ -270,5 +295,27 @@ impl FedRows {
 
     fn predicting(&self) -> PredictingRows<'_> {
         PredictingRows { rows: &self.rows, positions: &self.positions, targets: &self.targets }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_scored_together_as_long_as_their_logits_fit() {
+        let positions: Vec<usize> = (0..9).collect();
+        let targets = [7; 9];
+        let part = |rows: usize| -> ScoredPart<'_> {
+            (PredictingRows { rows: &[], positions: &positions[..rows], targets: &targets[..rows] }, None)
+        };
+        let groups = |rows: &[usize], most: usize| -> Vec<Vec<usize>> {
+            let parts: Vec<ScoredPart<'_>> = rows.iter().map(|rows| part(*rows)).collect();
+            together(&parts, most).map(|group| group.iter().map(|(rows, _)| rows.targets.len()).collect()).collect()
+        };
+        assert_eq!(groups(&[2, 3, 4, 0, 5], 5), [vec![2, 3], vec![4, 0], vec![5]]);
+        assert_eq!(groups(&[9, 1], 5), [vec![9], vec![1]], "a part is not divided");
+        assert_eq!(groups(&[0, 0], 5), [vec![0, 0]]);
+        assert!(groups(&[], 5).is_empty());
     }
 }

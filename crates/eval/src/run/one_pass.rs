@@ -142,7 +142,7 @@ fn sums_of(
         let rows_of = |pass| Pass::predicting(pass, decoder, &positions, targets);
         let (full, of_dense) = match dense {
             Some(dense) if compare => {
-                let (full, scores) = decoder.distributions(rows_of(dense))?;
+                let (full, scores) = decoder.distributions(decoder.row_logits([rows_of(dense)])?, rows_of(dense))?;
                 (Some(full), scores)
             }
             Some(dense) if takes_dense => (None, scores(decoder, rows_of(dense), None)?),
@@ -162,7 +162,8 @@ fn scores(
     rows: PredictingRows<'_>,
     full: Option<&Distributions>,
 ) -> Result<Vec<TokenScore>, EngineError> {
-    Ok(decoder.score_tokens(&[(rows, full)])?.pop().unwrap_or_default())
+    let logits = decoder.row_logits([rows])?;
+    Ok(decoder.score_tokens(logits, &[(rows, full)])?.pop().unwrap_or_default())
 }
 
 /// A prompt with one continuation, read in one pass.

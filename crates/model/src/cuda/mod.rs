@@ -45,7 +45,7 @@ use self::workspace::Workspace;
 use super::dimensions::GPU_PREFILL_CHUNK;
 use super::engine::{Engine, EngineError, GpuUse, Prefill, Reading, Stream};
 use super::rope::Rope;
-use super::token_scores::{Distributions, PredictingRows, TokenScore};
+use super::token_scores::{Distributions, PredictingRows, RowLogits, ScoredPart, TokenScore};
 use spattn_attention::Sequence;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::Prefix;
@@ -114,15 +114,20 @@ impl Engine for Cuda {
         self.logits_of_rows(x)
     }
 
-    fn distributions(&self, rows: PredictingRows<'_>) -> Result<Option<(Distributions, Vec<TokenScore>)>, EngineError> {
-        self.config.block.leaves_logits().then(|| self.distributions_of(rows)).transpose()
+    fn row_logits(&self, x: &[f32]) -> Result<Option<RowLogits>, EngineError> {
+        self.config.block.leaves_logits().then(|| Ok(RowLogits::on_device(self.device_logits(x)?))).transpose()
     }
 
-    fn score_tokens(
+    fn distributions(
         &self,
-        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
-    ) -> Result<Option<Vec<Vec<TokenScore>>>, EngineError> {
-        self.config.block.leaves_logits().then(|| self.scores_of(parts)).transpose()
+        logits: RowLogits,
+        rows: PredictingRows<'_>,
+    ) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
+        self.distributions_of(logits, rows)
+    }
+
+    fn score_tokens(&self, logits: RowLogits, parts: &[ScoredPart<'_>]) -> Result<Vec<Vec<TokenScore>>, EngineError> {
+        self.scores_of(logits, parts)
     }
 
     fn gpu(&self) -> Option<&str> {

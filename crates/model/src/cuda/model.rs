@@ -536,12 +536,14 @@ impl Segment {
         self.gpu.argmax(logits, (rows, self.end().1.outputs), argmax)
     }
 
-    /// The logits of the first `rows` rows of the residual stream in memory of their own, as the output matrix gives them.
+    /// The logits of the first `rows` rows of the residual stream in memory of their own, as the output matrix gives them. Waits for them, so
+    /// that their time is that of the product.
     pub(super) fn logits_on_device(&self, workspace: &mut Workspace, rows: usize) -> Result<Buffer, GpuError> {
         let (norm, head) = self.end();
         self.norm(workspace, 0, rows, Some(norm), self.config.layers, 0)?;
         let mut logits = self.gpu.alloc(4 * rows * head.outputs)?;
         self.multiply(head, &workspace.normed, rows, &mut logits, Into::Wide)?;
+        self.gpu.synchronize()?;
         Ok(logits)
     }
 

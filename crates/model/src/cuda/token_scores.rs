@@ -4,7 +4,7 @@
 use super::gpus::Cuda;
 use super::model::Segment;
 use crate::engine::{EngineError, NotFinite};
-use crate::token_scores::{Compared, Distributions, PredictingRows, TokenScore};
+use crate::token_scores::{Compared, Distributions, PredictingRows, RowLogits, ScoredPart, TokenScore};
 use spattn_cuda::{Buffer, NormalizedRows, RowSum};
 
 /// Distributions on the last GPU.
@@ -28,25 +28,28 @@ impl DeviceRows {
 }
 
 impl Cuda {
-    /// The distributions of rows, kept on the device, with what each makes of its target, compared with itself.
+    /// The distributions of rows by their logits, kept on the device, with what each makes of its target, compared with itself.
     pub(super) fn distributions_of(
         &self,
+        logits: RowLogits,
         rows: PredictingRows<'_>,
     ) -> Result<(Distributions, Vec<TokenScore>), EngineError> {
-        let (own, of_targets) = self.device_rows(&[rows])?;
+        let (own, of_targets) = self.device_rows(logits, &[rows])?;
         let itself = Some(Compared { kl: 0.0, same_top: true });
         let score = |(row, of_target): (usize, &f32)| TokenScore { nll: own.nll(row, *of_target), compared: itself };
         let scores = of_targets.iter().enumerate().map(score).collect();
         Ok((Distributions::on_device(own), scores))
     }
 
-    /// What the distributions of each part's rows make of their targets, compared with those of `full` that belong to the part.
+    /// What the distributions of each part's rows make of their targets, by the logits of all parts, compared with those of `full` that belong
+    /// to the part.
     pub(super) fn scores_of(
         &self,
-        parts: &[(PredictingRows<'_>, Option<&Distributions>)],
+        logits: RowLogits,
+        parts: &[ScoredPart<'_>],
     ) -> Result<Vec<Vec<TokenScore>>, EngineError> {
         let rows: Vec<PredictingRows<'_>> = parts.iter().map(|(rows, _)| *rows).collect();
-        let (own, of_targets) = self.device_rows(&rows)?;
+        let (own, of_targets) = self.device_rows(logits, &rows)?;
         let (mut first, mut scores) = (0, Vec::with_capacity(parts.len()));
         for (rows, full) in parts {
             let count = rows.targets.len();
@@ -61,11 +64,14 @@ impl Cuda {
         Ok(scores)
     }
 
-    /// The distributions of the rows of all parts, and the logit of each row's target.
-    fn device_rows(&self, parts: &[PredictingRows<'_>]) -> Result<(DeviceRows, Vec<f32>), EngineError> {
-        let x: Vec<f32> = parts.iter().flat_map(|part| part.rows).copied().collect();
+    /// The distributions of the rows of all parts by their logits, and the logit of each row's target.
+    fn device_rows(
+        &self,
+        logits: RowLogits,
+        parts: &[PredictingRows<'_>],
+    ) -> Result<(DeviceRows, Vec<f32>), EngineError> {
+        let logits: Buffer = logits.into_device().expect("what a GPU scores by, it has computed");
         let targets: Vec<u32> = parts.iter().flat_map(|part| part.targets).copied().collect();
-        let logits = self.device_logits(&x)?;
         let last = self.last();
         let sums = last.gpu.row_sums(&logits, last.end().1.outputs, &targets)?;
         let positions = parts.iter().flat_map(|part| part.positions);
