@@ -136,7 +136,7 @@ fn single_columns_get_further_examples() {
     const ITEM: &str = r#"
 title = "mine"
 [builtin]
-tasks = ["ruler/niah_single_2", "ruler/vt"]
+tasks = ["ruler/niah_single_2", "ruler/niah_single_1"]
 lengths = [512]
 samples = 2
 [[more.builtin]]
