@@ -67,10 +67,10 @@ impl Gpu {
         if rows == 0 {
             return Ok(Vec::new());
         }
-        let (targets, found) = (self.upload(targets)?, self.alloc(size_of::<u32>() * WORDS * rows)?);
+        let (sent, found) = (self.upload(targets)?, self.alloc(size_of::<u32>() * WORDS * rows)?);
         let from = logits.address(0, size_of::<f32>() * rows * columns);
         let (of_targets, to) =
-            (targets.address(0, size_of::<u32>() * rows), found.address(0, size_of::<u32>() * WORDS * rows));
+            (sent.address(0, size_of_val(targets)), found.address(0, size_of::<u32>() * WORDS * rows));
         let columns = columns as u32;
         let function = self.function("distributions", "row_sums")?;
         let mut launch = self.launch(&function);
@@ -110,8 +110,9 @@ impl Gpu {
             return Ok(Vec::new());
         }
         let (of_rows, of_others) = (self.upload(rows.log_z)?, self.upload(others.log_z)?);
-        let found = self.alloc(size_of::<f64>() * count)?;
-        let [log_z, other_log_z, to] = [&of_rows, &of_others, &found].map(|b| b.address(0, size_of::<f64>() * count));
+        let bytes = size_of_val(rows.log_z);
+        let found = self.alloc(bytes)?;
+        let [log_z, other_log_z, to] = [&of_rows, &of_others, &found].map(|buffer| buffer.address(0, bytes));
         let (own, other, width) = (rows.address(columns), others.address(columns), columns as u32);
         let function = self.function("distributions", "row_divergences")?;
         let mut launch = self.launch(&function);
