@@ -169,3 +169,29 @@ fn methods_that_are_scored_in_groups_get_what_they_get_together() {
         assert_eq!(scored(most_waiting), together, "{most_waiting} bytes");
     }
 }
+
+#[test]
+fn each_continuation_is_compared_with_full_on_its_own_text() {
+    let (model, ids) = model();
+    // Neither is the beginning of the other.
+    let texts = [TextToScore::from(&ids[150..180]), TextToScore { tokens: &ids[60..85], given: 3 }];
+    let methods = methods(&["topk:k=4", "streaming_llm:window=8"]);
+    let request = example(&ids[..60], 50, &methods);
+    type Score = fn(&Model, ExampleRequest<'_>, &GivenText<'_>) -> ExampleResult<Sums>;
+    let decoded: Score =
+        |model, request, text| ExampleRunner::new(&model.decoder, &NEVER).run(request, text).unwrap().unwrap();
+    let in_one_pass: Score = |model, request, text| {
+        ExampleRunner::new(&model.decoder, &NEVER).score_in_one_pass(request, text).unwrap().unwrap()
+    };
+    for score in [decoded, in_one_pass] {
+        let scored = |texts: &[TextToScore<'_>]| -> Vec<Vec<Sums>> {
+            let outcome = score(&model, request, &GivenText { texts, compare: true });
+            outcome.runs.into_iter().map(|run| run.answers).collect()
+        };
+        let (both, first, second) = (scored(&texts), scored(&texts[..1]), scored(&texts[1..]));
+        for method in 0..methods.len() {
+            assert_eq!(both[method], [first[method][0].clone(), second[method][0].clone()], "method {method}");
+            assert!(both[method].iter().all(|sums| sums.kl_sum > 0.0));
+        }
+    }
+}
