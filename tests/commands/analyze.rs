@@ -164,7 +164,7 @@ test = { between = { rows = ["needle"], columns = ["Top-k"], at_least = 0 } }
     let temp = TempDir::new().unwrap();
     let item = temp.path().join("mine.toml");
     fs::write(&item, ITEM).unwrap();
-    // Dense attention gets the further examples, too; whoever asks for a number of examples gets that number alone.
+    // Dense attention gets the further examples, too. With `--samples 1` every method has one example of each task.
     for (flags, [full, topk, quest], says) in
         [("", [7, 4, 7], Some("| samples of Quest | 5 (ruler/niah_single_2) |")), ("--samples 1", [2, 2, 2], None)]
     {

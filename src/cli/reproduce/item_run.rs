@@ -136,7 +136,7 @@ impl ReproduceArgs {
             settings: item.settings(variant).map(with_model),
             latency: item.latency_settings(variant).map(with_model),
             floor: item.floor_settings(variant).map(with_model),
-            // Whoever asks for a number of examples gets that number of all methods.
+            // With `--samples N` every method has N examples.
             more: match self.samples {
                 Some(_) => Vec::new(),
                 None => item.more_settings(variant).into_iter().map(with_model).collect(),
