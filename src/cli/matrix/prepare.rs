@@ -155,7 +155,7 @@ fn check_disk(
     let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
     let (needed, free) = (text::size(needed), text::size(free));
     let what = format!("the KV cache of {longest} tokens of {} takes {needed} on disk", model.id);
-    Err(UsageError::new(format!("{what}, and that of {} has {free} free", folder.display()))
+    Err(UsageError::new(format!("{what}, and {} has {free} free", folder.display()))
         .hint("make room, choose another disk by --out, or a shorter --length"))
 }
 
@@ -300,7 +300,7 @@ mod tests {
         let error = check(on_disk, Some(needed - 1)).unwrap_err();
         let size = text::size(needed);
         let expected = format!(
-            "the KV cache of 8192 tokens of builtin takes {size} on disk, and that of some/run has {} free",
+            "the KV cache of 8192 tokens of builtin takes {size} on disk, and some/run has {} free",
             text::size(needed - 1)
         );
         assert_eq!(error.what, expected);
