@@ -2,7 +2,7 @@
 //
 // Sums are those of the host's `distribution` to the bit: sixteen sums run beside each other, of every sixteenth term each, and are added in
 // order; the exponential is the same series, and nothing is fused.
-#include "ordered.cuh"
+#include "greatest.cuh"
 
 constexpr int THREADS = 1024;
 constexpr uint32_t LANES = 16;
@@ -74,35 +74,11 @@ struct Row {
 // Blocks: rows. Of logits `[row][columns]` and a target column for each, which is below `columns`, finds each `Row`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     row_sums(const float* logits, uint32_t columns, const uint32_t* targets, Row* found) {
-    __shared__ unsigned long long of_warps[32];
     const float* own = logits + static_cast<uint64_t>(blockIdx.x) * columns;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // A word that sorts as the logit, then the column, counted from the end.
-    unsigned long long best = 0;
-    bool finite = true;
-    for (uint32_t i = threadIdx.x; i < columns; i += THREADS) {
-        const float logit = own[i];
-        finite = finite && isfinite(logit);
-        // Zeros of both signs are equal.
-        const unsigned long long key = static_cast<unsigned long long>(ordered(logit + 0.0f)) << 32 | (~0u - i);
-        best = key > best ? key : best;
-    }
-    const auto greatest = [&] {
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const unsigned long long other = __shfl_xor_sync(~0u, best, step);
-            best = other > best ? other : best;
-        }
-    };
-    greatest();
-    if (lane == 0) of_warps[warp] = best;
-    const bool all_finite = __syncthreads_and(finite);
-    best = of_warps[lane];
-    greatest();
-    const uint32_t top = ~0u - static_cast<uint32_t>(best);
-    const float largest = own[top];
+    const Greatest greatest = greatest_of(own, columns);
+    const float largest = own[greatest.column];
     const double sum = summed(columns, [=](uint32_t i) { return exponential(plus(own[i], -static_cast<double>(largest))); });
-    if (threadIdx.x == 0) found[blockIdx.x] = Row{sum, largest, own[targets[blockIdx.x]], top, all_finite};
+    if (threadIdx.x == 0) found[blockIdx.x] = Row{sum, largest, own[targets[blockIdx.x]], greatest.column, greatest.all_finite};
 }
 
 // Blocks: rows. Of two distributions a row, p of `logits` and q of `others` with the logarithms of their sums, `Σ p (ln p - ln q)`.
