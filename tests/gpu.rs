@@ -3400,7 +3400,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 72] = [
+const THERE: [&str; 79] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3454,9 +3454,17 @@ const THERE: [&str; 72] = [
     "h2o:k=1000000,recent=9",
     "h2o:sink=0,k=200,recent=300",
     "h2o",
+    // The GPU builds the index by which the host selects.
     "snapkv:k=16",
+    "snapkv:k=20,window=70,kernel=5,pool=avg,per=kv_head",
+    "snapkv:k=0",
+    "pyramid_kv:k=16,window=9",
     "ada_kv:k=16",
+    "ada_kv:k=20,window=64,per=kv_head,reduce=max",
     "expected_attention:k=16",
+    "expected_attention:k=20,queries=65536,dense_layers=0",
+    "expected_attention:ratio=0.1,queries=100,covariance=false,norm=false",
+    "expected_attention:k=0",
     "bigbird:window=32,block=8",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",

@@ -22,8 +22,9 @@ mod spec_text;
 mod types;
 
 pub use backend::active::*;
+pub use backend::builder::IndexBuilder;
 pub use backend::form::{DeviceForm, StepShape};
-pub use backend::index::{DeviceIndex, PrefixStatsView};
+pub use backend::index::{DeviceIndex, IndexLayer, PrefixStatsView};
 pub use backend::reasons::HostReason;
 pub use backend::workspaces::Workspaces;
 pub use calibration::artefact;

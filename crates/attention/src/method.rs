@@ -19,7 +19,7 @@ use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::scores::{GroupQueries, score_into, score_some_in_context};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
-use crate::{DeviceForm, HostReason, IndexKey, PrefillPattern, Probe, PromptNeed};
+use crate::{DeviceForm, HostReason, IndexBuilder, IndexKey, PrefillPattern, Probe, PromptNeed};
 use spattn_kernels::Rows;
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -174,6 +174,11 @@ pub trait Method: Send + Sync + 'static {
     /// Why there is none, or none with these parameters: at least one reason.
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Err(vec![HostReason::NoForm])
+    }
+
+    /// How its index is built on a device that holds the prefix, where the host selects; `None` if the host builds it, too.
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        None
     }
 
     /// The positions at which tokens are attended.
@@ -419,6 +424,8 @@ pub trait AnyMethod: Send + Sync {
     /// # Errors
     /// Why there is none.
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>>;
+    /// See [`Method::index_builder`].
+    fn index_builder(&self) -> Option<&dyn IndexBuilder>;
     /// See [`Method::positions`].
     fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
@@ -505,6 +512,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Method::device_form(self)
+    }
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        Method::index_builder(self)
     }
     fn positions(&self) -> Positions {
         Method::positions(self)

@@ -1,9 +1,15 @@
-//! [`DeviceIndex`]: what a device form keeps of the keys of one layer, and [`PrefixStatsView`], which it may be built from.
+//! [`DeviceIndex`]: what a device form keeps of the keys of one layer; [`PrefixStatsView`] and [`IndexLayer`]: what indexes are built from
+//! beside keys and values.
 
 use std::any::{Any, type_name};
 use std::fmt;
+use std::ops::Range;
 
-use crate::PromptStats;
+use crate::types::attention_spec::SoftmaxScale;
+use crate::types::budget::Context;
+use crate::types::positions::Rotation;
+use crate::types::prefix_head::SparseLayerRank;
+use crate::{PromptHead, PromptStats};
 
 /// The index of all KV heads of one layer, in the type of the device form that built it.
 pub struct DeviceIndex {
@@ -44,6 +50,36 @@ pub struct PrefixStatsView<'a> {
     pub seed: u64,
     /// Statistics gathered while the prompt was read; `None` if there are none.
     pub stats: Option<&'a PromptStats>,
+}
+
+/// A layer of a finished prefix, beside the keys and values that a device holds.
+pub struct IndexLayer<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Rank of the layer among the sparse layers.
+    pub depth: SparseLayerRank,
+    /// The model's rotation; `None` if its positions cannot be moved.
+    pub rotation: Option<&'a dyn Rotation>,
+    /// Tokens of the prefix.
+    pub tokens: usize,
+    /// Factor of the logits.
+    pub scale: SoftmaxScale,
+    /// Tokens that may be selected; at least one.
+    pub candidates: Range<usize>,
+    /// The statistics that the method needs ([`Method::prompt_needs`](crate::Method::prompt_needs)).
+    pub stats: Option<&'a PromptStats>,
+}
+
+impl<'a> IndexLayer<'a> {
+    /// The statistics of a KV head.
+    pub fn head(&self, kv_head: usize) -> PromptHead<'a> {
+        self.stats.map_or_else(PromptHead::default, |stats| stats.head(self.layer, kv_head))
+    }
+
+    /// The prefix as a context, for methods that spend their budget at the end of prefill.
+    pub fn context(&self) -> Context {
+        Context::new(self.tokens, &self.candidates).at(self.depth.share)
+    }
 }
 
 #[cfg(test)]

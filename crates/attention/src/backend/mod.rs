@@ -9,6 +9,7 @@
 //! | a [`Scorer`](crate::scored::scorer::Scorer) | [`DeviceScorer`](scorer::DeviceScorer) | `ScorerLaunch`, through `CudaScorer` |
 //! | a [`Picker`](crate::scored::select::Picker) | [`DevicePicker`](scorer::DevicePicker) | `PickerLaunch` |
 //! | a mask that is searched for | [`SearchedMask`](crate::SearchedMask) | `MaskLaunch` |
+//! | an index of a method that selects on the host | [`IndexBuilder`](builder::IndexBuilder) | `BuilderLaunch`, through `CudaBuilder` |
 //!
 //! A build has one backend: `cuda/`, or `host/`, which launches nothing and whose traits are empty. Both have the same names, so
 //! nothing outside this folder asks which one it is: a method puts its launches in a module that is compiled with the backend
@@ -20,6 +21,7 @@
 //! form, and selected tokens are counted on the device until [the counters are
 //! collected](crate::Sequence::collect_device_counters).
 
+pub(crate) mod builder;
 pub(crate) mod form;
 pub(crate) mod index;
 pub(crate) mod reasons;

@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::backend::active::{HAS_DEVICE, build_index, finish};
+use crate::backend::active::{HAS_DEVICE, build_heads, build_index, finish};
+use crate::backend::builder::IndexBuilder;
 use crate::backend::form::DeviceForm;
-use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::index::{DeviceIndex, IndexLayer, PrefixStatsView};
 use crate::backend::reasons::HostReason;
 use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
 use crate::kv::{
-    DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, PrefixDtype, QuantisedKv, ReadCounter,
+    DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, PrefixDtype, QuantisedKv, ReadCounter, Tier,
 };
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
@@ -239,27 +240,58 @@ impl IndexCache {
     ) -> Result<IndexSet, KvError> {
         let start = Instant::now();
         let asked = !method.method.is_static_only() && (!candidates.is_empty() || method.has_moving_candidates());
-        let dense_layers = dense;
-        let by_layer = dense
-            .par_iter()
-            .enumerate()
-            .map(|(layer, dense)| {
-                if *dense || !asked {
-                    return Ok(Vec::new());
-                }
-                let depth = depth(dense_layers, layer, &method.policy.schedule);
-                let heads = (0..prefix.shape().kv_heads).into_par_iter();
-                heads
-                    .map(|kv_head| self.build_head(prefix, method, (layer, kv_head), depth, candidates.clone()))
-                    .collect()
-            })
-            .collect::<Result<Vec<Vec<_>>, KvError>>()?;
+        let builder = self.builder_on_device(prefix, method);
+        let of_layer = |layer: usize| -> Result<Vec<(Index, KvReads)>, KvError> {
+            if dense[layer] || !asked {
+                return Ok(Vec::new());
+            }
+            let depth = depth(dense, layer, &method.policy.schedule);
+            if let Some(builder) = builder
+                && let Some(indexes) = self.build_heads_on_device(builder, prefix, (layer, depth), &candidates)?
+            {
+                return Ok(indexes.into_iter().map(|index| (index, KvReads::default())).collect());
+            }
+            let heads = (0..prefix.shape().kv_heads).into_par_iter();
+            heads.map(|kv_head| self.build_head(prefix, method, (layer, kv_head), depth, candidates.clone())).collect()
+        };
+        let by_layer: Vec<Vec<(Index, KvReads)>> = match builder {
+            // A device builds one after the other, and the host deals out its part of each.
+            Some(_) => (0..dense.len()).map(of_layer).collect::<Result<_, KvError>>()?,
+            None => (0..dense.len()).into_par_iter().map(of_layer).collect::<Result<_, KvError>>()?,
+        };
         let mut reads = KvReads::default();
         by_layer.iter().flatten().for_each(|(_, of_head)| reads.add(*of_head));
         let indexes = |heads: Vec<(Index, KvReads)>| heads.into_iter().map(|(index, _)| index).collect();
         let by_layer = by_layer.into_iter().map(indexes).collect();
         let on_device = dense.iter().map(|_| None).collect();
         Ok(IndexSet { by_layer, on_device, build_time: start.elapsed(), reads })
+    }
+
+    /// How a method that selects on the host has its indexes built by the device that holds the prefix; `None` if it has not.
+    fn builder_on_device<'m>(&self, prefix: &Prefix, method: &'m Configured) -> Option<&'m dyn IndexBuilder> {
+        let is_there = HAS_DEVICE && prefix.device().is_some() && !self.selects_on_host;
+        let builder = method.method.index_builder().filter(|_| is_there)?;
+        builder.fits(prefix.shape()).then_some(builder)
+    }
+
+    /// Builds the indexes of a layer's KV heads on the device; `None` if the layer has no candidates, or is not there.
+    fn build_heads_on_device(
+        &self,
+        builder: &dyn IndexBuilder,
+        prefix: &Prefix,
+        (layer, depth): (usize, SparseLayerRank),
+        candidates: &Range<usize>,
+    ) -> Result<Option<Vec<Index>>, KvError> {
+        let (spec, tokens) = (prefix.spec(layer), prefix.tokens());
+        let candidates = spec.visible_candidates(candidates.clone(), tokens);
+        let Some(kv) = prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !candidates.is_empty())
+        else {
+            return Ok(None);
+        };
+        let (rotation, stats) = (self.rotation.as_deref(), self.stats.as_ref());
+        let of = IndexLayer { layer, depth, rotation, tokens, scale: spec.scale, candidates, stats };
+        let built = build_heads(builder, kv, &of);
+        built.map(Some).map_err(|failure| KvError::Unread { layer, tier: Tier::Device, why: failure.to_string() })
     }
 
     /// Builds the index of one KV head; also returns what was read for it.

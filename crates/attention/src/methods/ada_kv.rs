@@ -20,7 +20,8 @@ use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::spec::KEEP;
 use crate::{
-    HeadPrefix, IndexKey, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step, TailRule,
+    HeadPrefix, IndexBuilder, IndexKey, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step,
+    TailRule,
 };
 use spattn_kernels::topk::top_k;
 
@@ -166,6 +167,10 @@ impl Method for AdaKv {
 
     fn is_data_independent(&self) -> bool {
         true
+    }
+
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        self.snapkv.index_builder()
     }
 
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> StaticTokens {

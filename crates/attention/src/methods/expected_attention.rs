@@ -12,20 +12,28 @@
 //! are computed from `queries` queries, evenly spread over the prefix and after the sink, with their rotation undone. If a
 //! model's rotation changes with the length of the text, it cannot be undone, and queries are used as they were rotated.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::sync::Arc;
+
+use rayon::prelude::*;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::index::pca::Covariance;
-use crate::kv::{KvError, MOST_TOKENS};
+use crate::kv::{KvDtype, KvError, KvShape, MOST_TOKENS};
 use crate::methods::{MethodEntry, Preset};
 use crate::spec::KEEP;
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::{
-    Budget, HeadPrefix, Method, Probe, PromptNeed, Role, Rotation, SelectedTokens, Selection, Solved, Step, TailRule,
+    Budget, HeadPrefix, IndexBuilder, Method, Probe, PromptHead, PromptNeed, PromptShape, Role, Rotation,
+    SelectedTokens, Selection, Solved, Step, TailRule,
 };
+use spattn_kernels::GPU_WIDEST;
 use spattn_kernels::quadratic::{Forms, forms};
 use spattn_kernels::topk::top_k;
 
@@ -77,6 +85,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Limit of `future`: the mean rotation is a sum over all positions, for each channel.
 const MOST_FUTURE: usize = 1 << 16;
 
+/// Bytes that a GPU takes at most for the sums of parts of the queries.
+const MOST_PARTIAL_SUMS: usize = 35_000_000;
+
 /// Eviction by the expected attention of queries to come.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ExpectedAttention {
@@ -104,6 +115,23 @@ impl Queries {
         Self { mean: mean.collect(), covariance: covariance.matrix() }
     }
 
+    /// The distribution of so many rows, given by their sum `[d]` and the sums of their products `[d][d]`.
+    #[cfg(feature = "cuda")]
+    fn of_sums(count: usize, sum: &[f64], products: &[f64]) -> Self {
+        let mut covariance = Covariance::new(sum.len());
+        covariance.set_sums(&[&[count as f64], sum, products].concat());
+        let mean = sum.iter().map(|sum| sum / count.max(1) as f64).collect();
+        Self { mean, covariance: covariance.matrix() }
+    }
+
+    /// The distribution after a linear map `[d][d]`, if there is one.
+    fn mapped_by(self, map: Option<&[f64]>) -> Self {
+        match map {
+            Some(map) => self.mapped(map),
+            None => self,
+        }
+    }
+
     /// The distribution after a linear map `[d][d]`.
     fn mapped(&self, map: &[f64]) -> Self {
         let d = self.mean.len();
@@ -111,16 +139,6 @@ impl Queries {
         let covariance = product(&half, &transposed(map, d), d);
         let mean = map.chunks_exact(d).map(|row| row.iter().zip(&self.mean).map(|(a, b)| a * b).sum()).collect();
         Self { mean, covariance }
-    }
-
-    /// Logarithms of the expected exponentials of the logits with `keys: [token][d]`; without the covariance, logits of the mean.
-    fn log_expected(&self, keys: &[f32], covariance: bool, scale: SoftmaxScale) -> impl Iterator<Item = f64> {
-        let matrix = if covariance { &self.covariance[..] } else { &[] };
-        let log = move |forms: Forms| {
-            let linear = forms.linear / scale.divisor();
-            if covariance { linear + forms.quadratic / (2.0 * scale.squared_divisor()) } else { linear }
-        };
-        forms(&self.mean, matrix, keys).into_iter().map(log)
     }
 }
 
@@ -154,57 +172,76 @@ fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) 
 }
 
 impl ExpectedAttention {
-    /// Distributions of the future queries of each head of the group; `mean_rotation` is that of the positions to come.
-    fn queries_to_come(&self, prefix: &HeadPrefix<'_>, mean_rotation: Option<&[f64]>) -> Vec<Queries> {
-        let (d, group) = (prefix.d, prefix.prompt.group());
-        let (positions, _) = prefix.prompt.sampled_queries(self.queries, 0);
+    /// The sampled queries after the sinks with their rotation undone, `[query][d]` for each head of the group.
+    fn unrotated(
+        &self,
+        prompt: &PromptHead<'_>,
+        rotation: Option<&dyn Rotation>,
+        sinks: usize,
+        d: usize,
+    ) -> Vec<Vec<f32>> {
+        let group = prompt.group();
+        let (positions, _) = prompt.sampled_queries(self.queries, 0);
         let heads: Vec<Vec<f32>> =
-            (0..group).map(|head| prefix.prompt.sampled_queries(self.queries, head).1.to_f32()).collect();
-        let after_sinks = positions.partition_point(|p| (*p as usize) < prefix.candidates.start);
-        let mut unrotated = vec![Vec::with_capacity((positions.len() - after_sinks) * d); group];
-        for (row, position) in positions.iter().enumerate().skip(after_sinks) {
+            (0..group).map(|head| prompt.sampled_queries(self.queries, head).1.to_f32()).collect();
+        let after_sinks = positions.partition_point(|p| (*p as usize) < sinks);
+        // All heads of a position are turned back at once, since its angles are the same.
+        let turned = |(row, position): (usize, &u32)| {
             let mut queries: Vec<f32> = heads.iter().flat_map(|head| &head[row * d..][..d]).copied().collect();
-            if let Some(turn) = prefix.rotation {
+            if let Some(turn) = rotation {
                 turn.turn_rows_back(&mut queries, d, *position as usize);
             }
-            unrotated.iter_mut().zip(queries.chunks_exact(d)).for_each(|(head, query)| head.extend_from_slice(query));
-        }
-        let of_head = |queries: Vec<f32>| {
-            let queries = Queries::new(&queries, d);
-            match mean_rotation {
-                Some(map) => queries.mapped(map),
-                None => queries,
-            }
+            queries
         };
-        unrotated.into_iter().map(of_head).collect()
+        let rows: Vec<Vec<f32>> = positions.par_iter().enumerate().skip(after_sinks).map(turned).collect();
+        let of_head = |head: usize| rows.iter().flat_map(|row| &row[head * d..][..d]).copied().collect();
+        (0..group).into_par_iter().map(of_head).collect()
     }
 
-    /// Score of each candidate, for the group.
-    fn scores(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<f32>, KvError> {
-        let (d, tokens, group) = (prefix.d, prefix.tokens(), prefix.prompt.group());
-        let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
-        let mut scores = vec![0.0; prefix.candidates.len()];
-        let queries = self.queries_to_come(prefix, rotation.as_deref());
-        let mut logs_of_heads = vec![Vec::with_capacity(scores.len()); group];
-        prefix.candidate_keys().each_block(1, |keys| {
-            for (queries, logs) in queries.iter().zip(&mut logs_of_heads) {
-                logs.extend(queries.log_expected(keys, self.covariance, prefix.scale));
-            }
-        })?;
+    /// The logarithm of the expected exponential of the logit with a key, by its forms; without the covariance, the logit of the mean.
+    fn log_expected(&self, linear: f64, quadratic: f64, scale: SoftmaxScale) -> f64 {
+        let linear = linear / scale.divisor();
+        if self.covariance { linear + quadratic / (2.0 * scale.squared_divisor()) } else { linear }
+    }
+
+    /// Scores of the candidates for the group: from `logs` of each head, the means over heads of what is normalised over the candidates,
+    /// times the norms of values, if these are given.
+    fn merged(logs_of_heads: Vec<Vec<f64>>, norms: Option<Vec<f64>>) -> Vec<f32> {
+        let group = logs_of_heads.len();
+        let mut scores = vec![0.0; logs_of_heads.first().map_or(0, Vec::len)];
         for mut logs in logs_of_heads {
             let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             logs.iter_mut().for_each(|log| *log = (*log - max).exp());
             let sum: f64 = logs.iter().sum();
             scores.iter_mut().zip(logs).for_each(|(score, x)| *score += x / sum / group as f64);
         }
-        if self.norm {
-            let norm = |value: &[f32]| value.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-            let mut left = scores.iter_mut();
-            prefix.candidate_values().each_block(1, |values| {
-                values.chunks_exact(d).zip(left.by_ref()).for_each(|(value, score)| *score *= norm(value));
-            })?;
+        for (score, norm) in scores.iter_mut().zip(norms.into_iter().flatten()) {
+            *score *= norm;
         }
-        Ok(scores.into_iter().map(|score| score as f32).collect())
+        scores.into_iter().map(|score| score as f32).collect()
+    }
+
+    /// Score of each candidate, for the group.
+    fn scores(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<f32>, KvError> {
+        let (d, tokens, count) = (prefix.d, prefix.tokens(), prefix.candidates.len());
+        let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
+        let unrotated = self.unrotated(&prefix.prompt, prefix.rotation, prefix.candidates.start, d);
+        let queries: Vec<Queries> =
+            unrotated.iter().map(|rows| Queries::new(rows, d).mapped_by(rotation.as_deref())).collect();
+        let mut logs_of_heads = vec![Vec::with_capacity(count); queries.len()];
+        let log = |Forms { linear, quadratic }| self.log_expected(linear, quadratic, prefix.scale);
+        prefix.candidate_keys().each_block(1, |keys| {
+            for (queries, logs) in queries.iter().zip(&mut logs_of_heads) {
+                let matrix = if self.covariance { &queries.covariance[..] } else { &[] };
+                logs.extend(forms(&queries.mean, matrix, keys).into_iter().map(log));
+            }
+        })?;
+        let norm = |value: &[f32]| value.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let mut norms = Vec::with_capacity(count);
+        if self.norm {
+            prefix.candidate_values().each_block(1, |values| norms.extend(values.chunks_exact(d).map(norm)))?;
+        }
+        Ok(Self::merged(logs_of_heads, self.norm.then_some(norms)))
     }
 }
 
@@ -227,6 +264,23 @@ struct ScoreSettings {
     norm: bool,
     /// False if nothing is kept.
     is_computed: bool,
+}
+
+impl IndexBuilder for ExpectedAttention {
+    fn fits(&self, shape: KvShape) -> bool {
+        HostReason::of_head_width(shape.d, GPU_WIDEST, 1).is_none()
+    }
+
+    /// The queries of a group with their sums; then its forms of all keys, and the norms of values.
+    fn bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
+        let PromptShape { heads, kv_heads, d, tokens, .. } = *prefix;
+        let (group, queries) = (heads / kv_heads, self.queries.min(tokens));
+        let sums = MOST_PARTIAL_SUMS + group * (d + d * d) * size_of::<f64>();
+        match self.budget.is_none() {
+            true => 0,
+            false => group * queries * d * size_of::<f32>() + sums + (2 * group + 1) * tokens * size_of::<f64>(),
+        }
+    }
 }
 
 impl Method for ExpectedAttention {
@@ -278,6 +332,10 @@ impl Method for ExpectedAttention {
 
     fn is_data_independent(&self) -> bool {
         true
+    }
+
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        Some(self)
     }
 
     fn resident_candidates(&self, _: &Scores, kept: &Vec<u32>) -> Option<usize> {

@@ -14,22 +14,28 @@
 //! The window contains the question only if the question is part of the prefix (`--sparse-from decode`), as in the
 //! paper; with `--sparse-from question` the last queries of the context vote.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::ParamInfo;
 use crate::IndexKey;
+use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
-use crate::kv::KvError;
+use crate::kv::{KvDtype, KvError, KvShape};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::spec::KEEP;
 use crate::types::budget::Context;
 use crate::types::scores::score_each;
 use crate::{
-    Budget, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Role, Selection, Solved, SparseLayerRank,
-    StaticTokens, Step, TailRule,
+    Budget, HeadPrefix, IndexBuilder, Method, Params, Policy, Probe, PromptNeed, PromptShape, Role, Selection, Solved,
+    SparseLayerRank, StaticTokens, Step, TailRule,
 };
 use spattn_base::error::UsageError;
+use spattn_kernels::GPU_WIDEST;
 use spattn_kernels::softmax::softmax;
 use spattn_kernels::topk::top_k;
 
@@ -193,8 +199,13 @@ impl SnapKv {
     pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Vec<f32>>, KvError> {
         let heads = 0..prefix.prompt.group();
         let votes: Vec<Vec<f32>> = heads.map(|head| self.votes(prefix, head)).collect::<Result<_, KvError>>()?;
-        let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[prefix.candidates.clone()].to_vec();
-        Ok(self.per.merged(votes).into_iter().map(of_candidates).collect())
+        Ok(self.pooled_of_candidates(votes, prefix.candidates.clone()))
+    }
+
+    /// From the votes of each query head of a group, the pooled ones of the candidates: a list for each query head, or one for the group.
+    fn pooled_of_candidates(&self, votes: Vec<Vec<f32>>, candidates: Range<usize>) -> Vec<Vec<f32>> {
+        let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[candidates.clone()].to_vec();
+        self.per.merged(votes).into_iter().map(of_candidates).collect()
     }
 
     /// Number of candidates that this layer keeps.
@@ -232,6 +243,22 @@ impl SnapKv {
             }
         };
         (0..votes.len()).map(pool).collect()
+    }
+}
+
+impl IndexBuilder for SnapKv {
+    fn fits(&self, shape: KvShape) -> bool {
+        HostReason::of_head_width(shape.d, GPU_WIDEST, 8).is_none()
+    }
+
+    /// The window's queries and what they attend, their sums, and what each token receives.
+    fn bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        let PromptShape { heads, d, tokens, .. } = *prefix;
+        let window = self.window.min(tokens);
+        match self.budget.is_none() {
+            true => 0,
+            false => heads * (2 * window * d * dtype.bytes() + (window + tokens) * size_of::<f32>()),
+        }
     }
 }
 
@@ -287,6 +314,10 @@ impl Method for SnapKv {
 
     fn is_data_independent(&self) -> bool {
         true
+    }
+
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        Some(self)
     }
 
     /// The voting window is static even if the policy's window is shorter.

@@ -226,8 +226,11 @@ fn keep_queries(
 ) -> Result<(), KvError> {
     let (chunk, width) = (piece.chunk, piece.chunk.heads * piece.chunk.d());
     for (positions, kept) in positions.iter().zip(kept) {
-        for position in positions.iter().map(|p| *p as usize).filter(|p| piece.tokens.contains(p)) {
-            kept.append(&chunk.queries()?[(position - chunk.first) * width..][..width]);
+        let within = |bound: usize| positions.partition_point(|position| (*position as usize) < bound);
+        let positions = &positions[within(piece.tokens.start)..within(piece.tokens.end)];
+        for run in positions.chunk_by(|a, b| a + 1 == *b) {
+            let first = run[0] as usize - chunk.first;
+            kept.append_rows(&chunk.queries()?[first * width..(first + run.len()) * width]);
         }
     }
     Ok(())

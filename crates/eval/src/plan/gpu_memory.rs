@@ -68,12 +68,16 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
             waiting_prefix_bytes(config, tokens, dimensions.kv_bytes_per_token_of(layers)),
         ),
     };
+    // Only one method's index is built at a time.
+    let of_builder = |method: &Configured| Some(method.method.index_builder()?.bytes(&prompt, dimensions.dtype()));
+    let building = methods.iter().filter_map(of_builder).max().unwrap_or(0);
     // Only one method reads at a time.
     let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
     memory::sum([
         dimensions.weight_bytes_of(layers),
         engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
+        building,
         lists,
         waiting,
     ])
@@ -207,6 +211,27 @@ mod tests {
         let token = model.dimensions.kv_bytes_per_token();
         assert_eq!(there - below, tokens * (token - token / all.end));
         assert_eq!(host_kv_of_example(&config, &model, tokens), Some(tokens * token));
+    }
+
+    #[test]
+    fn an_index_that_a_gpu_builds_for_the_host_takes_memory_once() {
+        let (mut config, model) = run();
+        let (tokens, layers) = (4096, 0..model.dimensions.config().layers);
+        let shape = model.dimensions.prompt_shape(tokens);
+        let mut of = |methods: &[&str]| {
+            let list = methods.iter().map(|spec| format!("'{spec}'")).collect::<Vec<_>>().join(",");
+            let text = format!("tasks = ['ruler/vt']\nlengths = [4096]\nmethods = [{list}]");
+            config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            bytes_at(&config, &model, tokens, &layers)
+        };
+        // With nothing to be kept, no index is built.
+        let none = of(&["snapkv:k=0", "expected_attention:k=0"]);
+        let votes = of(&["snapkv:k=16,window=8", "expected_attention:k=0"]) - none;
+        let row = shape.d * model.dimensions.dtype().bytes();
+        // Queries and what they attend, logarithms of sums, votes.
+        assert_eq!(votes, shape.heads * (2 * 8 * row + 8 * 4 + tokens * 4));
+        let both = of(&["snapkv:k=16,window=8", "expected_attention:k=16,queries=4096"]) - none;
+        assert!(both > votes && both == of(&["snapkv:k=0", "expected_attention:k=16,queries=4096"]) - none);
     }
 
     #[test]

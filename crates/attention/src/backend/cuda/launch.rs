@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::backend::cuda::layer::{DeviceLayer, DeviceStep};
 use crate::backend::cuda::memory::{DeviceScratch, DeviceWorkspace, KvHandle};
-use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::index::{DeviceIndex, IndexLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype};
 use crate::types::attention_spec::SoftmaxScale;
 use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Sampling, Scores, Tree};
@@ -301,6 +301,51 @@ pub(crate) trait PickerLaunch: Send + Sync {
 pub trait MaskLaunch: Send + Sync {
     /// The search tree over key blocks, and the query rows that are scored.
     fn search(&self) -> (Tree, Sampling);
+}
+
+/// Launches that build on a GPU the indexes by which the host selects.
+pub trait CudaBuilder: Send + Sync {
+    /// The index of a KV head, that of the [method](crate::Method::Index).
+    type Index: Any + Send + Sync;
+
+    /// Builds the index of each KV head of a layer, and waits for it.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn build_heads(&self, kv: KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<Self::Index>, GpuError>;
+}
+
+/// [`CudaBuilder`] with the type of its indexes erased.
+pub trait BuilderLaunch: Send + Sync {
+    /// See [`CudaBuilder::build_heads`].
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn build_heads(
+        &self,
+        kv: KvHandle<'_>,
+        layer: &IndexLayer<'_>,
+    ) -> Result<Vec<Box<dyn Any + Send + Sync>>, GpuError>;
+}
+
+impl<B: CudaBuilder> BuilderLaunch for B {
+    fn build_heads(
+        &self,
+        kv: KvHandle<'_>,
+        layer: &IndexLayer<'_>,
+    ) -> Result<Vec<Box<dyn Any + Send + Sync>>, GpuError> {
+        let heads = CudaBuilder::build_heads(self, kv, layer)?;
+        Ok(heads.into_iter().map(|head| Box::new(head) as _).collect())
+    }
+}
+
+/// Builds the indexes by which the host selects at a layer.
+pub(crate) fn build_heads(
+    builder: &(impl BuilderLaunch + ?Sized),
+    kv: KvHandle<'_>,
+    layer: &IndexLayer<'_>,
+) -> Result<Vec<Box<dyn Any + Send + Sync>>, DeviceFailure> {
+    builder.build_heads(kv, layer).map_err(DeviceFailure::from)
 }
 
 /// Builds the index of all KV heads of a layer.

@@ -5,9 +5,10 @@ mod layer;
 mod memory;
 mod projection;
 
-pub use launch::{Built, CudaForm, DeviceLaunch, MaskLaunch, MaterializesScores};
+pub use launch::{BuilderLaunch, Built, CudaBuilder, CudaForm, DeviceLaunch, MaskLaunch, MaterializesScores};
 pub(crate) use launch::{
-    CudaScorer, FusedTopK, PickRequest, PickerLaunch, ScoreRequest, ScorerLaunch, TailPlaces, build_index, finish,
+    CudaScorer, FusedTopK, PickRequest, PickerLaunch, ScoreRequest, ScorerLaunch, TailPlaces, build_heads, build_index,
+    finish,
 };
 pub(crate) use layer::build_on_host;
 pub use layer::{DeviceLayer, DeviceSequence, DeviceStep};

@@ -1,9 +1,10 @@
 //! Launches of a build without a device: the traits are empty and hold for every form.
 
+use std::any::Any;
 use std::ops::Range;
 
 use super::memory::KvHandle;
-use crate::backend::index::{DeviceIndex, PrefixStatsView};
+use crate::backend::index::{DeviceIndex, IndexLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype};
 use crate::types::attention_spec::SoftmaxScale;
 
@@ -22,6 +23,19 @@ impl<F: ?Sized> ScorerLaunch for F {}
 /// Launches of a [`DevicePicker`](crate::backend::scorer::DevicePicker).
 pub(crate) trait PickerLaunch {}
 impl<F: ?Sized> PickerLaunch for F {}
+
+/// Launches of an [`IndexBuilder`](crate::IndexBuilder).
+pub trait BuilderLaunch {}
+impl<F: ?Sized> BuilderLaunch for F {}
+
+/// Builds the indexes by which the host selects at a layer.
+pub(crate) fn build_heads(
+    _: &(impl BuilderLaunch + ?Sized),
+    kv: KvHandle<'_>,
+    _: &IndexLayer<'_>,
+) -> Result<Vec<Box<dyn Any + Send + Sync>>, DeviceFailure> {
+    match kv.never {}
+}
 
 /// Builds the index of all KV heads of a layer.
 pub(crate) fn build_index(

@@ -3,8 +3,8 @@
 mod launch;
 mod memory;
 
-pub use launch::{DeviceLaunch, MaskLaunch};
-pub(crate) use launch::{PickerLaunch, ScorerLaunch, build_index, finish};
+pub use launch::{BuilderLaunch, DeviceLaunch, MaskLaunch};
+pub(crate) use launch::{PickerLaunch, ScorerLaunch, build_heads, build_index, finish};
 pub use memory::KvHandle;
 
 /// Whether this build can select on a device.
