@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_products(const Stage& left, const Stage& rig
     }
 }
 
-// Of `count` rows `[head][row][d]`, a `PART` for each chunk of a head's rows and each pair of tiles of channels, `[head][chunk][pair]`. The
+// Of `count` rows `[row][head][d]`, a `PART` for each chunk of a head's rows and each pair of tiles of channels, `[head][chunk][pair]`. The
 // first tile of a pair is not behind the second; pairs are ordered by the second, then by the first. Blocks: heads, chunks, pairs.
 extern "C" __global__ void __launch_bounds__(THREADS) chunk_moments(const float* rows, uint32_t count, int d, double* parts) {
     __shared__ Stage left, right;
@@ -44,14 +44,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_moments(const float*
     const int first = pair - second * (second + 1) / 2;
     // The two tiles are then one, which is loaded once.
     const bool is_diagonal = first == second;
-    const float* own = rows + static_cast<uint64_t>(blockIdx.x) * count * d;
+    const float* own = rows + blockIdx.x * d;
+    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * d;
     const uint32_t chunk = (count + gridDim.y - 1) / gridDim.y, begin = blockIdx.y * chunk, end = min(count, begin + chunk);
     double products[EACH][EACH] = {}, sum = 0.0;
     for (uint32_t row = begin; row < end; row += STAGE) {
         for (int i = threadIdx.x; i < STAGE * TILE; i += THREADS) {
             const int term = i / TILE, place = i % TILE, a = first * TILE + place, b = second * TILE + place;
             const bool holds = row + term < end;
-            const float* from = own + static_cast<uint64_t>(row + term) * d;
+            const float* from = own + (row + term) * stride;
             left[term][place] = holds && a < d ? from[a] : 0.0f;
             if (!is_diagonal) right[term][place] = holds && b < d ? from[b] : 0.0f;
         }

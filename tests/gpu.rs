@@ -2935,7 +2935,7 @@ fn moments_of_rows_are_sums_over_all_of_them() {
             assert!(found == moments(), "{rows} rows of {d}: other sums when they are computed again");
             for (head, found) in found.iter().enumerate() {
                 let (mut sum, mut products) = (vec![NaiveSum::default(); d], vec![NaiveSum::default(); d * d]);
-                for row in numbers[head * rows * d..][..rows * d].chunks(d) {
+                for row in numbers.chunks(heads * d).map(|row| &row[head * d..][..d]) {
                     for ((x, sum), products) in row.iter().zip(&mut sum).zip(products.chunks_mut(d)) {
                         sum.add(f64::from(*x));
                         products.iter_mut().zip(row).for_each(|(sum, y)| sum.add(f64::from(*x) * f64::from(*y)));

@@ -54,7 +54,7 @@ fn count_within(cache: &Cache<'_>, tokens: &Range<usize>) -> usize {
 }
 
 impl Gpu {
-    /// The sums over the rows of each head of `numbers` `[head][row][d]` f32, and over their products, added in f64 in chunks that depend on
+    /// The sums over the rows of each head of `numbers` `[row][head][d]` f32, and over their products, added in f64 in chunks that depend on
     /// the shape alone. Waits for the device.
     ///
     /// # Errors

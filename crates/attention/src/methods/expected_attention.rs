@@ -15,6 +15,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -33,9 +34,9 @@ use crate::{
     Budget, HeadPrefix, IndexBuilder, Method, Probe, PromptHead, PromptNeed, PromptShape, Role, Rotation,
     SelectedTokens, Selection, Solved, Step, TailRule,
 };
-use spattn_kernels::GPU_WIDEST;
 use spattn_kernels::quadratic::{Forms, forms};
 use spattn_kernels::topk::top_k;
+use spattn_kernels::{GPU_WIDEST, Rows};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "expected_attention",
@@ -115,15 +116,6 @@ impl Queries {
         Self { mean: mean.collect(), covariance: covariance.matrix() }
     }
 
-    /// The distribution of so many rows, given by their sum `[d]` and the sums of their products `[d][d]`.
-    #[cfg(feature = "cuda")]
-    fn of_sums(count: usize, sum: &[f64], products: &[f64]) -> Self {
-        let mut covariance = Covariance::new(sum.len());
-        covariance.set_sums(&[&[count as f64], sum, products].concat());
-        let mean = sum.iter().map(|sum| sum / count.max(1) as f64).collect();
-        Self { mean, covariance: covariance.matrix() }
-    }
-
     /// The distribution after a linear map `[d][d]`, if there is one.
     fn mapped_by(self, map: Option<&[f64]>) -> Self {
         match map {
@@ -172,30 +164,29 @@ fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) 
 }
 
 impl ExpectedAttention {
-    /// The sampled queries after the sinks with their rotation undone, `[query][d]` for each head of the group.
-    fn unrotated(
-        &self,
-        prompt: &PromptHead<'_>,
-        rotation: Option<&dyn Rotation>,
-        sinks: usize,
-        d: usize,
-    ) -> Vec<Vec<f32>> {
+    /// The sampled queries after the sinks with their rotation undone, `[query][d]` of all heads of the group: `[query][head][d]`.
+    fn unrotated(&self, prompt: &PromptHead<'_>, rotation: Option<&dyn Rotation>, sinks: usize, d: usize) -> Vec<f32> {
         let group = prompt.group();
         let (positions, _) = prompt.sampled_queries(self.queries, 0);
-        let heads: Vec<Vec<f32>> =
-            (0..group).map(|head| prompt.sampled_queries(self.queries, head).1.to_f32()).collect();
-        let after_sinks = positions.partition_point(|p| (*p as usize) < sinks);
-        // All heads of a position are turned back at once, since its angles are the same.
-        let turned = |(row, position): (usize, &u32)| {
-            let mut queries: Vec<f32> = heads.iter().flat_map(|head| &head[row * d..][..d]).copied().collect();
-            if let Some(turn) = rotation {
-                turn.turn_rows_back(&mut queries, d, *position as usize);
-            }
-            queries
+        let of_head = |head: usize| match prompt.sampled_queries(self.queries, head).1 {
+            Rows::F32(rows) => Cow::Borrowed(rows),
+            rows => Cow::Owned(rows.to_f32()),
         };
-        let rows: Vec<Vec<f32>> = positions.par_iter().enumerate().skip(after_sinks).map(turned).collect();
-        let of_head = |head: usize| rows.iter().flat_map(|row| &row[head * d..][..d]).copied().collect();
-        (0..group).into_par_iter().map(of_head).collect()
+        let heads: Vec<Cow<'_, [f32]>> = (0..group).map(of_head).collect();
+        let after_sinks = positions.partition_point(|p| (*p as usize) < sinks);
+        let positions = &positions[after_sinks..];
+        let mut unrotated = vec![0.0; positions.len() * group * d];
+        let rows = unrotated.par_chunks_exact_mut(group * d).zip(positions).enumerate();
+        rows.for_each(|(row, (queries, position))| {
+            for (query, head) in queries.chunks_exact_mut(d).zip(&heads) {
+                query.copy_from_slice(&head[(after_sinks + row) * d..][..d]);
+            }
+            // All heads of a position are turned back at once, since its angles are the same.
+            if let Some(turn) = rotation {
+                turn.turn_rows_back(queries, d, *position as usize);
+            }
+        });
+        unrotated
     }
 
     /// The logarithm of the expected exponential of the logit with a key, by its forms; without the covariance, the logit of the mean.
@@ -226,8 +217,11 @@ impl ExpectedAttention {
         let (d, tokens, count) = (prefix.d, prefix.tokens(), prefix.candidates.len());
         let rotation = prefix.rotation.map(|turn| mean_rotation(turn, d, tokens, self.future));
         let unrotated = self.unrotated(&prefix.prompt, prefix.rotation, prefix.candidates.start, d);
-        let queries: Vec<Queries> =
-            unrotated.iter().map(|rows| Queries::new(rows, d).mapped_by(rotation.as_deref())).collect();
+        let of_head = |head: usize| -> Queries {
+            let rows = unrotated.chunks_exact(prefix.prompt.group() * d).flat_map(|row| &row[head * d..][..d]);
+            Queries::new(&rows.copied().collect::<Vec<f32>>(), d).mapped_by(rotation.as_deref())
+        };
+        let queries: Vec<Queries> = (0..prefix.prompt.group()).map(of_head).collect();
         let mut logs_of_heads = vec![Vec::with_capacity(count); queries.len()];
         let log = |Forms { linear, quadratic }| self.log_expected(linear, quadratic, prefix.scale);
         prefix.candidate_keys().each_block(1, |keys| {

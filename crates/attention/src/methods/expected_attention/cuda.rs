@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use super::{ExpectedAttention, Queries, Scores, mean_rotation};
 use crate::backend::active::{CudaBuilder, KvHandle};
 use crate::backend::index::IndexLayer;
-use spattn_cuda::{Gpu, GpuError};
+use crate::index::pca::Covariance;
+use spattn_cuda::{Gpu, GpuError, RowMoments};
 
 impl CudaBuilder for ExpectedAttention {
     type Index = Scores;
@@ -54,11 +55,21 @@ impl ExpectedAttention {
         mean_rotation: Option<&[f64]>,
     ) -> Result<Vec<Queries>, GpuError> {
         let unrotated = self.unrotated(&layer.head(kv_head), layer.rotation, layer.candidates.start, d);
-        let (heads, rows) = (unrotated.len(), unrotated.first().map_or(0, |rows| rows.len() / d));
-        let moments = gpu.moments(&gpu.upload(&unrotated.concat())?, (heads, rows, d))?;
-        let of_head = |moments: &spattn_cuda::RowMoments| {
-            Queries::of_sums(rows, &moments.sum, &moments.products).mapped_by(mean_rotation)
-        };
+        let heads = layer.head(kv_head).group();
+        let rows = unrotated.len() / (heads * d);
+        let moments = gpu.moments(&gpu.upload(&unrotated)?, (heads, rows, d))?;
+        let of_head = |moments: &RowMoments| Queries::of_moments(rows, moments).mapped_by(mean_rotation);
         Ok(moments.par_iter().map(of_head).collect())
+    }
+}
+
+impl Queries {
+    /// The distribution of so many rows, by their moments.
+    fn of_moments(count: usize, moments: &RowMoments) -> Self {
+        let RowMoments { sum, products } = moments;
+        let mut covariance = Covariance::new(sum.len());
+        covariance.set_sums(&[&[count as f64], &sum[..], &products[..]].concat());
+        let mean = sum.iter().map(|sum| sum / count.max(1) as f64).collect();
+        Self { mean, covariance: covariance.matrix() }
     }
 }
