@@ -13,7 +13,7 @@ use spattn_lab::papers::claims::{CellName, ClaimVerdict};
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
-use spattn_lab::papers::setting_lines::{Difference, SAMPLES_OF, SettingLine, setting_lines};
+use spattn_lab::papers::setting_lines::{Difference, METHODS, SAMPLES_OF, SettingLine, setting_lines};
 use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
@@ -243,14 +243,16 @@ fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
             None => as_published.to_owned(),
             Some(differs) => {
                 let because = differs.because.as_deref().unwrap_or("no reason is given");
-                format!("differs from {}: {because}", differs.paper)
+                format!("differs (paper: {}): {because}", differs.paper)
             }
         };
         let _ =
             writeln!(text, "| {} | {} | {} |", in_markdown(&line.setting), in_markdown(&line.here), in_markdown(&told));
     }
     if same > 0 {
-        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {as_published} |");
+        let but =
+            if lines.iter().any(|line| line.setting == METHODS) { ", but for what is said of methods" } else { "" };
+        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {as_published}{but} |");
     }
     text
 }

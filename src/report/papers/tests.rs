@@ -132,7 +132,7 @@ fn measured_numbers_carry_the_model_that_was_run() {
     has("| 3. dense attends all | support it | by construction (1K, n = 40) |");
     has("| 4. something else | no numbers to test | not tested | not tested | – |");
     has("> “dense wins” (Table 1)");
-    has("| samples | 40 | differs from 50: as many as there are |");
+    has("| samples | 40 | differs (paper: 50): as many as there are |");
     has("- slip of the paper: the last column is in percent");
     assert_eq!(page.matches("- why: it is small").count(), 1, "a reason is of its run alone");
     let csv = table::csv(&results.outcomes).unwrap();
@@ -268,15 +268,15 @@ fn the_number_of_examples_that_was_chosen_is_shown_as_such() {
     let page = |outcomes| rendered(&results(outcomes), ItemForm::Markdown).unwrap();
     let told = page(vec![few.clone()]);
     assert!(
-        told.contains("| samples | 2 | differs from 50: chosen by --samples; the item's own run has 40 |"),
+        told.contains("| samples | 2 | differs (paper: 50): chosen by --samples; the item's own run has 40 |"),
         "{told}"
     );
     let own = page(vec![outcome(Variant::Builtin, "builtin")]);
-    assert!(own.contains("| samples | 40 | differs from 50: as many as there are |"), "{own}");
+    assert!(own.contains("| samples | 40 | differs (paper: 50): as many as there are |"), "{own}");
     let real = |model: &str, samples| ItemOutcome { samples, ..outcome(Variant::Real, model) };
     let two = page(vec![real(REAL, Some(7)), real("SmolLM2-135M-Instruct", None)]);
     assert!(
-        two.contains(&format!("| samples | 7 ({REAL}), 40 (SmolLM2-135M-Instruct) | differs from 50: chosen")),
+        two.contains(&format!("| samples | 7 ({REAL}), 40 (SmolLM2-135M-Instruct) | differs (paper: 50): chosen")),
         "{two}"
     );
 }

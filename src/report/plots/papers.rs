@@ -94,6 +94,7 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
         false => columns.iter().map(|column| (*column, None)).collect(),
     };
     let breaks = breaks(&places, &names);
+    let (names, breaks, series) = without_empty_places(names, &breaks, series);
     let note = note(outcome, &series);
     let drawing = Drawing { title: &title, note: &note, axis, names, breaks, series };
     Ok(paged(file, &title, drawing.pages()?))
@@ -114,6 +115,29 @@ fn leave_out_others(
             }
         }
     }
+}
+
+/// Leaves out the places at which no line has a number. A line ends where one was.
+fn without_empty_places(
+    names: Vec<String>,
+    breaks: &[Break],
+    series: Vec<Series>,
+) -> (Vec<String>, Vec<Break>, Vec<Series>) {
+    let has_number = |at: &usize| series.iter().any(|line| !numbers(&line.cells[*at..=*at]).is_empty());
+    let kept: Vec<usize> = (0..names.len()).filter(has_number).collect();
+    let break_before = |(place, at): (usize, &usize)| {
+        let next = place.checked_sub(1).map_or(0, |before| kept[before] + 1);
+        let ends = if next < *at { Break::Line } else { Break::None };
+        breaks[next..=*at].iter().copied().fold(ends, Break::max)
+    };
+    let breaks = kept.iter().enumerate().map(break_before).collect();
+    let of_line = |line: Series| Series {
+        points: line.points.map(|points| kept.iter().map(|at| points[*at]).collect()),
+        cells: kept.iter().map(|at| line.cells[*at]).collect(),
+        ..line
+    };
+    let names = kept.iter().map(|at| names[*at].clone()).collect();
+    (names, breaks, series.into_iter().map(of_line).collect())
 }
 
 /// What measured numbers were measured on, for titles and notes.

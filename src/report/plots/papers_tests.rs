@@ -101,6 +101,36 @@ fn a_figure_shows_one_quantity() {
     assert!(drawn.svg.contains("\nscores\n") && !drawn.svg.contains("\ndensities\n"));
 }
 
+/// A row without a number takes no place, and ends the line.
+#[test]
+fn a_figure_shows_the_rows_that_have_numbers() {
+    let text = |number: &str| {
+        let mut text =
+            "title = 't'\nplot = { columns = ['VT'], over_rows = true }\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n\
+                        [[column]]\nname = 'VT'\n"
+                .to_owned();
+        for (name, k, value) in [("few", 8, "VT = 50"), ("some", 9, number), ("many", 10, "VT = 70")] {
+            text += &format!(
+                "[[row]]\nname = '{name}'\nmethod = 'topk:k={k}'\n[[published]]\nrow = '{name}'\nvalues = {{ {value} }}\n"
+            );
+        }
+        text
+    };
+    let drawn = |text: &str| {
+        let item = Item::parse(text, "item.toml").unwrap();
+        figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap(), &item, "plot.svg")
+            .unwrap()
+            .remove(0)
+            .svg
+    };
+    let (all, without) = (drawn(&text("VT = 60")), drawn(&text("")));
+    let has = |svg: &str, name: &str| svg.contains(&format!("\n{name}\n"));
+    assert!(["few", "some", "many"].iter().all(|name| has(&all, name)));
+    assert!(has(&without, "few") && !has(&without, "some") && has(&without, "many"));
+    let dashes = |svg: &str| svg.matches("<polyline").count();
+    assert!(dashes(&all) > dashes(&without) + 5, "{} {}", dashes(&all), dashes(&without));
+}
+
 fn colours(svg: &str) -> Vec<String> {
     let hollow = |look: SeriesLook| {
         let colour = look.colour();

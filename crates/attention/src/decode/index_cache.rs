@@ -17,7 +17,7 @@ use crate::configured::Configured;
 use crate::cost::LayerCosts;
 use crate::decode::timing::IndexTime;
 use crate::kv::{
-    DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, PrefixDtype, QuantisedKv, ReadCounter, Tier,
+    DeviceFailure, KvDtype, KvError, KvPart, KvReads, KvRows, Prefix, PrefixDtype, QuantisedKv, ReadCounter,
 };
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::positions::{Positions, Rotation};
@@ -284,14 +284,12 @@ impl IndexCache {
     ) -> Result<Option<Vec<Index>>, KvError> {
         let (spec, tokens) = (prefix.spec(layer), prefix.tokens());
         let candidates = spec.visible_candidates(candidates.clone(), tokens);
-        let Some(kv) = prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !candidates.is_empty())
-        else {
-            return Ok(None);
-        };
+        let Some(device) = prefix.device().filter(|_| !candidates.is_empty()) else { return Ok(None) };
+        let Some(kv) = device.on_gpu(layer) else { return Ok(None) };
         let (rotation, stats) = (self.rotation.as_deref(), self.stats.as_ref());
         let of = IndexLayer { layer, depth, rotation, tokens, scale: spec.scale, candidates, stats };
         let built = build_heads(builder, kv, &of);
-        built.map(Some).map_err(|failure| KvError::Unread { layer, tier: Tier::Device, why: failure.to_string() })
+        built.map(Some).map_err(|failure| KvError::Unread { layer, tier: device.tier(), why: failure.to_string() })
     }
 
     /// Builds the index of one KV head; also returns what was read for it.

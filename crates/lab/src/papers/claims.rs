@@ -79,6 +79,9 @@ pub struct Ratio {
     columns: Vec<String>,
     at_least: Option<f64>,
     at_most: Option<f64>,
+    /// As of [`Against`]: `row` and `to` name columns, and `columns` rows.
+    #[serde(default)]
+    transposed: bool,
 }
 
 /// Rows with bounds.
@@ -295,6 +298,7 @@ impl Test {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) => (vec![&t.rows, &t.than], vec![]),
             Self::Rises(t) | Self::Falls(t) => (vec![&t.rows], vec![]),
             Self::Crosses(t) => (vec![], vec![&t.row, &t.with]),
+            Self::Ratio(t) if t.transposed => (vec![&t.columns], vec![]),
             Self::Ratio(t) => (vec![], vec![&t.row, &t.to]),
             Self::Between(t) => (vec![&t.rows], vec![]),
         };
@@ -303,17 +307,18 @@ impl Test {
 
     /// The names of all columns in the test.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
-        let columns = match self {
+        let (many, one): (Vec<&Vec<String>>, Vec<&String>) = match self {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
-                vec![&t.rows, &t.than]
+                (vec![&t.rows, &t.than], vec![])
             }
-            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) => vec![&t.columns],
-            Self::Rises(t) | Self::Falls(t) => vec![&t.columns],
-            Self::Crosses(t) => vec![&t.columns],
-            Self::Ratio(t) => vec![&t.columns],
-            Self::Between(t) => vec![&t.columns],
+            Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) => (vec![&t.columns], vec![]),
+            Self::Rises(t) | Self::Falls(t) => (vec![&t.columns], vec![]),
+            Self::Crosses(t) => (vec![&t.columns], vec![]),
+            Self::Ratio(t) if t.transposed => (vec![], vec![&t.row, &t.to]),
+            Self::Ratio(t) => (vec![&t.columns], vec![]),
+            Self::Between(t) => (vec![&t.columns], vec![]),
         };
-        columns.into_iter().flatten().map(String::as_str)
+        many.into_iter().flatten().chain(one).map(String::as_str)
     }
 
     /// Checks that there is something to compare.
@@ -363,7 +368,11 @@ impl Test {
             Self::Ratio(t) => {
                 let of = |column| {
                     let at = |factor: Option<f64>, bound| {
-                        factor.map(|f| comparison((&t.row, column), Some((f, (&t.to, column))), bound))
+                        let (own, other) = match t.transposed {
+                            false => ((t.row.as_str(), column), (t.to.as_str(), column)),
+                            true => ((column, t.row.as_str()), (column, t.to.as_str())),
+                        };
+                        factor.map(|factor| comparison(own, Some((factor, other)), bound))
                     };
                     [at(t.at_least, Bound::AtLeast(0.0)), at(t.at_most, Bound::AtMost(0.0))].into_iter().flatten()
                 };
@@ -543,6 +552,11 @@ mod tests {
         assert_eq!(crosses, [r#"("a", "x") - 1 ("b", "x") above 0"#, r#"("a", "z") - 1 ("b", "z") below 0"#]);
         let ratio = told("{ ratio = { row = 'a', to = 'b', columns = ['x'], at_least = 0.5, at_most = 2 } }");
         assert_eq!(ratio, [r#"("a", "x") - 0.5 ("b", "x") at least 0"#, r#"("a", "x") - 2 ("b", "x") at most 0"#]);
+        let of_columns = "{ ratio = { row = 'x', to = 'y', columns = ['a'], at_least = 0.5, transposed = true } }";
+        assert_eq!(told(of_columns), [r#"("a", "x") - 0.5 ("a", "y") at least 0"#]);
+        let of_columns = test(of_columns);
+        assert_eq!(of_columns.rows().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(of_columns.columns().collect::<Vec<_>>(), ["x", "y"]);
         let bounds = told("{ between = { rows = ['a'], columns = ['x'], at_most = 2 } }");
         assert_eq!(bounds, [r#"("a", "x") at most 2"#]);
     }

@@ -495,6 +495,12 @@ no = { says = 'Nine do not.' }
         assert!(tried[0].why[0].ends_with("above 20? yes"), "paired as a claim's own: {:?}", tried[0].why);
         assert_eq!(tried[0].n, Some(40));
         assert!(on(Variant::Builtin, BUILTIN).claims[0].tried.is_empty());
+        let held = TRIED.replace(
+            "rows = ['Top'], than = ['Full'], columns = ['VT'] }",
+            "rows = ['Full'], than = ['Top'], columns = ['VT'] }",
+        );
+        let held = on(Variant::Real, "Small").as_of(&Item::parse(&held, "item.toml").unwrap()).claims.remove(0);
+        assert_eq!((held.measured, held.tried.len()), (ClaimVerdict::Holds, 0), "what holds is not explained");
         // Without records the answer comes from what is stored, with another bound as well.
         let strict = Item::parse(&TRIED.replace("by = 20", "by = 90"), "item.toml").unwrap();
         let again = outcome.as_of(&strict).claims.remove(0).tried.remove(0);

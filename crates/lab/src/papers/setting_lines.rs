@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use super::claim::Differs;
 use super::floor::for_floor;
 use super::item::{Item, Variant};
 use super::more::MoreExamples;
@@ -30,7 +31,7 @@ pub struct Difference {
 }
 
 /// The setting whose reason is that of all methods.
-const METHODS: &str = "methods";
+pub const METHODS: &str = "methods";
 /// How the setting of a row's or column's method begins.
 const METHOD_OF: &str = "method of ";
 
@@ -40,7 +41,8 @@ pub const SAMPLES_OF: &str = "samples of ";
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
-/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says.
+/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says. What the paper
+/// leaves open and `[run]` fills in is said of other runs that have it, too.
 pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     let (here, paper) = (settings(item, variant), settings(item, Variant::Paper));
     if here.is_empty() {
@@ -61,6 +63,19 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
         let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
         match lines.iter_mut().find(|line| line.setting == stated.setting) {
             Some(line) => (line.here, line.differs) = (stated.here.clone(), Some(difference)),
+            None => lines.push(SettingLine {
+                setting: stated.setting.clone(),
+                here: stated.here.clone(),
+                differs: Some(difference),
+            }),
+        }
+    }
+    let is_of_paper = |differs: &&Differs| differs.variant == Some(Variant::Paper) && variant != Variant::Paper;
+    for stated in item.differs.iter().filter(is_of_paper) {
+        let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
+        match lines.iter_mut().find(|line| line.setting == stated.setting && stated.setting != METHODS) {
+            Some(SettingLine { differs: Some(_), .. }) => {}
+            Some(line) => line.differs = Some(difference),
             None => lines.push(SettingLine {
                 setting: stated.setting.clone(),
                 here: stated.here.clone(),
@@ -220,5 +235,63 @@ variant = 'real'
         assert!(paper.iter().all(|line| line.setting != "local"));
         assert_eq!(paper.iter().filter(|line| line.differs.is_some()).count(), 1, "{paper:?}");
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
+    }
+
+    /// A value that the paper does not state is not as published, on whatever model it is run.
+    #[test]
+    fn what_the_paper_leaves_open_is_said_of_every_run_that_fills_it_in() {
+        let item = Item::parse(
+            "
+title = 'a'
+[run]
+model = 'x/y'
+tasks = ['ruler/vt']
+lengths = [4096]
+samples = 50
+[real]
+tasks = ['ruler/vt']
+lengths = [4096]
+samples = 20
+[[row]]
+name = 'Top'
+method = 'topk:k=64'
+[[differs]]
+setting = 'lengths'
+paper = 'not stated'
+here = '4,096'
+because = 'the length of its tables'
+variant = 'paper'
+[[differs]]
+setting = 'samples'
+paper = 'not stated'
+here = '50'
+because = 'enough for an interval'
+variant = 'paper'
+[[differs]]
+setting = 'samples'
+paper = 'not stated'
+here = '20'
+because = 'the time of one GPU'
+variant = 'real'
+[[differs]]
+setting = 'methods'
+paper = 'a budget that is not in the text'
+here = '64 tokens'
+because = 'as in its code'
+variant = 'paper'
+",
+            "item.toml",
+        )
+        .unwrap();
+        let lines = setting_lines(&item, Variant::Real);
+        let of = |setting: &str| {
+            let line = lines.iter().find(|line| line.setting == setting).unwrap();
+            let because = line.differs.as_ref().and_then(|differs| differs.because.clone());
+            (line.here.clone(), because)
+        };
+        let told = |here: &str, because: &str| (here.to_owned(), Some(because.to_owned()));
+        assert_eq!(of("lengths"), told("4096", "the length of its tables"));
+        assert_eq!(of("samples"), told("20", "the time of one GPU"));
+        assert_eq!(of(METHODS), told("64 tokens", "as in its code"));
     }
 }

@@ -98,7 +98,11 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
         n: n.filter(|_| measured != ClaimVerdict::NotTested),
         why,
         because: because.clone().filter(|_| measured != ClaimVerdict::NotTested),
-        tried: if measured == ClaimVerdict::NotTested { Vec::new() } else { tried(item, claim, outcome) },
+        // What holds needs no explanation.
+        tried: match measured {
+            ClaimVerdict::NotTested | ClaimVerdict::Holds => Vec::new(),
+            _ => tried(item, claim, outcome),
+        },
     }
 }
 
