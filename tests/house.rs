@@ -347,7 +347,8 @@ fn no_example_in_a_comment_goes_unchecked() {
 }
 
 /// Public types of a crate that may share a name, with the reason.
-const SHARED_NAMES: [(&str, &str, &str); 3] = [
+const SHARED_NAMES: [(&str, &str, &str); 4] = [
+    ("spattn-attention", "BuilderLaunch", "each backend has its own, and a build has one of them"),
     ("spattn-attention", "DeviceLaunch", "each backend has its own, and a build has one of them"),
     ("spattn-attention", "KvHandle", "each backend has its own, and a build has one of them"),
     ("spattn-attention", "MaskLaunch", "each backend has its own, and a build has one of them"),
