@@ -251,7 +251,7 @@ fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
     }
     if same > 0 {
         let but =
-            if lines.iter().any(|line| line.setting == METHODS) { ", but for what is said of methods" } else { "" };
+            if lines.iter().any(|line| line.setting == METHODS) { ", except as listed for `methods`" } else { "" };
         let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {as_published}{but} |");
     }
     text

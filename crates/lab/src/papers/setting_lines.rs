@@ -41,8 +41,8 @@ pub const SAMPLES_OF: &str = "samples of ";
 /// What stands for a setting that is not named.
 const DEFAULT: &str = "not set";
 
-/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says. What the paper
-/// leaves open and `[run]` fills in is said of other runs that have it, too.
+/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says. A setting that
+/// the paper leaves open is listed as such for every run with methods of the paper's run.
 pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     let (here, paper) = (settings(item, variant), settings(item, Variant::Paper));
     if here.is_empty() {
@@ -71,11 +71,15 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
         }
     }
     let is_of_paper = |differs: &&Differs| differs.variant == Some(Variant::Paper) && variant != Variant::Paper;
+    let mut methods = lines.iter().filter(|line| line.setting.starts_with(METHOD_OF)).peekable();
+    let has_own_methods = methods.peek().is_some() && methods.all(|line| line.differs.is_some());
     for stated in item.differs.iter().filter(is_of_paper) {
         let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
         match lines.iter_mut().find(|line| line.setting == stated.setting && stated.setting != METHODS) {
             Some(SettingLine { differs: Some(_), .. }) => {}
             Some(line) => line.differs = Some(difference),
+            // It is of the methods of the paper's run.
+            None if has_own_methods => {}
             None => lines.push(SettingLine {
                 setting: stated.setting.clone(),
                 here: stated.here.clone(),
@@ -237,11 +241,7 @@ variant = 'real'
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
     }
 
-    /// A value that the paper does not state is not as published, on whatever model it is run.
-    #[test]
-    fn what_the_paper_leaves_open_is_said_of_every_run_that_fills_it_in() {
-        let item = Item::parse(
-            "
+    const WITH_OPEN_SETTINGS: &str = "
 title = 'a'
 [run]
 model = 'x/y'
@@ -279,10 +279,12 @@ paper = 'a budget that is not in the text'
 here = '64 tokens'
 because = 'as in its code'
 variant = 'paper'
-",
-            "item.toml",
-        )
-        .unwrap();
+";
+
+    /// A value that the paper does not state is not as published, on whatever model it is run.
+    #[test]
+    fn what_the_paper_leaves_open_is_said_of_every_run_that_fills_it_in() {
+        let item = Item::parse(WITH_OPEN_SETTINGS, "item.toml").unwrap();
         let lines = setting_lines(&item, Variant::Real);
         let of = |setting: &str| {
             let line = lines.iter().find(|line| line.setting == setting).unwrap();
@@ -293,5 +295,10 @@ variant = 'paper'
         assert_eq!(of("lengths"), told("4096", "the length of its tables"));
         assert_eq!(of("samples"), told("20", "the time of one GPU"));
         assert_eq!(of(METHODS), told("64 tokens", "as in its code"));
+        // A run with other methods has another budget.
+        let text =
+            WITH_OPEN_SETTINGS.replace("method = 'topk:k=64'", "method = 'topk:k=64'\nreal = { method = 'topk:k=8' }");
+        let lines = setting_lines(&Item::parse(&text, "item.toml").unwrap(), Variant::Real);
+        assert!(lines.iter().all(|line| line.setting != METHODS), "{lines:?}");
     }
 }
