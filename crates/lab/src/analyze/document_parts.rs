@@ -22,19 +22,28 @@ pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
     let ends = starts.iter().skip(1).copied().chain([context.trim_end().len()]);
     let ranges: Vec<Range<usize>> =
         starts.iter().copied().zip(ends).map(|(start, end)| start..end.max(start)).collect();
-    let asked = words(&example.question);
-    let in_common = |range: &Range<usize>| {
-        let text = &context[range.clone()];
-        let has_answer = example.references.iter().any(|answer| text.contains(answer.as_str()));
-        has_answer.then(|| words(text).intersection(&asked).count())
-    };
-    let scores: Vec<Option<usize>> = ranges.iter().map(in_common).collect();
-    let most = scores.iter().flatten().max();
-    let part = |(range, score): (&Range<usize>, &Option<usize>)| Part {
+    let texts: Vec<&str> = ranges.iter().map(|range| &context[range.clone()]).collect();
+    let is_right = right_ones(&texts, &example.question, &example.references);
+    let part = |(range, is_right): (&Range<usize>, bool)| Part {
         tokens: prompt.token_of_user_byte(range.start)..prompt.token_of_user_byte(range.end),
-        is_right: score.is_some() && score.as_ref() == most,
+        is_right,
     };
-    ranges.iter().zip(&scores).map(part).collect()
+    ranges.iter().zip(is_right).map(part).collect()
+}
+
+/// Of each document, whether it holds an answer and has most in common with the question: a word that both have counts one over the number
+/// of documents with it, so a name counts more than `the`. Several documents with as much in common are all right.
+fn right_ones(documents: &[&str], question: &str, answers: &[String]) -> Vec<bool> {
+    let of_documents: Vec<BTreeSet<String>> = documents.iter().map(|text| words(text)).collect();
+    let weight = |word: &String| 1.0 / of_documents.iter().filter(|words| words.contains(word)).count() as f64;
+    let asked = words(question);
+    let in_common = |(text, words): (&&str, &BTreeSet<String>)| {
+        let has_answer = answers.iter().any(|answer| text.contains(answer.as_str()));
+        has_answer.then(|| words.intersection(&asked).map(weight).sum::<f64>())
+    };
+    let scores: Vec<Option<f64>> = documents.iter().zip(&of_documents).map(in_common).collect();
+    let most = scores.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    scores.iter().map(|score| score.is_some_and(|score| score >= most)).collect()
 }
 
 /// The byte offsets where documents start.
@@ -58,6 +67,23 @@ fn words(text: &str) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_outweigh_words_that_many_documents_have() {
+        let documents = [
+            "Alma Selohart works as a detective. Writing about the end of the road is harder than it looks.",
+            "Ingrid Dunorwell works as a detective at Rosolsystems.",
+            "The job of the potter is what the town needs.",
+            "The rule of the house is simple.",
+        ];
+        let question = "What is the job of Ingrid Dunorwell?";
+        let answers = ["detective".to_owned()];
+        // The first has three of the question's words (`the`, `of`, `is`), the second two.
+        assert_eq!(right_ones(&documents, question, &answers), [false, true, false, false]);
+        assert_eq!(right_ones(&documents, question, &["butcher".to_owned()]), [false; 4], "no document has the answer");
+        let twice = [documents[1], documents[1], documents[3]];
+        assert_eq!(right_ones(&twice, question, &answers), [true, true, false], "nothing tells them apart");
+    }
 
     #[test]
     fn documents_begin_in_order_at_lines() {

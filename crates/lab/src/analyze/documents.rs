@@ -2,8 +2,8 @@
 //!
 //! Applies to prompts with numbered documents (RULER's question answering and its synthetic stand-in). A document's share is the sum of the
 //! weights of its tokens over the sum for all documents' tokens; sink and question do not count. The right document is the one that holds
-//! an answer and shares the most words with the question. Shares are averaged over queries and heads before documents are compared, so "the
-//! greatest of the others" is one document, not a maximum over noise.
+//! an answer and has most in common with the question, where rare words count more than common ones. Shares are averaged over queries and
+//! heads before documents are compared, so "the greatest of the others" is one document, not a maximum over noise.
 
 use anyhow::Result;
 
