@@ -24,7 +24,7 @@ use spattn_lab::papers::item::Item;
 use spattn_lab::papers::judging::judge;
 use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::ItemOutcome;
-use spattn_lab::papers::seen::AnalysisTables;
+use spattn_lab::papers::seen::{AnalysisTables, unit_without_rows};
 use spattn_model::device::Device;
 use spattn_tasks::{TaskOptions, resolve};
 
@@ -85,6 +85,9 @@ impl ReproduceArgs {
         let dir = self.out.join(name);
         if !judged.unmeasured.is_empty() && !self.draw_only {
             eprintln!("warning: {name}: nothing was measured for {}", judged.unmeasured.join(", "));
+            if let Some(unit) = unit_without_rows(&seen) {
+                eprintln!("  hint: {unit}");
+            }
         }
         // --draw-only measures nothing, so the stored command stays.
         let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };

@@ -109,13 +109,15 @@ impl ItemResults {
         let mut outcomes = Vec::new();
         for path in stored(&out.join(name)) {
             let Some(stored) = read(&path)?.filter(|outcome| outcome.variant != TIMES) else { continue };
-            let was_measured = stored.is_measured();
+            let (was_measured, is_of_run) = (stored.is_measured(), !stored.variant.is_empty());
             let outcome = stored.as_of(&item);
             if was_measured && !outcome.is_measured() {
                 eprintln!("warning: {} has no number of the item's present rows: it is not drawn", path.display());
-                continue;
             }
-            outcomes.push(outcome);
+            // A run that measured nothing is no result of any run, and would be stored as one.
+            if outcome.is_measured() || !is_of_run {
+                outcomes.push(outcome);
+            }
         }
         outcomes.sort_by_key(|outcome| match outcome.variant.as_str() {
             "builtin" => 0,

@@ -182,6 +182,20 @@ fn a_result_whose_rows_were_renamed_is_kept() {
 }
 
 #[test]
+fn a_run_that_measured_nothing_is_drawn_as_no_other_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nothing = outcome(Variant::Real, REAL);
+    nothing.rows.iter_mut().flat_map(|row| &mut row.cells).for_each(|cell| cell.measured = None);
+    let folder = dir.path().join("magicpig/table-1");
+    store(&nothing, &folder).unwrap();
+    let read = ItemResults::read(dir.path(), "magicpig/table-1", results(Vec::new()).item).unwrap();
+    assert!(read.outcomes.iter().all(|outcome| outcome.model.is_empty()), "the paper's numbers alone");
+    write_item(&read, dir.path(), MoreFiles::default()).unwrap();
+    let page = fs::read_to_string(folder.join("README.md")).unwrap();
+    assert!(page.contains("The paper's numbers") && !page.contains("Qwen"), "{page}");
+}
+
+#[test]
 fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
     let dir = tempfile::tempdir().unwrap();
     let shipped = ITEMS.iter().find(|item| item.name == "double-sparsity/figure-5").unwrap();

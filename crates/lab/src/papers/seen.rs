@@ -107,6 +107,19 @@ pub struct AnalysisTables {
     pub tables: Vec<SeenTable>,
 }
 
+/// The first unit with a table that is empty where other units have rows, in words; `None` if there is none. Such a unit leaves all cells of the
+/// table without a number, since a mean over the other units is one of other prompts.
+pub fn unit_without_rows(seen: &[AnalysisTables]) -> Option<String> {
+    let has_rows = |name: &str| {
+        seen.iter().flat_map(|unit| &unit.tables).any(|table| table.name == name && !table.rows.is_empty())
+    };
+    let empty = |unit: &AnalysisTables| {
+        let table = unit.tables.iter().find(|table| table.rows.is_empty() && has_rows(&table.name))?;
+        Some(format!("{} at {}, unit {}, has no row in `{}`", unit.task, unit.length, unit.unit, table.name))
+    };
+    seen.iter().find_map(empty)
+}
+
 /// A table of numbers with named rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SeenTable {
@@ -339,6 +352,22 @@ pub(super) mod tests {
         assert!(refused("table = 'by_layer'\ncolumn = 'x'\nkeys = { head = '1' }").what.contains("`head`"));
         let none = refused("table = 'by_layer'\ncolumn = 'x'\nkeys = { layer = '7' }").what;
         assert!(none.contains("no row of the table `by_layer` has layer = 7"), "{none}");
+    }
+
+    #[test]
+    fn a_unit_without_rows_is_named() {
+        let mut units = [unit("t", 0, &[1.0]), unit("t", 1, &[2.0]), unit("t", 2, &[2.0])];
+        assert_eq!(unit_without_rows(&units), None);
+        units[1].tables[0].rows.clear();
+        assert_eq!(unit_without_rows(&units).unwrap(), "t at 1024, unit 1, has no row in `by_layer`");
+        let selection = found("table = 'by_layer'\ncolumn = 'x'");
+        assert_eq!(
+            Units::new(&selection, &units, None, None).unwrap(),
+            None,
+            "nothing is measured by the others alone"
+        );
+        units.iter_mut().for_each(|unit| unit.tables[0].rows.clear());
+        assert_eq!(unit_without_rows(&units), None, "what no unit has is the matter of none");
     }
 
     #[test]
