@@ -3,7 +3,8 @@
     python3 scripts/speed.py --spattn target/release/spattn --device cuda --out speed
 
 Every table is planned and run, `--rounds` times in turns with the others, with random weights (`--random-weights`), which take as long as
-trained ones. OUT/speed.csv has a line for each run, OUT/speed.md the medians. What is already in speed.csv is not run again.
+trained ones. OUT/speed.csv has a line for each run, OUT/speed.md the medians. What is already in speed.csv is not run again. A table that the
+program refuses, as one beyond a model's context, is left out.
 """
 
 import argparse
@@ -49,9 +50,15 @@ def command(options, table, *more):
     return [options.spattn, "eval", "--device", options.device, *of_model, *asked, *methods, *more]
 
 
+class Refused(Exception):
+    """A table that the program does not run: its exit status 2."""
+
+
 def run(arguments):
     """Runs the program, and returns what it printed on both streams."""
     done = subprocess.run(arguments, capture_output=True, text=True)
+    if done.returncode == 2:
+        raise Refused(done.stderr.strip())
     if done.returncode != 0:
         sys.exit(f"{' '.join(arguments)}\n{done.stderr.strip()}")
     return done.stdout, done.stderr
@@ -117,7 +124,11 @@ def main():
             if any(all(line[name] == value for name, value in key.items()) for line in known):
                 continue
             table = (model, int(length), int(rows))
-            (estimated, on), took = planned(options, table), measured(options, table)
+            try:
+                (estimated, on), took = planned(options, table), measured(options, table)
+            except Refused as error:
+                print(f"{model} {length} {rows} rows is left out: {error}", flush=True)
+                continue
             values = [f"{value:.4f}" for value in took + estimated]
             examples = str(options.examples * len(TASKS.split(",")))
             line = dict(key, examples=examples, on=on.get("gpu") or on["cpu"], **dict(zip(names[6:], values)))
