@@ -166,6 +166,12 @@ pub enum GpuError {
         /// Bytes that were free at that time.
         free: usize,
     },
+    /// A kernel or the device failed in a way that ends its use by this process; asked for anything, the driver gives the same error again.
+    #[error("the GPU broke off: {why}. This process cannot use it any more")]
+    Broken {
+        /// The driver's own words.
+        why: String,
+    },
     /// Any other error of the driver or a library.
     #[error("the GPU failed at {what}: {why}")]
     Failed {
@@ -176,9 +182,35 @@ pub enum GpuError {
     },
 }
 
-/// Makes an error that says what was being done.
+/// Makes an error that says what was being done, which says nothing of the cause where the device broke off earlier.
 fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
-    move |error| GpuError::Failed { what, why: error.to_string() }
+    move |error| match breaks_device(error.0) {
+        true => GpuError::Broken { why: in_words(error) },
+        false => GpuError::Failed { what, why: error.to_string() },
+    }
+}
+
+/// Whether a process that had this error can only be ended, by the driver's documentation of its results.
+fn breaks_device(error: CUresult) -> bool {
+    matches!(
+        error,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+    )
+}
+
+/// The driver's description of an error; its name, if there is no driver to ask.
+fn in_words(error: DriverError) -> String {
+    let described = error.error_string().ok().and_then(|text| text.to_str().ok().map(str::to_owned));
+    described.unwrap_or_else(|| format!("{:?}", error.0))
 }
 
 /// The types in which kernels store numbers.
@@ -518,4 +550,31 @@ impl Gpu {
 /// other work that needs the same lock, and so wait for itself.
 pub fn may_deal() -> bool {
     rayon::current_thread_index().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By the numbers in the driver's header, each with its words there.
+    #[test]
+    fn a_process_is_over_for_what_the_driver_says_so() {
+        let ends = [214, 700, 702, 710, 714, 715, 716, 717, 718, 719];
+        let goes_on =
+            [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_INVALID_VALUE, CUresult::CUDA_ERROR_NOT_FOUND];
+        let all = [
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        ];
+        assert_eq!(all.map(|error| error as u32), ends);
+        assert!(all.into_iter().all(breaks_device) && !goes_on.into_iter().any(breaks_device));
+    }
 }

@@ -59,7 +59,7 @@ pub enum LoadError {
 
 /// An error that was to be found before, without its hint.
 fn told(error: UsageError) -> DeviceFailure {
-    DeviceFailure(error.what)
+    DeviceFailure::new(error.what)
 }
 
 /// Opens GPUs and makes sure that each has room for the weights of its share.
@@ -77,7 +77,7 @@ fn open_gpus(
             true => "the weights take".to_owned(),
             false => format!("on GPU {ordinal}, the weights of layers {} to {} take", layers.start, layers.end - 1),
         };
-        Err(DeviceFailure(format!(
+        Err(DeviceFailure::new(format!(
             "{what} {:.1} GB of the GPU's memory, and {:.1} GB are free: use a smaller model, or --dtype bf16",
             needed as f64 / 1e9,
             free as f64 / 1e9
@@ -94,7 +94,7 @@ fn cuda_engine(
 ) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
     if let Some(obstacle) = dimensions.gpu_obstacle() {
-        return Err(DeviceFailure(format!("{obstacle}; use --device cpu")).into());
+        return Err(DeviceFailure::new(format!("{obstacle}; use --device cpu")).into());
     }
     match Cuda::load(dimensions, weights, open_gpus(dimensions, shares)?) {
         Ok(engine) => Ok(Box::new(engine)),
@@ -105,7 +105,7 @@ fn cuda_engine(
 
 #[cfg(not(feature = "cuda"))]
 fn cuda_engine(_: &Dimensions, _: &Weights, _: Vec<GpuShare>) -> Result<Box<dyn Engine>, LoadError> {
-    Err(DeviceFailure("this build computes on the CPU only".to_owned()).into())
+    Err(DeviceFailure::new("this build computes on the CPU only").into())
 }
 
 impl Decoder {

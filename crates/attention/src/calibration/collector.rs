@@ -432,7 +432,7 @@ mod tests {
     struct Gone;
 
     fn gone<T>() -> Result<T, DeviceFailure> {
-        Err(DeviceFailure("the device is gone".to_owned()))
+        Err(DeviceFailure::new("the device is gone"))
     }
 
     impl DeviceChunk for Gone {

@@ -32,5 +32,25 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 
 /// A device that did not do what it was asked for: one line that says what and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DeviceFailure(pub String);
+#[error("{why}")]
+pub struct DeviceFailure {
+    why: String,
+    is_final: bool,
+}
+
+impl DeviceFailure {
+    /// A failure after which other work may succeed.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_final: false }
+    }
+
+    /// A failure after which the device computes nothing more in this process.
+    pub fn last(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_final: true }
+    }
+
+    /// Whether everything else on the device would fail, too.
+    pub fn is_final(&self) -> bool {
+        self.is_final
+    }
+}

@@ -203,7 +203,7 @@ mod tests {
             self.copies.fetch_add(1, Ordering::Relaxed);
             let mut kv = LayerKv::new(SHAPE.dtype, 1, 2, 2);
             (0..2).for_each(|_| kv.append(&[layer as f32; 2], &[layer as f32; 2]));
-            if self.fails { Err(DeviceFailure(format!("layer {layer} is gone"))) } else { Ok(kv) }
+            if self.fails { Err(DeviceFailure::new(format!("layer {layer} is gone"))) } else { Ok(kv) }
         }
     }
 

@@ -28,9 +28,20 @@ use crate::plan::planner::RunPlan;
 use crate::records::record::Record;
 use crate::records::timing::Latency;
 use spattn_attention::Configured;
+use spattn_attention::kv::DeviceFailure;
+use spattn_model::engine::EngineError;
 use spattn_tasks::Example;
 use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
+
+/// Whether the device computes nothing more in this process: whatever is run after that fails, and is not at fault.
+fn has_ended_device(error: &anyhow::Error) -> bool {
+    let is_final = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<EngineError>() {
+        Some(EngineError::Device(failure)) => failure.is_final(),
+        _ => cause.downcast_ref::<DeviceFailure>().is_some_and(DeviceFailure::is_final),
+    };
+    error.chain().any(is_final)
+}
 
 impl Runner<'_> {
     /// The records of an example; `None` if `stop` was raised.
@@ -38,6 +49,9 @@ impl Runner<'_> {
     /// If methods fail together they are run one by one, and those that fail again are left out of the rest of their cell, each with
     /// an error of its own; the first error is told where none of these says it. If the prompt cannot be read that they share, none is
     /// at fault: they are left out together, and it is not read again.
+    ///
+    /// # Errors
+    /// If the device computes nothing more, or with what `watch` makes of a failure.
     pub(super) fn run_example(
         &self,
         item: &PreparedExample,
@@ -53,6 +67,7 @@ impl Runner<'_> {
             Ok(records) => return Ok(records),
             // A command that a method waited for was ended: the example was not at fault, and is run again.
             Err(_) if examples.stop().load(Ordering::Relaxed) => return Ok(None),
+            Err(error) if has_ended_device(&error) => return Err(error),
             Err(error) => error,
         };
         let what = format!("{}, {}", self.name_with_seed(*place, variant.seed), variant.protocol);
@@ -96,8 +111,8 @@ impl Runner<'_> {
         Ok(Some(all))
     }
 
-    /// Leaves a method out of the rest of its cell.
-    fn fail(
+    /// Leaves a method out of the rest of its cell, unless the device has ended, so that nothing can be said of the method.
+    pub(super) fn fail(
         &self,
         item: &PreparedExample,
         method: &Configured,
@@ -105,6 +120,9 @@ impl Runner<'_> {
         plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<()> {
+        if has_ended_device(&error) {
+            return Err(error);
+        }
         let PreparedExample { place, variant, .. } = item;
         let cell = self.name_with_seed(*place, variant.seed);
         plan.leave_out(*place, &[*variant], std::slice::from_ref(method));

@@ -20,9 +20,10 @@ use crate::plan::planner::Planner;
 use crate::records::record::Record;
 use crate::records::store::{OpenMode, Store, load_records};
 use spattn_attention::cost::Cost;
-use spattn_attention::kv::KvError;
+use spattn_attention::kv::{DeviceFailure, KvError};
 use spattn_attention::{Configured, HeadPrefix, Method, SelectedTokens, Selection, Step};
 use spattn_model::Model;
+use spattn_model::engine::EngineError;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{TaskOptions, resolve};
@@ -182,6 +183,26 @@ fn where_one_failure_ends_a_run_earlier_records_stay() {
     let (ended, records) = run_with(Faulty, &mut seen);
     assert!(format!("{:#}", ended.unwrap_err()).contains("no selection"));
     assert!(records.is_empty());
+}
+
+#[test]
+fn a_device_that_has_ended_ends_the_run_and_is_no_methods_fault() {
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = ['quest']";
+    with_runner(text, |runner, _| {
+        let mut seen = Seen::default();
+        let mut plan = runner.plan(&mut seen).unwrap();
+        let place = plan.cells[0].place;
+        let items = runner.prepare(&mut plan, place, &[0], |_| false, &mut seen).unwrap();
+        let (item, method) = (&items[0], items[0].methods.last().unwrap());
+        let of = |failure: DeviceFailure| anyhow::Error::new(EngineError::Device(failure)).context("example 0");
+        let ended = runner.fail(item, method, of(DeviceFailure::last("it broke off")), &mut plan, &mut seen);
+        assert_eq!(format!("{:#}", ended.unwrap_err()), "example 0: it broke off");
+        assert!(plan.has(place, item.variant, method) && seen.failures.is_empty());
+        // After any other failure the run goes on without the method.
+        runner.fail(item, method, of(DeviceFailure::new("no room")), &mut plan, &mut seen).unwrap();
+        assert!(!plan.has(place, item.variant, method));
+        assert_eq!(seen.failures.len(), 1);
+    });
 }
 
 #[test]

@@ -366,6 +366,9 @@ pub(crate) fn finish((gpu, _): KvHandle<'_>) -> Result<(), DeviceFailure> {
 
 impl From<GpuError> for DeviceFailure {
     fn from(error: GpuError) -> Self {
-        Self(error.to_string())
+        match error {
+            GpuError::Broken { .. } => Self::last(error.to_string()),
+            _ => Self::new(error.to_string()),
+        }
     }
 }
