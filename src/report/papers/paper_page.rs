@@ -233,22 +233,46 @@ fn known(findings: &PaperFindings, all: &[Drawn]) -> (&'static str, String) {
     ("What was run here, a part of all papers' tables and figures", lines)
 }
 
+/// How many claims some items make.
+fn claims(items: &[&Drawn]) -> usize {
+    items.iter().map(|(results, _)| results.item.claims.len()).sum()
+}
+
+/// What the pages are, and how many claims held on which kind of model or machine.
+fn introduction(every: &[&Drawn]) -> String {
+    let mut text = format!(
+        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache and answer as well. The {} tables and \
+         figures here make {} claims of that kind, each quoted and tested:\n\n",
+        every.len(),
+        claims(every)
+    );
+    for (judged_on, [holds, in_part, does_not, open, ..]) in by_source(every) {
+        let judged = holds + in_part + does_not + open;
+        if judged > 0 {
+            let _ = writeln!(
+                text,
+                "- {judged_on}: of {judged} claims {holds} hold, {in_part} hold in part, {does_not} do not hold, and {open} cannot be told with so few \
+                 examples."
+            );
+        }
+    }
+    text
+}
+
 /// The page of all papers.
 pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
     let (title, lines) = known(findings, all);
-    let mut text = format!("{MADE}\n# The papers, reproduced\n\n{title}:\n\n{lines}");
-    text += "\n| paper | its question |\n|---|---|\n";
     let shown: Vec<(&Paper, Vec<&Drawn>)> =
         PAPERS.iter().map(|paper| (paper, of_paper(all, paper.name))).filter(|(_, own)| !own.is_empty()).collect();
+    let every: Vec<&Drawn> = shown.iter().flat_map(|(_, own)| own.iter().copied()).collect();
+    let mut text = format!("{MADE}\n# The papers, reproduced\n\n{}\n{title}:\n\n{lines}", introduction(&every));
+    text += "\n| paper | its question |\n|---|---|\n";
     for (paper, _) in &shown {
         let question = findings.of(paper.name).map_or(String::new(), |said| in_markdown(&said.question).into_owned());
         let _ = writeln!(text, "| [{}]({}.md) | {question} |", paper.title, paper.name);
     }
     text += &across(all);
-    let items: usize = shown.iter().map(|(_, own)| own.len()).sum();
-    let claims: usize = shown.iter().flat_map(|(_, own)| own).map(|(results, _)| results.item.claims.len()).sum();
-    let _ = write!(text, "\n## {claims} claims of {items} tables and figures\n");
-    let every: Vec<&Drawn> = shown.iter().flat_map(|(_, own)| own.iter().copied()).collect();
+    let _ = write!(text, "\n## {} claims of {} tables and figures\n", claims(&every), every.len());
     let mut lines = by_source(&every);
     lines.insert(0, ("the paper's own numbers".to_owned(), published(&every)));
     text += &counts("judged on", &lines);

@@ -78,9 +78,11 @@ fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
         let names = own.tasks.iter().flatten().map(String::as_str).collect::<Vec<_>>();
         differs.push(if names.len() > 2 { format!("{} tasks", names.len()) } else { names.join(", ") });
     }
-    let name = match differs.is_empty() {
-        true => line.name.clone(),
-        false => format!("{} here", differs.join(", ")),
+    // A score's column is named by its tasks; what another number is would be lost with the name.
+    let name = match (differs.is_empty(), line.value.is_some()) {
+        (true, _) => line.name.clone(),
+        (_, true) => format!("{} ({} here)", line.name, differs.join(", ")),
+        (_, false) => format!("{} here", differs.join(", ")),
     };
     format!("{name}: measured ({})", measured_on(outcome))
 }

@@ -140,6 +140,8 @@ pub struct Comparison<'a> {
     pub bound: Bound,
     /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
     pub is_lenient: bool,
+    /// Whether it is the upper end of a range whose lower end is the comparison before: a number outside is outside, whichever end it keeps.
+    pub ends_range: bool,
     /// Whether the bound is a share of the entropy of even weights, and the tokens they are over once [`at_length`](Self::at_length) has
     /// made a number of it.
     pub share: ShareOf,
@@ -200,6 +202,18 @@ pub enum ClaimVerdict {
     ByConstruction,
     /// There is nothing to test the claim with.
     NotTested,
+}
+
+impl BoundVerdict {
+    /// The verdict on a range by those on both of its ends.
+    pub(super) fn of_range(self, upper: Self) -> Self {
+        match (self, upper) {
+            (Self::No, _) | (_, Self::No) => Self::No,
+            (Self::Unmeasured, _) | (_, Self::Unmeasured) => Self::Unmeasured,
+            (Self::Yes, Self::Yes) => Self::Yes,
+            _ => Self::Open,
+        }
+    }
 }
 
 impl ClaimVerdict {
@@ -338,6 +352,12 @@ impl Test {
             let share = c.bound.number();
             c.share == ShareOf::EvenWeights && !(share > 0.0 && share <= 1.0)
         };
+        if let Self::Between(RowBounds { at_least: Some(least), at_most: Some(most), .. }) = self
+            && least.is_share() != most.is_share()
+        {
+            return Err(UsageError::new("one end of the range is a number, and the other a share")
+                .hint("give both ends in the unit of the cells, or both as `of_even_weights`"));
+        }
         if self.comparisons().iter().any(is_wrong) {
             return Err(UsageError::new("`of_even_weights` is not a share above 0 to 1")
                 .hint("half of the entropy of even weights is { of_even_weights = 0.5 }"));
@@ -374,7 +394,7 @@ impl Test {
                         };
                         factor.map(|factor| comparison(own, Some((factor, other)), bound))
                     };
-                    [at(t.at_least, Bound::AtLeast(0.0)), at(t.at_most, Bound::AtMost(0.0))].into_iter().flatten()
+                    range(at(t.at_least, Bound::AtLeast(0.0)), at(t.at_most, Bound::AtMost(0.0)))
                 };
                 t.columns.iter().flat_map(|column| of(column.as_str())).collect()
             }
@@ -387,7 +407,7 @@ impl Test {
                 };
                 let of = |cell| {
                     let at_least = t.at_least.map(|limit| of_limit(cell, limit, Bound::AtLeast));
-                    at_least.into_iter().chain(t.at_most.map(|limit| of_limit(cell, limit, Bound::AtMost)))
+                    range(at_least, t.at_most.map(|limit| of_limit(cell, limit, Bound::AtMost)))
                 };
                 cells.flat_map(of).collect()
             }
@@ -396,7 +416,13 @@ impl Test {
 }
 
 fn comparison<'a>(left: CellName<'a>, right: Option<(f64, CellName<'a>)>, bound: Bound) -> Comparison<'a> {
-    Comparison { left, right, bound, is_lenient: false, share: ShareOf::Nothing }
+    Comparison { left, right, bound, is_lenient: false, ends_range: false, share: ShareOf::Nothing }
+}
+
+/// The comparisons of one number with one bound, or with both ends of a range.
+fn range<'a>(lower: Option<Comparison<'a>>, upper: Option<Comparison<'a>>) -> impl Iterator<Item = Comparison<'a>> {
+    let ends_range = lower.is_some();
+    lower.into_iter().chain(upper.map(|upper| Comparison { ends_range, ..upper }))
 }
 
 impl Comparison<'_> {
@@ -562,6 +588,21 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_a_range_are_one_answer() {
+        use BoundVerdict::{No, Open, Unmeasured, Yes};
+        let ends = |text: &str| test(text).comparisons().iter().map(|c| c.ends_range).collect::<Vec<_>>();
+        let range = "{ between = { rows = ['a', 'b'], columns = ['x'], at_least = 1, at_most = 2 } }";
+        assert_eq!(ends(range), [false, true, false, true]);
+        assert_eq!(ends("{ between = { rows = ['a', 'b'], columns = ['x'], at_most = 2 } }"), [false, false]);
+        let ratio = "{ ratio = { row = 'a', to = 'b', columns = ['x', 'y'], at_least = 0.5, at_most = 2 } }";
+        assert_eq!(ends(ratio), [false, true, false, true]);
+        // A number above the range keeps its lower end.
+        let of = [(Yes, No), (No, Yes), (Yes, Yes), (Yes, Open), (Open, No), (Open, Open), (Unmeasured, Unmeasured)];
+        let ranges = of.map(|(lower, upper)| lower.of_range(upper));
+        assert_eq!(ranges, [No, No, Yes, Open, No, Open, Unmeasured]);
+    }
+
+    #[test]
     fn a_share_of_even_weights_is_a_number_at_the_length_that_was_run() {
         let of = "{ between = { rows = ['a'], columns = ['x'], at_most = { of_even_weights = 0.5 } } }";
         let test_of = test(of);
@@ -596,6 +637,9 @@ mod tests {
     fn what_compares_nothing_is_refused() {
         let refused = |text: &str| test(text).check().unwrap_err().what;
         assert!(refused("{ between = { rows = ['a'], columns = ['x'] } }").contains("no bound"));
+        let mixed =
+            "{ between = { rows = ['a'], columns = ['x'], at_least = 1, at_most = { of_even_weights = 0.5 } } }";
+        assert!(refused(mixed).contains("the other a share"));
         assert!(refused("{ rises = { rows = ['a'], columns = ['x'] } }").contains("compares nothing"));
         assert!(refused("{ above = { rows = [], than = ['c'], columns = ['x'] } }").contains("compares nothing"));
         assert!(refused("{ crosses = { row = 'a', with = 'b', columns = ['x'] } }").contains("compares nothing"));

@@ -42,9 +42,10 @@ fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
             continue;
         }
         let tokens = item.length_of(comparison.left, outcome.run().variant);
+        // Both ends of a range are shares, or neither is: one without a length leaves no other behind.
         let Some(comparison) = comparison.at_length(tokens) else { continue };
         let one = tell(item, outcome, &comparison);
-        all.told.push((one.answer, comparison.is_lenient));
+        add_answer(&mut all.told, &comparison, one.answer);
         all.n = all.n.into_iter().chain(one.n).min();
         all.unjudged = all.unjudged.or(one.unjudged);
         // Single steps are listed only if they are contradicted or unmeasured.
@@ -54,6 +55,13 @@ fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
         }
     }
     all
+}
+
+/// Adds the answer of a comparison, with whether it is lenient. Both ends of a range have one answer.
+fn add_answer(told: &mut Vec<(BoundVerdict, bool)>, comparison: &Comparison<'_>, answer: BoundVerdict) {
+    let lower = if comparison.ends_range { told.pop() } else { None };
+    let answer = lower.map_or(answer, |(lower, _)| lower.of_range(answer));
+    told.push((answer, comparison.is_lenient));
 }
 
 /// What the experiments on a claim found, of those that are about an outcome's run.
@@ -113,10 +121,14 @@ pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
         let c = c.clone().at_length(item.length_of(c.left, Variant::Paper))?;
         let left = number(c.left)?;
         let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
-        Some((if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No }, c.is_lenient))
+        Some(if c.bound.holds(left - right) { BoundVerdict::Yes } else { BoundVerdict::No })
     };
-    let told: Option<Vec<_>> = test.comparisons().iter().map(of).collect();
-    told.map_or(ClaimVerdict::NotTested, |told| ClaimVerdict::of(&told))
+    let mut told = Vec::new();
+    for comparison in test.comparisons() {
+        let Some(answer) = of(&comparison) else { return ClaimVerdict::NotTested };
+        add_answer(&mut told, &comparison, answer);
+    }
+    ClaimVerdict::of(&told)
 }
 
 /// The verdict of measured cells on a comparison, and a line that explains it.
