@@ -438,7 +438,7 @@ test = { between = { rows = ['Full'], columns = ['Time'], at_most = 0.001 } }
         let times = judge_times("p/t", &item).unwrap().unwrap();
         assert_eq!(of(&times), [(NotTested, None, false), (DoesNotHold, Some("t".into()), true)]);
         let wrong = text.replace("at_least = 50", "at_most = 50");
-        let wrong = run.as_of(&Item::parse(&wrong, "item.toml").unwrap());
+        let wrong = run.clone().as_of(&Item::parse(&wrong, "item.toml").unwrap());
         assert_eq!(wrong.claims[0].measured, DoesNotHold, "what contradicts a definition is said");
         let range = text.replace("at_least = 50", "at_least = 10, at_most = 50");
         let outside = run.as_of(&Item::parse(&range, "item.toml").unwrap());
