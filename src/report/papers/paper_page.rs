@@ -241,7 +241,7 @@ fn claims(items: &[&Drawn]) -> usize {
 /// What the pages are, and how many claims held on which kind of model or machine.
 fn introduction(every: &[&Drawn]) -> String {
     let mut text = format!(
-        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache and answer as well. The {} tables and \
+        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. The {} tables and \
          figures here make {} claims of that kind, each quoted and tested:\n\n",
         every.len(),
         claims(every)
