@@ -166,9 +166,9 @@ pub enum GpuError {
         /// Bytes that were free at that time.
         free: usize,
     },
-    /// A kernel or the device failed in a way that ends its use by this process; asked for anything, the driver gives the same error again.
-    #[error("the GPU broke off: {why}. This process cannot use it any more")]
-    Broken {
+    /// An error that CUDA calls sticky: a kernel or the device failed, and every later call of this process fails with it again.
+    #[error("the GPU failed: {why}; this process cannot use it any more")]
+    Fatal {
         /// The driver's own words.
         why: String,
     },
@@ -182,16 +182,16 @@ pub enum GpuError {
     },
 }
 
-/// Makes an error that says what was being done, which says nothing of the cause where the device broke off earlier.
+/// Makes an error that says what was being done, unless it is a fatal one, whose cause is an earlier launch.
 fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
-    move |error| match breaks_device(error.0) {
-        true => GpuError::Broken { why: in_words(error) },
+    move |error| match is_fatal(error.0) {
+        true => GpuError::Fatal { why: in_words(error) },
         false => GpuError::Failed { what, why: error.to_string() },
     }
 }
 
 /// Whether a process that had this error can only be ended, by the driver's documentation of its results.
-fn breaks_device(error: CUresult) -> bool {
+fn is_fatal(error: CUresult) -> bool {
     matches!(
         error,
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
@@ -575,6 +575,6 @@ mod tests {
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
         ];
         assert_eq!(all.map(|error| error as u32), ends);
-        assert!(all.into_iter().all(breaks_device) && !goes_on.into_iter().any(breaks_device));
+        assert!(all.into_iter().all(is_fatal) && !goes_on.into_iter().any(is_fatal));
     }
 }

@@ -35,22 +35,22 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
 #[error("{why}")]
 pub struct DeviceFailure {
     why: String,
-    is_final: bool,
+    is_fatal: bool,
 }
 
 impl DeviceFailure {
     /// A failure after which other work may succeed.
     pub fn new(why: impl Into<String>) -> Self {
-        Self { why: why.into(), is_final: false }
+        Self { why: why.into(), is_fatal: false }
     }
 
-    /// A failure after which the device computes nothing more in this process.
-    pub fn last(why: impl Into<String>) -> Self {
-        Self { why: why.into(), is_final: true }
+    /// A failure after which the device computes nothing more in this process: CUDA calls such errors sticky.
+    pub fn fatal(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_fatal: true }
     }
 
     /// Whether everything else on the device would fail, too.
-    pub fn is_final(&self) -> bool {
-        self.is_final
+    pub fn is_fatal(&self) -> bool {
+        self.is_fatal
     }
 }

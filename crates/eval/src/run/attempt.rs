@@ -35,12 +35,12 @@ use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
 
 /// Whether the device computes nothing more in this process: whatever is run after that fails, and is not at fault.
-fn has_ended_device(error: &anyhow::Error) -> bool {
-    let is_final = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<EngineError>() {
-        Some(EngineError::Device(failure)) => failure.is_final(),
-        _ => cause.downcast_ref::<DeviceFailure>().is_some_and(DeviceFailure::is_final),
+fn is_fatal(error: &anyhow::Error) -> bool {
+    let of_cause = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<EngineError>() {
+        Some(EngineError::Device(failure)) => failure.is_fatal(),
+        _ => cause.downcast_ref::<DeviceFailure>().is_some_and(DeviceFailure::is_fatal),
     };
-    error.chain().any(is_final)
+    error.chain().any(of_cause)
 }
 
 impl Runner<'_> {
@@ -59,7 +59,7 @@ impl Runner<'_> {
         plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<Option<Vec<Record>>> {
-        let PreparedExample { place, variant, methods, .. } = item;
+        let PreparedExample { methods, .. } = item;
         if methods.is_empty() {
             return Ok(Some(Vec::new()));
         }
@@ -67,9 +67,24 @@ impl Runner<'_> {
             Ok(records) => return Ok(records),
             // A command that a method waited for was ended: the example was not at fault, and is run again.
             Err(_) if examples.stop().load(Ordering::Relaxed) => return Ok(None),
-            Err(error) if has_ended_device(&error) => return Err(error),
             Err(error) => error,
         };
+        self.after_failure(item, error, examples, plan, watch)
+    }
+
+    /// The records of an example whose methods failed together, without those that the error is about.
+    pub(super) fn after_failure(
+        &self,
+        item: &PreparedExample,
+        error: anyhow::Error,
+        examples: &mut ExampleRunner<'_>,
+        plan: &mut RunPlan,
+        watch: &mut dyn RunObserver,
+    ) -> Result<Option<Vec<Record>>> {
+        if is_fatal(&error) {
+            return Err(error);
+        }
+        let PreparedExample { place, variant, methods, .. } = item;
         let what = format!("{}, {}", self.name_with_seed(*place, variant.seed), variant.protocol);
         if shared_prefill::is_of_no_method(&error) {
             let (unread, others) = sharing(variant.protocol, methods);
@@ -111,7 +126,7 @@ impl Runner<'_> {
         Ok(Some(all))
     }
 
-    /// Leaves a method out of the rest of its cell, unless the device has ended, so that nothing can be said of the method.
+    /// Leaves a method out of the rest of its cell, unless the error is fatal, which says nothing of the method.
     pub(super) fn fail(
         &self,
         item: &PreparedExample,
@@ -120,7 +135,7 @@ impl Runner<'_> {
         plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<()> {
-        if has_ended_device(&error) {
+        if is_fatal(&error) {
             return Err(error);
         }
         let PreparedExample { place, variant, .. } = item;

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::example_runner::ExampleRunner;
 use super::run_plan::RunEnd;
 use super::runner::Runner;
+use super::shared_prefill;
 use super::stopwatch::PhaseTimes;
 use super::testing::{Seen, with_runner};
 use crate::config::run_config::RunConfig;
@@ -27,6 +29,9 @@ use spattn_model::engine::EngineError;
 use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{TaskOptions, resolve};
+
+/// A run that nobody stops.
+static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// A method that fails in its first step.
 struct Faulty;
@@ -186,7 +191,7 @@ fn where_one_failure_ends_a_run_earlier_records_stay() {
 }
 
 #[test]
-fn a_device_that_has_ended_ends_the_run_and_is_no_methods_fault() {
+fn a_fatal_failure_of_the_device_ends_the_run_and_is_no_methods_fault() {
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = ['quest']";
     with_runner(text, |runner, _| {
         let mut seen = Seen::default();
@@ -195,8 +200,15 @@ fn a_device_that_has_ended_ends_the_run_and_is_no_methods_fault() {
         let items = runner.prepare(&mut plan, place, &[0], |_| false, &mut seen).unwrap();
         let (item, method) = (&items[0], items[0].methods.last().unwrap());
         let of = |failure: DeviceFailure| anyhow::Error::new(EngineError::Device(failure)).context("example 0");
-        let ended = runner.fail(item, method, of(DeviceFailure::last("it broke off")), &mut plan, &mut seen);
-        assert_eq!(format!("{:#}", ended.unwrap_err()), "example 0: it broke off");
+        let ended = runner.fail(item, method, of(DeviceFailure::fatal("it failed")), &mut plan, &mut seen);
+        assert_eq!(format!("{:#}", ended.unwrap_err()), "example 0: it failed");
+        assert!(plan.has(place, item.variant, method) && seen.failures.is_empty());
+        // Of a prompt that methods share, too.
+        let unread = || Err::<(), _>(of(DeviceFailure::fatal("it failed")));
+        let unread = shared_prefill::shared(false, unread).unwrap_err();
+        let mut examples = ExampleRunner::new(&runner.model.decoder, &GO_ON);
+        let ended = runner.after_failure(item, unread, &mut examples, &mut plan, &mut seen);
+        assert!(format!("{:#}", ended.unwrap_err()).ends_with("it failed"));
         assert!(plan.has(place, item.variant, method) && seen.failures.is_empty());
         // After any other failure the run goes on without the method.
         runner.fail(item, method, of(DeviceFailure::new("no room")), &mut plan, &mut seen).unwrap();

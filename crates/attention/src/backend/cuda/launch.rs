@@ -367,7 +367,7 @@ pub(crate) fn finish((gpu, _): KvHandle<'_>) -> Result<(), DeviceFailure> {
 impl From<GpuError> for DeviceFailure {
     fn from(error: GpuError) -> Self {
         match error {
-            GpuError::Broken { .. } => Self::last(error.to_string()),
+            GpuError::Fatal { .. } => Self::fatal(error.to_string()),
             _ => Self::new(error.to_string()),
         }
     }
