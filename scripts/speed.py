@@ -138,6 +138,8 @@ def main():
                 writer.writeheader()
                 writer.writerows(known)
             print(f"{model} {length} {rows} rows: {took[0]:.2f} s, estimated {estimated[0]:.2f} s", flush=True)
+    if not known:
+        sys.exit("no table was timed")
     text = page(known)
     (file.parent / "speed.md").write_text(text)
     print(text)

@@ -84,10 +84,8 @@ impl ReproduceArgs {
         let failure = failure.map(|error| privacy::text(&in_one_line(error)));
         let dir = self.out.join(name);
         if !judged.unmeasured.is_empty() && !self.draw_only {
-            eprintln!("warning: {name}: nothing was measured for {}", judged.unmeasured.join(", "));
-            if let Some(unit) = unit_without_rows(&seen) {
-                eprintln!("  hint: {unit}");
-            }
+            let since = unit_without_rows(&seen).map_or(String::new(), |unit| format!(", since {unit}"));
+            eprintln!("warning: {name}: nothing was measured for {}{since}", judged.unmeasured.join(", "));
         }
         // --draw-only measures nothing, so the stored command stays.
         let earlier = if self.draw_only { read_stored(&judged, &dir)? } else { None };

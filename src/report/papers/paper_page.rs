@@ -242,7 +242,7 @@ fn claims(items: &[&Drawn]) -> usize {
 fn introduction(every: &[&Drawn]) -> String {
     let mut text = format!(
         "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. The {} tables and \
-         figures here make {} claims of that kind, each quoted and tested:\n\n",
+         figures here make {} claims, each quoted, and tested where it can be:\n\n",
         every.len(),
         claims(every)
     );
