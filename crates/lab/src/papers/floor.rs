@@ -29,7 +29,17 @@ pub fn for_floor(settings: Settings) -> Settings {
 pub(super) const RANDOM: &str = "random";
 
 /// The percentage that guessing scores, of tasks with as many options in each question.
-const CHANCES: [(&str, f64); 8] = [
+const CHANCES: [(&str, f64); 20] = [
+    ("gen/mmlu_flan_cot", 25.0),
+    ("infinitebench/code_debug", 25.0),
+    ("infinitebench/longbook_choice_eng", 25.0),
+    ("longbench_v2", 25.0),
+    ("longbench_v2/easy", 25.0),
+    ("longbench_v2/hard", 25.0),
+    ("longbench_v2/long", 25.0),
+    ("longbench_v2/medium", 25.0),
+    ("longbench_v2/short", 25.0),
+    ("longbench_v2_no_context", 25.0),
     ("mcq/arc_challenge", 25.0),
     ("mcq/arc_easy", 25.0),
     ("mcq/boolq", 50.0),
@@ -38,6 +48,8 @@ const CHANCES: [(&str, f64); 8] = [
     ("mcq/openbookqa", 25.0),
     ("mcq/piqa", 50.0),
     ("mcq/winogrande", 50.0),
+    ("scbench/choice_eng", 25.0),
+    ("zeroscrolls/quality", 25.0),
 ];
 
 /// What guessing scores in a task, in percent; `None` if there are no options to choose from.
@@ -51,9 +63,21 @@ fn chance(task: &str) -> Option<f64> {
 pub(super) fn why_at_floor(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Option<String> {
     let score = |cell: &&SummaryCell<'_>| spattn_stats::score(&cell.sample(|r: &Record| r.score));
     let dense_score = mean_of(&dense.iter().map(score).collect::<Option<Vec<_>>>()?)?.scaled(100.0);
-    let chances: Option<Vec<f64>> = dense.iter().map(|cell| chance(&cell.head().task)).collect();
-    let chance = chances.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64);
+    let chance = mean_chance(dense.iter().map(|cell| &*cell.head().task));
     reason(&dense_score, chance, above_random(dense, random).as_ref())
+}
+
+/// Why scores of tasks that can be guessed are not judged, by what dense attention scores there, in percent; `None` if it scores more, or if
+/// one of the tasks cannot be guessed.
+pub(super) fn why_at_chance(dense: &Estimate, tasks: &[String]) -> Option<String> {
+    let chance = mean_chance(tasks.iter().map(String::as_str))?;
+    reason(dense, Some(chance), None)
+}
+
+/// What guessing scores on average over tasks; `None` if one of them cannot be guessed, or there is none.
+fn mean_chance<'a>(tasks: impl Iterator<Item = &'a str>) -> Option<f64> {
+    let chances = tasks.map(chance).collect::<Option<Vec<f64>>>()?;
+    (!chances.is_empty()).then(|| chances.iter().sum::<f64>() / chances.len() as f64)
 }
 
 /// Dense attention less `random` on common examples, in percent.
@@ -110,5 +134,29 @@ mod tests {
         let text = reason(&estimate(3.0, 2.0), None, None).unwrap();
         assert_eq!(text, "dense attention scores 3.00 [1.00 5.00] there, less than 10");
         assert_eq!((chance("mcq/piqa:shots=3"), chance("ruler/vt")), (Some(50.0), None));
+    }
+
+    #[test]
+    fn what_guessing_scores_is_known_of_all_tasks_with_options() {
+        let has_options = |task: &spattn_tasks::TaskInfo| {
+            task.about.contains("four options") || task.about.contains("two options") || task.name.starts_with("mcq/")
+        };
+        // A question after others, whose answers stand above it, cannot be guessed by options alone.
+        let is_alone = |task: &spattn_tasks::TaskInfo| !task.name.starts_with("scbench_multi_turn/");
+        let unknown: Vec<String> = spattn_tasks::catalog()
+            .into_iter()
+            .filter(|task| has_options(task) && is_alone(task) && chance(&task.name).is_none())
+            .map(|task| task.name.to_string())
+            .collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
+    fn a_mean_over_tasks_is_at_chance_where_its_interval_reaches_the_mean_of_the_chances() {
+        let tasks = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let both = tasks(&["gen/mmlu_flan_cot", "mcq/piqa"]);
+        assert!(why_at_chance(&estimate(40.0, 3.0), &both).unwrap().ends_with("and guessing 37.5"));
+        assert_eq!(why_at_chance(&estimate(40.0, 2.0), &both), None);
+        assert_eq!(why_at_chance(&estimate(5.0, 2.0), &tasks(&["mcq/piqa", "ruler/vt"])), None);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::claim::Claim;
 use super::claims::{Comparison, Test};
+use super::floor::why_at_chance;
 use super::item::{Item, Line, Select};
 use super::measure::{Evidence, MeasuredItem};
 use super::outcome::{Cell, CellOutcome, Compared, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
@@ -11,6 +12,7 @@ use super::times::ReferenceBench;
 use super::variant::Variant;
 use super::verdicts::{between, verdicts};
 use spattn_base::error::UsageError;
+use spattn_eval::records::record::REFERENCE;
 use spattn_stats::Estimate;
 
 /// The outcome of a run of `item`; with the published numbers alone if nothing was measured.
@@ -185,11 +187,53 @@ impl ItemOutcome {
         let rows = rows(item, self.run(), number);
         self.rows = rows;
         self.take_texts(item);
+        self.mark_chance(item);
         if !self.is_measured() {
             self.variant = String::new();
         }
         self.claims = verdicts(item, &self);
         self
+    }
+
+    /// Marks scores at places where dense attention scores what guessing does, as a run does. A stored outcome may be older than what is known
+    /// of a task's options.
+    fn mark_chance(&mut self, item: &Item) {
+        let places = item.rows.iter().flat_map(|row| item.columns.iter().map(move |column| (row, column)));
+        let found: Vec<_> = places
+            .filter_map(|(row, column)| {
+                Some((row.name.as_str(), column.name.as_str(), self.at_chance(item, row, column)?))
+            })
+            .collect();
+        for (row, column, why) in found {
+            let text = format!("{column}: {why}");
+            self.floors.extend((!self.floors.contains(&text)).then_some(text));
+            let at = self.columns.iter().position(|name| name == column);
+            let is_of = |own: &&mut OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);
+            for own in self.rows.iter_mut().filter(is_of) {
+                own.cells
+                    .iter_mut()
+                    .skip(at.unwrap_or(usize::MAX))
+                    .take(1)
+                    .for_each(|cell| cell.at_floor = cell.measured.is_some());
+            }
+        }
+    }
+
+    /// Why a score is not judged, if dense attention scores what guessing does on its tasks.
+    fn at_chance(&self, item: &Item, row: &Line, column: &Line) -> Option<String> {
+        let variant = self.run().variant;
+        if !item.value(row, column).is_score() {
+            return None;
+        }
+        let (of_row, of_column) = (row.select(variant), column.select(variant));
+        let tasks = of_column.tasks.or(of_row.tasks).or_else(|| item.settings(variant)?.tasks)?;
+        let is_dense = |line: &&Line| line.select(variant).method.as_deref() == Some(REFERENCE);
+        let (dense, _) = if of_row.method.is_some() {
+            item.rows.iter().filter(is_dense).find_map(|dense| self.number(&dense.name, &column.name))?
+        } else {
+            item.columns.iter().filter(is_dense).find_map(|dense| self.number(&row.name, &dense.name))?
+        };
+        why_at_chance(&Estimate { mean: dense.mean, ends: dense.ends }, &tasks)
     }
 
     /// Takes over what the item's file says and a run cannot change.
@@ -307,6 +351,29 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         assert!(claim.why[0].contains("dense attention scores 7.5"), "{:?}", claim.why);
         assert!(outcome.floors[0].starts_with("VT: dense attention scores 7.5"), "{:?}", outcome.floors);
         assert!(outcome.rows[3].cells[0].at_floor);
+    }
+
+    #[test]
+    fn a_stored_score_that_guessing_reaches_is_not_judged() {
+        let text = ITEM.replace("ruler/vt", "gen/mmlu_flan_cot");
+        let item = Item::parse(&text, "item.toml").unwrap();
+        let judged = |full: f64| {
+            let run = RunOf { variant: Variant::Real, model: Some("SmolLM2") };
+            let records: Vec<Record> = records(full, 0.0)
+                .into_iter()
+                .map(|record| Record { task: "gen/mmlu_flan_cot".into(), ..record })
+                .collect();
+            let made = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+            // As older versions stored it.
+            let mut stored = ItemOutcome { floors: Vec::new(), ..made.clone() };
+            stored.rows.iter_mut().flat_map(|row| &mut row.cells).for_each(|cell| cell.at_floor = false);
+            (made, stored.as_of(&item))
+        };
+        for (full, unjudged) in [(0.3, Some(Unjudged::DenseAtFloor)), (0.9, None)] {
+            let (made, stored) = judged(full);
+            assert_eq!(stored.claims[0].unjudged, unjudged);
+            assert_eq!((&stored.floors, &stored.rows, &stored.claims), (&made.floors, &made.rows, &made.claims));
+        }
     }
 
     #[test]
