@@ -22,6 +22,7 @@ use super::output::print_line;
 use crate::report::papers::write_pages;
 use spattn_base::error::{UsageError, in_one_line};
 use spattn_base::privacy;
+use spattn_eval::run::runner::is_fatal;
 use spattn_lab::papers::item::Variant;
 
 /// Runs, judges and draws the requested items, and then draws the pages of all.
@@ -39,7 +40,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         return outlined.map_err(|error| args.with_advice(error, &items));
     }
     args.check_free(&items)?;
-    let (mut failed, count) = (Vec::new(), items.len());
+    let (mut failed, mut not_begun, count) = (Vec::new(), 0, items.len());
     for (at, Named { name, item }) in items.iter().enumerate() {
         if args.quiet.0.is_none() {
             eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
@@ -61,7 +62,12 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         args.log(name, item, &running, if failure.is_some() { Ended::Failed } else { Ended::Whole })?;
         // Pages are complete whenever a run is stopped.
         write_pages(&args.out)?;
+        let is_last = failure.as_ref().is_some_and(is_fatal);
         failed.extend(failure);
+        if is_last {
+            not_begun = count - at - 1;
+            break;
+        }
     }
     write_pages(&args.out)?;
     // If there is only one item, its own error is the result.
@@ -70,7 +76,12 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         return error.map_or(Ok(Done::Completed), Err);
     }
     failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(error)));
-    match failed.len() {
+    if not_begun > 0 {
+        eprintln!(
+            "{not_begun} of {count} items were not begun: the device computes nothing more in this process; the same command goes on with them"
+        );
+    }
+    match failed.len() + not_begun {
         0 => Ok(Done::Completed),
         n => Err(args.with_advice(anyhow!("{n} of {count} items could not be run completely"), &items)),
     }

@@ -35,7 +35,7 @@ use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
 
 /// Whether the device computes nothing more in this process: whatever is run after that fails, and is not at fault.
-fn is_fatal(error: &anyhow::Error) -> bool {
+pub fn is_fatal(error: &anyhow::Error) -> bool {
     let of_cause = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<EngineError>() {
         Some(EngineError::Device(failure)) => failure.is_fatal(),
         _ => cause.downcast_ref::<DeviceFailure>().is_some_and(DeviceFailure::is_fatal),

@@ -7,6 +7,7 @@ use std::ops::Deref;
 
 use anyhow::{Context, Result};
 
+pub use super::attempt::is_fatal;
 use crate::examples::example_input::ExampleInput;
 use crate::plan::planner::{Planner, TaskLength};
 use crate::plan::work::prefill_work;
