@@ -59,6 +59,7 @@ impl Record {
         self.comparable.iter().try_for_each(PublishedCosts::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
+        self.missed_share.iter().try_for_each(|value| share("missed_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
         if let Some(spread) = self.density_spread.as_deref() {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;

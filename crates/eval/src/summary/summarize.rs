@@ -126,6 +126,7 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         fetched_disk_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.disk)),
         page_hits: mean_of_known(cell, |r| of_pages(r)?.hits()),
         fetched_bus_per_token: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.bus),
+        missed_share: mean_of_known(cell, |r| r.missed_share),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
 }
