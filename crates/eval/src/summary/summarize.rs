@@ -344,6 +344,14 @@ mod tests {
     }
 
     #[test]
+    fn misses_are_averaged_where_tokens_are_selected_ahead() {
+        let of = |sample, missed_share| Record { missed_share, ..method("double_sparsity", "", sample, 1.0) };
+        let row = summarize(&[of(0, Some(0.25)), of(1, Some(0.75)), of(2, None)], &[]).remove(0);
+        assert!(close(row.missed_share, 0.5), "{:?}", row.missed_share);
+        assert_eq!(summarize(&[of(0, None)], &[])[0].missed_share, None);
+    }
+
+    #[test]
     fn other_lengths_and_protocols_are_other_rows() {
         let mut records = vec![method("full", "", 0, 1.0), method("topk", "", 0, 0.0)];
         records.push(Record { protocol: "decode".into(), ..method("topk", "", 0, 1.0) });
