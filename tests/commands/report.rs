@@ -173,6 +173,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         kv_bytes_per_token: Some(4096.0),
         shared_bytes_per_token: None,
         select_bytes_per_token: None,
+        missed_share: None,
         fetched_per_token: None,
         free_share: None,
         kv_bytes_held: Some(1 << 20),

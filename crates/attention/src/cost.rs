@@ -43,6 +43,11 @@ pub struct Cost {
     pub select_bytes: u64,
     /// Tokens attended after the prefix that do not count as budget, without the current one.
     pub free_tokens: u64,
+    /// Tokens that a layer's own queries would have selected, where tokens are [selected ahead](crate::Method::selects_ahead) and
+    /// [misses are counted](crate::Sequence::counting_misses). A selection that a group shares counts once.
+    pub wanted_tokens: u64,
+    /// Those of the `wanted_tokens` that were not selected ahead.
+    pub missed_tokens: u64,
 }
 
 impl Cost {
@@ -89,6 +94,11 @@ impl Cost {
         self.kv_bytes = self.kv_bytes.saturating_sub(read);
     }
 
+    /// The share of the wanted tokens that were not selected ahead; `None` if no misses were counted.
+    pub fn missed_share(&self) -> Option<f64> {
+        (self.wanted_tokens > 0).then(|| ratio(self.missed_tokens, self.wanted_tokens))
+    }
+
     /// FLOPs of the gathered attention over FLOPs of full attention; 1 if nothing was counted.
     pub fn cost2(&self) -> f64 {
         ratio(self.attend_flops, self.full_flops)
@@ -116,6 +126,8 @@ impl AddAssign for Cost {
         self.shared_bytes += other.shared_bytes;
         self.select_bytes += other.select_bytes;
         self.free_tokens += other.free_tokens;
+        self.wanted_tokens += other.wanted_tokens;
+        self.missed_tokens += other.missed_tokens;
     }
 }
 

@@ -163,7 +163,8 @@ pub trait Method: Send + Sync + 'static {
 
     /// Whether tokens are selected ahead, so that they can be fetched while the layer before computes: by the queries that the input of the
     /// layer before has in this layer (Double Sparsity-Offload, §5). [`Step::queries`] are then these, except at the first layer, which has
-    /// none before it.
+    /// none before it. [`select`](Self::select) is called a second time at a step where [misses are
+    /// counted](crate::Sequence::counting_misses): what it leaves in the state must not depend on the queries.
     fn selects_ahead(&self) -> bool {
         false
     }

@@ -24,6 +24,7 @@ use spattn_attention::attend_densely;
 use spattn_attention::calibration::PrefillChunk;
 use spattn_attention::kv::{DiskPrefill, DiskTier, KvError, LayerKv, Prefix};
 use spattn_attention::{AttentionTime, LayerSpecs, Sequence};
+use spattn_base::clock::Section;
 use spattn_kernels::elementwise::{gelu_tanh_gate, rms_norm, silu_gate};
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
@@ -367,7 +368,9 @@ impl Cpu {
             }
             let next = index + 1;
             if next < c.layers && fork.selects_ahead_at(next) {
-                fork.set_queries_ahead(next, self.queries_at(next, x, angles));
+                let (queries, select) = Section::of(|| self.queries_at(next, x, angles));
+                fork.set_queries_ahead(next, queries);
+                fork.add_attention_time(AttentionTime { select, ..AttentionTime::default() });
             }
             Ok(())
         };

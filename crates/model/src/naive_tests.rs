@@ -227,12 +227,13 @@ impl Naive<'_> {
 
     /// Logits behind every token.
     fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
-        self.logits_ahead(tokens, None)
+        self.logits_ahead(tokens, None).0
     }
 
     /// As [`logits`](Self::logits); tokens behind a prefix attend each other, and of the prefix as many tokens as `picked` says, by
-    /// the queries that the input of the layer before has in a layer.
-    fn logits_ahead(&self, tokens: &[u32], picked: Option<Picked>) -> Vec<Vec<f64>> {
+    /// the queries that the input of the layer before has in a layer. And what they would pick by their own.
+    fn logits_ahead(&self, tokens: &[u32], picked: Option<Picked>) -> (Vec<Vec<f64>>, Misses) {
+        let mut misses = Misses::default();
         let (c, block) = (self.config, &self.config.block);
         let names = &block.names;
         let table = self.numbers.get(&format!("{}.weight", names.embedding));
@@ -265,15 +266,18 @@ impl Naive<'_> {
                 for (head, query) in queries.iter().enumerate() {
                     let of_head = head / (c.heads / c.kv_heads);
                     let query: Vec<f64> = query.iter().map(|x| x * self.growth(position)).collect();
-                    let is_seen = |at: usize| {
-                        let Some(Picked { prefix, k }) = picked.filter(|picked| position >= picked.prefix) else {
-                            return true;
-                        };
-                        let score =
-                            |at: usize| ahead[head].iter().zip(&keys[at][of_head]).map(|(q, k)| q * k).sum::<f64>();
-                        let better = (0..prefix).filter(|other| score(*other) > score(at)).count();
-                        at >= prefix || better < k
+                    let picked = picked.filter(|picked| position >= picked.prefix);
+                    let picks = |Picked { prefix, k }: Picked, query: &[f64], at: usize| {
+                        let score = |at: usize| query.iter().zip(&keys[at][of_head]).map(|(q, k)| q * k).sum::<f64>();
+                        (0..prefix).filter(|other| score(*other) > score(at)).count() < k
                     };
+                    let is_seen =
+                        |at: usize| picked.is_none_or(|picked| at >= picked.prefix || picks(picked, &ahead[head], at));
+                    for at in picked.into_iter().filter(|_| index > 0).flat_map(|picked| 0..picked.prefix) {
+                        let is_wanted = picked.is_some_and(|picked| picks(picked, &query, at));
+                        misses.wanted += u64::from(is_wanted);
+                        misses.missed += u64::from(is_wanted && !is_seen(at));
+                    }
                     let weight = |(at, keys): (usize, &Vec<Vec<f64>>)| match window {
                         Some(window) if at + window <= position => 0.0,
                         _ if !is_seen(at) => 0.0,
@@ -303,7 +307,7 @@ impl Naive<'_> {
         let cap = |logit: f64| block.logit_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
         let logits = |x: &Vec<f64>| self.linear(&[head.to_owned()], &self.norm(names.final_norm, x), false);
         let divided = |logit: f64| logit / f64::from(block.logit_divisor);
-        x.iter().map(|x| logits(x).into_iter().map(divided).map(cap).collect()).collect()
+        (x.iter().map(|x| logits(x).into_iter().map(divided).map(cap).collect()).collect(), misses)
     }
 }
 
@@ -314,26 +318,71 @@ struct Picked {
     k: usize,
 }
 
+/// Tokens that query heads would pick by their own queries, and those of them that are not picked by the queries of the layer before; behind
+/// the first layer.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Misses {
+    wanted: u64,
+    missed: u64,
+}
+
 fn full() -> Result<Configured, UsageError> {
     configure(&expand_grid("full")?[0], &Policy::default())
 }
 
+/// A model of four layers, all of one kind.
+fn four_layers(change: impl Fn(&mut ModelConfig)) -> ModelConfig {
+    config(|config| {
+        config.layers = 4;
+        let kind = config.layer_kinds.kinds[0];
+        config.layer_kinds.kinds.resize(4, kind);
+        change(config);
+    })
+}
+
+fn some_tokens(config: &ModelConfig) -> Vec<u32> {
+    (0..40).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect()
+}
+
+/// Double Sparsity with exact scores.
+fn exact_labels(k: usize, offload: bool) -> Configured {
+    let spec = format!("double_sparsity:kind=random,channels=d,label_bits=16,per=query_head,k={k},offload={offload}");
+    configure(&expand_grid(&spec).unwrap()[0], &Policy { sink: 0, local: 0, ..Policy::default() }).unwrap()
+}
+
+/// Feeds the tokens behind a prefix to sequences of some methods, several at a time and one by one; returns for each sequence the logits behind
+/// the last token of each step, and its misses.
+type Stepped = (Vec<(usize, Vec<f32>)>, Misses);
+fn stepped(decoder: &Decoder, tokens: &[u32], prefix: usize, methods: &[Configured]) -> Vec<Stepped> {
+    let prefill = decoder.prefill(&tokens[..prefix], tokens.len()).unwrap();
+    let mut cache = IndexCache::new(prefill.prefix, KvDtype::F32, 0);
+    let mut forks: Vec<_> = methods.iter().map(|method| cache.fork(method, false).unwrap().counting_misses()).collect();
+    let mut logits = vec![Vec::new(); methods.len()];
+    for part in [prefix..prefix + 4, prefix + 4..prefix + 5, prefix + 5..tokens.len()] {
+        let last = part.end - 1;
+        let mut streams: Vec<_> = forks.iter_mut().map(|fork| Stream { fork, tokens: &tokens[part.clone()] }).collect();
+        let of_streams = decoder.step(&mut streams, tokens.len()).unwrap();
+        logits.iter_mut().zip(of_streams).for_each(|(all, logits)| all.push((last, logits)));
+    }
+    let misses = forks.iter().map(|fork| {
+        let cost = fork.costs().total(|_| true);
+        Misses { wanted: cost.wanted_tokens, missed: cost.missed_tokens }
+    });
+    logits.into_iter().zip(misses).collect()
+}
+
 /// Tokens are picked by the queries of the layer before where the method says so, and by its own otherwise. At the first layer there is no
-/// other.
+/// other. What its own queries would have picked is counted.
 #[test]
 fn tokens_are_picked_ahead_by_the_queries_that_the_input_of_the_layer_before_has() {
     let qk_norm = |config: &mut ModelConfig| {
         config.block.qk_norm_over = QkNormOver::Head;
         config.block.names.qk_norm = Some(["q_norm", "k_norm"]);
     };
-    for change in [&(|_: &mut ModelConfig| ()) as &dyn Fn(&mut ModelConfig), &qk_norm] {
-        let config = config(|config| {
-            config.layers = 4;
-            let kind = config.layer_kinds.kinds[0];
-            config.layer_kinds.kinds.resize(4, kind);
-            change(config);
-        });
-        let tokens: Vec<u32> = (0..40).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect();
+    let bias = |config: &mut ModelConfig| config.block.qkv_bias = true;
+    for change in [&(|_: &mut ModelConfig| ()) as &dyn Fn(&mut ModelConfig), &qk_norm, &bias] {
+        let config = four_layers(change);
+        let tokens = some_tokens(&config);
         let (numbers, dimensions) = (Numbers::of(&config), Dimensions::new(&config, KvDtype::F32));
         let table = |rope: &Rope| {
             let mut table = RopeTable::new(rope, tokens.len());
@@ -343,26 +392,59 @@ fn tokens_are_picked_ahead_by_the_queries_that_the_input_of_the_layer_before_has
         let naive = Naive { config: &config, numbers: &numbers, ropes: dimensions.ropes().iter().map(table).collect() };
         let decoder = Decoder::load(&dimensions, &Weights::from(Numbers::of(&config)), Device::Cpu).unwrap();
         let (prefix, k) = (30, 5);
-        let expected = naive.logits_ahead(&tokens, Some(Picked { prefix, k }));
-        let stepped = |offload: bool| {
-            let spec =
-                format!("double_sparsity:kind=random,channels=d,label_bits=16,per=query_head,k={k},offload={offload}");
-            let method =
-                configure(&expand_grid(&spec).unwrap()[0], &Policy { sink: 0, local: 0, ..Policy::default() }).unwrap();
-            let prefill = decoder.prefill(&tokens[..prefix], tokens.len()).unwrap();
-            let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&method, false).unwrap();
-            // Several rows in a step, and one.
-            [30..34, 34..35, 35..40].map(|part| {
-                let last = part.end - 1;
-                let mut streams = [Stream { fork: &mut fork, tokens: &tokens[part] }];
-                (last, decoder.step(&mut streams, tokens.len()).unwrap().remove(0))
-            })
-        };
-        for (last, logits) in stepped(true) {
-            assert!(worst(&logits, &expected[last]) < 1e-4, "behind token {last}: {}", worst(&logits, &expected[last]));
+        let (expected, misses) = naive.logits_ahead(&tokens, Some(Picked { prefix, k }));
+        let both = stepped(&decoder, &tokens, prefix, &[exact_labels(k, true), exact_labels(k, false)]);
+        let [(ahead, counted), (own, none)] = &both[..] else { panic!("two methods") };
+        for (last, logits) in ahead {
+            assert!(worst(logits, &expected[*last]) < 1e-4, "behind token {last}: {}", worst(logits, &expected[*last]));
         }
-        let own = stepped(false);
         assert!(own.iter().any(|(last, logits)| worst(logits, &expected[*last]) > 1e-2), "own queries pick others");
+        // Ten tokens, four heads, three layers behind the first.
+        assert_eq!(misses.wanted, (10 * 4 * 3 * k) as u64);
+        assert!(misses.missed > 0 && misses.missed < misses.wanted, "{misses:?}");
+        assert_eq!((*counted, *none), (misses, Misses::default()));
+    }
+}
+
+/// Behind a layer that adds nothing, the queries of the next are known before it. The query weights of both layers differ, so that those of the
+/// next are what counts.
+#[test]
+fn behind_a_layer_that_adds_nothing_no_token_is_missed() {
+    let config = config(|_| ());
+    let tokens = some_tokens(&config);
+    let dimensions = Dimensions::new(&config, KvDtype::F32);
+    let decoder = |adds_nothing: bool| {
+        let mut numbers = Numbers::of(&config);
+        for part in [NAMES.output, NAMES.down].into_iter().filter(|_| adds_nothing) {
+            numbers.tensors.get_mut(&format!("{}0.{part}.weight", NAMES.layer)).unwrap().1.fill(0.0);
+        }
+        Decoder::load(&dimensions, &Weights::from(numbers), Device::Cpu).unwrap()
+    };
+    let methods = [exact_labels(5, true), exact_labels(5, false)];
+    let of = |adds_nothing: bool| stepped(&decoder(adds_nothing), &tokens, 30, &methods);
+    let both = of(true);
+    assert_eq!(both[0].1, Misses { wanted: 10 * 4 * 5, missed: 0 });
+    assert_eq!(both[0].0, both[1].0, "bit for bit");
+    let both = of(false);
+    assert!(both[0].1.missed > 0, "a layer that adds something: {:?}", both[0].1);
+    assert_ne!(both[0].0, both[1].0);
+}
+
+#[test]
+fn what_is_picked_ahead_depends_on_no_thread_and_no_other_sequence() {
+    let config = four_layers(|_| ());
+    let tokens = some_tokens(&config);
+    let dimensions = Dimensions::new(&config, KvDtype::F32);
+    let decoder = Decoder::load(&dimensions, &Weights::from(Numbers::of(&config)), Device::Cpu).unwrap();
+    let methods = [full().unwrap(), exact_labels(5, true), exact_labels(5, false), exact_labels(9, true)];
+    let with = |threads: usize, methods: &[Configured]| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| stepped(&decoder, &tokens, 30, methods))
+    };
+    let all = with(1, &methods);
+    assert_eq!(with(3, &methods), all);
+    for (method, together) in methods.chunks(1).zip(&all) {
+        assert_eq!(&with(2, method)[0], together);
     }
 }
 

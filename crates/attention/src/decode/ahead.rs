@@ -1,9 +1,13 @@
 //! The queries by which a sequence selects ahead ([`Method::selects_ahead`](crate::Method::selects_ahead)): an engine computes them from the
-//! input of the layer before, for all rows of a step, and each row takes its own.
+//! input of the layer before, for all rows of a step, and each row takes its own. What a row's own queries would have selected is compared
+//! with that, where misses are counted.
+
+use std::time::Duration;
 
 use crate::decode::queries_ahead::QueriesAhead;
 use crate::decode::sequence::Sequence;
 use crate::kv::KvError;
+use crate::types::selection::AttendedTokens;
 
 impl Sequence {
     /// Whether tokens of a layer are selected by queries that are [set](Self::set_queries_ahead) while the layer before computes.
@@ -31,5 +35,39 @@ impl Sequence {
                 "method `{method}` selects tokens of layer {layer} by queries that this run does not compute ahead"
             ))
         })
+    }
+
+    /// Counts misses of what is selected ahead in [steps](Self::step) from now on, which takes a second selection by a token's own queries;
+    /// of other methods nothing.
+    pub fn counting_misses(self) -> Self {
+        Self { counts_misses: true, ..self }
+    }
+
+    /// Whether misses of a layer are counted.
+    pub(super) fn counts_misses_at(&self, layer: usize) -> bool {
+        self.counts_misses && self.selects_ahead_at(layer)
+    }
+
+    /// Counts which tokens the own queries of the last token would have selected at a layer, and which of them were not `picked` ahead. The
+    /// second selection is no part of the method: its costs and pages are not counted. Returns the time of other threads.
+    ///
+    /// # Errors
+    /// If keys and values of the prefix cannot be read.
+    pub(super) fn count_misses(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        picked: &[AttendedTokens],
+    ) -> Result<Duration, KvError> {
+        let (total, group) = (self.total(layer), queries.len() / (picked.len() * self.prefix.shape().d));
+        let wanted = self.selected_by(layer, Some(queries), group)?;
+        for ((wanted, ..), picked) in wanted.iter().zip(picked) {
+            let (Some(wanted), Some(picked)) = (wanted, &picked.selection) else { continue };
+            let (all, missed) = wanted.missing_in(picked, total);
+            let cost = self.costs.layer_mut(layer);
+            cost.wanted_tokens += all as u64;
+            cost.missed_tokens += missed as u64;
+        }
+        Ok(wanted.iter().map(|(_, _, apart, _)| apart.select).sum())
     }
 }

@@ -107,7 +107,7 @@ impl HostStep<'_> {
 }
 
 /// The selection of a KV head, its cost, its processor time on another thread than the caller's, and the pages that it asked for.
-type Selected = (Option<Selection>, Cost, ParallelTime, Vec<Range<u32>>);
+pub(super) type Selected = (Option<Selection>, Cost, ParallelTime, Vec<Range<u32>>);
 
 impl Sequence {
     /// Begins the step of the next token at a layer. Each token has one step at every layer, in the tokens' order.
@@ -247,17 +247,7 @@ impl Sequence {
         group: usize,
     ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
         let exact = self.exact(layer);
-        let candidates = self.candidates(layer, exact);
-        let mut states = std::mem::take(&mut self.states[layer]);
-        let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
-        let selected = match asks {
-            true => self.select_per_head(layer, queries, group, candidates, &mut states)?,
-            false => vec![(None, Cost::default(), ParallelTime::default(), Vec::new()); self.prefix.shape().kv_heads],
-        };
-        if !self.dense[layer] {
-            self.method.method.coordinate_heads(&mut states);
-        }
-        self.states[layer] = states;
+        let selected = self.selected_by(layer, queries, group)?;
         let mut all = ParallelTime::default();
         for (_, _, apart, _) in &selected {
             all.select += apart.select;
@@ -270,6 +260,27 @@ impl Sequence {
             picked
         };
         Ok((selected.into_iter().enumerate().map(count).collect(), all))
+    }
+
+    /// What each KV head selects by these queries, for `group` query heads each. Counts nothing.
+    pub(super) fn selected_by(
+        &mut self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+    ) -> Result<Vec<Selected>, KvError> {
+        let candidates = self.candidates(layer, self.exact(layer));
+        let mut states = std::mem::take(&mut self.states[layer]);
+        let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
+        let selected = match asks {
+            true => self.select_per_head(layer, queries, group, candidates, &mut states)?,
+            false => vec![(None, Cost::default(), ParallelTime::default(), Vec::new()); self.prefix.shape().kv_heads],
+        };
+        if !self.dense[layer] {
+            self.method.method.coordinate_heads(&mut states);
+        }
+        self.states[layer] = states;
+        Ok(selected)
     }
 
     /// The method's selection for each KV head, independently of the others.

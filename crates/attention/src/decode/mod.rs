@@ -4,6 +4,8 @@
 //! tail of keys and values and the method's state, attends what the method selects, and counts the cost. No method is known by name.
 
 mod ahead;
+#[cfg(test)]
+mod ahead_tests;
 pub mod fidelity;
 pub(crate) mod head_kv;
 pub(crate) mod index_cache;

@@ -59,6 +59,8 @@ pub struct Sequence {
     pub(super) solve_reads: KvReads,
     /// The queries by which tokens are selected ahead.
     pub(super) ahead: QueriesAhead,
+    /// Whether misses of what is selected ahead are counted.
+    pub(super) counts_misses: bool,
     /// Account of the pages of the prefix, of a source that reads pages.
     pub(super) pages: Option<PageLedger>,
     pub(super) attention_time: AttentionTime,
@@ -135,6 +137,7 @@ impl Sequence {
             index_time,
             solve_reads: KvReads::default(),
             ahead: QueriesAhead::default(),
+            counts_misses: false,
             pages: prefix.source().paging().map(PageLedger::new),
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
@@ -278,7 +281,11 @@ impl Sequence {
         }
         let attend = section.lap() + elsewhere;
         self.compare(layer, queries, &picked, self.total(layer), out)?;
-        let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
+        let compare = match self.counts_misses_at(layer) {
+            true => self.count_misses(layer, queries, &picked)? + section.end(),
+            false if self.fidelity.is_some() => section.end(),
+            false => Duration::ZERO,
+        };
         self.attention_time +=
             AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
         Ok(())

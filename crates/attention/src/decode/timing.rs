@@ -30,7 +30,7 @@ pub struct AttentionTime {
     pub parts: clock::Parts,
     /// Attention over the selected and static tokens, by the same clock.
     pub attend: Duration,
-    /// Measuring fidelity, by the same clock; not part of any method.
+    /// Measuring fidelity and misses, by the same clock; not part of any method.
     pub compare: Duration,
     /// Wall time attributed to this sequence, of the steps in which several sequences may attend at once.
     pub elapsed: Duration,

@@ -532,6 +532,8 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         match self.scorer.growth() {
+            // Rows of a prompt have no queries of the layer before.
+            _ if self.scorer.selects_ahead() => None,
             Growth::Free(_) if self.picker.is_known() && !self.has_no_static => Some(PrefillPattern::Rows(self)),
             _ => None,
         }

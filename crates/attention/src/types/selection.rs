@@ -93,6 +93,25 @@ impl Selection {
         }
     }
 
+    /// Number of tokens selected, and of those that `other`, a selection of the same heads, lacks; of `total` in context. What a group
+    /// shares counts once.
+    pub(crate) fn missing_in(&self, other: &Self, total: usize) -> (usize, usize) {
+        let set = |picks: &SelectedTokens| TokenSet::of(picks.tokens.iter().copied(), total);
+        let counts = self.lists().iter().zip(other.lists()).map(|(own, others)| {
+            let own = set(own);
+            (own.len(), own.without(&set(others)).len())
+        });
+        counts.fold((0, 0), |sum, (wanted, missed)| (sum.0 + wanted, sum.1 + missed))
+    }
+
+    /// The selections of the query heads, or the only one of the group.
+    fn lists(&self) -> &[SelectedTokens] {
+        match self {
+            Selection::Shared(picks) => std::slice::from_ref(picks),
+            Selection::PerHead(heads) => heads,
+        }
+    }
+
     /// Number of query heads that attend a residual vector in place of the tokens not selected.
     pub(crate) fn remainders(&self) -> usize {
         let of = |picks: &SelectedTokens| match &picks.weighting {

@@ -178,6 +178,10 @@ pub struct Record {
     /// (`--tail exact`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_share: Option<f64>,
+    /// Of the tokens that a layer's own queries would have selected, the share that was not selected ahead; only of methods that select
+    /// ahead. Few records have it, so it takes no more than a pointer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missed_share: Option<Box<f64>>,
     /// Bytes of K and V that this method alone would keep at the end, over all layers: all of the context less what it evicted; `None` in
     /// old records.
     #[serde(default)]

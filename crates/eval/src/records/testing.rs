@@ -55,6 +55,7 @@ pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
         kv_bytes_per_token: Some(4096.0),
         shared_bytes_per_token: None,
         select_bytes_per_token: None,
+        missed_share: None,
         fetched_per_token: None,
         free_share: None,
         kv_bytes_held: Some(1 << 20),

@@ -59,6 +59,7 @@ impl Record {
         self.comparable.iter().try_for_each(PublishedCosts::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
+        self.missed_share.iter().try_for_each(|value| share("missed_share", **value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
         if let Some(spread) = self.density_spread.as_deref() {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
@@ -251,7 +252,7 @@ mod tests {
         type Spoil = fn(&mut Record);
         let held = |held: f64| Some(KvTokens { held, context: 100 });
         assert_eq!(Record { kv_tokens: held(100.0), ..record("vt", "full", 0, 1.0) }.check(), Ok(()));
-        let cases: [(&str, Spoil); 37] = [
+        let cases: [(&str, Spoil); 38] = [
             ("`kv_tokens.held` is 1e300, not from 0 to `kv_tokens.context`, 100", |r| {
                 r.kv_tokens = Some(KvTokens { held: 1e300, context: 100 });
             }),
@@ -261,6 +262,7 @@ mod tests {
             ("`kv_tokens.context` is 18446744073709551615, more than", |r| {
                 r.kv_tokens = Some(KvTokens { held: 1.0, context: usize::MAX });
             }),
+            ("`missed_share` is 1.5, not", |r| r.missed_share = Some(1.5.into())),
             ("`cost2` is 1e308, not a number from 0 to 1e15", |r| r.cost2 = 1e308),
             ("`prefill_s` is 1e308, not", |r| r.prefill_s = 1e308),
             ("`kv_bytes_per_token` is 1e308, not", |r| r.kv_bytes_per_token = Some(1e308)),

@@ -240,7 +240,7 @@ fn fork_method<P: DecodingPolicy>(
         // A parameter that is solved for a density is solved once.
         let method = sequences.first().map_or(method, |first| first.sequence.method()).clone();
         let (feed, answer) = policy.begin(number, unread);
-        let sequence = indexes.fork(&method, fidelity)?;
+        let sequence = indexes.fork(&method, fidelity)?.counting_misses();
         sequences.push(RunningSequence { sequence, number, feed, answer, time: StepTime::default() });
     }
     Ok(sequences)

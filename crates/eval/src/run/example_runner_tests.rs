@@ -358,3 +358,14 @@ fn a_cache_on_disk_changes_no_answer_and_no_count_whatever_was_read_before() {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files have no name");
     }
 }
+
+#[test]
+fn misses_are_counted_where_tokens_are_picked_ahead() {
+    let (model, ids) = model();
+    let methods = methods(&["double_sparsity:kind=random,k=8,offload=true", "double_sparsity:kind=random,k=8", "full"]);
+    let outcome = run_on(&model, request(&ids[..170], 140, &methods));
+    let [ahead, own, full] = &outcome.runs[..] else { panic!("three runs") };
+    let missed = ahead.costs.missed_share.unwrap();
+    assert!(missed > 0.0 && missed < 1.0, "{missed}");
+    assert_eq!((own.costs.missed_share, full.costs.missed_share), (None, None));
+}

@@ -56,6 +56,8 @@ pub struct MethodCosts {
     pub fetched: Option<FetchedBytes>,
     /// Share of the attended tokens that belong to the tail and were attended in addition to the budget.
     pub free_share: f64,
+    /// Share of the tokens that its own queries would have selected and that were not selected ahead; `None` if none are.
+    pub missed_share: Option<f64>,
     /// Bytes of K and V that the method alone would keep at the end.
     pub kv_bytes_held: u64,
     /// `kv_bytes_held` in tokens.
@@ -120,6 +122,7 @@ impl MethodCosts {
             bytes: (counts && steps > 0).then(|| StepBytes::of(&all, steps)),
             fetched: fetched(sequence, &all, steps),
             free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
+            missed_share: all.missed_share(),
             kv_bytes_held: sequence.kv_bytes_held(),
             kv_tokens: KvTokens { held: sequence.kv_tokens_held(), context: sequence.tokens() },
             density_by_layer: sequence.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),

@@ -207,6 +207,7 @@ impl Runner<'_> {
             select_bytes_per_token: run.bytes.map(|bytes| bytes.select),
             fetched_per_token: run.fetched.map(Box::new),
             free_share: Some(run.free_share),
+            missed_share: run.missed_share.map(Box::new),
             kv_bytes_held: Some(run.kv_bytes_held),
             kv_tokens: Some(run.kv_tokens),
             prefill_s: prefill.whole.as_secs_f64(),

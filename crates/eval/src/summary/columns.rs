@@ -246,6 +246,8 @@ summary_columns! {
     page_hits: Option<f64> = Share, Mean, "hits %" (More);
     /// Bytes of K and V that a token fetched over the bus from host memory to the GPU, over all layers; only with `--kv-tier host`.
     fetched_bus_per_token: Option<f64> = Bytes, Mean, "bus KB" (Less);
+    /// Of the tokens that the layers behind the first would have selected by their own queries, the share that was not selected ahead; only of methods that select ahead (`double_sparsity:offload=true`).
+    missed_share: Option<f64> = Share, Mean, "missed %" (Less);
 }
 
 /// A column that tables show.
@@ -309,6 +311,7 @@ pub const IN_TABLES: &[InTables] = &[
     where_known("fetched_disk_per_token"),
     where_known("page_hits"),
     where_known("fetched_bus_per_token"),
+    where_known("missed_share"),
     InTables { name: "decode_ms_per_token", shown: ShownIf::AnyTimedAlone, of_means: false },
     with("kv_tokens_held", "kv_tokens_held"),
     with("bits_per_byte", "word_perplexity"),
@@ -334,6 +337,7 @@ pub const LEFT_OUT_FIRST: &[&str] = &[
     "index_share",
     "fetched_disk_per_token",
     "fetched_bus_per_token",
+    "missed_share",
     "recall",
     "kv_tokens_held",
     "same_top",
@@ -381,6 +385,7 @@ const PAGE_ORDER: &[(&str, OnPage)] = &[
     ("fetched_memory_per_token", OnPage::Offered),
     ("page_hits", OnPage::Shown),
     ("fetched_bus_per_token", OnPage::Shown),
+    ("missed_share", OnPage::Shown),
     ("free_share", OnPage::Offered),
     ("kv_bytes_held", OnPage::Offered),
     ("kv_tokens_held", OnPage::Shown),

@@ -126,6 +126,7 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         fetched_disk_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.disk)),
         page_hits: mean_of_known(cell, |r| of_pages(r)?.hits()),
         fetched_bus_per_token: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.bus),
+        missed_share: mean_of_known(cell, |r| r.missed_share.as_deref().copied()),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
     }
 }
@@ -340,6 +341,17 @@ mod tests {
         let row = summarize(&[of_bus(0, 10.0), of_bus(1, 30.0)], &[]).remove(0);
         assert!(close(row.fetched_bus_per_token, 20.0));
         assert_eq!((row.fetched_memory_per_token, row.fetched_disk_per_token, row.page_hits), (None, None, None));
+    }
+
+    #[test]
+    fn misses_are_averaged_where_tokens_are_selected_ahead() {
+        let of = |sample, missed: Option<f64>| Record {
+            missed_share: missed.map(Box::new),
+            ..method("double_sparsity", "", sample, 1.0)
+        };
+        let row = summarize(&[of(0, Some(0.25)), of(1, Some(0.75)), of(2, None)], &[]).remove(0);
+        assert!(close(row.missed_share, 0.5), "{:?}", row.missed_share);
+        assert_eq!(summarize(&[of(0, None)], &[])[0].missed_share, None);
     }
 
     #[test]
