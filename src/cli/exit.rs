@@ -29,3 +29,10 @@ pub(super) struct ErrorWithHint {
     pub error: anyhow::Error,
     pub advice: String,
 }
+
+impl ErrorWithHint {
+    /// The error that advice was added to, or the error itself. An `ErrorWithHint` is no link of a chain, since it prints all of its own.
+    pub fn without(error: &anyhow::Error) -> &anyhow::Error {
+        error.downcast_ref::<Self>().map_or(error, |hinted| &hinted.error)
+    }
+}

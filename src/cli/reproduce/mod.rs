@@ -62,7 +62,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         args.log(name, item, &running, if failure.is_some() { Ended::Failed } else { Ended::Whole })?;
         // Pages are complete whenever a run is stopped.
         write_pages(&args.out)?;
-        let is_last = failure.as_ref().is_some_and(is_fatal);
+        let is_last = failure.as_ref().is_some_and(ends_all);
         failed.extend(failure);
         if is_last {
             not_begun = count - at - 1;
@@ -85,6 +85,11 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         0 => Ok(Done::Completed),
         n => Err(args.with_advice(anyhow!("{n} of {count} items could not be run completely"), &items)),
     }
+}
+
+/// Whether no further item can be run in this process.
+fn ends_all(failure: &anyhow::Error) -> bool {
+    is_fatal(ErrorWithHint::without(failure))
 }
 
 impl ReproduceArgs {
@@ -124,5 +129,24 @@ impl ReproduceArgs {
                 Err(UsageError::new(format!("{n} of {count} items could not be run completely")).into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spattn_attention::kv::DeviceFailure;
+    use spattn_model::engine::EngineError;
+
+    #[test]
+    fn a_fatal_failure_of_the_device_ends_all_items_whether_records_were_kept_or_not() {
+        let of = |failure: DeviceFailure| anyhow::Error::new(EngineError::Device(failure)).context("example 0");
+        let kept = |error| {
+            let advice = "6 records are kept".to_owned();
+            anyhow::Error::from(ErrorWithHint { error, advice }).context("topk/figure-2")
+        };
+        let (fatal, other) = (|| of(DeviceFailure::fatal("it failed")), || of(DeviceFailure::new("no room")));
+        assert!(ends_all(&fatal().context("topk/figure-2")) && ends_all(&kept(fatal())));
+        assert!(!ends_all(&other().context("topk/figure-2")) && !ends_all(&kept(other())));
     }
 }

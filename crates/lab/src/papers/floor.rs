@@ -29,7 +29,7 @@ pub fn for_floor(settings: Settings) -> Settings {
 pub(super) const RANDOM: &str = "random";
 
 /// The percentage that guessing scores, of tasks with as many options in each question.
-const CHANCES: [(&str, f64); 20] = [
+const CHANCES: [(&str, f64); 21] = [
     ("gen/mmlu_flan_cot", 25.0),
     ("infinitebench/code_debug", 25.0),
     ("infinitebench/longbook_choice_eng", 25.0),
@@ -49,6 +49,7 @@ const CHANCES: [(&str, f64); 20] = [
     ("mcq/piqa", 50.0),
     ("mcq/winogrande", 50.0),
     ("scbench/choice_eng", 25.0),
+    ("scbench_multi_turn/choice_eng", 25.0),
     ("zeroscrolls/quality", 25.0),
 ];
 
@@ -138,17 +139,17 @@ mod tests {
 
     #[test]
     fn what_guessing_scores_is_known_of_all_tasks_with_options() {
+        const OF_OPTIONS: [&str; 4] = ["choice", "correct_letter", "first_letter", "function_choice"];
         let has_options = |task: &spattn_tasks::TaskInfo| {
-            task.about.contains("four options") || task.about.contains("two options") || task.name.starts_with("mcq/")
+            let metric = task.metric.map(|metric| metric.name());
+            task.about.contains(" options")
+                || task.name.starts_with("mcq/")
+                || metric.is_some_and(|name| OF_OPTIONS.contains(&name))
         };
-        // A question after others, whose answers stand above it, cannot be guessed by options alone.
-        let is_alone = |task: &spattn_tasks::TaskInfo| !task.name.starts_with("scbench_multi_turn/");
-        let unknown: Vec<String> = spattn_tasks::catalog()
-            .into_iter()
-            .filter(|task| has_options(task) && is_alone(task) && chance(&task.name).is_none())
-            .map(|task| task.name.to_string())
-            .collect();
-        assert!(unknown.is_empty(), "{unknown:?}");
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            spattn_tasks::catalog().into_iter().filter(has_options).partition(|task| chance(&task.name).is_some());
+        assert!(unknown.is_empty(), "{:?}", unknown.iter().map(|task| &task.name).collect::<Vec<_>>());
+        assert_eq!(known.len(), CHANCES.len(), "each entry is of a task");
     }
 
     #[test]

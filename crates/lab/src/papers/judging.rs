@@ -207,14 +207,10 @@ impl ItemOutcome {
         for (row, column, why) in found {
             let text = format!("{column}: {why}");
             self.floors.extend((!self.floors.contains(&text)).then_some(text));
-            let at = self.columns.iter().position(|name| name == column);
+            let Some(at) = self.columns.iter().position(|name| name == column) else { continue };
             let is_of = |own: &&mut OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);
-            for own in self.rows.iter_mut().filter(is_of) {
-                own.cells
-                    .iter_mut()
-                    .skip(at.unwrap_or(usize::MAX))
-                    .take(1)
-                    .for_each(|cell| cell.at_floor = cell.measured.is_some());
+            for cell in self.rows.iter_mut().filter(is_of).filter_map(|own| own.cells.get_mut(at)) {
+                cell.at_floor = cell.measured.is_some();
             }
         }
     }
