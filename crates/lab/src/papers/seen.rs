@@ -139,7 +139,8 @@ pub struct SeenTable {
 pub struct TableSelection {
     /// The table's name.
     pub table: Option<String>,
-    /// The selected rows by key: a name, or a range of numbers `first..last`, both included. Without keys, all rows.
+    /// The selected rows by key: a name, or a range of numbers `0..3`, both included. Instead of a number, `last` is the largest that the
+    /// table has, `last-2` two below it, and `middle` half of it, rounded up. Without keys, all rows.
     pub keys: BTreeMap<String, String>,
     /// The column's name.
     pub column: Option<String>,
@@ -218,7 +219,9 @@ impl TableSelection {
                 None => return unknown("key of a table", key, table.keys.iter().map(String::as_str).collect()),
             }
         }
-        let is_selected = |keys: &[String]| selects.iter().all(|(place, wanted)| is_named(&keys[*place], wanted));
+        let last = |place: usize| table.rows.iter().filter_map(|(keys, _)| keys[place].parse().ok()).max();
+        let is_selected =
+            |keys: &[String]| selects.iter().all(|(place, wanted)| is_named(&keys[*place], wanted, || last(*place)));
         let rows: Vec<&Vec<Option<f64>>> =
             table.rows.iter().filter(|(keys, _)| is_selected(keys)).map(|(_, numbers)| numbers).collect();
         if rows.is_empty() && !table.rows.is_empty() {
@@ -231,12 +234,17 @@ impl TableSelection {
     }
 }
 
-/// Whether a row's name equals `wanted`, or is a number in that range.
-fn is_named(name: &str, wanted: &str) -> bool {
-    let number = |text: &str| text.parse::<usize>().ok();
+/// Whether a row's name equals `wanted`, or is that number or in that range of numbers. `last` gives the largest number of the table.
+fn is_named(name: &str, wanted: &str, last: impl Fn() -> Option<usize>) -> bool {
+    let number = |text: &str| match text.split_once('-').unwrap_or((text, "0")) {
+        ("last", before) => last()?.checked_sub(before.parse().ok()?),
+        ("middle", "0") => last().map(|last| last.div_ceil(2)),
+        _ => text.parse().ok(),
+    };
+    let is_number = |wanted: Option<usize>| wanted.is_some() && name.parse().ok() == wanted;
     match wanted.split_once("..").and_then(|(first, last)| Some((number(first)?, number(last)?))) {
-        Some((first, last)) => number(name).is_some_and(|n| (first..=last).contains(&n)),
-        None => name == wanted,
+        Some((first, last)) => name.parse().is_ok_and(|n| (first..=last).contains(&n)),
+        None => name == wanted || is_number(number(wanted)),
     }
 }
 
@@ -404,6 +412,29 @@ pub(super) mod tests {
         assert_eq!(first.count(), 3);
         let fewer = Units::new(&found("table = 'by_layer'\ncolumn = 'x'"), &seen[..2], None, None).unwrap().unwrap();
         assert_eq!(first.less(1.0, &fewer), None);
+    }
+
+    #[test]
+    fn layers_are_counted_from_the_end_or_to_the_middle() {
+        let seen = unit("t", 0, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        let of = |layer: &str| {
+            let found = found(&format!("table = 'by_layer'\ncolumn = 'x'\nkeys = {{ layer = '{layer}' }}"));
+            found.of(&seen).map(Option::unwrap).map_err(|error| error.what)
+        };
+        for (layer, mean) in [
+            ("last", 5.0),
+            ("last-1", 4.0),
+            ("middle", 3.0),
+            ("1..last", 3.0),
+            ("2..last-2", 2.5),
+            ("middle..last", 4.0),
+            ("all", 99.0),
+        ] {
+            assert_eq!(of(layer), Ok(mean), "{layer}");
+        }
+        for layer in ["last-6", "last-x", "lasts", "middle-1", "6"] {
+            assert_eq!(of(layer), Err(format!("no row of the table `by_layer` has layer = {layer}")));
+        }
     }
 
     #[test]
