@@ -340,6 +340,17 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
     }
 
     #[test]
+    fn comparisons_name_the_model_that_was_run() {
+        let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let why = "VT: full on built-in 11M − topk k=8 on built-in 11M: 50.0";
+        assert!(outcome.claims[0].why[0].starts_with(why), "{:?}", outcome.claims[0].why);
+        let again = outcome.as_of(&item);
+        assert!(again.claims[0].why[0].starts_with(why), "judged again: {:?}", again.claims[0].why);
+        let (_, own) = of(Some("./One"), Variant::Paper, &records(1.0, 0.5));
+        assert!(own.claims[0].why[0].starts_with("VT: One Full − One Top: "), "{:?}", own.claims[0].why);
+    }
+
+    #[test]
     fn nothing_is_told_where_dense_attention_is_at_the_floor() {
         let (_, outcome) = of(Some("SmolLM2"), Variant::Real, &records(0.075, 0.0));
         let claim = &outcome.claims[0];

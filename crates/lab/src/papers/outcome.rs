@@ -194,9 +194,20 @@ impl ItemOutcome {
 
     /// The measured number of a row and column of the item, and whether it is a score at the floor.
     pub fn number(&self, row: &str, column: &str) -> Option<Cell> {
+        self.measured(row, column).map(|(_, cell)| cell)
+    }
+
+    /// The name of the row that has the measured number of a row and column of the item: with the model that was run, where that is not
+    /// the model of the item's row. The item's own name if nothing was measured.
+    pub fn shown_row<'a>(&'a self, row: &'a str, column: &str) -> &'a str {
+        self.measured(row, column).map_or(row, |(own, _)| &own.name)
+    }
+
+    /// The row that has the measured number of a row and column of the item, with the number.
+    fn measured(&self, row: &str, column: &str) -> Option<(&OutcomeRow, Cell)> {
         let at = self.columns.iter().position(|name| name == column)?;
         let is_of = |own: &&OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);
         let cell = |own: &OutcomeRow| own.cells.get(at).and_then(|cell| Some((cell.measured?, cell.at_floor)));
-        self.rows.iter().filter(is_of).find_map(cell)
+        self.rows.iter().filter(is_of).find_map(|own| Some((own, cell(own)?)))
     }
 }

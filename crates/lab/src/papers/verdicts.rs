@@ -148,7 +148,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
             None => return unmeasured(format!("{}, {}: not measured", cell.0, cell.1)),
         }
     }
-    let what = between(c.left, c.right);
+    let (known_as, what) = (between(c.left, c.right), between_shown(outcome, c));
     if cells.iter().any(|(_, at_floor)| *at_floor) {
         let floor = outcome.floors.iter().find_map(|floor| floor.strip_prefix(&format!("{}: ", c.left.1)));
         let floor = floor.unwrap_or("dense attention is at the floor there");
@@ -156,8 +156,9 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         return Told { unjudged: Some(Unjudged::DenseAtFloor), ..unmeasured(text) };
     }
     let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
-    let (estimate, remark) = match (outcome.compared.iter().find(|known| known.what == what), c.right, cells.as_slice())
-    {
+    // Comparisons that were read from text have the names that it shows.
+    let known = outcome.compared.iter().find(|known| known.what == known_as || known.what == what);
+    let (estimate, remark) = match (known, c.right, cells.as_slice()) {
         (Some(known), ..) => (Estimate { mean: known.mean, ends: known.ends }, ""),
         (None, Some((factor, _)), [(left, _), (right, _)]) => {
             (apart(of(left), factor, of(right)), " (of stored means, not paired)")
@@ -198,6 +199,12 @@ fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> 
     let Some((factor, right)) = c.right else { return false };
     let has_all = |(number, _): &(Number, bool)| number.mean == ALL && number.ends.is_none_or(|(_, high)| high <= ALL);
     factor == 1.0 && c.bound.number() == 0.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
+}
+
+/// A comparison by the names of the rows that its numbers are of: measured values have the name of the model that was run.
+fn between_shown(outcome: &ItemOutcome, c: &Comparison<'_>) -> String {
+    let shown = |(row, column)| (outcome.shown_row(row, column), column);
+    between(shown(c.left), c.right.map(|(factor, right)| (factor, shown(right))))
 }
 
 /// A comparison as text, without repeating what two cells share.
