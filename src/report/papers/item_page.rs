@@ -13,7 +13,10 @@ use spattn_lab::papers::claims::{CellName, ClaimVerdict};
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
-use spattn_lab::papers::setting_lines::{Difference, METHODS, SAMPLES_OF, SettingLine, setting_lines};
+use spattn_lab::papers::setting_lines::{
+    Difference, METHODS, SAMPLES_OF, SettingLine, setting_lines, setting_lines_of_times,
+};
+use spattn_lab::papers::verdicts::deciding;
 use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
@@ -198,11 +201,28 @@ fn settings(results: &ItemResults) -> String {
             Variant::Builtin => "the run on the built-in model",
             Variant::Real => "the run on a small pretrained model",
         };
-        let _ = write!(text, "\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n");
-        let same = if results.item.is_run(Variant::Paper) { "as published" } else { "not given in the item" };
-        text += &setting_rows(&lines, same);
+        let same = if results.item.is_run(Variant::Paper) { "as published" } else { NOT_GIVEN };
+        text += &setting_table(of, &lines, same);
     }
-    text
+    text + &settings_of_times(results)
+}
+
+/// What stands for the paper's value of a setting that the item does not have.
+const NOT_GIVEN: &str = "not given in the item";
+
+/// The settings of the times, if there are some.
+fn settings_of_times(results: &ItemResults) -> String {
+    let has_times = results.outcomes.iter().any(|outcome| outcome.variant == TIMES);
+    match setting_lines_of_times(&results.item) {
+        Ok(lines) if has_times => setting_table("the times on a GPU", &lines, NOT_GIVEN),
+        _ => String::new(),
+    }
+}
+
+/// A table of settings under its heading. `as_published` is the text of a setting that does not differ.
+fn setting_table(of: &str, lines: &[SettingLine], as_published: &str) -> String {
+    let rows = setting_rows(lines, as_published);
+    format!("\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n{rows}")
 }
 
 /// Says how many examples were run, where that was chosen on the command line. All methods have as many then.

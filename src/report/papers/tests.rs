@@ -205,6 +205,14 @@ fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
         fs::read_to_string(dir.path().join(shipped.name).join("README.md")).unwrap()
     };
     let first = page();
+    for line in [
+        "## Settings of the times on a GPU",
+        "| device | an H200 | differs (paper: an A10G and an A100): the GPU that was timed |",
+        "| command | `spattn bench attention --shape llama-2-7b ",
+        " --device cuda` | not given in the item |",
+    ] {
+        assert!(first.contains(line), "{line}\n{first}");
+    }
     let folder = dir.path().join(shipped.name);
     assert!(folder.join("result-times.json").exists() && !folder.join("result.json").exists());
     fs::remove_file(folder.join(".written")).unwrap();
