@@ -9,7 +9,7 @@ use super::words::{MADE, VerdictSource, counted_of, model, paper_title, publishe
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claim::Claim;
-use spattn_lab::papers::claims::{CellName, ClaimVerdict};
+use spattn_lab::papers::claims::ClaimVerdict;
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
@@ -114,8 +114,8 @@ fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
     because.iter().for_each(|because| text += &line("why", because));
     for tried in tried {
         let own = results.item.claims[at].experiments.iter().find(|own| own.asks == tried.asks);
-        let cells: Vec<CellName<'_>> = own.iter().flat_map(|own| own.test.comparisons()).map(|one| one.left).collect();
-        text += &experiment(tried, tried.n.map(|n| counted_of(results, outcome, &cells, n)));
+        let cells = own.map_or(Vec::new(), |own| deciding(&results.item, &own.test, outcome));
+        text += &experiment(tried, counted_of(&results.item, outcome, &cells).filter(|_| tried.n.is_some()));
     }
     text
 }

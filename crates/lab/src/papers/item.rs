@@ -146,6 +146,8 @@ macro_rules! selecting {
             /// A factor that converts numbers to the paper's unit.
             pub times: Option<f64>,
             $($(#[$doc])* pub $key: $type,)*
+            /// What its numbers are over, where an analysis draws that itself in place of reading prompts: `drawn tokens`.
+            pub counts: Option<String>,
             /// The times that it selects. A cell is a time if its column has this.
             pub time: Option<Timed>,
             /// The smallest of some columns at which a score is reached; for a column only.

@@ -72,7 +72,9 @@ fn outcome(
                 let text = format!("{}: {floor}", column.name);
                 floors.extend((!floors.contains(&text)).then_some(text));
             }
-            let cell = (Number { mean, ends, n: spot.contexts() }.stored(), spot.at_floor().is_some());
+            let (n, most) = spot.contexts();
+            let number = Number { mean, ends, n, most: Some(most), is_named: spot.is_named() };
+            let cell = (number.stored(), spot.at_floor().is_some());
             cells.push(((row.name.as_str(), column.name.as_str()), cell));
         }
     }

@@ -8,6 +8,7 @@
 pub mod calibrations;
 pub mod claim;
 pub mod claims;
+pub mod counts;
 pub mod derived;
 pub mod equal;
 pub mod equal_rows;

@@ -33,18 +33,32 @@ struct Tested {
     unjudged: Option<Unjudged>,
 }
 
-fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
-    let mut all = Tested::default();
-    for comparison in test.comparisons() {
+/// The comparisons of a test that are about an outcome, with what its numbers tell of each.
+fn told<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<(Comparison<'a>, Told)> {
+    let of = |comparison: Comparison<'a>| {
         // Times are judged apart from what was run.
         let is_time = item.columns.iter().any(|line| line.name == comparison.left.1 && item.is_time(line));
-        if is_time != (outcome.variant == TIMES) {
-            continue;
-        }
         let tokens = item.length_of(comparison.left, outcome.run().variant);
         // Both ends of a range are shares, or neither is: one without a length leaves no other behind.
-        let Some(comparison) = comparison.at_length(tokens) else { continue };
-        let one = tell(item, outcome, &comparison);
+        let comparison = comparison.at_length(tokens).filter(|_| is_time == (outcome.variant == TIMES))?;
+        let told = tell(item, outcome, &comparison);
+        Some((comparison, told))
+    };
+    test.comparisons().into_iter().filter_map(of).collect()
+}
+
+/// The cells of each comparison that decides a test on an outcome's numbers: of all that were measured and judged.
+pub fn deciding<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<Vec<CellName<'a>>> {
+    let cells = |(comparison, told): (Comparison<'a>, Told)| {
+        let cells = [Some(comparison.left), comparison.right.map(|(_, right)| right)];
+        told.n.map(|_| cells.into_iter().flatten().collect())
+    };
+    told(item, test, outcome).into_iter().filter_map(cells).collect()
+}
+
+fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
+    let mut all = Tested::default();
+    for (comparison, one) in told(item, test, outcome) {
         add_answer(&mut all.told, &comparison, one.answer);
         all.n = all.n.into_iter().chain(one.n).min();
         all.unjudged = all.unjudged.or(one.unjudged);
