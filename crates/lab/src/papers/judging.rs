@@ -73,7 +73,7 @@ fn outcome(
                 floors.extend((!floors.contains(&text)).then_some(text));
             }
             let (n, most) = spot.contexts();
-            let number = Number { mean, ends, n, most: Some(most), is_named: spot.is_named() };
+            let number = Number { mean, ends, n, most, is_named: spot.is_named() };
             let cell = (number.stored(), spot.at_floor().is_some());
             cells.push(((row.name.as_str(), column.name.as_str()), cell));
         }

@@ -205,13 +205,14 @@ fn place(r: &Record) -> (&str, &str, &str, usize) {
 }
 
 impl Spot<'_, '_> {
-    /// The smallest and the greatest number of independent examples of a task and length, or of units of documents; for a time, the number
-    /// of turns.
-    pub fn contexts(&self) -> (usize, usize) {
+    /// The smallest number of independent examples of a task and length, or of units of documents, and the greatest; for a time, the number
+    /// of turns alone.
+    pub fn contexts(&self) -> (usize, Option<usize>) {
+        let both = |(least, most)| (least, Some(most));
         match self {
-            Self::Records(scored) => scored.contexts(),
-            Self::Units(units) => units.counts(),
-            Self::Number(_, n) => (*n, *n),
+            Self::Records(scored) => both(scored.contexts()),
+            Self::Units(units) => both(units.counts()),
+            Self::Number(_, n) => (*n, None),
         }
     }
 

@@ -108,7 +108,7 @@ pub struct Number {
     pub ends: Option<(f64, f64)>,
     /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
     pub n: usize,
-    /// The greatest number of them; `None` in results of older versions.
+    /// The greatest number of them; `None` for times and in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most: Option<usize>,
     /// Whether `n` counts what the item's row or column names ([`counts`](super::item::Line::counts)), which an analysis drew itself.
