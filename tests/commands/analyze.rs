@@ -184,11 +184,15 @@ test = { between = { rows = ["needle"], columns = ["Top-k"], at_least = 0 } }
             };
             assert!(page.contains(says), "{page}");
             assert!(
-                page.contains("| 1. Quest scores something | no numbers to test | holds (512, n = 5 of each task) |"),
+                page.contains(
+                    "| 1. Quest scores something | no numbers to test | holds (512, n = 5 of ruler/niah_single_2) |"
+                ),
                 "{page}"
             );
             assert!(
-                page.contains("| 2. Top-k scores something | no numbers to test | holds (512, n = 2 of each task) |"),
+                page.contains(
+                    "| 2. Top-k scores something | no numbers to test | holds (512, n = 2 of ruler/niah_single_2) |"
+                ),
                 "{page}"
             );
             assert!(!page.contains("chosen by --samples"), "{page}");

@@ -9,11 +9,14 @@ use super::words::{MADE, VerdictSource, counted_of, model, paper_title, publishe
 use crate::report::plots::Figure;
 use spattn_base::text::in_markdown;
 use spattn_lab::papers::claim::Claim;
-use spattn_lab::papers::claims::{CellName, ClaimVerdict};
+use spattn_lab::papers::claims::ClaimVerdict;
 use spattn_lab::papers::experiment::Tried;
 use spattn_lab::papers::item::Variant;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES};
-use spattn_lab::papers::setting_lines::{Difference, METHODS, SAMPLES_OF, SettingLine, setting_lines};
+use spattn_lab::papers::setting_lines::{
+    Difference, METHODS, SAMPLES_OF, SettingLine, setting_lines, setting_lines_of_times,
+};
+use spattn_lab::papers::verdicts::deciding;
 use spattn_lab::papers::{ACROSS, title_of};
 
 /// The page of an item, with the figures of each of its outcomes.
@@ -111,8 +114,8 @@ fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
     because.iter().for_each(|because| text += &line("why", because));
     for tried in tried {
         let own = results.item.claims[at].experiments.iter().find(|own| own.asks == tried.asks);
-        let cells: Vec<CellName<'_>> = own.iter().flat_map(|own| own.test.comparisons()).map(|one| one.left).collect();
-        text += &experiment(tried, tried.n.map(|n| counted_of(results, outcome, &cells, n)));
+        let cells = own.map_or(Vec::new(), |own| deciding(&results.item, &own.test, outcome));
+        text += &experiment(tried, counted_of(&results.item, outcome, &cells).filter(|_| tried.n.is_some()));
     }
     text
 }
@@ -198,11 +201,28 @@ fn settings(results: &ItemResults) -> String {
             Variant::Builtin => "the run on the built-in model",
             Variant::Real => "the run on a small pretrained model",
         };
-        let _ = write!(text, "\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n");
-        let same = if results.item.is_run(Variant::Paper) { "as published" } else { "not given in the item" };
-        text += &setting_rows(&lines, same);
+        let same = if results.item.is_run(Variant::Paper) { "as published" } else { NOT_GIVEN };
+        text += &setting_table(of, &lines, same);
     }
-    text
+    text + &settings_of_times(results)
+}
+
+/// What stands for the paper's value of a setting that the item does not have.
+const NOT_GIVEN: &str = "not given in the item";
+
+/// The settings of the times, if there are some.
+fn settings_of_times(results: &ItemResults) -> String {
+    let has_times = results.outcomes.iter().any(|outcome| outcome.variant == TIMES);
+    match setting_lines_of_times(&results.item) {
+        Ok(lines) if has_times => setting_table("the times on a GPU", &lines, NOT_GIVEN),
+        _ => String::new(),
+    }
+}
+
+/// A table of settings under its heading. `as_published` is the text of a setting that does not differ.
+fn setting_table(of: &str, lines: &[SettingLine], as_published: &str) -> String {
+    let rows = setting_rows(lines, as_published);
+    format!("\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n{rows}")
 }
 
 /// Says how many examples were run, where that was chosen on the command line. All methods have as many then.

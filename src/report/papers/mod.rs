@@ -66,7 +66,7 @@ pub struct MoreFiles {
 pub fn rendered(results: &ItemResults, form: ItemForm) -> Result<String> {
     Ok(match form {
         ItemForm::Markdown => item_page::item_page(results, &drawn(results)?),
-        ItemForm::Csv => table::csv(&results.outcomes)?,
+        ItemForm::Csv => table::csv(results)?,
         ItemForm::Latex => table::latex(results),
         ItemForm::Json => serde_json::to_string_pretty(&results.outcomes)?,
     })
@@ -81,7 +81,7 @@ pub fn write_item(results: &ItemResults, out: &Path, more: MoreFiles) -> Result<
     results.outcomes.iter().try_for_each(|outcome| store(outcome, &dir))?;
     let figures = drawn(results)?;
     let page = item_page::item_page(results, &figures);
-    let mut files = vec![("README.md".to_owned(), page), ("table.csv".to_owned(), table::csv(&results.outcomes)?)];
+    let mut files = vec![("README.md".to_owned(), page), ("table.csv".to_owned(), table::csv(results)?)];
     let own = OwnFolder::of(&dir)?;
     let is_asked = more.latex || own.has("table.tex");
     files.extend(is_asked.then(|| ("table.tex".to_owned(), table::latex(results))));

@@ -5,11 +5,12 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::files::ItemResults;
-use super::words::{counted_of, lengths, model, paper_title, tokens};
+use super::words::{counted_words, lengths, model, paper_title, tokens};
 use crate::report::csv::finished;
 use crate::report::latex::{WideTable, of_papers};
 use crate::report::tabular::Numbers;
 use spattn_base::text::in_markdown;
+use spattn_lab::papers::counts::{counted, together};
 use spattn_lab::papers::item::{Item, Line};
 use spattn_lab::papers::numbers::{short, with_interval};
 use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
@@ -141,34 +142,20 @@ fn latex_of(results: &ItemResults, outcome: &ItemOutcome) -> String {
 
 /// How many examples the measured numbers of an outcome are of, each kind with its least and greatest number; `None` if nothing was measured.
 fn about_n(results: &ItemResults, outcome: &ItemOutcome) -> Option<String> {
-    let mut kinds: Vec<((String, String), usize, usize)> = Vec::new();
-    for (row, line) in outcome.rows.iter().flat_map(|row| row.cells.iter().zip(&outcome.columns).map(move |c| (row, c)))
-    {
-        let (Some(Number { n, .. }), column) = (line.0.measured, line.1.as_str()) else { continue };
-        let row = row.stands_for.first().unwrap_or(&row.name).as_str();
-        // The words around the number tell the kinds apart.
-        const PLACE: usize = 987_654_321;
-        let words = counted_of(results, outcome, &[(row, column)], PLACE);
-        let (before, after) = words.split_once(&PLACE.to_string())?;
-        let kind = (before.to_owned(), after.to_owned());
-        match kinds.iter_mut().find(|(known, ..)| *known == kind) {
-            Some((_, least, most)) => (*least, *most) = ((*least).min(n), (*most).max(n)),
-            None => kinds.push((kind, n, n)),
-        }
-    }
-    let text = |((before, after), least, most): &((String, String), usize, usize)| match least == most {
-        true => format!("{before}{least}{after}"),
-        false => format!("{before}{least} to {most}{after}"),
-    };
-    let all: Vec<String> = kinds.iter().map(text).collect();
+    let named = |row: &OutcomeRow| row.stands_for.first().unwrap_or(&row.name).clone();
+    let cells = outcome.rows.iter().flat_map(|row| outcome.columns.iter().map(move |column| (named(row), column)));
+    let counts = cells.filter_map(|(row, column)| counted(&results.item, outcome, &[(&row, column)]));
+    let all: Vec<String> = together(counts).iter().map(counted_words).collect();
     (!all.is_empty()).then(|| format!("Measured numbers are of {}, with 95 % intervals.", all.join("; ")))
 }
 
 /// A line for each cell of each outcome: row, column, published, measured, both ends of its interval, n, and what was run.
-pub fn csv(outcomes: &[ItemOutcome]) -> Result<String> {
+pub fn csv(results: &ItemResults) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["row", "column", "published", "measured", "ci_low", "ci_high", "n", "variant", "model"])?;
-    for outcome in outcomes {
+    let has_name =
+        |row: &OutcomeRow| results.item.rows.iter().any(|line| line.name == row.name && line.counts.is_some());
+    for outcome in &results.outcomes {
         for row in &outcome.rows {
             for (column, cell) in outcome.columns.iter().zip(&row.cells) {
                 let text = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
@@ -182,7 +169,8 @@ pub fn csv(outcomes: &[ItemOutcome]) -> Result<String> {
                     text(cell.measured.map(|m| m.mean)),
                     text(ends.map(|ends| ends.0)),
                     text(ends.map(|ends| ends.1)),
-                    cell.measured.map_or(String::new(), |m| m.n.to_string()),
+                    // Of what an analysis draws itself, older results do not say how many that are.
+                    cell.measured.filter(|m| m.is_named || !has_name(row)).map_or(String::new(), |m| m.n.to_string()),
                     of(&outcome.variant),
                     of(&outcome.model),
                 ])?;

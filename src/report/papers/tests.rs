@@ -1,5 +1,7 @@
 use std::fs;
 
+use serde_json::json;
+
 use super::*;
 use spattn_eval::records::record::Record;
 use spattn_eval::records::testing::record;
@@ -9,6 +11,7 @@ use spattn_lab::papers::judging::judge;
 use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::ItemOutcome;
 use spattn_lab::papers::run_of::RunOf;
+use spattn_lab::papers::seen::AnalysisTables;
 
 const ITEM: &str = "
 title = 'a table'
@@ -135,7 +138,7 @@ fn measured_numbers_carry_the_model_that_was_run() {
     has("| samples | 40 | differs (paper: 50): as many as there are |");
     has("- slip of the paper: the last column is in percent");
     assert_eq!(page.matches("- why: it is small").count(), 1, "a reason is of its run alone");
-    let csv = table::csv(&results.outcomes).unwrap();
+    let csv = table::csv(&results).unwrap();
     assert!(csv.starts_with("row,column,published,measured,ci_low,ci_high,n,variant,model\nFull,16K,90.5,100,91.1"));
     assert!(csv.contains(&format!(",40,real,{REAL}\n")) && csv.contains("\nGone,Cost,,,,,,,\n"), "{csv}");
 }
@@ -205,6 +208,14 @@ fn an_item_of_times_alone_is_drawn_again_in_a_clone() {
         fs::read_to_string(dir.path().join(shipped.name).join("README.md")).unwrap()
     };
     let first = page();
+    for line in [
+        "## Settings of the times on a GPU",
+        "| device | an H200 | differs (paper: an A10G and an A100): the GPU that was timed |",
+        "| command | `spattn bench attention --shape llama-2-7b ",
+        " --device cuda` | not given in the item |",
+    ] {
+        assert!(first.contains(line), "{line}\n{first}");
+    }
     let folder = dir.path().join(shipped.name);
     assert!(folder.join("result-times.json").exists() && !folder.join("result.json").exists());
     fs::remove_file(folder.join(".written")).unwrap();
@@ -326,27 +337,177 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
     assert!(rendered(&both, ItemForm::Csv).unwrap().starts_with("row,column,published"));
 }
 
-/// A run of 4 prompts of 2 tasks, and one of 40 examples of several.
-#[test]
-fn a_number_of_examples_says_of_what() {
-    let with = |facts: &[(&str, &str)]| {
-        let ran = facts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
-        results(vec![ItemOutcome { ran, ..outcome(Variant::Builtin, "builtin") }])
+/// An item of several tasks, whose columns are of one, of two and of all of them.
+const COUNTED: &str = "
+title = 'counts'
+[builtin]
+tasks = ['ruler/vt', 'ruler/cwe', 'ruler/fwe']
+lengths = [1024, 2048]
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=8'
+[[column]]
+name = 'one'
+tasks = ['ruler/vt']
+length = 1024
+[[column]]
+name = 'two'
+tasks = ['ruler/cwe', 'ruler/fwe']
+[[column]]
+name = 'all'
+[[claim]]
+says = 'a'
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['one'] } }
+[[claim]]
+says = 'b'
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['two'] } }
+[[claim]]
+says = 'c'
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['all', 'one'] } }
+";
+
+/// The verdicts of [`COUNTED`] with as many examples of its three tasks, and its results.
+fn counted_verdicts(counts: [usize; 3]) -> (Vec<String>, ItemResults) {
+    let item = Item::parse(COUNTED, "item.toml").unwrap();
+    let one = |task: &str, length: usize, i: usize| {
+        let of = |method: &str, params: &str, score: f64| Record {
+            params: params.into(),
+            length,
+            ..record(task, method, i, score)
+        };
+        [of("full", "", 1.0), of("topk", "k=8", 0.0)]
     };
-    let told = |results: &ItemResults| words::verdict(results, &results.outcomes[0], 0);
-    assert_eq!(told(&with(&[])), "holds (n = 40)");
-    assert_eq!(told(&with(&[("tasks", "ruler/vt")])), "holds (n = 40)");
-    assert_eq!(told(&with(&[("tasks", "ruler/vt, ruler/cwe")])), "holds (n = 40 of each task)");
-    let mut analysed = with(&[("prompts of", "ruler/vt, ruler/cwe"), ("lengths", "2048")]);
-    analysed.item.columns[0].found = Some(spattn_lab::papers::seen::TableSelection::default());
-    assert_eq!(told(&analysed), "holds (2K, 40 prompts of each of 2 tasks)");
-    let latex = table::latex(&analysed);
-    assert!(latex.contains("Measured numbers are of 40 prompts of each of 2 tasks; n = 40, with"), "{latex}");
-    analysed.outcomes[0].ran[0].1 = "ruler/vt".to_owned();
-    assert_eq!(told(&analysed), "holds (2K, 40 prompts)");
-    analysed.item.rows[0].correlation =
-        Some(spattn_lab::papers::derived::Correlation { x: "16K".into(), y: "Cost".into(), rows: vec!["Full".into()] });
-    assert_eq!(told(&analysed), "holds (2K, 40 rows)");
+    let tasks = ["ruler/vt", "ruler/cwe", "ruler/fwe"].into_iter().zip(counts);
+    let examples = tasks.flat_map(|(task, n)| (0..2 * n).map(move |i| (task, 1024 * (1 + i % 2), i / 2)));
+    let records: Vec<Record> = examples.flat_map(|(task, length, i)| one(task, length, i)).collect();
+    let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+    let judged = judge("p/counts", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
+    let ran = [("tasks", "ruler/cwe, ruler/fwe, ruler/vt"), ("lengths", "1024, 2048")];
+    let ran = ran.map(|(what, value)| (what.to_owned(), value.to_owned())).to_vec();
+    let results = ItemResults { name: "p/counts".to_owned(), item, outcomes: vec![ItemOutcome { ran, ..judged }] };
+    let told = (0..3).map(|claim| words::verdict(&results, &results.outcomes[0], claim)).collect();
+    (told, results)
+}
+
+#[test]
+fn a_verdict_says_of_how_many_examples_of_which_tasks_its_cells_are() {
+    let (same, results) = counted_verdicts([40, 40, 40]);
+    assert_eq!(
+        same,
+        [
+            "holds (1K, n = 40 of ruler/vt)",
+            "holds (1K–2K, n = 40 of each of 2 tasks)",
+            "holds (1K–2K, n = 40 of each of 3 tasks)"
+        ]
+    );
+    let latex = table::latex(&results);
+    assert!(latex.contains("Measured numbers are of n = 40 of each of 3 tasks, with 95"), "{latex}");
+    let (several, results) = counted_verdicts([40, 16, 30]);
+    assert_eq!(
+        several[1..],
+        ["holds (1K–2K, n = 16 to 30 of each of 2 tasks)", "holds (1K–2K, n = 16 to 40 of each of 3 tasks)"]
+    );
+    // An older result has the least number alone.
+    let mut older = results;
+    let cells = older.outcomes[0].rows.iter_mut().flat_map(|row| &mut row.cells);
+    cells.filter_map(|cell| cell.measured.as_mut()).for_each(|number| number.most = None);
+    let told = words::verdict(&older, &older.outcomes[0], 1);
+    assert_eq!(told, "holds (1K–2K, n = 16 or more of each of 2 tasks)");
+}
+
+const LOOKED: &str = "
+title = 'prompts'
+[analyze.builtin]
+model = 'builtin'
+analyses = ['geometry']
+tasks = ['ruler/vt', 'ruler/cwe']
+lengths = [1024]
+samples = 20
+together = 5
+[[row]]
+name = 'keys'
+found = { table = 'by_layer', column = 'k' }
+[[row]]
+name = 'keys of VT'
+tasks = ['ruler/vt']
+found = { table = 'by_layer', column = 'k' }
+[[row]]
+name = 'drawn'
+counts = 'drawn tokens'
+found = { table = 'by_layer', column = 'sink' }
+[[column]]
+name = 'cosine'
+[[claim]]
+says = 'a'
+test = { between = { rows = ['keys'], columns = ['cosine'], at_least = 0 } }
+[[claim]]
+says = 'b'
+test = { between = { rows = ['keys of VT'], columns = ['cosine'], at_least = 0 } }
+[[claim]]
+says = 'c'
+test = { between = { rows = ['drawn'], columns = ['cosine'], at_least = 0 } }
+";
+
+/// Units of five prompts each, with numbers over prompts and over tokens that the analysis drew.
+fn looked(drawn: bool) -> ItemResults {
+    let unit = |(task, unit): (&str, usize)| -> AnalysisTables {
+        let drawn = if drawn { json!({ "sink": 32 }) } else { json!({}) };
+        let rows = json!([[["0"], [0.5 + unit as f64 / 100.0, 0.25]]]);
+        let table =
+            json!({ "name": "by_layer", "keys": ["layer"], "columns": ["k", "sink"], "rows": rows, "drawn": drawn });
+        let unit = json!({ "identity": null, "program": null, "model": "builtin", "task": task, "length": 1024, "unit": unit,
+            "documents": 5, "tables": [table] });
+        serde_json::from_value(unit).unwrap()
+    };
+    let seen: Vec<AnalysisTables> =
+        ["ruler/vt", "ruler/cwe"].into_iter().flat_map(|task| (0..4).map(move |i| (task, i))).map(unit).collect();
+    let item = Item::parse(LOOKED, "item.toml").unwrap();
+    let run = RunOf { variant: Variant::Builtin, model: Some("builtin") };
+    let judged = judge("p/looked", &item, run, Evidence { seen: &seen, ..Evidence::default() }).unwrap();
+    let ran = [
+        ("prompts of", "ruler/cwe, ruler/vt"),
+        ("lengths", "1024"),
+        ("prompts", "40, 5 at a time; queries of the last token"),
+    ];
+    let ran = ran.map(|(what, value)| (what.to_owned(), value.to_owned())).to_vec();
+    ItemResults { name: "p/looked".to_owned(), item, outcomes: vec![ItemOutcome { ran, ..judged }] }
+}
+
+#[test]
+fn a_number_of_prompts_is_what_the_rows_analysis_measured() {
+    let told = |results: &ItemResults| {
+        (0..3).map(|claim| words::verdict(results, &results.outcomes[0], claim)).collect::<Vec<_>>()
+    };
+    let results = looked(true);
+    assert_eq!(
+        told(&results),
+        [
+            "holds (1K, 20 prompts of each of 2 tasks, 5 at a time)",
+            "holds (1K, 20 prompts of ruler/vt, 5 at a time)",
+            "holds (1K, 32 drawn tokens)"
+        ]
+    );
+    let latex = table::latex(&results);
+    assert!(latex.contains("are of 20 prompts of each of 2 tasks, 5 at a time; 32 drawn tokens, with 95"), "{latex}");
+    assert!(table::csv(&results).unwrap().contains("\ndrawn,cosine,,0.25,0.25,0.25,32,builtin,"));
+    // An older result does not say how many were drawn.
+    let older = looked(false);
+    assert_eq!(told(&older)[2], "holds (1K)");
+    assert!(table::csv(&older).unwrap().contains("\ndrawn,cosine,,0.25,0.25,0.25,,builtin,"));
+}
+
+#[test]
+fn rows_that_correlate_and_layers_are_counted_as_such() {
+    let mut results = looked(true);
+    results.outcomes[0].ran.push(("learned".to_owned(), "loki".to_owned()));
+    assert_eq!(words::verdict(&results, &results.outcomes[0], 0), "holds (1K, 4 layers)");
+    let rows = vec!["keys".to_owned()];
+    results.item.rows[0].correlation =
+        Some(spattn_lab::papers::derived::Correlation { x: "cosine".into(), y: "cosine".into(), rows });
+    assert_eq!(words::verdict(&results, &results.outcomes[0], 0), "holds (1K, 4 rows)");
 }
 
 #[test]

@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::files::ItemResults;
+use spattn_base::text::in_markdown;
 use spattn_eval::folder::owned_files::PAPERS_PAGE;
 use spattn_lab::papers::PAPERS;
 use spattn_lab::papers::claims::{CellName, ClaimVerdict, Test};
-use spattn_lab::papers::item::Line;
+use spattn_lab::papers::counts::{Counted, CountedTasks, CountedThing, counted, together};
+use spattn_lab::papers::item::Item;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, Unjudged, model_title};
 use spattn_lab::papers::real_models::RealModel;
 use spattn_lab::papers::times::Timed;
+use spattn_lab::papers::verdicts::deciding;
 
 /// The first line of every page.
 pub const MADE: &str = PAPERS_PAGE;
@@ -68,8 +71,7 @@ fn range(lengths: &BTreeSet<usize>) -> Option<String> {
 
 /// The lengths that an outcome is of.
 pub fn lengths(outcome: &ItemOutcome) -> Option<String> {
-    let (_, text) = outcome.ran.iter().find(|(what, _)| what == "lengths")?;
-    range(&text.split(',').filter_map(|length| length.trim().parse().ok()).collect())
+    range(&outcome.lengths())
 }
 
 /// The contexts of the times that a claim compares.
@@ -104,8 +106,14 @@ pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> St
     if VerdictSource::Pretrained.has(outcome) {
         of.push(if outcome.model.is_empty() { "the paper's models".to_owned() } else { model_title(&outcome.model) });
     }
-    of.extend(if outcome.variant == TIMES { contexts(results, claim) } else { lengths(outcome) });
-    of.extend(judged.n.map(|n| counted(results, outcome, claim, n)));
+    let test = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref());
+    let cells = test.map_or(Vec::new(), |test| deciding(&results.item, test, outcome));
+    of.extend(if outcome.variant == TIMES {
+        contexts(results, claim)
+    } else {
+        lengths_of(&results.item, outcome, &cells)
+    });
+    of.extend(counted_of(&results.item, outcome, &cells).filter(|_| judged.n.is_some()));
     let word = word(judged);
     match judged.measured {
         ClaimVerdict::NotTested if judged.unjudged.is_none() => word.to_owned(),
@@ -114,41 +122,51 @@ pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> St
     }
 }
 
-/// What a claim's `n` is of: it is the least number of a task and length, so that with several tasks more was read than it says.
-fn counted(results: &ItemResults, outcome: &ItemOutcome, claim: usize, n: usize) -> String {
-    let comparisons = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref()).map(Test::comparisons);
-    let cells: Vec<CellName<'_>> = comparisons.iter().flatten().map(|comparison| comparison.left).collect();
-    counted_of(results, outcome, &cells, n)
-}
-
-/// As [`counted`], of some cells: prompts of analyses, rows that correlate, or examples.
-pub fn counted_of(results: &ItemResults, outcome: &ItemOutcome, cells: &[CellName<'_>], n: usize) -> String {
-    let lines = |name: &str, of: &[Line]| of.iter().find(|line| line.name == name).cloned();
-    let own = cells.iter().flat_map(|(row, column)| {
-        [lines(row, &results.item.rows), lines(column, &results.item.columns)].into_iter().flatten()
-    });
-    let own: Vec<Line> = own.collect();
-    if outcome.variant == TIMES {
-        return format!("{n} rounds");
-    }
-    if own.iter().any(|line| line.correlation.is_some()) {
-        return format!("{n} rows");
-    }
+/// The lengths that compared cells are of: those that they select, or all of the run.
+fn lengths_of(item: &Item, outcome: &ItemOutcome, compared: &[Vec<CellName<'_>>]) -> Option<String> {
     let variant = outcome.run().variant;
-    let is_found = own.iter().any(|line| line.select(variant).found.is_some());
-    let prompts = if n == 1 { "prompt" } else { "prompts" };
-    match (listed(outcome, "prompts of"), listed(outcome, "tasks")) {
-        (tasks, _) if is_found && tasks > 1 => format!("{n} {prompts} of each of {tasks} tasks"),
-        (1, _) if is_found => format!("{n} {prompts}"),
-        (_, tasks) if !is_found && tasks > 1 => format!("n = {n} of each task"),
-        _ => format!("n = {n}"),
+    let own: Option<BTreeSet<usize>> = compared.iter().flatten().map(|cell| item.length_of(*cell, variant)).collect();
+    let known = outcome.lengths();
+    match own.filter(|own| !own.is_empty() && own.is_subset(&known)) {
+        Some(own) => range(&own),
+        None => range(&known),
     }
 }
 
-/// How many names a fact of an outcome lists.
-fn listed(outcome: &ItemOutcome, fact: &str) -> usize {
-    let list = outcome.ran.iter().find(|(what, _)| what == fact);
-    list.map_or(0, |(_, names)| names.split(',').filter(|name| !name.trim().is_empty()).count())
+/// What compared cells are of, by the tasks and numbers of examples that they have; `None` if their result does not say.
+pub fn counted_of(item: &Item, outcome: &ItemOutcome, compared: &[Vec<CellName<'_>>]) -> Option<String> {
+    let all = compared.iter().filter_map(|cells| counted(item, outcome, cells));
+    let words: Vec<String> = together(all).iter().map(counted_words).collect();
+    (!words.is_empty()).then(|| in_markdown(&words.join("; ")).into_owned())
+}
+
+/// A number of examples, prompts, rows and so on: `n = 160 to 300 of each of 3 tasks`.
+pub fn counted_words(Counted { least, most, of }: &Counted) -> String {
+    let n = match most {
+        Some(most) if most == least => least.to_string(),
+        Some(most) => format!("{least} to {most}"),
+        None => format!("{least} or more"),
+    };
+    let prompts = if *most == Some(1) { "prompt" } else { "prompts" };
+    match of {
+        CountedThing::Examples(tasks) => format!("n = {n}{}", of_tasks(tasks)),
+        CountedThing::Prompts(tasks, 1) => format!("{n} {prompts}{}", of_tasks(tasks)),
+        CountedThing::Prompts(tasks, size) => format!("{n} {prompts}{}, {size} at a time", of_tasks(tasks)),
+        CountedThing::Layers => format!("{n} layers"),
+        CountedThing::Rounds => format!("{n} rounds"),
+        CountedThing::Rows => format!("{n} rows"),
+        CountedThing::Named(name) => format!("{n} {name}"),
+    }
+}
+
+/// The tasks that a number is of: the only one by its name where the run has others.
+fn of_tasks(CountedTasks { names, are_of_several }: &CountedTasks) -> String {
+    match (names.len(), names.first()) {
+        (0, _) | (_, None) => String::new(),
+        (1, Some(name)) if *are_of_several => format!(" of {name}"),
+        (1, _) => String::new(),
+        (several, _) => format!(" of each of {several} tasks"),
+    }
 }
 
 /// A verdict in words.

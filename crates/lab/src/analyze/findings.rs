@@ -40,6 +40,9 @@ pub struct Column {
     pub name: String,
     /// The unit of its numbers.
     pub unit: Unit,
+    /// How many things its numbers are over that the analysis drew itself; `None` if they are over the documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drawn: Option<usize>,
 }
 
 /// How numbers are shown.
@@ -67,7 +70,8 @@ impl Table {
     /// A table without rows.
     pub fn new(name: &str, title: &str, keys: &[&str], columns: &[(&str, Unit)]) -> Self {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let columns = columns.iter().map(|(name, unit)| Column { name: (*name).to_owned(), unit: *unit }).collect();
+        let columns =
+            columns.iter().map(|(name, unit)| Column { name: (*name).to_owned(), unit: *unit, drawn: None }).collect();
         Self {
             name: name.to_owned(),
             title: title.to_owned(),
@@ -81,6 +85,13 @@ impl Table {
     /// The same table, marked as too long to print.
     pub fn detail(self) -> Self {
         Self { is_detail: true, ..self }
+    }
+
+    /// The same table, in which these columns are over as many things that the analysis drew itself.
+    pub fn drawn(mut self, columns: &[&str], count: usize) -> Self {
+        let own = self.columns.iter_mut().filter(|column| columns.contains(&column.name.as_str()));
+        own.for_each(|column| column.drawn = Some(count));
+        self
     }
 
     /// Adds a row. Numbers that are not finite count as missing.

@@ -204,7 +204,8 @@ fn stability(first: &[Vec<Vec<Vec<f32>>>], layers: &[usize], means: &BTreeMap<(u
         "Pairwise cosines: of the sink's key, over prompts that start with one of {} random tokens, and of the mean key, over {documents} documents; minimum and mean over pairs and KV heads",
         first.len()
     );
-    let mut table = Table::new("stability_by_layer", &title, &["layer"], &columns);
+    let table = Table::new("stability_by_layer", &title, &["layer"], &columns);
+    let mut table = table.drawn(&["k_sink, least", "k_sink, mean"], first.len());
     for layer in layers {
         let kv_heads = first.first().map_or(0, |keys| keys[*layer].len());
         let of_first = |head: usize| first.iter().map(|keys| wide(&keys[*layer][head])).collect::<Vec<_>>();
@@ -280,6 +281,15 @@ mod tests {
         close(11, variance(&x).sqrt());
         close(12, variance(&y).sqrt());
         close(13, (mean_of(&|t| x(t) * y(t)) - mean_of(&x) * mean_of(&y)) / (variance(&x) * variance(&y)).sqrt());
+    }
+
+    #[test]
+    fn the_sinks_keys_are_of_the_tokens_that_were_drawn() {
+        let first = vec![vec![vec![vec![1.0, 0.0]]], vec![vec![vec![0.0, 1.0]]]];
+        let table = stability(&first, &[0], &BTreeMap::new());
+        let drawn: Vec<(&str, Option<usize>)> = table.columns.iter().map(|c| (c.name.as_str(), c.drawn)).collect();
+        assert_eq!(drawn[..2], [("k_sink, least", Some(2)), ("k_sink, mean", Some(2))]);
+        assert_eq!(drawn[2..], [("k_avg, least", None), ("k_avg, mean", None)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{DocumentReader, Loaded, Method, Request, Running, Setup, select};
-use crate::analyze::findings::Table;
+use crate::analyze::findings::{Column, Table};
 use crate::papers::progress::DoneUnit;
 use crate::papers::seen::{AnalysisTables, Observing, SeenTable};
 use spattn_attention::Policy;
@@ -254,7 +254,9 @@ fn policy() -> Policy {
 }
 
 fn plain(table: Table) -> SeenTable {
+    let drawn = |column: &Column| Some((column.name.clone(), column.drawn?));
     SeenTable {
+        drawn: table.columns.iter().filter_map(drawn).collect(),
         name: table.name,
         keys: table.keys,
         columns: table.columns.into_iter().map(|column| column.name).collect(),

@@ -144,14 +144,39 @@ pub struct Differs {
     pub here: String,
     /// Why it differs.
     pub because: String,
-    /// The run that it is about; all runs if not given.
-    pub variant: Option<Variant>,
+    /// What it is about; all runs and the times if not given.
+    pub variant: Option<Measuring>,
+}
+
+/// What the settings are of: one of an item's runs, or its times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measuring {
+    /// The run at the paper's own setting.
+    Paper,
+    /// The run on the built-in model.
+    Builtin,
+    /// The run on a small pretrained model.
+    Real,
+    /// The times that were taken on a GPU.
+    Times,
+}
+
+impl From<Variant> for Measuring {
+    fn from(variant: Variant) -> Self {
+        match variant {
+            Variant::Paper => Self::Paper,
+            Variant::Builtin => Self::Builtin,
+            Variant::Real => Self::Real,
+        }
+    }
 }
 
 impl Differs {
-    /// Whether it is about the run of a variant.
-    pub fn is_about(&self, variant: Variant) -> bool {
-        self.variant.is_none_or(|own| own == variant)
+    /// Whether it is about the settings of a run, or of the times.
+    pub fn is_about(&self, measuring: impl Into<Measuring>) -> bool {
+        let measuring = measuring.into();
+        self.variant.is_none_or(|own| own == measuring)
     }
 
     /// Checks that no text is empty and that there is a difference.

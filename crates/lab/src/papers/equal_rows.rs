@@ -102,7 +102,10 @@ shows = ['VT']
 ";
 
     fn outcome(numbers: &[(&str, f64, f64)]) -> ItemOutcome {
-        let cell = |mean| CellOutcome { measured: Some(Number { mean, ends: None, n: 1 }), ..CellOutcome::default() };
+        let cell = |mean| CellOutcome {
+            measured: Some(Number { mean, ends: None, n: 1, most: None, is_named: false }),
+            ..CellOutcome::default()
+        };
         let row = |(name, score, read): &(&str, f64, f64)| OutcomeRow {
             name: (*name).to_owned(),
             cells: vec![cell(*score), cell(*read)],

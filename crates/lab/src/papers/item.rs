@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::claim::{Claim, Differs};
+use super::claim::{Claim, Differs, Measuring};
 use super::claims::{CellName, ShareOf, Test};
 use super::derived::{Correlation, Reaching};
 use super::equal::EqualCost;
@@ -146,6 +146,8 @@ macro_rules! selecting {
             /// A factor that converts numbers to the paper's unit.
             pub times: Option<f64>,
             $($(#[$doc])* pub $key: $type,)*
+            /// What its numbers are over, where an analysis draws that itself in place of reading prompts: `drawn tokens`.
+            pub counts: Option<String>,
             /// The times that it selects. A cell is a time if its column has this.
             pub time: Option<Timed>,
             /// The smallest of some columns at which a score is reached; for a column only.
@@ -440,7 +442,7 @@ impl Item {
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
         }
-        self.differs.iter().try_for_each(Differs::check)?;
+        self.differs.iter().try_for_each(|differs| self.check_differs(differs))?;
         self.check_real_models()?;
         Variant::ALL.into_iter().try_for_each(|variant| self.check_run(variant))
     }
@@ -588,6 +590,15 @@ impl Item {
             );
         }
         equal.check()
+    }
+
+    /// Checks a difference, and that there are times if it is about them.
+    fn check_differs(&self, differs: &Differs) -> Result<(), UsageError> {
+        if differs.variant == Some(Measuring::Times) && self.bench.is_none() {
+            let what = format!("[[differs]] `{}` is about times, and there is no [bench]", differs.setting);
+            return Err(UsageError::new(what).hint("name tables of times: [bench] with `tables`"));
+        }
+        differs.check()
     }
 
     fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {

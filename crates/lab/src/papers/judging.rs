@@ -72,7 +72,9 @@ fn outcome(
                 let text = format!("{}: {floor}", column.name);
                 floors.extend((!floors.contains(&text)).then_some(text));
             }
-            let cell = (Number { mean, ends, n: spot.contexts() }.stored(), spot.at_floor().is_some());
+            let (n, most) = spot.contexts();
+            let number = Number { mean, ends, n, most, is_named: spot.is_named() };
+            let cell = (number.stored(), spot.at_floor().is_some());
             cells.push(((row.name.as_str(), column.name.as_str()), cell));
         }
     }
@@ -337,6 +339,17 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         assert!(
             own.rows.len() == 3 && own.rows[0].cells[0].measured.is_some() && own.rows[2].cells[0].measured.is_none()
         );
+    }
+
+    #[test]
+    fn comparisons_name_the_model_that_was_run() {
+        let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
+        let why = "VT: full on built-in 11M − topk k=8 on built-in 11M: 50.0";
+        assert!(outcome.claims[0].why[0].starts_with(why), "{:?}", outcome.claims[0].why);
+        let again = outcome.as_of(&item);
+        assert!(again.claims[0].why[0].starts_with(why), "judged again: {:?}", again.claims[0].why);
+        let (_, own) = of(Some("./One"), Variant::Paper, &records(1.0, 0.5));
+        assert!(own.claims[0].why[0].starts_with("VT: One Full − One Top: "), "{:?}", own.claims[0].why);
     }
 
     #[test]

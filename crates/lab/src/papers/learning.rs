@@ -3,6 +3,8 @@
 //! The measurements by layer become [`AnalysisTables`], with each layer as a unit, so that differences are paired by layer. Nothing here
 //! runs: the training is in `eval::calibration::paper_calibrations`.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
@@ -79,7 +81,13 @@ pub fn by_layer(all: &[Learned]) -> Result<Vec<AnalysisTables>, UsageError> {
                 Some((_, table)) => table,
                 None => {
                     let keys = [&["calibration"][..], &NAMES].concat().into_iter().map(str::to_owned).collect();
-                    let table = SeenTable { name: TABLE.to_owned(), keys, columns: row.columns, rows: Vec::new() };
+                    let table = SeenTable {
+                        name: TABLE.to_owned(),
+                        keys,
+                        columns: row.columns,
+                        rows: Vec::new(),
+                        drawn: BTreeMap::new(),
+                    };
                     layers.push((row.layer, table));
                     &mut layers.last_mut().expect("one was pushed").1
                 }

@@ -166,7 +166,7 @@ impl<'a> MeasuredItem<'a> {
             Ok(self.spot(row, column)?.and_then(|spot| spot.less(reaching.share, &dense)))
         };
         let short = reaching.steps.iter().map(short).collect::<Result<Vec<_>, _>>()?;
-        Ok(reaching.of(&short).map(|estimate| Spot::Number(estimate.scaled(scale), dense.contexts())))
+        Ok(reaching.of(&short).map(|estimate| Spot::Number(estimate.scaled(scale), dense.contexts().0)))
     }
 
     fn correlated(&self, Correlation { x, y, rows }: &Correlation) -> Result<Option<Spot<'_, 'a>>, UsageError> {
@@ -205,13 +205,20 @@ fn place(r: &Record) -> (&str, &str, &str, usize) {
 }
 
 impl Spot<'_, '_> {
-    /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
-    pub fn contexts(&self) -> usize {
+    /// The smallest number of independent examples of a task and length, or of units of documents, and the greatest; for a time, the number
+    /// of turns alone.
+    pub fn contexts(&self) -> (usize, Option<usize>) {
+        let both = |(least, most)| (least, Some(most));
         match self {
-            Self::Records(scored) => scored.contexts(),
-            Self::Units(units) => units.count(),
-            Self::Number(_, n) => *n,
+            Self::Records(scored) => both(scored.contexts()),
+            Self::Units(units) => both(units.counts()),
+            Self::Number(_, n) => (*n, None),
         }
+    }
+
+    /// Whether that is a number of things that an analysis drew itself, in place of documents.
+    pub fn is_named(&self) -> bool {
+        matches!(self, Self::Units(units) if units.drawn().is_some())
     }
 
     /// Why nothing is told from it: dense attention is at the floor.
@@ -244,8 +251,9 @@ impl Spot<'_, '_> {
 }
 
 impl Scored<'_, '_> {
-    fn contexts(&self) -> usize {
-        self.parts.iter().map(|cell| cell.sample(|r| r.score).contexts()).min().unwrap_or(0)
+    fn contexts(&self) -> (usize, usize) {
+        let of = || self.parts.iter().map(|cell| cell.sample(|r| r.score).contexts());
+        (of().min().unwrap_or(0), of().max().unwrap_or(0))
     }
 
     /// Whether it is a perplexity.

@@ -8,6 +8,7 @@
 pub mod calibrations;
 pub mod claim;
 pub mod claims;
+pub mod counts;
 pub mod derived;
 pub mod equal;
 pub mod equal_rows;
@@ -301,6 +302,24 @@ mod tests {
                 assert!(claim.place.is_some(), "{}: {}", shipped.name, claim.says);
             }
         }
+    }
+
+    /// Tokens of WikiText-2's test file in Llama-2's tokenizer, without one in front. Each window has one in front.
+    const WIKITEXT2: usize = 335_687;
+
+    #[test]
+    fn a_run_of_all_windows_has_as_many_as_the_text() {
+        let mut found = Vec::new();
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap();
+            let is_of_all = |differs: &&claim::Differs| differs.because.starts_with("all windows of the text");
+            let Some(stated) = item.differs.iter().find(is_of_all) else { continue };
+            let run = item.settings(Variant::Paper).unwrap();
+            let windows = WIKITEXT2 / (run.lengths.unwrap()[0] - 1);
+            assert_eq!((run.samples, stated.here.clone()), (Some(windows), windows.to_string()), "{}", shipped.name);
+            found.push(shipped.name);
+        }
+        assert_eq!(found, ["hip/table-9", "hip/table-13", "hip/figure-18", "hip/figure-19", "hip/figure-25"]);
     }
 
     #[test]

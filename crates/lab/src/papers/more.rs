@@ -31,6 +31,12 @@ impl MoreExamples {
         }
     }
 
+    /// Whether it has examples of a task and length.
+    pub fn is_of(&self, task: &str, length: Option<usize>) -> bool {
+        let has_task = self.tasks.as_ref().is_none_or(|tasks| tasks.iter().any(|own| own == task));
+        has_task && self.lengths.as_ref().is_none_or(|lengths| length.is_none_or(|length| lengths.contains(&length)))
+    }
+
     /// Checks that all names have methods, and that there are more examples than the run of the whole table has.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 //! An outcome is of one run: of the paper's models, the built-in model, a pretrained model, or the times that were taken on a GPU.
 //! `judging` makes outcomes, and judges stored ones again.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::claims::ClaimVerdict;
@@ -106,6 +108,12 @@ pub struct Number {
     pub ends: Option<(f64, f64)>,
     /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
     pub n: usize,
+    /// The greatest number of them; `None` for times and in results of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<usize>,
+    /// Whether `n` counts what the item's row or column names ([`counts`](super::item::Line::counts)), which an analysis drew itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_named: bool,
 }
 
 /// A measured comparison.
@@ -192,11 +200,45 @@ impl ItemOutcome {
         self.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.measured.is_some())
     }
 
+    /// What the run says of something that it lists: `tasks`, `lengths`.
+    pub fn fact(&self, what: &str) -> Option<&str> {
+        self.ran.iter().find(|(known, _)| known == what).map(|(_, value)| value.as_str())
+    }
+
+    /// The lengths that were run.
+    pub fn lengths(&self) -> BTreeSet<usize> {
+        let lengths = self.fact("lengths").unwrap_or_default().split(',');
+        lengths.filter_map(|length| length.trim().parse().ok()).collect()
+    }
+
+    /// The number with which a fact begins: of all `examples`, or all `prompts`.
+    pub fn total(&self, what: &str) -> Option<usize> {
+        self.fact(what)?.split(',').next()?.trim().parse().ok()
+    }
+
+    /// How many prompts an analysis takes in at a time.
+    pub fn at_a_time(&self) -> usize {
+        let units = self.fact("prompts").and_then(|text| text.split(';').next());
+        let size = units.and_then(|text| text.split_once(", ")?.1.strip_suffix(" at a time")?.parse().ok());
+        size.unwrap_or(1)
+    }
+
     /// The measured number of a row and column of the item, and whether it is a score at the floor.
     pub fn number(&self, row: &str, column: &str) -> Option<Cell> {
+        self.measured(row, column).map(|(_, cell)| cell)
+    }
+
+    /// The name of the row that has the measured number of a row and column of the item: with the model that was run, where that is not
+    /// the model of the item's row. The item's own name if nothing was measured.
+    pub fn shown_row<'a>(&'a self, row: &'a str, column: &str) -> &'a str {
+        self.measured(row, column).map_or(row, |(own, _)| &own.name)
+    }
+
+    /// The row that has the measured number of a row and column of the item, with the number.
+    fn measured(&self, row: &str, column: &str) -> Option<(&OutcomeRow, Cell)> {
         let at = self.columns.iter().position(|name| name == column)?;
         let is_of = |own: &&OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);
         let cell = |own: &OutcomeRow| own.cells.get(at).and_then(|cell| Some((cell.measured?, cell.at_floor)));
-        self.rows.iter().filter(is_of).find_map(cell)
+        self.rows.iter().filter(is_of).find_map(|own| Some((own, cell(own)?)))
     }
 }

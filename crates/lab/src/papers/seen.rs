@@ -131,6 +131,9 @@ pub struct SeenTable {
     pub columns: Vec<String>,
     /// The names and numbers of each row; missing numbers are `None`.
     pub rows: Vec<(Vec<String>, Vec<Option<f64>>)>,
+    /// For each column whose numbers are over what the analysis drew itself, in place of the unit's prompts, how many that are.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drawn: BTreeMap<String, usize>,
 }
 
 /// Which numbers a row, a column or a cell selects, and what is computed from them.
@@ -234,6 +237,14 @@ impl TableSelection {
     }
 }
 
+impl TableSelection {
+    /// How many things the selected column is over that the analysis drew itself; `None` if it is over the unit's prompts.
+    fn drawn(&self, seen: &AnalysisTables) -> Option<usize> {
+        let table = seen.tables.iter().find(|table| Some(&table.name) == self.table.as_ref())?;
+        table.drawn.get(self.column.as_ref()?).copied()
+    }
+}
+
 /// Whether a row's name equals `wanted`, or is that number or in that range of numbers. `last` gives the largest number of the table.
 fn is_named(name: &str, wanted: &str, last: impl Fn() -> Option<usize>) -> bool {
     let number = |text: &str| match text.split_once('-').unwrap_or((text, "0")) {
@@ -250,7 +261,11 @@ fn is_named(name: &str, wanted: &str, last: impl Fn() -> Option<usize>) -> bool 
 
 /// The numbers of a cell: for each task and length, one for each unit.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Units(BTreeMap<(String, usize), BTreeMap<usize, f64>>);
+pub struct Units {
+    places: BTreeMap<(String, usize), BTreeMap<usize, f64>>,
+    /// How many things each number is over, if these are not the unit's prompts.
+    drawn: Option<usize>,
+}
 
 impl Units {
     /// The numbers that `found` selects, for some tasks or all, and a length or all; `None` if a unit lacks it.
@@ -272,14 +287,21 @@ impl Units {
                 continue;
             }
             let Some(number) = found.of(one)? else { return Ok(None) };
-            units.0.entry((one.task.clone(), one.length)).or_default().insert(one.unit, number);
+            units.drawn = found.drawn(one);
+            units.places.entry((one.task.clone(), one.length)).or_default().insert(one.unit, number);
         }
-        Ok((!units.0.is_empty()).then_some(units))
+        Ok((!units.places.is_empty()).then_some(units))
     }
 
-    /// The smallest number of units of a task and length.
-    pub fn count(&self) -> usize {
-        self.0.values().map(BTreeMap::len).min().unwrap_or(0)
+    /// How many things each number is over that the analysis drew itself; `None` if it is over prompts.
+    pub fn drawn(&self) -> Option<usize> {
+        self.drawn
+    }
+
+    /// The smallest and the greatest number of units of a task and length; twice that of the things that were drawn, if there are some.
+    pub fn counts(&self) -> (usize, usize) {
+        let of = || self.places.values().map(BTreeMap::len);
+        self.drawn.map_or((of().min().unwrap_or(0), of().max().unwrap_or(0)), |drawn| (drawn, drawn))
     }
 
     /// The mean over tasks and lengths, with its interval over units.
@@ -287,24 +309,24 @@ impl Units {
         let of_place = |units: &BTreeMap<usize, f64>| {
             mean_interval(&Sample::independent(&units.values().copied().collect::<Vec<_>>()))
         };
-        mean_of(&self.0.values().map(of_place).collect::<Option<Vec<_>>>()?)
+        mean_of(&self.places.values().map(of_place).collect::<Option<Vec<_>>>()?)
     }
 
     /// The differences to `factor` times others, unit by unit; `None` if the units differ.
     pub fn less(&self, factor: f64, other: &Self) -> Option<Self> {
         let same = |(place, units): (&(String, usize), &BTreeMap<usize, f64>)| {
-            let others = other.0.get(place)?;
+            let others = other.places.get(place)?;
             let pair = |(unit, number): (&usize, &f64)| Some((*unit, number - factor * others.get(unit)?));
             let pairs: BTreeMap<usize, f64> = units.iter().map(pair).collect::<Option<_>>()?;
             (pairs.len() == others.len()).then(|| (place.clone(), pairs))
         };
-        let all: BTreeMap<_, _> = self.0.iter().map(same).collect::<Option<_>>()?;
-        (all.len() == other.0.len()).then_some(Self(all))
+        let places: BTreeMap<_, _> = self.places.iter().map(same).collect::<Option<_>>()?;
+        (places.len() == other.places.len()).then_some(Self { places, drawn: self.drawn })
     }
 
     /// The same units with every number multiplied.
     pub fn scaled(mut self, factor: f64) -> Self {
-        self.0.values_mut().flat_map(BTreeMap::values_mut).for_each(|number| *number *= factor);
+        self.places.values_mut().flat_map(BTreeMap::values_mut).for_each(|number| *number *= factor);
         self
     }
 }
@@ -319,7 +341,13 @@ pub(super) mod tests {
         let mut rows: Vec<_> = numbers.iter().enumerate().map(row).collect();
         rows.push((vec!["all".to_owned()], vec![Some(99.0), None]));
         let columns = vec!["x".to_owned(), "y".to_owned()];
-        let table = SeenTable { name: "by_layer".to_owned(), keys: vec!["layer".to_owned()], columns, rows };
+        let table = SeenTable {
+            name: "by_layer".to_owned(),
+            keys: vec!["layer".to_owned()],
+            columns,
+            rows,
+            drawn: BTreeMap::new(),
+        };
         AnalysisTables {
             identity: Json::Null,
             program: Json::Null,
@@ -409,7 +437,7 @@ pub(super) mod tests {
         let difference = second.less(1.0, &first).unwrap().estimate().unwrap();
         assert_eq!((difference.mean, difference.ends), (1.0, Some((1.0, 1.0))));
         assert_eq!(second.less(2.0, &first).unwrap().estimate().unwrap().mean, 1.0 - 3.0);
-        assert_eq!(first.count(), 3);
+        assert_eq!(first.counts(), (3, 3));
         let fewer = Units::new(&found("table = 'by_layer'\ncolumn = 'x'"), &seen[..2], None, None).unwrap().unwrap();
         assert_eq!(first.less(1.0, &fewer), None);
     }

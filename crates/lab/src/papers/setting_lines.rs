@@ -3,11 +3,12 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::claim::Differs;
+use super::claim::{Differs, Measuring};
 use super::floor::for_floor;
 use super::item::{Item, Variant};
 use super::more::MoreExamples;
 use super::run_of::BUILTIN;
+use spattn_base::error::UsageError;
 use spattn_eval::config::settings::Settings;
 
 /// A setting of a run.
@@ -59,18 +60,8 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     lines.extend(methods(item, variant));
     lines.extend(item.floor_settings(variant).and_then(floor));
     lines.extend(item.more.of(variant).into_iter().flatten().map(more));
-    for stated in item.differs.iter().filter(|differs| differs.is_about(variant)) {
-        let difference = Difference { paper: stated.paper.clone(), because: Some(stated.because.clone()) };
-        match lines.iter_mut().find(|line| line.setting == stated.setting) {
-            Some(line) => (line.here, line.differs) = (stated.here.clone(), Some(difference)),
-            None => lines.push(SettingLine {
-                setting: stated.setting.clone(),
-                here: stated.here.clone(),
-                differs: Some(difference),
-            }),
-        }
-    }
-    let is_of_paper = |differs: &&Differs| differs.variant == Some(Variant::Paper) && variant != Variant::Paper;
+    state(&mut lines, item.differs.iter().filter(|differs| differs.is_about(variant)));
+    let is_of_paper = |differs: &&Differs| differs.variant == Some(Measuring::Paper) && variant != Variant::Paper;
     let mut methods = lines.iter().filter(|line| line.setting.starts_with(METHOD_OF)).peekable();
     let has_own_methods = methods.peek().is_some() && methods.all(|line| line.differs.is_some());
     for stated in item.differs.iter().filter(is_of_paper) {
@@ -94,6 +85,30 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
         });
     }
     lines
+}
+
+/// The settings of an item's times: the GPU, the commands, and what is not as in the paper; empty if it has no times.
+///
+/// # Errors
+/// If a table of times cannot be read.
+pub fn setting_lines_of_times(item: &Item) -> Result<Vec<SettingLine>, UsageError> {
+    let Some(bench) = &item.bench else { return Ok(Vec::new()) };
+    let own = |setting: &str, here: String| SettingLine { setting: setting.to_owned(), here, differs: None };
+    let mut lines = vec![own("device", bench.read()?.machine().to_owned())];
+    lines.extend(bench.commands.iter().map(|command| own("command", format!("`{command}`"))));
+    state(&mut lines, item.differs.iter().filter(|differs| differs.is_about(Measuring::Times)));
+    Ok(lines)
+}
+
+/// Puts stated differences into the lines of their settings, or adds lines for them.
+fn state<'a>(lines: &mut Vec<SettingLine>, stated: impl Iterator<Item = &'a Differs>) {
+    for Differs { setting, paper, here, because, .. } in stated {
+        let differs = Some(Difference { paper: paper.clone(), because: Some(because.clone()) });
+        match lines.iter_mut().find(|line| line.setting == *setting) {
+            Some(line) => (line.here, line.differs) = (here.clone(), differs),
+            None => lines.push(SettingLine { setting: setting.clone(), here: here.clone(), differs }),
+        }
+    }
 }
 
 /// The settings of a run, its analyses and its calibrations, by key.
@@ -239,6 +254,62 @@ variant = 'real'
         assert!(paper.iter().all(|line| line.setting != "local"));
         assert_eq!(paper.iter().filter(|line| line.differs.is_some()).count(), 1, "{paper:?}");
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
+    }
+
+    #[test]
+    fn times_have_settings_of_their_own() {
+        let text = "
+title = 'a'
+[builtin]
+tasks = ['ruler/vt']
+[bench]
+tables = ['hip_table5']
+commands = ['spattn bench decode -c 32K']
+[[row]]
+name = 'Top'
+method = 'topk:k=64'
+[[differs]]
+setting = 'device'
+paper = 'an RTX 4090'
+here = 'an H200, one sequence'
+because = 'the GPU that was timed'
+variant = 'times'
+[[differs]]
+setting = 'baseline'
+paper = 'vLLM'
+here = 'our own'
+because = 'the same steps'
+[[differs]]
+setting = 'lengths'
+paper = '8,192'
+here = '2,048'
+because = 'minutes'
+variant = 'builtin'
+";
+        let item = Item::parse(text, "item.toml").unwrap();
+        let shown = |lines: Vec<SettingLine>| -> Vec<(String, String, bool)> {
+            lines.into_iter().map(|line| (line.setting, line.here, line.differs.is_some())).collect()
+        };
+        let line = |setting: &str, here: &str, differs: bool| (setting.to_owned(), here.to_owned(), differs);
+        assert_eq!(
+            shown(setting_lines_of_times(&item).unwrap()),
+            [
+                line("device", "an H200, one sequence", true),
+                line("command", "`spattn bench decode -c 32K`", false),
+                line("baseline", "our own", true),
+            ]
+        );
+        let run = shown(setting_lines(&item, Variant::Builtin));
+        assert!(run.contains(&line("baseline", "our own", true)) && run.contains(&line("lengths", "2,048", true)));
+        assert!(run.iter().all(|(setting, ..)| setting != "device"), "{run:?}");
+        // The GPU of the table, where no difference is stated.
+        let bare = Item::parse(&text.replace("'device'", "'host'"), "item.toml").unwrap();
+        assert_eq!(shown(setting_lines_of_times(&bare).unwrap())[0], line("device", "NVIDIA H200", false));
+        let without = Item::parse(
+            &text.replace("[bench]\ntables = ['hip_table5']\ncommands = ['spattn bench decode -c 32K']", ""),
+            "item.toml",
+        );
+        assert!(without.unwrap_err().what.contains("[[differs]] `device` is about times, and there is no [bench]"));
     }
 
     const WITH_OPEN_SETTINGS: &str = "

@@ -33,18 +33,32 @@ struct Tested {
     unjudged: Option<Unjudged>,
 }
 
-fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
-    let mut all = Tested::default();
-    for comparison in test.comparisons() {
+/// The comparisons of a test that are about an outcome, with what its numbers tell of each.
+fn told<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<(Comparison<'a>, Told)> {
+    let of = |comparison: Comparison<'a>| {
         // Times are judged apart from what was run.
         let is_time = item.columns.iter().any(|line| line.name == comparison.left.1 && item.is_time(line));
-        if is_time != (outcome.variant == TIMES) {
-            continue;
-        }
         let tokens = item.length_of(comparison.left, outcome.run().variant);
         // Both ends of a range are shares, or neither is: one without a length leaves no other behind.
-        let Some(comparison) = comparison.at_length(tokens) else { continue };
-        let one = tell(item, outcome, &comparison);
+        let comparison = comparison.at_length(tokens).filter(|_| is_time == (outcome.variant == TIMES))?;
+        let told = tell(item, outcome, &comparison);
+        Some((comparison, told))
+    };
+    test.comparisons().into_iter().filter_map(of).collect()
+}
+
+/// The cells of each comparison that decides a test on an outcome's numbers: of all that were measured and judged.
+pub fn deciding<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<Vec<CellName<'a>>> {
+    let cells = |(comparison, told): (Comparison<'a>, Told)| {
+        let cells = [Some(comparison.left), comparison.right.map(|(_, right)| right)];
+        told.n.map(|_| cells.into_iter().flatten().collect())
+    };
+    told(item, test, outcome).into_iter().filter_map(cells).collect()
+}
+
+fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
+    let mut all = Tested::default();
+    for (comparison, one) in told(item, test, outcome) {
         add_answer(&mut all.told, &comparison, one.answer);
         all.n = all.n.into_iter().chain(one.n).min();
         all.unjudged = all.unjudged.or(one.unjudged);
@@ -148,7 +162,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
             None => return unmeasured(format!("{}, {}: not measured", cell.0, cell.1)),
         }
     }
-    let what = between(c.left, c.right);
+    let (known_as, what) = (between(c.left, c.right), between_shown(outcome, c));
     if cells.iter().any(|(_, at_floor)| *at_floor) {
         let floor = outcome.floors.iter().find_map(|floor| floor.strip_prefix(&format!("{}: ", c.left.1)));
         let floor = floor.unwrap_or("dense attention is at the floor there");
@@ -156,8 +170,9 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         return Told { unjudged: Some(Unjudged::DenseAtFloor), ..unmeasured(text) };
     }
     let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
-    let (estimate, remark) = match (outcome.compared.iter().find(|known| known.what == what), c.right, cells.as_slice())
-    {
+    // Comparisons that were read from text have the names that it shows.
+    let known = outcome.compared.iter().find(|known| known.what == known_as || known.what == what);
+    let (estimate, remark) = match (known, c.right, cells.as_slice()) {
         (Some(known), ..) => (Estimate { mean: known.mean, ends: known.ends }, ""),
         (None, Some((factor, _)), [(left, _), (right, _)]) => {
             (apart(of(left), factor, of(right)), " (of stored means, not paired)")
@@ -198,6 +213,12 @@ fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> 
     let Some((factor, right)) = c.right else { return false };
     let has_all = |(number, _): &(Number, bool)| number.mean == ALL && number.ends.is_none_or(|(_, high)| high <= ALL);
     factor == 1.0 && c.bound.number() == 0.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
+}
+
+/// A comparison by the names of the rows that its numbers are of: measured values have the name of the model that was run.
+fn between_shown(outcome: &ItemOutcome, c: &Comparison<'_>) -> String {
+    let shown = |(row, column)| (outcome.shown_row(row, column), column);
+    between(shown(c.left), c.right.map(|(factor, right)| (factor, shown(right))))
 }
 
 /// A comparison as text, without repeating what two cells share.
