@@ -1,7 +1,6 @@
 //! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
 //! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
-//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them. Prompts in
-//! which each row has its own selection are read in `gpu_rows.rs`.
+//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -36,9 +35,6 @@ pub enum DevicePrefillError {
     #[error(transparent)]
     Kv(#[from] KvError),
 }
-
-/// Marks a timeline between pieces of work.
-pub(super) type Marking<'a> = dyn FnMut() -> Result<(), GpuError> + 'a;
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
@@ -90,10 +86,6 @@ impl SparsePrefill<'_> {
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
-        if let (PrefillPattern::Rows(_), Positions::Original, false) = (self.pattern, self.positions, self.dense[layer])
-        {
-            return Ok(self.attend_rows_there(gpu, chunk, (rows, cache), out, &mut mark)?);
-        }
         let has_kernel = rows.rule.is_plain() && gpu.attends_blocks(cache.storage, cache.d);
         if self.dense[layer] || self.positions != Positions::Original || !has_kernel {
             return Ok(false);
@@ -140,7 +132,7 @@ impl SparsePrefill<'_> {
         mask: &dyn PromptMask,
         (rows, cache): (&Rows<'_>, &Cache<'_>),
         out: &mut Buffer,
-        mark: &mut Marking<'_>,
+        mark: &mut dyn FnMut() -> Result<(), GpuError>,
     ) -> Result<bool, DevicePrefillError> {
         let found = match mask.searched() {
             Some(plan) => self.find_blocks(gpu, chunk, plan, rows, cache)?.map(|found| (plan, found)),
@@ -239,9 +231,6 @@ impl SparsePrefill<'_> {
         layers: Range<usize>,
         (heads, shape): (usize, KvShape),
     ) -> Result<(), GpuError> {
-        if matches!(self.pattern, PrefillPattern::Rows(_)) {
-            return self.collect_row_counters(gpu, layers, (heads, shape));
-        }
         let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
         // What rows see of lists that a plan adds to is counted with what is added.
         let (mask, counts_seen) = match self.pattern {
@@ -401,7 +390,7 @@ impl FoundBlocks {
 }
 
 /// Tokens in context, summed over rows.
-pub(super) fn context(rows: &Rows<'_>) -> usize {
+fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 
