@@ -16,6 +16,7 @@ mod heads;
 mod joins;
 mod labels;
 mod lengths;
+mod links;
 pub(super) mod looks;
 mod pages;
 mod palette;
@@ -45,6 +46,7 @@ pub fn figures(report: &Report, most: usize) -> Result<Figures> {
     Ok(Figures::join([
         trade::figures(rows, &means, most)?,
         lengths::figures(rows, &means, most)?,
+        links::figures(rows, &means, most)?,
         params::figures(rows, &means, most)?,
         depths::figures(&report.depths, most)?,
         bars::figures(&report.rows, &report.means, most)?,

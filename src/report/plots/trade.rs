@@ -11,6 +11,7 @@ use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE, SMALL};
+use super::links::fetched_bytes;
 use super::looks::{legend_name, looks};
 use super::pen::SeriesLook;
 use super::{Figures, end_of, suffix};
@@ -45,7 +46,7 @@ impl Cost {
     }
 }
 
-const COSTS: [Cost; 4] = [
+const COSTS: [Cost; 5] = [
     Cost {
         name: "density",
         title: "density",
@@ -71,6 +72,14 @@ const COSTS: [Cost; 4] = [
         is_time: false,
     },
     Cost {
+        name: "transfers",
+        title: "transfers",
+        label: "MB fetched per token, from disk or over the bus",
+        of: |r| Some(fetched_bytes(r)? / 1e6),
+        has_dense: true,
+        is_time: false,
+    },
+    Cost {
         name: "latency",
         title: "latency",
         label: "latency (ms per token)",
@@ -80,7 +89,7 @@ const COSTS: [Cost; 4] = [
     },
 ];
 
-/// Score with 95 % intervals against density, FLOPs, bytes and latency: a figure for each cost that was measured, model, length, protocol
+/// Score with 95 % intervals against density, FLOPs, bytes, transfers and latency: a figure for each cost that was measured, model, length, protocol
 /// and measure, in the order of the rows. `means` are rows of means over tasks, which have their own panel. `full` is a dashed line. The
 /// file names contain what differs between several figures. At most `most` pages are drawn for each cost.
 ///
@@ -395,6 +404,21 @@ mod tests {
         assert!(
             figure.title.starts_with("Score against latency: builtin") && figure.svg.contains("latency (ms per token")
         );
+    }
+
+    #[test]
+    fn only_caches_outside_memory_have_a_figure_of_transfers() {
+        use spattn_eval::records::costs::FetchedBytes;
+        let of = |method: &str, disk: f64, score: f64| {
+            let fetched = FetchedBytes { memory: 0.0, disk, bus: None };
+            Record { fetched_per_token: Some(fetched.into()), ..record("ruler/vt", method, 0, score) }
+        };
+        let figures = drawn(&[of("full", 8e6, 1.0), of("quest", 1e6, 0.5)]);
+        let figure = figures.iter().find(|figure| figure.file == "score_vs_transfers.svg").unwrap();
+        assert!(figure.title.starts_with("Score against transfers: builtin"), "{}", figure.title);
+        assert!(figure.svg.contains("MB fetched per token, from disk or over the bus"));
+        let in_memory = drawn(&[record("ruler/vt", "full", 0, 1.0), record("ruler/vt", "quest", 0, 0.5)]);
+        assert!(in_memory.iter().all(|figure| !figure.file.contains("transfers")));
     }
 
     #[test]
