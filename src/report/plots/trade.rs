@@ -74,7 +74,7 @@ const COSTS: [Cost; 5] = [
     Cost {
         name: "transfers",
         title: "transfers",
-        label: "MB fetched per token, from disk or over the bus",
+        label: "MB fetched per token",
         of: |r| Some(fetched_bytes(r)? / 1e6),
         has_dense: true,
         is_time: false,
@@ -416,7 +416,7 @@ mod tests {
         let figures = drawn(&[of("full", 8e6, 1.0), of("quest", 1e6, 0.5)]);
         let figure = figures.iter().find(|figure| figure.file == "score_vs_transfers.svg").unwrap();
         assert!(figure.title.starts_with("Score against transfers: builtin"), "{}", figure.title);
-        assert!(figure.svg.contains("MB fetched per token, from disk or over the bus"));
+        assert!(figure.svg.contains("MB fetched per token"));
         let in_memory = drawn(&[record("ruler/vt", "full", 0, 1.0), record("ruler/vt", "quest", 0, 0.5)]);
         assert!(in_memory.iter().all(|figure| !figure.file.contains("transfers")));
     }
