@@ -41,9 +41,10 @@ fn one(results: &ItemResults, outcome: &ItemOutcome, equal: &EqualCost) -> Strin
     let _ = writeln!(
         text,
         "\nDense attention: {}. Each cell is of the dearest budget that was run and whose cost ({}) is within the share of dense attention's, beside the \
-         share that was measured; nothing is interpolated.",
+         share that was measured; nothing is interpolated.{}",
         dense.join(", "),
-        in_markdown(&equal.cost)
+        in_markdown(&equal.cost),
+        equal.note.as_ref().map_or(String::new(), |note| format!(" {}", in_markdown(note)))
     );
     text
 }

@@ -201,28 +201,53 @@ fn settings(results: &ItemResults) -> String {
             Variant::Builtin => "the run on the built-in model",
             Variant::Real => "the run on a small pretrained model",
         };
-        let same = if results.item.is_run(Variant::Paper) { "as published" } else { NOT_GIVEN };
-        text += &setting_table(of, &lines, same);
+        let words = match results.item.is_run(Variant::Paper) {
+            true if results.name.starts_with(ACROSS) => SettingWords::OF_NO_PAPER,
+            true => SettingWords::OF_A_PAPER,
+            false => SettingWords::NOT_GIVEN,
+        };
+        text += &setting_table(of, &lines, &words);
     }
     text + &settings_of_times(results)
 }
 
-/// What stands for the paper's value of a setting that the item does not have.
-const NOT_GIVEN: &str = "not given in the item";
+/// How a table says where settings are those of the paper, and where not.
+struct SettingWords {
+    heading: &'static str,
+    /// A setting that does not differ.
+    same: &'static str,
+    /// What a setting that differs is held against.
+    other: &'static str,
+    /// A setting without a reason for being another.
+    no_reason: &'static str,
+}
+
+impl SettingWords {
+    const OF_A_PAPER: Self =
+        Self { heading: "as in the paper?", same: "as published", other: "paper", no_reason: "no reason is given" };
+    const NOT_GIVEN: Self = Self { same: "not given in the item", ..Self::OF_A_PAPER };
+    /// Of an item that is in no paper: its own full run.
+    const OF_NO_PAPER: Self = Self {
+        heading: "as in the item's full run?",
+        same: "as there",
+        other: "full run",
+        no_reason: "smaller, to be run in minutes",
+    };
+}
 
 /// The settings of the times, if there are some.
 fn settings_of_times(results: &ItemResults) -> String {
     let has_times = results.outcomes.iter().any(|outcome| outcome.variant == TIMES);
     match setting_lines_of_times(&results.item) {
-        Ok(lines) if has_times => setting_table("the times on a GPU", &lines, NOT_GIVEN),
+        Ok(lines) if has_times => setting_table("the times on a GPU", &lines, &SettingWords::NOT_GIVEN),
         _ => String::new(),
     }
 }
 
-/// A table of settings under its heading. `as_published` is the text of a setting that does not differ.
-fn setting_table(of: &str, lines: &[SettingLine], as_published: &str) -> String {
-    let rows = setting_rows(lines, as_published);
-    format!("\n## Settings of {of}\n\n| setting | here | as in the paper? |\n|---|---|---|\n{rows}")
+/// A table of settings under its heading.
+fn setting_table(of: &str, lines: &[SettingLine], words: &SettingWords) -> String {
+    let rows = setting_rows(lines, words);
+    format!("\n## Settings of {of}\n\n| setting | here | {} |\n|---|---|---|\n{rows}", words.heading)
 }
 
 /// Says how many examples were run, where that was chosen on the command line. All methods have as many then.
@@ -252,18 +277,21 @@ fn state_samples(lines: &mut Vec<SettingLine>, outcomes: &[&ItemOutcome]) {
     line.differs = Some(Difference { paper, because: Some(because) });
 }
 
+/// What stands for the paper's value of a setting that papers do not have.
+const OF_THE_ITEM: &str = "of the item";
+
 /// The rows of a table of settings: each with its value, and how it differs from the paper's. Methods set as the paper has them share one row.
-/// `as_published` is the text of a setting that does not differ.
-fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
+fn setting_rows(lines: &[SettingLine], words: &SettingWords) -> String {
     let is_method = |line: &&SettingLine| line.setting.starts_with("method of ");
     let same = lines.iter().filter(|line| is_method(line) && line.differs.is_none()).count();
     let mut text = String::new();
     for line in lines.iter().filter(|line| !is_method(line) || line.differs.is_some()) {
         let told = match &line.differs {
-            None => as_published.to_owned(),
+            None if line.is_own() => OF_THE_ITEM.to_owned(),
+            None => words.same.to_owned(),
             Some(differs) => {
-                let because = differs.because.as_deref().unwrap_or("no reason is given");
-                format!("differs (paper: {}): {because}", differs.paper)
+                let because = differs.because.as_deref().unwrap_or(words.no_reason);
+                format!("differs ({}: {}): {because}", words.other, differs.paper)
             }
         };
         let _ =
@@ -272,7 +300,7 @@ fn setting_rows(lines: &[SettingLine], as_published: &str) -> String {
     if same > 0 {
         let but =
             if lines.iter().any(|line| line.setting == METHODS) { ", except as listed for `methods`" } else { "" };
-        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {as_published}{but} |");
+        let _ = writeln!(text, "| methods of {same} rows and columns | as in the item's file | {}{but} |", words.same);
     }
     text
 }

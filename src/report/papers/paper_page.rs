@@ -72,7 +72,7 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
     Some(text)
 }
 
-/// What does not hold on pretrained models: for each claim what was tried, and what it is due to. Empty if there is nothing.
+/// What does not hold on pretrained models: for each claim what was tried, and what that points to. Empty if there is nothing.
 fn reasons(own: &[&Drawn]) -> String {
     let mut text = String::new();
     for (results, _) in own {
@@ -91,7 +91,7 @@ fn reasons(own: &[&Drawn]) -> String {
         true => text,
         false => format!(
             "\n## What does not hold on pretrained models, and why\n\nWhat came out is on the page of each item.\n\n\
-             | item | claim | tried | due to |\n|---|---|---|---|\n{text}"
+             | item | claim | tried | points to |\n|---|---|---|---|\n{text}"
         ),
     }
 }
@@ -125,7 +125,7 @@ fn due_to(all: &[&Drawn]) -> String {
     let open = found.iter().filter(|causes| causes.is_empty()).count();
     parts.extend((open > 0).then(|| format!("open {open}")));
     format!(
-        "\nOf {} verdicts *does not hold* on pretrained models, experiments on the same prompts say what they are due to (one may have two causes): {}. \
+        "\nOf {} verdicts *does not hold* on pretrained models, experiments on the same prompts point to a cause (or to two): {}. \
          The page of each paper lists them.\n",
         found.len(),
         parts.join(", ")
@@ -241,18 +241,18 @@ fn claims(items: &[&Drawn]) -> usize {
 /// What the pages are, and how many claims held on which kind of model or machine.
 fn introduction(every: &[&Drawn]) -> String {
     let mut text = format!(
-        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. The {} tables and \
-         figures here make {} claims, each quoted, and tested where it can be:\n\n",
+        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. The {} items \
+         here, each a table or figure or half of one, hold {} claims, each quoted, and tested where it can be:\n\n",
         every.len(),
         claims(every)
     );
     for (judged_on, [holds, in_part, does_not, open, ..]) in by_source(every) {
         let judged = holds + in_part + does_not + open;
         if judged > 0 {
+            let with = if judged_on == VerdictSource::Times.heading() { "" } else { " with so few examples" };
             let _ = writeln!(
                 text,
-                "- {judged_on}: of {judged} claims {holds} hold, {in_part} hold in part, {does_not} do not hold, and {open} cannot be told with so few \
-                 examples."
+                "- {judged_on}: of {judged} claims {holds} hold, {in_part} hold in part, {does_not} do not hold, and {open} cannot be told{with}."
             );
         }
     }
@@ -332,8 +332,13 @@ fn how_to_read(all: &[&Drawn]) -> String {
          A claim is what a paper says. *The paper's numbers* is its test on the numbers that the paper prints. {} \
          A verdict is about the shape of a claim on the model that was run, never about whether two models have the same number.\n\n\
          A comparison is told where its 95 % interval, paired by example, lies on one side of the bound; each interval holds by itself. Intervals in \
-         figures and tables are of one number each: two that overlap may well differ on the same examples. A claim *holds in \
-         part* if some of its comparisons are told in its favour, and *cannot be told* if none is told. *By construction* is what follows from a method's \
+         figures and tables are of one number each: two that overlap may well differ on the same examples. A comparison is of the \
+         examples that both sides have: where one row has more of them, it is not the difference of the table's cells. A number that should lie between \
+         two bounds is one comparison, though both bounds are listed. Of a rise or fall over several rows the ends are compared; single steps are tested, \
+         too, and listed where they are contradicted or not measured. A claim *holds* if all comparisons are told in its favour, *holds in part* if some \
+         are, *does not hold* if none is and one is told against it, and *cannot be told* if none is told. A dash: the claim is not about such a run, or \
+         the item was not run there. *Not tested*: the run lacks a cell, or the claim a test. *No numbers to test*: the paper's text lacks a number that \
+         the test needs. *By construction* is what follows from a method's \
          definition. A score is not judged where dense attention is at the floor: below {LEAST_SCORE} %, or where its interval reaches what guessing scores. Nor is \
          which of two methods is higher, where both have all points.\n\n\
          `spattn reproduce --draw-only` makes these pages from the stored results, and docs/papers.md says how to run them.\n",

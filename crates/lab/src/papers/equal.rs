@@ -18,6 +18,9 @@ pub struct EqualCost {
     pub within: Vec<f64>,
     /// The columns that are shown.
     pub shows: Vec<String>,
+    /// What is to be known of the costs.
+    #[serde(default)]
+    pub note: Option<String>,
 }
 
 impl EqualCost {

@@ -22,6 +22,16 @@ pub struct SettingLine {
     pub differs: Option<Difference>,
 }
 
+/// Settings of this program, which papers say nothing of.
+const OWN_SETTINGS: [&str; 4] = ["seed", "queries", "together", "fidelity"];
+
+impl SettingLine {
+    /// Whether it is a setting of this program that papers say nothing of.
+    pub fn is_own(&self) -> bool {
+        OWN_SETTINGS.contains(&self.setting.as_str())
+    }
+}
+
 /// The paper's value of a setting, and why this one is another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
