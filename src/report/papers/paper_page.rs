@@ -14,7 +14,7 @@ use spattn_lab::papers::claims::ClaimVerdict;
 use spattn_lab::papers::experiment::{Cause, Tried};
 use spattn_lab::papers::findings::{PaperFinding, PaperFindings};
 use spattn_lab::papers::floor::LEAST_SCORE;
-use spattn_lab::papers::outcome::{ItemOutcome, Judged};
+use spattn_lab::papers::outcome::{ItemOutcome, Judged, model_title};
 use spattn_lab::papers::{ACROSS, ITEMS, PAPERS, Paper, order_of, title_of};
 
 /// The verdicts, in the order of the counts.
@@ -54,7 +54,7 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
             .for_each(|answer| text += &format!("\n**The answer.** {}\n", in_markdown(answer)));
     }
     text += &figure(paper, said, &own);
-    text += &counts("what claims are judged on", &by_source(&own));
+    text += &counts("what claims are judged on", &measured_counts(&own));
     let _ = write!(text, "\n## Claims\n\n{}", verdict_heading("item | claim"));
     for (results, _) in &own {
         for (at, claim) in results.item.claims.iter().enumerate() {
@@ -167,24 +167,58 @@ fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String 
     })
 }
 
-/// The number of claims by verdict, for each source that judged any.
-fn by_source(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
-    let of = |source: VerdictSource| (source.heading().to_owned(), count(own, source));
-    VerdictSource::ALL.map(of).into_iter().collect()
+/// What claims are counted by: a source of verdicts, and of pretrained models each by itself.
+struct JudgedOn {
+    source: VerdictSource,
+    /// The pretrained model, by its name in results.
+    model: Option<String>,
 }
 
-/// The number of claims that a source can judge, by their verdict. Of several runs the one that tells most counts.
-fn count(own: &[&Drawn], source: VerdictSource) -> [usize; 6] {
-    let mut counts = [0; 6];
-    for (results, _) in own {
-        for at in (0..results.item.claims.len()).filter(|at| can_judge(results, source, *at)) {
-            let verdict = |outcome: &ItemOutcome| outcome.claims.get(at).map(|claim| claim.measured);
-            let all = results.outcomes.iter().filter(|outcome| source.has(outcome)).filter_map(verdict);
-            let place = |verdict: ClaimVerdict| VERDICTS.iter().position(|known| *known == verdict).unwrap_or(5);
-            counts[all.map(place).min().unwrap_or(5)] += 1;
+impl JudgedOn {
+    /// All that items here have results on, in the order of columns; a source without results, too.
+    fn all(own: &[&Drawn]) -> Vec<Self> {
+        let of = |source: VerdictSource| {
+            let outcomes = own.iter().flat_map(|(results, _)| &results.outcomes);
+            let outcomes = outcomes.filter(|outcome| source.has(outcome) && source == VerdictSource::Pretrained);
+            let models = distinct(outcomes.map(|outcome| outcome.model.clone()));
+            match models.is_empty() {
+                true => vec![Self { source, model: None }],
+                false => models.into_iter().map(|model| Self { source, model: Some(model) }).collect(),
+            }
+        };
+        VerdictSource::ALL.into_iter().flat_map(of).collect()
+    }
+
+    fn heading(&self) -> String {
+        match self.model.as_deref() {
+            None => self.source.heading().to_owned(),
+            Some("") => "the papers' models".to_owned(),
+            Some(model) => format!("{}, {}", self.source.heading(), model_title(model)),
         }
     }
-    counts
+
+    fn has(&self, outcome: &ItemOutcome) -> bool {
+        self.source.has(outcome) && self.model.as_ref().is_none_or(|model| outcome.model == *model)
+    }
+
+    /// The number of claims that can be judged on it, by their verdict. Of several runs the one that tells most counts.
+    fn count(&self, own: &[&Drawn]) -> [usize; 6] {
+        let mut counts = [0; 6];
+        for (results, _) in own {
+            for at in (0..results.item.claims.len()).filter(|at| can_judge(results, self.source, *at)) {
+                let verdict = |outcome: &ItemOutcome| outcome.claims.get(at).map(|claim| claim.measured);
+                let all = results.outcomes.iter().filter(|outcome| self.has(outcome)).filter_map(verdict);
+                let place = |verdict: ClaimVerdict| VERDICTS.iter().position(|known| *known == verdict).unwrap_or(5);
+                counts[all.map(place).min().unwrap_or(5)] += 1;
+            }
+        }
+        counts
+    }
+}
+
+/// The number of claims by verdict, for all that claims are counted by.
+fn measured_counts(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
+    JudgedOn::all(own).iter().map(|judged_on| (judged_on.heading(), judged_on.count(own))).collect()
 }
 
 fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
@@ -241,18 +275,23 @@ fn claims(items: &[&Drawn]) -> usize {
 /// What the pages are, and how many claims held on which kind of model or machine.
 fn introduction(every: &[&Drawn]) -> String {
     let mut text = format!(
-        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. The {} items \
-         here, each a table or figure or half of one, hold {} claims, each quoted, and tested where it can be:\n\n",
-        every.len(),
+        "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. {} \
+         {} claims, each quoted, and tested where it can be:\n\n",
+        match every.len() {
+            1 => "The item here, a table or figure or half of one, has".to_owned(),
+            items => format!("The {items} items here, each a table or figure or half of one, have"),
+        },
         claims(every)
     );
-    for (judged_on, [holds, in_part, does_not, open, ..]) in by_source(every) {
+    for judged_on in JudgedOn::all(every) {
+        let [holds, in_part, does_not, open, ..] = judged_on.count(every);
         let judged = holds + in_part + does_not + open;
         if judged > 0 {
-            let with = if judged_on == VerdictSource::Times.heading() { "" } else { " with so few examples" };
+            let with = if judged_on.source == VerdictSource::Times { "" } else { " with so few examples" };
             let _ = writeln!(
                 text,
-                "- {judged_on}: of {judged} claims {holds} hold, {in_part} hold in part, {does_not} do not hold, and {open} cannot be told{with}."
+                "- {}: of {judged} claims {holds} hold, {in_part} hold in part, {does_not} do not hold, and {open} cannot be told{with}.",
+                judged_on.heading()
             );
         }
     }
@@ -273,14 +312,15 @@ pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
     }
     text += &across(all);
     let _ = write!(text, "\n## {} claims of {} tables and figures\n", claims(&every), every.len());
-    let mut lines = by_source(&every);
-    lines.insert(0, ("the paper's own numbers".to_owned(), published(&every)));
+    let all_judged_on = JudgedOn::all(&every);
+    let own_numbers = ("the paper's own numbers".to_owned(), published(&every));
+    let lines: Vec<(String, [usize; 6])> = std::iter::once(own_numbers).chain(measured_counts(&every)).collect();
     text += &counts("judged on", &lines);
     text += &due_to(&every);
-    for source in VerdictSource::ALL {
+    for judged_on in &all_judged_on {
         let lines: Vec<(String, [usize; 6])> =
-            shown.iter().map(|(paper, own)| (paper.name.to_owned(), count(own, source))).collect();
-        text += &counts(source.heading(), &lines);
+            shown.iter().map(|(paper, own)| (paper.name.to_owned(), judged_on.count(own))).collect();
+        text += &counts(&judged_on.heading(), &lines);
     }
     text + &how_to_read(&every)
 }

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use spattn_eval::records::record::Record;
 use spattn_eval::records::testing::record;
+use spattn_lab::papers::claims::ClaimVerdict;
 use spattn_lab::papers::findings::PaperFinding;
 use spattn_lab::papers::item::{Item, Variant};
 use spattn_lab::papers::judging::judge;
@@ -560,6 +561,23 @@ fn the_front_page_names_what_was_run_in_its_folder_alone() {
     let item = Item::parse(ITEM, "item.toml").unwrap();
     let none = judge("magicpig/table-1", &item, RunOf::AS_NAMED, Evidence::default()).unwrap();
     assert!(page(vec![none]).contains("Nothing was measured here yet."));
+}
+
+#[test]
+fn each_pretrained_model_is_counted_by_itself() {
+    let mut small = outcome(Variant::Real, "SmolLM2-135M-Instruct");
+    small.claims.iter_mut().for_each(|claim| claim.measured = ClaimVerdict::DoesNotHold);
+    let both = results(vec![outcome(Variant::Real, REAL), small]);
+    let figures = drawn(&both).unwrap();
+    let page = paper_page::front_page(&PaperFindings::shipped().unwrap(), &[(both, figures)]);
+    // What holds on one model does not hide that it does not hold on the other.
+    for line in [
+        "- pretrained, Qwen2.5-Coder-0.5B-Instruct: of 1 claims 1 hold, 0 hold in part, 0 do not hold, and 0 cannot be told",
+        "- pretrained, SmolLM2-135M-Instruct: of 4 claims 0 hold, 0 hold in part, 4 do not hold, and 0 cannot be told",
+        "\n| pretrained, SmolLM2-135M-Instruct | 0 | 0 | 4 | 0 | 0 | 0 |\n",
+    ] {
+        assert!(page.contains(line), "{line} in {page}");
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub struct SettingLine {
 }
 
 /// Settings of this program, which papers say nothing of.
-const OWN_SETTINGS: [&str; 4] = ["seed", "queries", "together", "fidelity"];
+const OWN_SETTINGS: [&str; 5] = ["analyses", "seed", "queries", "together", "fidelity"];
 
 impl SettingLine {
     /// Whether it is a setting of this program that papers say nothing of.
