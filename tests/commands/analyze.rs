@@ -246,7 +246,10 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     assert!(planned.contains("builtin reads 4 prompts of 2048 tokens"), "{planned}");
     assert!(!out.join("runs").exists(), "a dry run leaves nothing");
     let printed = run(item);
-    assert!(printed.contains("No layer has more entropy than the first | ") && printed.contains("- analyses: entropy"), "{printed}");
+    assert!(
+        printed.contains("No layer has more entropy than the first | ") && printed.contains("- analyses: entropy"),
+        "{printed}"
+    );
     assert!(printed.contains("- command: `spattn reproduce topk/figure-5 --builtin --samples 2 --out "), "{printed}");
     let judged = || fs::read_to_string(out.join("topk/figure-5/result.json")).unwrap();
     let first = judged();
