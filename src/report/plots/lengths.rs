@@ -4,10 +4,9 @@ use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, ChartPanel, ChartPoint, Data, SMALL};
-use super::looks::{legend_name, looks};
+use super::looks::{MOST_SETTINGS, looks, setting_names};
 use super::{Figures, end_of, suffix};
 use crate::report::format::{distinct, tokens};
-use crate::report::parameters::ShownParams;
 use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::columns::SummaryRow;
 
@@ -33,9 +32,6 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
     Ok(figures)
 }
 
-/// The most settings that can be told apart on a page and named below it.
-const MOST_TOGETHER: usize = 20;
-
 /// The rows of each page: some of the settings each, and dense attention on all.
 fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
     let settings = distinct(rows.iter().filter(|r| !r.is_reference()).map(|r| (&r.method, &r.params)));
@@ -43,20 +39,15 @@ fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
         let is_here = |r: &&&SummaryRow| r.is_reference() || some.contains(&(&r.method, &r.params));
         rows.iter().filter(is_here).copied().collect::<Vec<_>>()
     };
-    if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_TOGETHER).map(of).collect() }
+    if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_SETTINGS).map(of).collect() }
 }
 
 /// `rows` is never empty. The axes are those of `all`.
 fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
-    let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
-    let shown = ShownParams::of(settings.iter().copied(), usize::MAX);
-    let name = |(method, params): &(&str, &str)| match several(method) {
-        true => legend_name(method).replacen(*method, &shown.name(method, params), 1),
-        false => legend_name(method),
-    };
-    let series = settings.iter().map(name).zip(looks(&methods)).collect();
+    let (names, note) = setting_names(&settings);
+    let series = names.into_iter().zip(looks(&methods)).collect();
     let mut lengths = distinct(all.iter().map(|r| r.length));
     lengths.sort_unstable();
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
@@ -95,7 +86,7 @@ fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
         has_level: settings.iter().any(|(method, params)| is_reference(method, params)),
         panels: panels.collect(),
         series,
-        notes: shown.note().into_iter().collect(),
+        notes: note.into_iter().collect(),
     }
 }
 

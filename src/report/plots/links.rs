@@ -5,17 +5,14 @@ use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE};
-use super::looks::{legend_name, looks};
+use super::looks::{MOST_SETTINGS, looks, setting_names};
 use super::{Figures, end_of, suffix};
 use crate::report::format::{distinct, tokens};
-use crate::report::parameters::ShownParams;
 use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::columns::SummaryRow;
 
 /// Bandwidths in GB/s: from a disk's to that of links between processors and GPUs.
 const BANDWIDTHS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-/// The most settings that can be told apart on a page and named below it.
-const MOST_TOGETHER: usize = 20;
 
 /// Bytes that a token fetched over the link to the tier of keys and values: from disk, or over the bus. `None` if all were in memory.
 pub(super) fn fetched_bytes(row: &SummaryRow) -> Option<f64> {
@@ -37,7 +34,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
         let of_scene = || all.iter().copied().filter(|r| scene(r) == *at);
         let Some(first) = of_scene().next() else { continue };
         let shown: Vec<&SummaryRow> = of_scene().filter(|r| r.task == first.task).collect();
-        let charts: Vec<Chart> = shown.chunks(MOST_TOGETHER).map(|some| chart(first, some)).collect();
+        let charts: Vec<Chart> = shown.chunks(MOST_SETTINGS).map(|some| chart(first, some)).collect();
         let (model, length, protocol) = at;
         let suffix = suffix(&[
             (scenes.iter().any(|s| s.0 != *model), model),
@@ -52,11 +49,8 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
 /// The settings of `rows`, which are of the task of `first`.
 fn chart(first: &SummaryRow, rows: &[&SummaryRow]) -> Chart {
     let methods: Vec<&str> = rows.iter().map(|r| r.method.as_str()).collect();
-    let shown = ShownParams::of(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())), usize::MAX);
-    let name = |r: &&SummaryRow| match methods.iter().filter(|method| **method == r.method).count() > 1 {
-        true => legend_name(&r.method).replacen(&r.method, &shown.name(&r.method, &r.params), 1),
-        false => legend_name(&r.method),
-    };
+    let settings: Vec<(&str, &str)> = rows.iter().map(|r| (r.method.as_str(), r.params.as_str())).collect();
+    let (names, note) = setting_names(&settings);
     let data: Vec<Data> = rows.iter().map(|r| line(fetched_bytes(r).unwrap_or(0.0))).collect();
     let times = data.iter().flat_map(|data| data.points.iter().map(|point| point.y));
     let length = if first.length > 0 { format!(", {} tokens", tokens(first.length)) } else { String::new() };
@@ -83,13 +77,13 @@ fn chart(first: &SummaryRow, rows: &[&SummaryRow]) -> Chart {
             labels: Vec::new(),
             data: data.clone(),
         }],
-        series: rows.iter().map(name).zip(looks(&methods)).collect(),
+        series: names.into_iter().zip(looks(&methods)).collect(),
         notes: [
             "computed: the bytes that a token fetched, over the bandwidth; a step takes as long at least, unless transfers overlap with it"
                 .to_owned(),
         ]
         .into_iter()
-        .chain(shown.note())
+        .chain(note)
         .collect(),
     }
 }

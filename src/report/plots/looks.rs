@@ -1,6 +1,7 @@
-//! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry.
+//! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry. And its settings' names.
 
 use super::pen::SeriesLook;
+use crate::report::parameters::ShownParams;
 use spattn_attention::{Role, methods};
 use spattn_eval::records::record::REFERENCE;
 
@@ -93,6 +94,20 @@ fn place(name: &str, strangers: &[&str]) -> usize {
         return known_methods() + strangers.iter().position(|stranger| *stranger == name).unwrap_or(0);
     };
     methods::all().filter(|other| other.role == entry.role).position(|other| other.name == name).unwrap_or(0)
+}
+
+/// The most settings that can be told apart on a page and named below it.
+pub(super) const MOST_SETTINGS: usize = 20;
+
+/// Legend names of settings, each a method and its parameters: with these where the method has several. What all settings of a method have
+/// is in the note instead, if there is such.
+pub(super) fn setting_names(settings: &[(&str, &str)]) -> (Vec<String>, Option<String>) {
+    let shown = ShownParams::of(settings.iter().copied(), usize::MAX);
+    let name = |(method, params): &(&str, &str)| match settings.iter().filter(|other| other.0 == *method).count() > 1 {
+        true => legend_name(method).replacen(*method, &shown.name(method, params), 1),
+        false => legend_name(method),
+    };
+    (settings.iter().map(name).collect(), shown.note())
 }
 
 #[cfg(test)]

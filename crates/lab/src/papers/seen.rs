@@ -235,9 +235,7 @@ impl TableSelection {
         let numbers: Vec<f64> = rows.iter().filter_map(|numbers| numbers[at]).collect();
         Ok(self.over.unwrap_or(Over::Mean).of(&numbers))
     }
-}
 
-impl TableSelection {
     /// How many things the selected column is over that the analysis drew itself; `None` if it is over the unit's prompts.
     fn drawn(&self, seen: &AnalysisTables) -> Option<usize> {
         let table = seen.tables.iter().find(|table| Some(&table.name) == self.table.as_ref())?;
@@ -298,7 +296,7 @@ impl Units {
         self.drawn
     }
 
-    /// The smallest and the greatest number of units of a task and length; twice that of the things that were drawn, if there are some.
+    /// The smallest and the greatest number of units of a task and length; where the analysis drew things, their number is both.
     pub fn counts(&self) -> (usize, usize) {
         let of = || self.places.values().map(BTreeMap::len);
         self.drawn.map_or((of().min().unwrap_or(0), of().max().unwrap_or(0)), |drawn| (drawn, drawn))
