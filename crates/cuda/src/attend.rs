@@ -417,6 +417,35 @@ impl Gpu {
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
+        self.attend_with(attention, prefix, (queries, stride, 0), out, wide)
+    }
+
+    /// As [`attend`](Self::attend), for queries from row `skip` of their buffer on, into the same rows of `out`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn attend_from(
+        &self,
+        attention: &Prepared,
+        prefix: &Prefix<'_>,
+        queries: (&Buffer, usize, usize),
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        self.attend_with(attention, prefix, queries, out, None)
+    }
+
+    /// As [`attend_from`](Self::attend_from); `wide` gets the rows from its own first on.
+    fn attend_with(
+        &self,
+        attention: &Prepared,
+        prefix: &Prefix<'_>,
+        (queries, stride, skip): (&Buffer, usize, usize),
+        out: &mut Buffer,
+        wide: Option<&mut Buffer>,
+    ) -> Result<(), GpuError> {
         let Prefix { cache, tokens, layer, scale, rule } = *prefix;
         let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
         assert!(
@@ -440,13 +469,14 @@ impl Gpu {
             padding: 0,
         };
         let rows = attention.all_heads / heads;
-        let query_address = queries.address(0, ((rows - 1) * stride + heads * d) * storage.bytes());
+        let query_address =
+            queries.address(skip * stride * storage.bytes(), ((rows - 1) * stride + heads * d) * storage.bytes());
         let merging = DeviceMerging {
             heads: attention.parts,
             partials: attention.partials,
             done: attention.done,
             vectors: attention.vectors,
-            out: out.address(0, attention.all_heads * d * storage.bytes()),
+            out: out.address(skip * heads * d * storage.bytes(), attention.all_heads * d * storage.bytes()),
             wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
             sinks: rule.sinks_address(heads),
             row_heads: heads as u32,

@@ -28,6 +28,9 @@ pub struct StepShape {
     pub number: u32,
 }
 
+/// Limit of the bytes of scores that a device computes at a time; a single row may exceed it.
+pub(crate) const SCORE_BYTES: usize = 64 << 20;
+
 /// The most numbers for each key of an index whose rows are scored by products.
 pub(crate) const WIDEST_ROW: usize = GPU_ROW_WIDTHS[GPU_ROW_WIDTHS.len() - 1];
 

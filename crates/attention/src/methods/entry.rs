@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::reasons::HostReason;
+use crate::kv::{KvDtype, KvShape};
 use crate::method::{AnyMethod, TailRule};
 use crate::prefill::mask::PrefillPattern;
+use crate::prefill::rows::device_rows_form;
 use crate::scored::granularity::Granularity;
 use crate::spec::{MethodSpec, ParamInfo, Params};
 use crate::types::role::Role;
@@ -79,6 +81,9 @@ impl MethodEntry {
                 "by a mask, on the device"
             }
             Some(PrefillPattern::Whole(_)) => "by a mask that the host plans, on the device",
+            Some(PrefillPattern::Rows(_)) if device_rows_form(method.as_ref(), USUAL_SHAPE).is_some() => {
+                "by a selection for each row, on the device"
+            }
             Some(_) => "by a mask, on the host",
         }
     }
@@ -94,6 +99,9 @@ impl MethodEntry {
         }
     }
 }
+
+/// Heads as most models have them.
+const USUAL_SHAPE: KvShape = KvShape { kv_heads: 8, d: 128, dtype: KvDtype::Bf16 };
 
 /// Where a method selects tokens if the prefix is on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]

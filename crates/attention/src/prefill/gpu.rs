@@ -1,6 +1,7 @@
 //! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
 //! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
-//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them.
+//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them. Prompts in
+//! which each row has its own selection are read in `gpu_rows.rs`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -35,6 +36,9 @@ pub enum DevicePrefillError {
     #[error(transparent)]
     Kv(#[from] KvError),
 }
+
+/// Marks a timeline between pieces of work.
+pub(super) type Marking<'a> = dyn FnMut() -> Result<(), GpuError> + 'a;
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
@@ -86,6 +90,10 @@ impl SparsePrefill<'_> {
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
+        if let (PrefillPattern::Rows(_), Positions::Original, false) = (self.pattern, self.positions, self.dense[layer])
+        {
+            return Ok(self.attend_rows_there(gpu, chunk, (rows, cache), out, &mut mark)?);
+        }
         let has_kernel = rows.rule.is_plain() && gpu.attends_blocks(cache.storage, cache.d);
         if self.dense[layer] || self.positions != Positions::Original || !has_kernel {
             return Ok(false);
@@ -132,7 +140,7 @@ impl SparsePrefill<'_> {
         mask: &dyn PromptMask,
         (rows, cache): (&Rows<'_>, &Cache<'_>),
         out: &mut Buffer,
-        mark: &mut dyn FnMut() -> Result<(), GpuError>,
+        mark: &mut Marking<'_>,
     ) -> Result<bool, DevicePrefillError> {
         let found = match mask.searched() {
             Some(plan) => self.find_blocks(gpu, chunk, plan, rows, cache)?.map(|found| (plan, found)),
@@ -231,6 +239,9 @@ impl SparsePrefill<'_> {
         layers: Range<usize>,
         (heads, shape): (usize, KvShape),
     ) -> Result<(), GpuError> {
+        if matches!(self.pattern, PrefillPattern::Rows(_)) {
+            return self.collect_row_counters(gpu, layers, (heads, shape));
+        }
         let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
         // What rows see of lists that a plan adds to is counted with what is added.
         let (mask, counts_seen) = match self.pattern {
@@ -390,7 +401,7 @@ impl FoundBlocks {
 }
 
 /// Tokens in context, summed over rows.
-fn context(rows: &Rows<'_>) -> usize {
+pub(super) fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 

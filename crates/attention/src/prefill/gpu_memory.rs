@@ -1,18 +1,25 @@
-//! Device memory that the token lists of masks take.
+//! Device memory that the token lists of masks take, and selecting for each row of a prompt.
 
+use crate::backend::form::{DeviceForm, SCORE_BYTES};
 use crate::configured::Configured;
 use crate::cost::Cost;
+use crate::kv::{KvDtype, KvShape};
 use crate::prefill::mask::{Masks, PrefillPattern, PromptMask, QueryBlock};
+use crate::prefill::rows::device_rows_form;
 use crate::types::prompt_shape::PromptShape;
 
-/// Device memory of the token lists of `rows` rows at the end of a prompt of this shape, where it is largest, in bytes;
-/// includes tokens of single rows. 0 if the host attends.
-pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
+/// Device memory of the token lists of `rows` rows at the end of a prompt of this shape and storage type, where it is
+/// largest, in bytes; includes tokens of single rows, and all that selecting for each row takes. 0 if the host attends.
+pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize, dtype: KvDtype) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let mask = match method.reads().method.prefill_pattern() {
         Some(PrefillPattern::Blocks(mask)) => mask,
         Some(PrefillPattern::Whole(mask)) => {
             return PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()));
+        }
+        Some(PrefillPattern::Rows(_)) => {
+            let form = device_rows_form(method.reads().method.as_ref(), KvShape { kv_heads, d, dtype });
+            return form.map_or(0, |form| row_bytes(form, prompt, dtype));
         }
         _ => return 0,
     };
@@ -32,6 +39,33 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -
         (false, None) => (0, 0),
     };
     size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
+}
+
+/// Most rows of a prompt for which a device selects at once.
+const MOST_ROWS: usize = 256;
+
+/// Limit of the bytes of their token lists; those of a single row may exceed it.
+const ROW_LIST_BYTES: usize = 128 << 20;
+
+/// Spans into which the tokens of a row and KV head are cut at most, where they are those of an average row.
+const ROW_SPANS: usize = 4;
+
+/// Rows of a prompt of this shape for which a device selects at once.
+pub(super) fn rows_at_once(form: &dyn DeviceForm, prompt: &PromptShape) -> usize {
+    (ROW_LIST_BYTES / form.list_bytes(prompt).max(1)).clamp(1, MOST_ROWS)
+}
+
+/// Device memory of selecting for rows at the end of a prompt, at one layer: token lists, the index of all candidates, scores of these
+/// and of gathered keys, and partial softmaxes.
+fn row_bytes(form: &dyn DeviceForm, prompt: &PromptShape, dtype: KvDtype) -> usize {
+    let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
+    let rows = rows_at_once(form, prompt).min(tokens);
+    let index = form.index_bytes(&PromptShape { layers: 1, ..*prompt }, dtype);
+    // By query head and by KV head, of the candidates and of gathered keys.
+    let scores = 4 * SCORE_BYTES.max(size_of::<f32>() * heads * tokens);
+    let gathered = kv_heads * tokens * d * dtype.bytes();
+    let partials = size_of::<f32>() * rows * heads * ROW_SPANS * (d + 2);
+    rows * form.list_bytes(prompt) + 2 * index + scores + gathered + partials
 }
 
 /// Limit of the device memory of a planned mask's lists, in bytes; a single block may exceed it.

@@ -10,6 +10,8 @@ pub(crate) mod dual_position;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
 pub(crate) mod gpu_memory;
+#[cfg(feature = "cuda")]
+mod gpu_rows;
 pub(crate) mod mask;
 pub(crate) mod rows;
 pub(crate) mod sparse_prefill;

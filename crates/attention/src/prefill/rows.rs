@@ -7,11 +7,15 @@ use std::any::Any;
 
 use rayon::prelude::*;
 
+use crate::backend::form::DeviceForm;
+#[cfg(any(test, feature = "cuda"))]
+use crate::backend::form::StepShape;
 use crate::calibration::collector::HostChunk;
 use crate::configured::Configured;
 use crate::cost::Cost;
 use crate::decode::head_kv::{HeadKv, Queries};
-use crate::kv::{KvHead, ReadCounter};
+use crate::kv::{KvHead, KvShape, ReadCounter};
+use crate::method::AnyMethod;
 use crate::prefill::cost::{BlockCost, by_head};
 use crate::prefill::mask::{QueryBlock, ROWS_AT_ONCE, RowHead, RowMask};
 use crate::types::attention_spec::AttentionSpec;
@@ -38,6 +42,30 @@ impl<'a> RowHead<'a> {
             reads: ReadCounter::default(),
         }
     }
+}
+
+/// The form by which a device selects for each row of a prompt; `None` if the host reads such prompts.
+pub(crate) fn device_rows_form(method: &dyn AnyMethod, shape: KvShape) -> Option<&dyn DeviceForm> {
+    let form = method.device_form().ok()?;
+    (!method.is_static_only() && form.fits(shape) && form.grows(shape)).then_some(form)
+}
+
+/// Cost of scoring for rows of a prompt, each of which scores its own candidates for the `group` query heads of every KV
+/// head: the tokens in context of each, its static tokens and its budget in the form's units.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn scoring_cost(
+    form: &dyn DeviceForm,
+    (group, shape): (usize, KvShape),
+    rows: impl Iterator<Item = (usize, StaticTokens, u32)>,
+) -> Cost {
+    let of_row = |(total, exact, number): (usize, StaticTokens, u32)| {
+        let (candidates, exact) = (exact.recent - exact.sink, exact.tokens(total));
+        let KvShape { d, dtype, .. } = shape;
+        form.cost(&StepShape { group, d, dtype, candidates, all_candidates: candidates, exact, number })
+    };
+    let mut all = Cost::default();
+    rows.map(of_row).for_each(|cost| (0..shape.kv_heads).for_each(|_| all += cost));
+    all
 }
 
 /// Reads a prompt row by row.
@@ -134,6 +162,7 @@ mod tests {
     use super::*;
     use crate::kv::{KvDtype, LayerKv, Prefix};
     use crate::prefill::testing::{D, Layer, SEED, assert_close, method, missing};
+    use crate::types::budget::Context;
     use crate::{IndexCache, PrefillPattern, Tail};
 
     const SPECS: &[&str] = &[
@@ -230,6 +259,50 @@ mod tests {
         let attended: usize = (1..=tokens).map(|total| total.min(sink + local + 9)).sum();
         assert_eq!(total.attended_tokens, 4 * attended as u64);
         assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
+    }
+
+    /// A device states by its form what the host counts as it scores and attends, but for what rounding leaves.
+    #[test]
+    fn a_device_counts_for_rows_what_the_host_counts() {
+        let (tokens, group) = (150, 2);
+        let layer = Layer::new(tokens, 4, 2);
+        let shape = KvShape { kv_heads: 2, d: D, dtype: KvDtype::F32 };
+        let mut stated_for = Vec::new();
+        for spec in SPECS {
+            for (sink, local) in [(4, 20), (0, 0)] {
+                let policy = Policy { sink, local, ..Policy::default() };
+                let method = method(spec, &policy);
+                let Some(form) = device_rows_form(method.method.as_ref(), shape) else { continue };
+                let (_, costs) = layer.attend(&method, 40);
+                let rows: Vec<(usize, StaticTokens)> = (1..=tokens)
+                    .map(|total| (total, StaticTokens::sliding(&policy, total)))
+                    .filter(|(_, exact)| exact.sink < exact.recent)
+                    .collect();
+                let budget = |(total, exact): &(usize, StaticTokens)| {
+                    let candidates = exact.sink..exact.recent;
+                    (*total, *exact, form.budget_units(Context::new(*total, &candidates), candidates.len()))
+                };
+                let mut stated = scoring_cost(form, (group, shape), rows.iter().map(budget));
+                let host = costs.total(|_| true);
+                let fixed: usize = (1..=tokens).map(|total| StaticTokens::sliding(&policy, total).tokens(total)).sum();
+                if form.takes_products(group) {
+                    stated.leave_to_attention(host.attended_tokens as usize - 4 * fixed, D, 0);
+                }
+                let (ours, theirs) = (stated.score_flops as f64, host.score_flops as f64);
+                assert!((ours / theirs - 1.0).abs() < 1e-3, "{spec}, sink {sink}: {ours} stated, {theirs} counted");
+                stated_for.push(*spec);
+            }
+        }
+        stated_for.dedup();
+        let read_there = [
+            "topk:k=9",
+            "topk:k=9,per=kv_head",
+            "topk:ratio=0.1",
+            "topk:density=0.3",
+            "quest:page=4,k=12",
+            "double_sparsity:k=9,kind=random",
+        ];
+        assert_eq!(stated_for, read_there, "these are read by a device");
     }
 
     /// `quest` computes two products with each page of a row's candidates, also with the last one if it is not complete.

@@ -22,6 +22,9 @@ use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, slidin
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
+    /// The method, which a device selects by where every row has its own selection.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a device asks for it"))]
+    pub(crate) method: &'a Configured,
     pub(crate) pattern: PrefillPattern<'a>,
     /// Reader for patterns in which every row has its own selection.
     rows: Option<RowReader<'a>>,
@@ -53,6 +56,7 @@ impl<'a> SparsePrefill<'a> {
         };
         let costs = LayerCosts::new(specs.layers());
         Some(Self {
+            method,
             pattern,
             rows,
             policy,

@@ -72,7 +72,8 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
     let of_builder = |method: &Configured| Some(method.method.index_builder()?.bytes(&prompt, dimensions.dtype()));
     let building = methods.iter().filter_map(of_builder).max().unwrap_or(0);
     // Only one method reads at a time.
-    let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
+    let of_reader = |method: &Configured| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK, dimensions.dtype());
+    let lists = methods.iter().map(of_reader).max().unwrap_or(0);
     memory::sum([
         dimensions.weight_bytes_of(layers),
         engine,

@@ -8,14 +8,12 @@ use crate::backend::active::{
     DeviceLaunch, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FusedTopK, MaterializesScores, PickRequest,
     ScoreRequest,
 };
+use crate::backend::form::SCORE_BYTES;
 use crate::backend::index::{DeviceIndex, PrefixStatsView};
 use crate::backend::scorer::{DevicePicker, DeviceScorer};
 use crate::scored::granularity::{Granularity, Reduce};
 use crate::scored::scorer::Scorer;
 use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Scores};
-
-/// Limit of the bytes of scores computed at a time; a single row may exceed it.
-pub(super) const SCORE_BYTES: usize = 64 << 20;
 
 /// Ranges of rows whose scores are computed together.
 fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {

@@ -1,4 +1,5 @@
-//! Selecting on a GPU among candidates of which some follow the prefix (`tail`).
+//! Selecting on a GPU among candidates that are not those of the prefix's index: some follow the prefix (`tail`), or rows of a prompt
+//! that is being read have fewer.
 //!
 //! The index of the prefix scores its candidates up to the last complete grain. The keys behind, of all rows, are gathered into a cache
 //! of their own, where each row begins a new grain; they are indexed and scored as a prefix is, by every row, and each row's own scores
@@ -8,11 +9,12 @@
 use std::ops::Range;
 
 use super::Scored;
-use super::cuda::{SCORE_BYTES, reduction};
+use super::cuda::reduction;
 use super::device::{ON_DEVICE, TailSplit};
 use crate::backend::active::{
     DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, PickRequest, ScoreRequest, TailPlaces,
 };
+use crate::backend::form::SCORE_BYTES;
 use crate::backend::index::DeviceIndex;
 use crate::scored::scorer::Scorer;
 use crate::types::seed::RowSeed;
@@ -90,6 +92,7 @@ impl<S: Scorer> Scored<S> {
             let TailSplit { whole, behind } =
                 TailSplit::of(&self.scorer, step.prefix.candidates.len(), candidates.len());
             let (token, column) = (start + whole, whole.div_ceil(page));
+            debug_assert!(behind == 0 || whole.is_multiple_of(page), "a row's own candidates begin within a page");
             TailRow {
                 keys: run.tail,
                 tokens: token..token + behind,

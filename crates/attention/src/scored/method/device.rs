@@ -15,22 +15,23 @@ use crate::types::prompt_shape::PromptShape;
 /// Keys are gathered in pieces of so many bytes.
 const GATHERED_BYTES: usize = 16;
 
-/// How candidates are split between the index of the prefix and one of the sequence's own, in tokens.
+/// How candidates are split between the index of the prefix and one of the sequence's own, in tokens. A row of a prompt that is being read
+/// may have fewer candidates than the index holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TailSplit {
     /// Those that are scored by the index of the prefix.
     pub(super) whole: usize,
-    /// Those behind: the last, incomplete grain of the prefix, and tokens that follow it. 0 if there are none that follow.
+    /// Those behind: the last, incomplete grain, and tokens that follow the prefix. 0 if the index holds just the candidates.
     pub(super) behind: usize,
 }
 
 impl TailSplit {
     /// The split of `all` candidates, of which the index of the prefix holds `indexed`.
     pub(super) fn of(scorer: &impl Scorer, indexed: usize, all: usize) -> Self {
-        if all <= indexed {
+        if all == indexed {
             return Self { whole: indexed, behind: 0 };
         }
-        let whole = indexed / scorer.grain() * scorer.grain();
+        let whole = indexed.min(all) / scorer.grain() * scorer.grain();
         Self { whole, behind: all - whole }
     }
 }
