@@ -76,7 +76,7 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
 fn reasons(own: &[&Drawn]) -> String {
     let mut text = String::new();
     for (results, _) in own {
-        for (at, judged) in not_held(results) {
+        for (at, judged, outcome) in not_held(results) {
             let link = format!("[{}]({}/README.md)", title_of(results.item_name()), results.name);
             let tried: Vec<String> =
                 judged.tried.iter().map(|one| format!("{} {}", in_markdown(&one.asks), one.word())).collect();
@@ -84,23 +84,26 @@ fn reasons(own: &[&Drawn]) -> String {
             let due_to = causes(judged).iter().map(|cause| cause.text()).collect::<Vec<_>>().join(", ");
             let tried = if tried.is_empty() { "nothing yet".to_owned() } else { tried.join("<br>") };
             let due_to = if due_to.is_empty() { "open" } else { &due_to };
-            let _ = writeln!(text, "| {link} | {} | {tried} | {due_to} |", in_markdown(says));
+            let on = in_markdown(&model_title(&outcome.model)).into_owned();
+            let _ = writeln!(text, "| {link} | {} | {on} | {tried} | {due_to} |", in_markdown(says));
         }
     }
     match text.is_empty() {
         true => text,
         false => format!(
             "\n## What does not hold on pretrained models, and why\n\nWhat came out is on the page of each item.\n\n\
-             | item | claim | tried | points to |\n|---|---|---|---|\n{text}"
+             | item | claim | model | tried | points to |\n|---|---|---|---|---|\n{text}"
         ),
     }
 }
 
-/// The claims that do not hold on a pretrained model, by their number.
-fn not_held(results: &ItemResults) -> Vec<(usize, &Judged)> {
+/// The claims that do not hold on a pretrained model: the number of each, its verdict, and the run that it is of.
+fn not_held(results: &ItemResults) -> Vec<(usize, &Judged, &ItemOutcome)> {
     let of = results.outcomes.iter().filter(|outcome| VerdictSource::Pretrained.has(outcome));
-    let all = of.flat_map(|outcome| outcome.claims.iter().enumerate());
-    all.filter(|(at, judged)| judged.measured == ClaimVerdict::DoesNotHold && *at < results.item.claims.len()).collect()
+    let number = |outcome: &'_ ItemOutcome| outcome.claims.len().min(results.item.claims.len());
+    of.flat_map(|outcome| (0..number(outcome)).map(move |at| (at, &outcome.claims[at], outcome)))
+        .filter(|(_, judged, _)| judged.measured == ClaimVerdict::DoesNotHold)
+        .collect()
 }
 
 /// What a result is due to, by the experiments on it.
@@ -111,7 +114,7 @@ fn causes(judged: &Judged) -> BTreeSet<Cause> {
 /// What the claims that do not hold on pretrained models are due to, each as many times as it is a cause, in a sentence; empty if there are none.
 fn due_to(all: &[&Drawn]) -> String {
     let found: Vec<BTreeSet<Cause>> =
-        all.iter().flat_map(|(results, _)| not_held(results)).map(|(_, judged)| causes(judged)).collect();
+        all.iter().flat_map(|(results, _)| not_held(results)).map(|(_, judged, _)| causes(judged)).collect();
     if found.is_empty() {
         return String::new();
     }
