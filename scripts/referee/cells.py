@@ -63,12 +63,13 @@ class Checked:
 
 
 def recompute(model, encode, checked, data, limit):
-    """Recomputes each task once for all items that have it."""
+    """Recomputes each task once for all items that have it, which read prompts alike."""
     specs = list(dict.fromkeys(spec for one in checked for _, spec in one.item.columns()))
+    (sparse_from,) = {one.item.sparse_from() for one in checked}
     for task in dict.fromkeys(task for one in checked for task in one.item.tasks()):
         begun = time.time()
         asked = questions(task, data, min(limit, max(one.item.samples(task) for one in checked)))
-        for done, (sample, length, found) in enumerate(answers(model, encode, asked, specs), 1):
+        for done, (sample, length, found) in enumerate(answers(model, encode, asked, specs, sparse_from), 1):
             for one in checked:
                 for _, spec in one.item.columns():
                     one.add(task, sample, length, spec, found[spec])
@@ -78,7 +79,8 @@ def recompute(model, encode, checked, data, limit):
 def check(model, encode, items, data, limit):
     """Returns how many cells differ, and how many records are of another prompt."""
     checked = [Checked(item) for item in items]
-    recompute(model, encode, checked, data, limit)
+    for sparse_from in dict.fromkeys(item.sparse_from() for item in items):
+        recompute(model, encode, [one for one in checked if one.item.sparse_from() == sparse_from], data, limit)
     print(f"{'':6}{'':16}{'':6}{'spattn':>12}{'referee':>12}")
     differ = sum([one.print_cells() for one in checked])
     for one in checked:

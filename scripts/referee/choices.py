@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from methods import select
+from methods import select, select_rows
 from qwen2 import Cache, Segment
 
 
@@ -52,10 +52,12 @@ def prefill(model, prefix, tokens):
     return prefix.followed_by(own)
 
 
-def under_rule(model, prefix, parts, rules):
-    """The options' log-likelihoods for each rule, read side by side; options that differ in their last token are read once."""
+def under_rule(model, prefixes, parts, rules):
+    """The options' log-likelihoods for each rule behind its prefix, read side by side; options that differ in their last token are read once."""
     begun = list(dict.fromkeys(tuple(option[:-1]) for option in parts.options))
-    segments = [Segment(prefix, [parts.prompt[-1], *start], rule) for rule in rules for start in begun]
+    segments = [
+        Segment(prefix, [parts.prompt[-1], *start], rule) for prefix, rule in zip(prefixes, rules) for start in begun
+    ]
     hidden, _ = model.read(segments)
     rows = [hidden[at * len(begun) + begun.index(tuple(option[:-1]))] for at in range(len(rules)) for option in parts.options]
     scored = model.log_likelihoods(np.concatenate(rows), np.concatenate(parts.options * len(rules)))
@@ -69,8 +71,19 @@ def under_methods(model, prefix, parts, specs):
     """For each method, its log-likelihoods and the smallest distance. Methods that take all are computed once."""
     rules = {spec: select(spec, len(prefix)) for spec in specs}
     distinct = list(dict.fromkeys(rules.values()))
-    found = dict(zip(distinct, under_rule(model, prefix, parts, distinct)))
+    found = dict(zip(distinct, under_rule(model, [prefix] * len(distinct), parts, distinct)))
     return {spec: (found[rule], rule.nearest if rule else np.inf) for spec, rule in rules.items()}
+
+
+def read_by_methods(model, parts, specs):
+    """As `under_methods`, where each method reads the prompt, too."""
+    nothing = Cache.empty(model)
+    rows = [select_rows(spec) for spec in specs]
+    _, prefixes = model.read([Segment(nothing, parts.prompt[:-1], rule) for rule in rows])
+    rules = [select(spec, len(parts.prompt) - 1) for spec in specs]
+    found = under_rule(model, prefixes, parts, rules)
+    nearest = lambda *chosen: min([rule.nearest for rule in chosen if rule], default=np.inf)
+    return {spec: (sums, nearest(*chosen)) for spec, sums, *chosen in zip(specs, found, rows, rules)}
 
 
 def answer(question, log_likelihoods, nearest):
@@ -81,9 +94,15 @@ def answer(question, log_likelihoods, nearest):
     return Answer(log_likelihoods, chosen, chosen == question.right, lead, nearest)
 
 
-def answers(model, encode, questions, specs):
+def answers(model, encode, questions, specs, sparse_from):
     """Yields, for each question, its index, its prompt's length and the `Answer` of each method."""
     parts = [split(question, encode) for question in questions]
+    if sparse_from == "prefill":
+        for at, part in enumerate(parts):
+            found = read_by_methods(model, part, specs)
+            yield at, len(part.prompt), {spec: answer(questions[at], *found[spec]) for spec in specs}
+        return
+    assert sparse_from == "question", f"prompts read from {sparse_from} on are not known here"
     for subject in dict.fromkeys(question.subject for question in questions):
         own = [at for at, question in enumerate(questions) if question.subject == subject]
         common = shared([parts[at].prompt for at in own]) if subject else 0

@@ -26,6 +26,33 @@ class TopK:
         return mask
 
 
+class RowTopK:
+    """For each row and query head the k largest `q·k` of all tokens before the row, and the row's own."""
+
+    def __init__(self, k):
+        self.k = k
+        # As of `TopK`.
+        self.nearest = np.inf
+
+    def __call__(self, view):
+        mask = np.zeros(view.products.shape, bool)
+        for row in range(view.products.shape[1]):
+            self.pick(view.before + row, view.products[:, row], mask[:, row], np.sqrt(view.queries.shape[-1]))
+        return mask
+
+    def pick(self, own, products, mask, scale):
+        """Marks what the heads attend at position `own`."""
+        mask[:, own] = True
+        if own <= self.k:
+            mask[:, :own] = True
+            return
+        candidates = products[:, :own]
+        order = np.argsort(-candidates, axis=-1, kind="stable")
+        np.put_along_axis(mask, order[:, : self.k], True, axis=-1)
+        last, first = np.take_along_axis(candidates, order[:, self.k - 1 : self.k + 1], axis=-1).T
+        self.nearest = min(self.nearest, (last - first).min() / scale)
+
+
 class DoubleSparsity:
     """Double Sparsity (Algorithm 1): the best tokens by a quarter of the channels, whose keys are kept in 4 bits.
 
@@ -88,6 +115,15 @@ def parse(spec):
     """Name and parameters of `topk:k=5,sink=0,local=0`."""
     name, _, parameters = spec.partition(":")
     return name, dict(pair.split("=") for pair in parameters.split(",") if pair)
+
+
+def select_rows(spec):
+    """What chooses the tokens of each row of a prompt that a method reads; None if all are attended."""
+    name, given = parse(spec)
+    if name == "full":
+        return None
+    assert (name, given["sink"], given["local"]) == ("topk", "0", "0"), f"{spec} is not known here"
+    return RowTopK(int(given["k"]))
 
 
 def select(spec, before, calibration=None, moved=0.0):

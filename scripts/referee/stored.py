@@ -21,6 +21,10 @@ class Item:
     def tasks(self):
         return list(dict.fromkeys(record["task"] for record in self.records))
 
+    def sparse_from(self):
+        """From which token on methods select: `question` or `prefill`."""
+        return self.plan["real"]["sparse_from"]
+
     def columns(self):
         """Names and methods of the columns."""
         return [(column["name"], column["method"]) for column in self.plan["column"]]
