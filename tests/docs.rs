@@ -1,16 +1,20 @@
-//! The README and the pages of `docs/` are true: their links work, their commands run, their lists are complete (`docs/lists.rs`), and what the papers'
-//! first page states is measured (`docs/findings.rs`).
+//! The README and the pages of `docs/` are true: their links work, their commands run, their lists are complete (`docs/lists.rs`). What the
+//! papers' pages state first is measured (`docs/findings.rs`), and their results can be checked (`docs/results.rs`).
 //!
 //! A code block that begins with `sh` is run by a shell in a folder for the page, in the order of the page, with the program as `spattn`
 //! and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the internet,
 //! numpy, minutes): its commands are parsed by the program, not run. A block with `file=NAME` is written to the page's folder.
 
+#[path = "docs/cells.rs"]
+mod cells;
 #[path = "docs/findings.rs"]
 mod findings;
 #[path = "golden_model/names.rs"]
 mod golden_model;
 #[path = "docs/lists.rs"]
 mod lists;
+#[path = "docs/results.rs"]
+mod results;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;

@@ -5,6 +5,8 @@
 
 mod analyze;
 mod benchmarks;
+#[path = "../docs/cells.rs"]
+mod cells;
 mod cli;
 mod damaged_files;
 mod external;

@@ -15,9 +15,10 @@ use spattn::eval::plan::manifest::RESULTS_VERSION;
 use spattn::eval::records::record::Record;
 use spattn::eval::records::store;
 use spattn::eval::summary::summarize;
-use spattn::model::checksum::sha256_hex;
 use spattn::report::merge;
 use tempfile::TempDir;
+
+use super::cells;
 
 /// Two tasks, two seeds, two protocols with the longer prefix first, three methods: 48 records.
 const MATRIX: &str = "
@@ -508,13 +509,13 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     assert_eq!(lines(&run), 30);
     assert_eq!(judged(&stopped), judged(&whole));
 
-    // The log has a row for each run, with the digest of the result that it left.
-    let result = fs::read(stopped.join("hip/figure-20/result.json")).unwrap();
-    let columns = ["item", "run", "records", "ended", "result_sha256"];
+    // The log has a row for each run, with the digest of the cells that it measured.
+    let measured = cells::digest(&stopped.join("hip/figure-20/table.csv"), "builtin", "builtin");
+    let columns = ["item", "run", "records", "ended", "cells_sha256"];
     let row = |records: usize, ended: &str, digest: String| {
         ["hip/figure-20".to_owned(), "builtin".to_owned(), records.to_string(), ended.to_owned(), digest]
     };
-    let rows = [row(kept, "stopped", String::new()), row(30, "whole", sha256_hex(&result))];
+    let rows = [row(kept, "stopped", String::new()), row(30, "whole", measured)];
     assert_eq!(logged(&stopped, columns), rows);
     let [command, commit] = logged(&whole, ["command", "commit"]).remove(0);
     assert!(command.starts_with("spattn reproduce hip/figure-20 --builtin --out ") && !commit.is_empty(), "{command}");

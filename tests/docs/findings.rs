@@ -1,7 +1,9 @@
-//! The numbers that the first page of the papers states are those of the tables that it is about.
+//! The numbers that the first page of the papers and the answers of the papers' pages state are those of the tables that they are about.
 
 use std::collections::HashMap;
 use std::fs;
+
+use serde_json::Value;
 
 use super::root;
 
@@ -64,7 +66,7 @@ const fn loss(words: &'static str, number: f64, row: &'static str) -> Stated {
     Stated { finding: 1, words, number, within: 0.5, cell, below: Some("Full") }
 }
 
-/// What the other findings state.
+/// What the findings but the first state.
 const STATED: [Stated; 14] = [
     loss("(10,150) loses 20 [", 20.0, "MagicPIG (10,150)"),
     loss("and 8 [", 8.0, "MagicPIG (9,120)"),
@@ -120,6 +122,288 @@ fn the_second_findings_intervals_are_those_of_its_claims() {
     };
     for loss in &stated {
         assert!(differences.iter().any(|own| is(loss, own)), "no comparison has {loss:?}");
+    }
+}
+
+const MODEL: &str = "Qwen2.5-Coder-0.5B-Instruct";
+
+/// A part of an answer's text with its numbers, and what the result on [`MODEL`] must have for it.
+enum Part {
+    /// The run's length.
+    Length(&'static str, &'static str, usize),
+    /// How many tasks the run has, and how many examples of each a cell.
+    Examples(&'static str, [&'static str; 3], usize, usize),
+    /// A measured number: item, row and column, the number, and half of the last digit.
+    Cell(&'static str, [&'static str; 3], f64, f64),
+    /// A cell's number with its interval, with one digit behind the point.
+    Interval(&'static str, [&'static str; 3]),
+    /// The size of a difference with its interval, with one digit behind the point: item and what is compared.
+    Difference(&'static str, [&'static str; 2]),
+    /// The verdict on a claim, by what it says.
+    Verdict(&'static str, [&'static str; 3]),
+    /// A comparison that is open, by its first words.
+    Open(&'static str, [&'static str; 2]),
+    /// Numbers of settings and tables, which are names.
+    Name(&'static str),
+}
+
+use Part::{Cell, Difference, Examples, Interval, Length, Name, Open, Verdict};
+
+/// The papers' answers, each by all of its parts with numbers.
+const ANSWERS: [(&str, &[Part]); 5] = [
+    (
+        "magicpig",
+        &[
+            Length("at 16K tokens", "magicpig/table-3", 16_384),
+            Examples("50 examples of each of six RULER tasks", ["magicpig/table-3", "MagicPIG (9,120)", "16K"], 6, 50),
+            Cell("(9,120), scores 40.7", ["magicpig/table-3", "MagicPIG (9,120)", "Avg."], 40.7, 0.05),
+            Cell("at 4.0 % of the tokens", ["magicpig/table-3", "MagicPIG (9,120)", "Cost2"], 0.040, 0.0005),
+            Difference(
+                "7.5 [3.7 to 11.5] points less than dense",
+                ["magicpig/table-3", "Avg.: MagicPIG (9,120) − Full"],
+            ),
+            Difference(
+                "4.2 [0.6 to 7.9] less than Quest",
+                ["magicpig/table-3", "Avg.: MagicPIG (9,120) − Quest (32,0.06)"],
+            ),
+            Name("with (32,0.06)"),
+            Verdict(
+                "less than half of Quest's computation",
+                ["magicpig/table-3", "With (9,120) MagicPIG takes no more than half of Quest's computation", "holds"],
+            ),
+            Cell("1.8 % of the tokens", ["magicpig/table-3", "Oracle sampling (1024)", "Cost2"], 0.018, 0.0005),
+            Cell("score 48.0", ["magicpig/table-3", "Oracle sampling (1024)", "Avg."], 48.0, 0.05),
+            Cell("dense attention 48.2", ["magicpig/table-3", "Full", "Avg."], 48.2, 0.05),
+            Name("(table 3)"),
+        ],
+    ),
+    (
+        "hashattention",
+        &[
+            Length("at 8K tokens", "hashattention/table-1", 8192),
+            Examples(
+                "100 examples of each of four RULER tasks",
+                ["hashattention/table-1", "HashAttention 32", "Average"],
+                4,
+                100,
+            ),
+            Cell("32 bits score 39.8", ["hashattention/table-1", "HashAttention 32", "Average"], 39.8, 0.05),
+            Cell("(dense attention 56.4)", ["hashattention/table-1", "Full Model", "Average"], 56.4, 0.05),
+            Cell("(35.4)", ["hashattention/table-1", "Quest 32 (pg=16,bit=2)", "Average"], 35.4, 0.05),
+            Open(
+                "to Double Sparsity with as many",
+                ["hashattention/table-1", "Average: HashAttention 32 − DS 32 (ch=16,bit=2)"],
+            ),
+            Cell("(42.1)", ["hashattention/table-1", "DS 32 (ch=16,bit=2)", "Average"], 42.1, 0.05),
+            Name("with 64 bits score more"),
+            Cell("46.7 and", ["hashattention/table-1", "Quest 64 (pg=16,bit=4)", "Average"], 46.7, 0.05),
+            Cell("45.2", ["hashattention/table-1", "DS 64 (ch=16,bit=4)", "Average"], 45.2, 0.05),
+            Name("(table 1)"),
+            Examples("20 examples of each task", ["hashattention/table-8", "16x LSH 32", "Average"], 4, 20),
+            Cell("32 score 26.8", ["hashattention/table-8", "16x LSH 32", "Average"], 26.8, 0.05),
+            Open("a difference that is open", ["hashattention/table-8", "Average: 16x LSH 32 − 16x HashAttention 32"]),
+            Name("512 score"),
+            Difference(
+                "14.4 [4.3 to 24.5] points more",
+                ["hashattention/table-8", "Average: 16x LSH 512 − 16x HashAttention 32"],
+            ),
+            Name("(table 8)"),
+        ],
+    ),
+    (
+        "double-sparsity",
+        &[
+            Length("at 8K tokens", "double-sparsity/table-1", 8192),
+            Examples(
+                "100 examples of each of six RULER tasks",
+                ["double-sparsity/table-1", "Double Sparsity", "Score"],
+                6,
+                100,
+            ),
+            Cell("scores 36.7", ["double-sparsity/table-1", "Double Sparsity", "Score"], 36.7, 0.05),
+            Difference("19.8 [17.0 to 22.8] points less", ["double-sparsity/table-1", "Score: Double Sparsity − Full"]),
+            Cell("scores 56.0", ["double-sparsity/table-1", "Exact 1/16", "Score"], 56.0, 0.05),
+            Name("(table 1)"),
+            Examples("100 windows of", ["double-sparsity/table-2", MODEL, "1/16"], 1, 100),
+            Length("2K tokens", "double-sparsity/table-2", 2048),
+            Name("WikiText-2"),
+            Cell("from 29.2", ["double-sparsity/table-2", MODEL, "1"], 29.2, 0.05),
+            Cell("to 42.6", ["double-sparsity/table-2", MODEL, "1/16"], 42.6, 0.05),
+            Cell("to 29.7", ["double-sparsity/table-2", MODEL, "1/16, sinks and window"], 29.7, 0.05),
+            Name("(table 2)"),
+        ],
+    ),
+    (
+        "topk",
+        &[
+            Length("at 8K tokens", "topk/table-1", 8192),
+            Examples("six RULER tasks with 400 examples of each", ["topk/table-1", "1%", "8192"], 6, 400),
+            Name("about 1 % of the tokens"),
+            Cell("score 53.5", ["topk/table-1", "1%", "8192"], 53.5, 0.05),
+            Verdict(
+                "more than 95 % of dense attention's",
+                ["topk/table-1", "At 8K 1 % of the context reaches 95 % of dense attention", "holds"],
+            ),
+            Cell("55.6", ["topk/table-1", "Full", "8192"], 55.6, 0.05),
+            Name("(table 1)"),
+            Verdict(
+                "for a needle 0.1 % are enough",
+                ["topk/table-2", "A tenth of a percent is enough for a needle", "holds"],
+            ),
+            Cell("takes 6.4 % and more", ["topk/table-2", "Word Counting", "k for 95 % (%)"], 6.4, 0.05),
+            Examples("200 examples", ["topk/table-2", "Question Answering", "k for 95 % (%)"], 6, 200),
+            Open("leave it open", ["topk/table-2", "Question Answering, k for 95 % (%)"]),
+            Name("(table 2)"),
+        ],
+    ),
+    (
+        "hip",
+        &[
+            Length("at 16K tokens", "hip/table-2-dense-prefill", 16_384),
+            Name("with 2K of them"),
+            Difference("4.1 [2.9 to 5.6] points less", ["hip/table-2-dense-prefill", "16k: DS HiP 2k − FlashAttn"]),
+            Cell("56.9", ["hip/table-2-dense-prefill", "16k", "FlashAttn"], 56.9, 0.05),
+            Examples(
+                "250 examples of each of five RULER tasks",
+                ["hip/table-2-dense-prefill", "16k", "DS HiP 2k"],
+                5,
+                250,
+            ),
+            Difference("4.0 [2.8 to 5.5] less", ["hip/table-2-dense-prefill", "16k: exact 2k − DS HiP 2k"]),
+            Name("BigBird with 4K"),
+            Cell("scores 20.2", ["hip/table-2-dense-prefill", "16k", "DS BigBird 4k"], 20.2, 0.05),
+            Examples("50 examples of each", ["hip/table-2-dense-prefill", "16k", "DS BigBird 4k"], 5, 50),
+            Interval("45.9 [41.3 to 50.6]", ["hip/table-2-sparse-prefill", "16k", "SD HiP 2k"]),
+            Interval("41.3 [36.7 to 45.9]", ["hip/table-2-sparse-prefill", "16k", "SS HiP 2k"]),
+            Interval("47.2 [42.7 to 51.8]", ["hip/table-2-sparse-prefill", "16k", "FlashAttn"]),
+            Examples("30 examples of each of six tasks", ["hip/table-2-sparse-prefill", "16k", "SS HiP 2k"], 6, 30),
+            Name("(table 2)"),
+        ],
+    ),
+];
+
+/// The result of an item on [`MODEL`].
+fn result(item: &str) -> Value {
+    let file = format!("results/papers/{item}/result-real-{}.json", MODEL.to_ascii_lowercase());
+    serde_json::from_str(&fs::read_to_string(root().join(file)).unwrap()).unwrap()
+}
+
+/// What a result says of its run.
+fn fact(item: &str, what: &str) -> String {
+    let result = result(item);
+    let found = result["ran"].as_array().unwrap().iter().find(|fact| fact[0] == what);
+    found.unwrap_or_else(|| panic!("{item} says no {what}"))[1].as_str().unwrap().to_owned()
+}
+
+/// The measured number of a cell on [`MODEL`], the ends of its interval, and its number of examples.
+fn cell([item, row, column]: [&str; 3]) -> [Option<f64>; 4] {
+    let mut table = csv::Reader::from_path(root().join("results/papers").join(item).join("table.csv")).unwrap();
+    let rows = table.deserialize::<HashMap<String, String>>().map(|row| row.unwrap());
+    let is = |cell: &HashMap<String, String>| cell["model"] == MODEL && cell["row"] == row && cell["column"] == column;
+    let found = rows.into_iter().find(is).unwrap_or_else(|| panic!("{item} has no {row}, {column}"));
+    ["measured", "ci_low", "ci_high", "n"].map(|field| found[field].parse().ok())
+}
+
+/// The comparisons of a result's claims and experiments that begin with some words.
+fn comparisons(item: &str, begin: &str) -> Vec<String> {
+    let result = result(item);
+    let claims = result["claims"].as_array().unwrap().iter();
+    let tried = claims.clone().flat_map(|claim| claim["tried"].as_array().into_iter().flatten());
+    let all = claims.chain(tried).flat_map(|judged| judged["why"].as_array().unwrap()).map(|why| why.as_str().unwrap());
+    let begins =
+        |why: &&str| why.strip_prefix(begin).is_some_and(|rest| [':', ','].iter().any(|c| rest.starts_with(*c)));
+    let own: Vec<String> = all.filter(|why| begins(why)).map(str::to_owned).collect();
+    assert!(!own.is_empty(), "{item} has no {begin}");
+    own
+}
+
+/// Whether stated numbers are others, rounded to one digit behind the point.
+fn is_rounded(stated: &[f64; 3], own: &[f64; 3]) -> bool {
+    stated.iter().zip(own).all(|(stated, own)| (stated - own).abs() <= 0.05 + 1e-9)
+}
+
+impl Part {
+    /// The words in the answer.
+    fn words(&self) -> &'static str {
+        match self {
+            Length(words, ..) | Examples(words, ..) | Cell(words, ..) | Interval(words, ..) => words,
+            Difference(words, ..) | Verdict(words, ..) | Open(words, ..) | Name(words) => words,
+        }
+    }
+
+    /// Why the results do not have it; `None` if they do.
+    fn fault(&self) -> Option<String> {
+        let (is_so, own) = match *self {
+            Name(_) => (true, String::new()),
+            Length(_, item, tokens) => {
+                let lengths = fact(item, "lengths");
+                (lengths == tokens.to_string(), lengths)
+            }
+            Examples(_, at, tasks, n) => {
+                let (own, examples) = (fact(at[0], "tasks").split(", ").count(), cell(at)[3]);
+                (own == tasks && examples == Some(n as f64), format!("{examples:?} of {own} tasks"))
+            }
+            Cell(_, at, number, within) => {
+                let measured = cell(at)[0];
+                (measured.is_some_and(|own| (own - number).abs() <= within + 1e-9), format!("{measured:?}"))
+            }
+            Interval(words, at) => {
+                let [Some(mean), Some(low), Some(high), _] = cell(at) else { return Some(format!("{at:?}")) };
+                let [stated] = with_intervals(words)[..] else { return Some("no interval is stated".to_owned()) };
+                (is_rounded(&stated, &[mean, low, high]), format!("{mean} [{low} {high}]"))
+            }
+            Difference(words, [item, begin]) => {
+                let own = comparisons(item, begin);
+                let [stated] = with_intervals(words)[..] else { return Some("no interval is stated".to_owned()) };
+                // A loss is a difference below zero.
+                let sizes = own.iter().flat_map(|why| with_intervals(why));
+                let mut sizes = sizes.map(|own| if own[0] < 0.0 { [-own[0], -own[2], -own[1]] } else { own });
+                (sizes.any(|own| is_rounded(&stated, &own)), own.join("; "))
+            }
+            Verdict(_, [item, says, verdict]) => {
+                let result = result(item);
+                let claims = result["claims"].as_array().unwrap();
+                let own = claims.iter().find(|claim| claim["says"] == says).map(|claim| claim["measured"].clone());
+                (own.as_ref().is_some_and(|own| own == verdict), format!("{own:?}"))
+            }
+            Open(_, [item, begin]) => {
+                let own = comparisons(item, begin);
+                (own.iter().any(|why| why.ends_with("? open")), own.join("; "))
+            }
+        };
+        (!is_so).then_some(own)
+    }
+}
+
+/// The answer on a paper's page.
+fn answer(paper: &str) -> String {
+    let text = fs::read_to_string(root().join("configs/papers/findings.toml")).unwrap();
+    let findings: toml::Table = text.parse().unwrap();
+    let own = findings["paper"].as_array().unwrap().iter().find(|one| one["name"].as_str() == Some(paper));
+    own.unwrap().get("answer").unwrap_or_else(|| panic!("{paper} has no answer")).as_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_the_answers_state_is_in_their_results() {
+    for (paper, parts) in &ANSWERS {
+        let answer = answer(paper);
+        for part in *parts {
+            let words = part.words();
+            assert!(answer.contains(words), "{paper}: \"{words}\" is not in: {answer}");
+            if let Some(own) = part.fault() {
+                panic!("{paper}: \"{words}\": the result has {own}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_an_answer_is_held_against_a_result() {
+    for (paper, parts) in &ANSWERS {
+        let answer = answer(paper);
+        assert!(answer.contains(MODEL) && answer.contains("examples of each"), "{paper}: {answer}");
+        let rest = parts.iter().fold(answer.replace(MODEL, ""), |rest, part| rest.replace(part.words(), ""));
+        assert!(!rest.contains(|c: char| c.is_ascii_digit()), "{paper}: a number that no part has is left in: {rest}");
     }
 }
 

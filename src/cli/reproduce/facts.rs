@@ -21,13 +21,15 @@ pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     let lengths: BTreeSet<usize> = records.iter().map(|r| r.length).collect();
     let lengths: Vec<String> = lengths.into_iter().filter(|length| *length > 0).map(|n| n.to_string()).collect();
     let examples: BTreeSet<_> = records.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
-    vec![
-        ("model".to_owned(), list(&|r| r.model.to_string())),
-        ("tasks".to_owned(), list(&|r| r.task.to_string())),
-        ("lengths".to_owned(), lengths.join(", ")),
+    let mut facts =
+        vec![("model".to_owned(), list(&|r| r.model.to_string())), ("tasks".to_owned(), list(&|r| r.task.to_string()))];
+    // Prompts that are taken as they are have no length.
+    facts.extend((!lengths.is_empty()).then(|| ("lengths".to_owned(), lengths.join(", "))));
+    facts.extend([
         ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
         ("examples".to_owned(), format!("{}, {} records", examples.len(), records.len())),
-    ]
+    ]);
+    facts
 }
 
 /// What records say of steps that were timed alone, and which of these times are none of the method.
@@ -96,4 +98,20 @@ pub(super) fn facts_of_analyses(seen: &[AnalysisTables]) -> Vec<(String, String)
         ("lengths".to_owned(), lengths.join(", ")),
         ("prompts".to_owned(), format!("{units}; {queries}")),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spattn_eval::records::testing::record;
+
+    #[test]
+    fn a_run_without_lengths_states_none() {
+        let of = |length: usize| {
+            let facts = facts_of_records(&[Record { length, ..record("gen/mmlu_flan_cot", "full", 0, 1.0) }]);
+            facts.into_iter().map(|(what, _)| what).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0), ["model", "tasks", "sparse from", "examples"]);
+        assert_eq!(of(1024), ["model", "tasks", "lengths", "sparse from", "examples"]);
+    }
 }

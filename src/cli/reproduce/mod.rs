@@ -40,13 +40,16 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         return outlined.map_err(|error| args.with_advice(error, &items));
     }
     args.check_free(&items)?;
+    run_log::convert(&args.out)?;
     let (mut failed, mut not_begun, count) = (Vec::new(), 0, items.len());
     for (at, Named { name, item }) in items.iter().enumerate() {
         if args.quiet.0.is_none() {
             eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
         }
         if args.draw_only {
+            let before = run_log::logged(&args.out, name)?;
             args.finish(name, item, None)?;
+            run_log::follow(&args.out, &before)?;
             continue;
         }
         let running = Running::begin();

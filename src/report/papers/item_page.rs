@@ -156,7 +156,9 @@ fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> 
     if !outcome.command.is_empty() {
         text += &line("command", &format!("`{}`", outcome.command));
     }
-    outcome.ran.iter().for_each(|(what, value)| text += &line(what, value));
+    // Prompts that are taken as they are have no lengths.
+    let stated = outcome.ran.iter().filter(|(_, value)| !value.is_empty());
+    stated.for_each(|(what, value)| text += &line(what, value));
     outcome.floors.iter().for_each(|floor| text += &line("at the floor, not judged", floor));
     if !outcome.unmeasured.is_empty() {
         text += &line("nothing was measured for", &outcome.unmeasured.join(", "));

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-pub use self::files::{ItemResults, read_stored, result_file, slug, store, suffix};
+pub use self::files::{ItemResults, read, read_stored, result_file, slug, store, suffix};
 use self::paper_page::Drawn;
+pub use self::table::cells_sha256;
 use super::plots::papers::figures;
 use super::plots::{Figure, png};
 use spattn_eval::folder::owned_files::{self, OwnFolder};

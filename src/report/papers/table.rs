@@ -15,6 +15,7 @@ use spattn_lab::papers::item::{Item, Line};
 use spattn_lab::papers::numbers::{short, with_interval};
 use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, TIMES, model_title};
 use spattn_lab::papers::title_of;
+use spattn_model::checksum::sha256_hex;
 
 /// The headings of a column: over the paper's numbers and over measured ones.
 struct Headings {
@@ -158,17 +159,15 @@ pub fn csv(results: &ItemResults) -> Result<String> {
     for outcome in &results.outcomes {
         for row in &outcome.rows {
             for (column, cell) in outcome.columns.iter().zip(&row.cells) {
-                let text = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
-                let ends = cell.measured.and_then(|m| m.ends);
-                let measured = cell.measured.is_some();
-                let of = |text: &str| if measured { text.to_owned() } else { String::new() };
+                let of = |text: &str| if cell.measured.is_some() { text.to_owned() } else { String::new() };
+                let [mean, low, high] = cell.measured.map_or_else(Default::default, fields);
                 writer.write_record([
                     row.name.clone(),
                     column.clone(),
-                    text(cell.published),
-                    text(cell.measured.map(|m| m.mean)),
-                    text(ends.map(|ends| ends.0)),
-                    text(ends.map(|ends| ends.1)),
+                    cell.published.map_or(String::new(), |x| x.to_string()),
+                    mean,
+                    low,
+                    high,
                     // Of what an analysis draws itself, older results do not say how many that are.
                     cell.measured.filter(|m| m.is_named || !has_name(row)).map_or(String::new(), |m| m.n.to_string()),
                     of(&outcome.variant),
@@ -178,4 +177,28 @@ pub fn csv(results: &ItemResults) -> Result<String> {
         }
     }
     finished(writer)
+}
+
+/// A measured number as CSV has it, and both ends of its interval.
+fn fields(Number { mean, ends, .. }: Number) -> [String; 3] {
+    [Some(mean), ends.map(|ends| ends.0), ends.map(|ends| ends.1)].map(|x| x.map_or(String::new(), |x| x.to_string()))
+}
+
+/// The SHA-256 of an outcome's measured cells: of its lines of [`csv`] with a measured number, and of these the fields `row`, `column`,
+/// `measured`, `ci_low` and `ci_high`, without a heading. Verdicts and other texts are no part of it, so it does not change when claims are
+/// judged again. `None` if nothing was measured.
+///
+/// # Errors
+/// None for numbers and names.
+pub fn cells_sha256(outcome: &ItemOutcome) -> Result<Option<String>> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    for row in &outcome.rows {
+        for (column, cell) in outcome.columns.iter().zip(&row.cells) {
+            if let Some(number) = cell.measured {
+                let [mean, low, high] = fields(number);
+                writer.write_record([&row.name, column, &mean, &low, &high])?;
+            }
+        }
+    }
+    Ok(Some(finished(writer)?).filter(|text| !text.is_empty()).map(|text| sha256_hex(text.as_bytes())))
 }

@@ -97,7 +97,8 @@ fn outcome(variant: Variant, model: &str) -> ItemOutcome {
     let records = records(model);
     let run = RunOf { variant, model: Some(model) };
     let judged = judge("magicpig/table-1", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
-    let ran = vec![("lengths".to_owned(), "1024".to_owned())];
+    let ran = [("tasks", "ruler/vt"), ("lengths", "1024")];
+    let ran = ran.map(|(what, value)| (what.to_owned(), value.to_owned())).to_vec();
     ItemOutcome { ran, command: "spattn reproduce magicpig/table-1 --builtin".to_owned(), ..judged }
 }
 
@@ -131,9 +132,9 @@ fn measured_numbers_carry_the_model_that_was_run() {
     has("| Full | 90.5 | 100.0 [91.2 100.0] | 100 | 100 |");
     has("| Top | 70 | 25.00 [12.69 41.20] | 2.5 | 5 |");
     has(
-        "| 1. dense is above | do not support it | holds (1K, n = 40) | holds (Qwen2.5-Coder-0.5B-Instruct, 1K, n = 40) | – |",
+        "| 1. dense is above | do not support it | holds (1K, n = 40 of ruler/vt) | holds (Qwen2.5-Coder-0.5B-Instruct, 1K, n = 40 of ruler/vt) | – |",
     );
-    has("| 3. dense attends all | support it | by construction (1K, n = 40) |");
+    has("| 3. dense attends all | support it | by construction (1K, n = 40 of ruler/vt) |");
     has("| 4. something else | no numbers to test | not tested | not tested | – |");
     has("> “dense wins” (Table 1)");
     has("| samples | 40 | differs (paper: 50): as many as there are |");
@@ -142,6 +143,15 @@ fn measured_numbers_carry_the_model_that_was_run() {
     let csv = table::csv(&results).unwrap();
     assert!(csv.starts_with("row,column,published,measured,ci_low,ci_high,n,variant,model\nFull,16K,90.5,100,91.1"));
     assert!(csv.contains(&format!(",40,real,{REAL}\n")) && csv.contains("\nGone,Cost,,,,,,,\n"), "{csv}");
+}
+
+#[test]
+fn what_a_run_does_not_have_is_not_listed() {
+    let mut without = outcome(Variant::Real, REAL);
+    without.ran = vec![("tasks".to_owned(), "ruler/vt".to_owned()), ("lengths".to_owned(), String::new())];
+    let page = rendered(&results(vec![without]), ItemForm::Markdown).unwrap();
+    assert!(page.contains("\n- tasks: ruler/vt\n") && !page.contains("lengths:"), "{page}");
+    assert!(page.contains("holds (Qwen2.5-Coder-0.5B-Instruct, n = 40 of ruler/vt)"), "{page}");
 }
 
 #[test]
@@ -324,7 +334,7 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
         "setting & {\\shortstack{16K:\\\\paper\\\\(Big-7B)}} & \\multicolumn{2}{c}",
         "Full & 90.5 & 100.0 & [$91.2$, $100.0$] & 100 & 100 \\\\",
         "Top & 70 & 25.00 & [$12.69$, $41.20$] & 2.5 & 5 \\\\",
-        "Measured numbers are of n = 40, with 95 \\% intervals.",
+        "Measured numbers are of n = 40 of ruler/\\allowbreak{}vt, with 95 \\% intervals.",
     ] {
         assert!(tex.contains(part), "{part} is missing in\n{tex}");
     }

@@ -7,7 +7,7 @@ use spattn_base::text::in_markdown;
 use spattn_eval::folder::owned_files::PAPERS_PAGE;
 use spattn_lab::papers::PAPERS;
 use spattn_lab::papers::claims::{CellName, ClaimVerdict, Test};
-use spattn_lab::papers::counts::{Counted, CountedTasks, CountedThing, counted, together};
+use spattn_lab::papers::counts::{Counted, CountedThing, counted, together};
 use spattn_lab::papers::item::Item;
 use spattn_lab::papers::outcome::{ItemOutcome, Judged, TIMES, Unjudged, model_title};
 use spattn_lab::papers::real_models::RealModel;
@@ -159,12 +159,11 @@ pub fn counted_words(Counted { least, most, of }: &Counted) -> String {
     }
 }
 
-/// The tasks that a number is of: the only one by its name where the run has others.
-fn of_tasks(CountedTasks { names, are_of_several }: &CountedTasks) -> String {
-    match (names.len(), names.first()) {
-        (0, _) | (_, None) => String::new(),
-        (1, Some(name)) if *are_of_several => format!(" of {name}"),
-        (1, _) => String::new(),
+/// The tasks that a number is of: the only one by its name.
+fn of_tasks(tasks: &BTreeSet<String>) -> String {
+    match (tasks.len(), tasks.first()) {
+        (_, None) => String::new(),
+        (1, Some(name)) => format!(" of {name}"),
         (several, _) => format!(" of each of {several} tasks"),
     }
 }

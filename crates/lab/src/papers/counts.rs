@@ -24,10 +24,10 @@ pub struct Counted {
 /// What is counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CountedThing {
-    /// Examples, which were scored.
-    Examples(CountedTasks),
-    /// Prompts that were looked at, and how many of them at a time.
-    Prompts(CountedTasks, usize),
+    /// Examples of tasks, which were scored. No task where they are not known.
+    Examples(BTreeSet<String>),
+    /// Prompts of tasks that were looked at, and how many of them at a time.
+    Prompts(BTreeSet<String>, usize),
     /// Layers, each of which is a unit.
     Layers,
     /// Rounds of a timing.
@@ -36,15 +36,6 @@ pub enum CountedThing {
     Rows,
     /// What an item calls it: `drawn tokens`.
     Named(String),
-}
-
-/// Tasks that cells are of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CountedTasks {
-    /// Their names; empty if they are not known.
-    pub names: BTreeSet<String>,
-    /// Whether the run has other tasks, or several.
-    pub are_of_several: bool,
 }
 
 /// What a comparison of cells is of: the numbers that all of them have. `None` if a cell was not measured, or its result does not say.
@@ -97,7 +88,7 @@ impl CountedThing {
         if let (Self::Examples(own) | Self::Prompts(own, _), Self::Examples(more) | Self::Prompts(more, _)) =
             (self, other)
         {
-            own.names.extend(more.names.iter().cloned());
+            own.extend(more.iter().cloned());
         }
     }
 }
@@ -165,7 +156,7 @@ impl<'a> OfCell<'a> {
     }
 
     /// Its own tasks: those that row and column select.
-    fn tasks(&self) -> CountedTasks {
+    fn tasks(&self) -> BTreeSet<String> {
         let variant = self.outcome.run().variant;
         let all = self.all_tasks();
         let selected = self.column.select(variant).tasks.or(self.row.select(variant).tasks);
@@ -175,14 +166,13 @@ impl<'a> OfCell<'a> {
             };
             selected.as_ref().is_none_or(|selected| selected.iter().any(is_of))
         };
-        let names = all.iter().filter(is_own).map(|task| (*task).to_owned()).collect();
-        CountedTasks { names, are_of_several: all.len() > 1 }
+        all.iter().filter(is_own).map(|task| (*task).to_owned()).collect()
     }
 
     /// The greatest number of a task and length; `None` if the result leaves it open.
     fn most(&self) -> Option<usize> {
         let n = self.number.n;
-        let (own, all) = (self.tasks().names.len(), self.all_tasks().len());
+        let (own, all) = (self.tasks().len(), self.all_tasks().len());
         if self.number.most.is_some() || own <= 1 {
             return self.number.most.or(Some(n));
         }
@@ -229,7 +219,7 @@ impl<'a> OfCell<'a> {
                 lengths.iter().map(|length| of(task, Some(*length))).collect()
             }
         };
-        Some(self.tasks().names.iter().flat_map(places).collect())
+        Some(self.tasks().iter().flat_map(places).collect())
     }
 }
 
@@ -297,7 +287,7 @@ name = 'All'
     fn told(item: &Item, outcome: &ItemOutcome, cells: &[CellName<'_>]) -> (usize, Option<usize>, usize) {
         let Counted { least, most, of } = counted(item, outcome, cells).unwrap();
         let CountedThing::Examples(tasks) = of else { panic!("{of:?}") };
-        (least, most, tasks.names.len())
+        (least, most, tasks.len())
     }
 
     #[test]
@@ -311,7 +301,7 @@ name = 'All'
         let [one] = together(both).try_into().unwrap();
         assert_eq!((one.least, one.most), (5, Some(8)));
         let CountedThing::Examples(tasks) = one.of else { panic!() };
-        assert_eq!((tasks.names.len(), tasks.are_of_several), (3, true));
+        assert_eq!(tasks.len(), 3);
         assert_eq!(counted(&item, &outcome, &[("Full", "None")]), None);
     }
 

@@ -26,7 +26,7 @@ pub struct PaperFinding {
     pub name: String,
     /// Its question.
     pub question: String,
-    /// What is known of it.
+    /// Its answer by what was measured on the pretrained model, in two or three sentences.
     pub answer: Option<String>,
     /// The item whose figure answers it.
     pub figure: Option<String>,
@@ -53,12 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_paper_has_a_question_and_a_figure_of_its_own() {
+    fn every_paper_has_a_question_an_answer_and_a_figure_of_its_own() {
         let findings = PaperFindings::shipped().unwrap();
         assert_eq!(findings.findings.len(), 5);
         assert!(findings.papers.iter().all(|one| PAPERS.iter().any(|paper| paper.name == one.name)));
         for paper in &PAPERS {
             let own = findings.of(paper.name).unwrap();
+            let sentences = own.answer.as_deref().unwrap_or_default().split(". ").count();
+            assert!(own.answer.is_some() && (2..=3).contains(&sentences), "{}: {sentences} sentences", paper.name);
             let figure = format!("{}/{}", paper.name, own.figure.as_deref().unwrap());
             assert!(ITEMS.iter().any(|item| item.name == figure), "{figure}");
         }

@@ -41,6 +41,8 @@ pub struct Difference {
     pub because: Option<String>,
 }
 
+/// The setting that names what is asked.
+const TASKS: &str = "tasks";
 /// The setting whose reason is that of all methods.
 pub const METHODS: &str = "methods";
 /// How the setting of a row's or column's method begins.
@@ -110,11 +112,12 @@ pub fn setting_lines_of_times(item: &Item) -> Result<Vec<SettingLine>, UsageErro
     Ok(lines)
 }
 
-/// Puts stated differences into the lines of their settings, or adds lines for them.
+/// Puts stated differences into the lines of their settings, or adds lines for them. Tasks keep their names, as results have them.
 fn state<'a>(lines: &mut Vec<SettingLine>, stated: impl Iterator<Item = &'a Differs>) {
     for Differs { setting, paper, here, because, .. } in stated {
         let differs = Some(Difference { paper: paper.clone(), because: Some(because.clone()) });
         match lines.iter_mut().find(|line| line.setting == *setting) {
+            Some(line) if line.setting == TASKS && line.here != DEFAULT => line.differs = differs,
             Some(line) => (line.here, line.differs) = (here.clone(), differs),
             None => lines.push(SettingLine { setting: setting.clone(), here: here.clone(), differs }),
         }
@@ -205,7 +208,11 @@ fn methods(item: &Item, variant: Variant) -> impl Iterator<Item = SettingLine> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::ITEMS;
     use super::*;
+    use spattn_tasks::{TaskOptions, resolve_each};
 
     #[test]
     fn every_setting_is_as_published_or_differs() {
@@ -264,6 +271,52 @@ variant = 'real'
         assert!(paper.iter().all(|line| line.setting != "local"));
         assert_eq!(paper.iter().filter(|line| line.differs.is_some()).count(), 1, "{paper:?}");
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
+    }
+
+    /// A page names a run's tasks twice: among the settings, and as the results have them.
+    #[test]
+    fn tasks_have_the_names_that_results_have() {
+        let item = Item::parse(
+            "
+title = 'a'
+[real]
+tasks = ['ruler/vt', 'ruler/cwe']
+[[row]]
+name = 'Full'
+method = 'full'
+[[differs]]
+setting = 'tasks'
+paper = 'WikiText-2'
+here = 'two tasks of RULER'
+because = 'prompts of the same lengths'
+",
+            "item.toml",
+        )
+        .unwrap();
+        let lines = setting_lines(&item, Variant::Real);
+        let tasks = lines.iter().find(|line| line.setting == TASKS).unwrap();
+        assert_eq!(tasks.here, "ruler/vt, ruler/cwe");
+        assert_eq!(tasks.differs.as_ref().unwrap().paper, "WikiText-2");
+
+        let mut other = Vec::new();
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap();
+            let mut written: BTreeSet<String> = BTreeSet::new();
+            for variant in Variant::ALL {
+                written.extend(item.settings(variant).and_then(|run| run.tasks).unwrap_or_default());
+                written.extend(item.observing(variant).map(|seen| seen.tasks.clone()).unwrap_or_default());
+                written.extend(item.lines().filter_map(|line| line.select(variant).tasks).flatten());
+                let more = item.more.of(variant).into_iter().flatten();
+                written.extend(more.filter_map(|more| more.tasks.clone()).flatten());
+            }
+            for task in written {
+                let named = resolve_each(std::slice::from_ref(&task), &TaskOptions::default()).unwrap();
+                // A group is of several tasks.
+                let [(name, _)] = named.as_slice() else { continue };
+                other.extend((*name != task).then(|| format!("{}: {task} is {name} in results", shipped.name)));
+            }
+        }
+        assert!(other.is_empty(), "{other:#?}");
     }
 
     #[test]

@@ -1,0 +1,19 @@
+//! The digest of measured cells, as a reader of an item's `table.csv` finds it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use spattn::model::checksum::sha256_hex;
+
+/// The SHA-256 of the cells that a run has in a table: the fields that say what was measured, a line for each cell. Empty if it has none.
+pub fn digest(table: &Path, variant: &str, model: &str) -> String {
+    let mut read = csv::Reader::from_path(table).unwrap();
+    let mut written = csv::Writer::from_writer(Vec::new());
+    for cell in read.deserialize::<HashMap<String, String>>().map(|cell| cell.unwrap()) {
+        if cell["variant"] == variant && cell["model"] == model {
+            written.write_record(["row", "column", "measured", "ci_low", "ci_high"].map(|field| &cell[field])).unwrap();
+        }
+    }
+    let text = written.into_inner().unwrap();
+    if text.is_empty() { String::new() } else { sha256_hex(&text) }
+}
