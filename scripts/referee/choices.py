@@ -76,14 +76,12 @@ def under_methods(model, prefix, parts, specs):
 
 
 def read_by_methods(model, parts, specs):
-    """As `under_methods`, where each method reads the prompt, too."""
+    """As `under_methods`, where each method reads the prompt and what follows it, row by row."""
     nothing = Cache.empty(model)
     rows = [select_rows(spec) for spec in specs]
     _, prefixes = model.read([Segment(nothing, parts.prompt[:-1], rule) for rule in rows])
-    rules = [select(spec, len(parts.prompt) - 1) for spec in specs]
-    found = under_rule(model, prefixes, parts, rules)
-    nearest = lambda *chosen: min([rule.nearest for rule in chosen if rule], default=np.inf)
-    return {spec: (sums, nearest(*chosen)) for spec, sums, *chosen in zip(specs, found, rows, rules)}
+    found = under_rule(model, prefixes, parts, rows)
+    return {spec: (sums, rule.nearest if rule else np.inf) for spec, sums, rule in zip(specs, found, rows)}
 
 
 def answer(question, log_likelihoods, nearest):
