@@ -391,7 +391,6 @@ impl Planner<'_> {
             self.check_layers(part)
                 .and_then(|()| self.check_width(part))
                 .and_then(|()| self.check_attention(part))
-                .and_then(|()| self.check_ahead(part))
         };
         method.parts().try_for_each(fits)
     }
@@ -430,15 +429,6 @@ impl Planner<'_> {
         let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         let what = format!("method `{}` does not support the attention of {}", method.name, self.model.id);
         Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
-    }
-
-    /// Refuses a method that selects ahead on a GPU, whose steps do not compute the queries for it.
-    fn check_ahead(&self, method: &Configured) -> Result<(), UsageError> {
-        if self.config.device == Device::Cpu || !method.method.selects_ahead() {
-            return Ok(());
-        }
-        let what = format!("`{}` selects tokens ahead, which runs on a CPU only so far", method.label());
-        Err(UsageError::new(what).hint("use --device cpu, or leave `offload` out"))
     }
 
     /// How many records an example gives, under all variants.

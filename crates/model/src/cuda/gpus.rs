@@ -126,9 +126,14 @@ impl Cuda {
     ) -> Result<(), E> {
         for (at, segment) in self.segments.iter().enumerate() {
             let (before, here) = workspaces.split_at_mut(at);
-            if let Some(from) = before.last() {
-                let bytes = size_of::<f32>() * rows * self.dimensions.config.hidden_size;
-                segment.gpu.receive(&mut here[0].x, &self.segments[at - 1].gpu, &from.x, bytes)?;
+            if let Some(from) = before.last_mut() {
+                let (bytes, other) = (size_of::<f32>() * rows * self.dimensions.config.hidden_size, &self.segments[at - 1].gpu);
+                segment.gpu.receive(&mut here[0].x, other, &from.x, bytes)?;
+                if let Some(input) = from.last_input.take() {
+                    let mut received = segment.gpu.alloc(bytes)?;
+                    segment.gpu.receive(&mut received, other, &input, bytes)?;
+                    here[0].last_input = Some(received);
+                }
             }
             pass(segment, here[0])?;
         }

@@ -219,21 +219,6 @@ fn methods_that_do_not_fit_the_model_are_left_out_everywhere() {
 }
 
 #[test]
-fn a_gpu_refuses_tokens_that_are_selected_ahead() {
-    let text = "tasks = ['ruler/vt']\nlengths = [512]\nmethods = ['double_sparsity:kind=random,offload=true']";
-    let check = |device: Device| {
-        with_planner(text, |planner| {
-            let config = RunConfig { device, ..planner.config.clone() };
-            let planner = Planner { config: &config, ..*planner };
-            config.methods.iter().try_for_each(|method| planner.check_method(method))
-        })
-    };
-    let refused = check(Device::cuda(0)).unwrap_err().to_string();
-    assert!(refused.contains("selects tokens ahead, which runs on a CPU only so far"), "{refused}");
-    check(Device::Cpu).unwrap();
-}
-
-#[test]
 fn what_is_left_out_is_a_method_at_a_place_under_a_variant() {
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nmethods = ['topk']";
     with_planner(text, |planner| {
