@@ -4,6 +4,8 @@
 //! Events order the two streams. A copy begins when the lists of tokens are there, which are enqueued before it; attention begins when the
 //! copy is done. Lists that are selected anew have no copies until the next [fetch](Gpu::fetch_tokens), so that no copy of others is attended.
 
+use std::sync::atomic::Ordering;
+
 use cudarc::driver::{CudaEvent, DeviceRepr, LaunchConfig};
 use spattn_kernels::GPU_FETCH_STEP;
 
@@ -81,6 +83,7 @@ impl FetchedTokens {
     fn wait(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         if let (Progress::UnderWay, Some([_, copied])) = (self.progress, &self.events) {
             gpu.stream.wait(copied).map_err(failed(WHAT))?;
+            gpu.waits_for_fetched.store(true, Ordering::Relaxed);
             self.progress = Progress::Awaited;
         }
         Ok(())
@@ -155,7 +158,13 @@ impl Gpu {
         // What was enqueued is waited for, even if not all of it could be.
         let recorded = copied.record(&self.fetching).map_err(failed(WHAT));
         lists.fetched.progress = Progress::UnderWay;
+        self.fetches.fetch_add(1, Ordering::Relaxed);
         began.and(recorded)
+    }
+
+    /// How often [`fetch_tokens`](Self::fetch_tokens) has copied something so far.
+    pub fn fetches(&self) -> usize {
+        self.fetches.load(Ordering::Relaxed)
     }
 
     /// Enqueues the copies of a row's lists.

@@ -47,7 +47,7 @@ mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -274,6 +274,10 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     /// For copies that run beside the work of `stream`. Each of them waits for that, and that waits for it, by events.
     fetching: Arc<CudaStream>,
+    /// Whether the work that is enqueued last waits for what is fetched.
+    waits_for_fetched: AtomicBool,
+    /// How often something was fetched.
+    fetches: AtomicUsize,
     blas: CudaBlas,
     /// By name; and whether their kernels may start before the one ahead has ended.
     modules: HashMap<&'static str, (Arc<CudaModule>, bool)>,
@@ -413,6 +417,8 @@ impl Gpu {
             context,
             stream,
             fetching,
+            waits_for_fetched: AtomicBool::new(false),
+            fetches: AtomicUsize::new(0),
             blas,
             modules,
             functions,
@@ -552,7 +558,7 @@ impl Gpu {
 
     /// A launch of a kernel, without arguments yet.
     fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
-        Launch::new(&self.stream, kernel)
+        Launch::new(&self.stream, kernel).in_order(self.waits_for_fetched.swap(false, Ordering::Relaxed))
     }
 }
 

@@ -12,6 +12,7 @@ use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
+use spattn_kernels::GPU_FETCH_STEP;
 use spattn_model::device::{CopiesPerGpu, Device, Placement};
 use spattn_model::dimensions::GPU_PREFILL_CHUNK;
 use spattn_model::{GpuShare, OpenModel};
@@ -78,6 +79,7 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
         dimensions.weight_bytes_of(layers),
         engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
+        ahead_bytes(methods, &prompt, dimensions.dtype(), config.kv_tier),
         building,
         lists,
         waiting,
@@ -165,6 +167,23 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
         index + lists + gathered + prefix.layers * form.held_bytes(prefix)
     };
     methods.iter().map(of_method).sum()
+}
+
+/// Bytes of a GPU's memory that selecting ahead takes at most beside that: queries of rows, lists of a further layer and those that misses are
+/// counted by; and, below host memory, the keys and values of one row's tokens at two layers.
+pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype, tier: KvTier) -> usize {
+    let of_method = |method: &Configured| {
+        let form = method.method.device_form().ok().filter(|_| method.method.selects_ahead());
+        let Some(form) = form else { return 0 };
+        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+        let lists = largest * form.list_bytes(prefix);
+        let tokens = lists / size_of::<u32>() + prefix.heads * GPU_FETCH_STEP;
+        let fetched = if tier == KvTier::Host { 2 * tokens * 2 * prefix.d * dtype.bytes() } else { 0 };
+        2 * lists + fetched
+    };
+    let rows = prefix.tokens.min(GPU_PREFILL_CHUNK) * (prefix.heads + 2 * prefix.kv_heads) * prefix.d * dtype.bytes();
+    let queries = if methods.iter().any(|method| method.method.selects_ahead()) { rows } else { 0 };
+    queries + methods.iter().map(of_method).sum::<usize>()
 }
 
 #[cfg(test)]

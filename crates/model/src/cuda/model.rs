@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, AttentionWorkspace, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule,
+    self as kernels, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule,
     Norms, Place, Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
 };
 
@@ -246,7 +246,7 @@ impl Segment {
             inverse: Vec::new(),
             logits: None,
             argmax: None,
-            attention: AttentionWorkspace::default(),
+            attention: Default::default(),
             exact: Vec::new(),
             recorded: None,
             timeline: Timeline::default(),

@@ -8,13 +8,13 @@ use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
 use super::model::{Segment, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
-use super::workspace::{LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
+use super::workspace::{ComparedPicks, LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
 use spattn_attention::kv::{DeviceKv, KvError, Tier};
 use spattn_attention::{
-    AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite,
-    StaticTokens,
+    AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep, RowSeed,
+    SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
@@ -56,9 +56,9 @@ impl Group {
         self.is_ahead && streams[self.streams[0]].fork.selects_ahead_at(layer)
     }
 
-    /// Whether what is picked early is fetched, too: for a token of each stream at a time, so that it takes no more memory than was planned.
+    /// Whether what is picked early is fetched, too: for one row, so that it takes no more memory than was planned.
     fn is_fetched(&self) -> bool {
-        self.rows.len() == self.streams.len() && self.again.is_empty()
+        self.rows.len() == 1 && self.again.is_empty()
     }
 }
 
@@ -84,6 +84,12 @@ fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (
 /// Whether the host looks at queries, keys and values of a stream at a layer.
 pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
+}
+
+/// Whether a device counts misses of a stream.
+fn compares(stream: &Stream<'_>) -> bool {
+    let fork = &stream.fork;
+    fork.selects_on_device() && (0..fork.prefix().layers()).any(|layer| fork.counts_misses_at(layer))
 }
 
 /// The rows of a step, stream by stream.
@@ -155,19 +161,25 @@ impl Segment {
     /// What a stream has on this GPU, with room for what it reads behind its prefix; `old` is what it had before.
     pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-        let (tail, picked, mut kept, holding) =
-            old.map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
+        let (tail, picked, missed, mut kept, holding) = match old {
+            Some(own) => (Some(own.tail), own.picked, own.missed, own.kept, own.held),
+            None => (None, None, None, Vec::new(), Vec::new()),
+        };
         let needed = held + stream.tokens.len();
         let tail = Tail::of(&self.gpu, self.shape(), self.layers.len(), tail, held, needed)?;
         let picked = match (picked, stream.fork.selects_on_device()) {
             (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
             (picked, _) => picked,
         };
+        let missed = match (missed, compares(stream)) {
+            (None, true) => Some(self.gpu.alloc(size_of::<[u64; 2]>() * self.layers.len())?),
+            (missed, _) => missed,
+        };
         if stream.fork.selects_on_device() {
             kept.resize_with(self.layers.len(), TokenLists::default);
         }
         let holding = self.hold(stream, holding)?;
-        Ok(SequenceKv { tail, picked, kept, held: holding })
+        Ok(SequenceKv { tail, picked, missed, kept, held: holding })
     }
 
     /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
@@ -237,13 +249,18 @@ impl Segment {
         plan: &StepPlan<'_>,
         groups: &[Group],
     ) -> Result<(), EngineError> {
-        let rows = plan.rows.len();
+        let (rows, compares) = (plan.rows.len(), streams.iter().any(compares));
         for index in self.range.clone() {
             self.forward_layer(workspace, rows, index, 0, |workspace, layer| -> Result<(), EngineError> {
                 self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                 self.gpu.mark(&mut workspace.timeline)?;
                 self.attend_streams(workspace, index, streams, plan, groups)?;
-                Ok(self.gpu.mark(&mut workspace.timeline)?)
+                self.gpu.mark(&mut workspace.timeline)?;
+                if compares {
+                    self.count_misses(workspace, index, streams, plan.rows, groups)?;
+                    self.gpu.mark(&mut workspace.timeline)?;
+                }
+                Ok(())
             })?;
             self.gpu.mark(&mut workspace.timeline)?;
         }
@@ -258,11 +275,13 @@ impl Segment {
         used: &mut GpuUse,
     ) -> Result<bool, GpuError> {
         let spans = workspace.timeline.spans()?;
-        for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(4)) {
-            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[3]];
+        let parts = 4 + usize::from(streams.iter().any(compares));
+        for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(parts)) {
+            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[parts - 1]];
+            let compare = if parts == 5 { spans[3] } else { Duration::ZERO };
             let host = streams.iter().any(|stream| looks(stream, layer));
             let of_layer = &workspace.work[place * streams.len()..][..streams.len()];
-            share_attention([select, attend], host, of_layer, streams);
+            share_attention([select, attend, compare], host, of_layer, streams);
             used.weights += begin + finish;
             used.attend += attend;
             match host {
@@ -500,37 +519,17 @@ impl Segment {
     ) -> Result<(), GpuError> {
         let (c, fork) = (&self.config, &*streams[group.streams[0]].fork);
         let LayerPicks { rows: numbers, counters: addresses, counters_of_kept, own } = picks;
-        let Some((form, index)) = fork.device_form(layer) else { return Ok(()) };
-        let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
-        let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
-        let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
+        if fork.device_form(layer).is_none() {
+            return Ok(());
+        }
+        let candidates = fork.prefix_candidates();
         let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork, self.number);
         let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
         let place = self.place_of(layer);
         let (heads, offset) = ((c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1));
         if !group.rows.is_empty() {
             let queries = Queries { queries, stride: self.widths().1, heads: c.heads, rows: numbers };
-            let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
-            let there = |row: &u32| DeviceSequence {
-                tail: tails[rows[*row as usize].stream].cache(place),
-                held: run_of(*row).held[place].as_ref(),
-            };
-            let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
-            let budget_of = |row: &u32| {
-                let Row { stream, total } = rows[*row as usize];
-                streams[stream].fork.budget_units(layer, total)
-            };
-            let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
-            let step = DeviceStep {
-                prefix,
-                prefix_tokens: fork.prefix().tokens(),
-                ends: group.ends.as_deref(),
-                queries,
-                budget_units: &budgets,
-                seeds: &group.seeds,
-                runs: &runs,
-            };
-            form.select_all(&step, index, own, scratch)?;
+            self.select_for_group(group, queries, own, scratch, (layer, streams, rows))?;
             let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
             let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
             let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
@@ -540,6 +539,74 @@ impl Segment {
         for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
             let (kept, counters) = (&run_of(*row).kept[place], [(counters_of(*row), 1)]);
             self.gpu.count_picks(kept, heads, candidates.start..kept.end(), &counters, offset, counters_of_kept)?;
+        }
+        Ok(())
+    }
+
+    /// Has the device select at a layer for rows that share a method, by these queries.
+    fn select_for_group(
+        &self,
+        group: &Group,
+        queries: Queries<'_>,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+    ) -> Result<(), GpuError> {
+        let fork = &*streams[group.streams[0]].fork;
+        let Some((form, index)) = fork.device_form(layer) else { return Ok(()) };
+        let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
+        let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
+        let place = self.place_of(layer);
+        let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
+        let there = |row: &u32| {
+            let stream = rows[*row as usize].stream;
+            let held = sequence_kv(streams[stream].fork, self.number).held[place].as_ref();
+            DeviceSequence { tail: tails[stream].cache(place), held }
+        };
+        let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
+        let budget_of = |row: &u32| {
+            let Row { stream, total } = rows[*row as usize];
+            streams[stream].fork.budget_units(layer, total)
+        };
+        let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
+        let step = DeviceStep {
+            prefix: DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates },
+            prefix_tokens: fork.prefix().tokens(),
+            ends: group.ends.as_deref(),
+            queries,
+            budget_units: &budgets,
+            seeds: &group.seeds,
+            runs: &runs,
+        };
+        form.select_all(&step, index, to, scratch)
+    }
+
+    /// Counts which tokens of a layer its own queries would have picked, and which of them were not picked ahead.
+    fn count_misses(
+        &self,
+        workspace: &mut Workspace,
+        layer: usize,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), GpuError> {
+        let Workspace { qkv, picks, scratch, .. } = workspace;
+        for (group, workspace) in groups.iter().zip(picks) {
+            let counts = |stream: &usize| streams[*stream].fork.counts_misses_at(layer);
+            if group.rows.is_empty() || !group.is_ahead || !group.streams.iter().all(counts) {
+                continue;
+            }
+            let ComparedPicks { rows: numbers, picked, wanted, missing } = workspace.compared(layer);
+            let queries = Queries { queries: qkv, stride: self.widths().1, heads: self.config.heads, rows: numbers };
+            self.select_for_group(group, queries, wanted, scratch, (layer, streams, rows))?;
+            let counters_of = |row: &u32| {
+                let own = sequence_kv(streams[rows[*row as usize].stream].fork, self.number);
+                own.missed.as_ref().expect("`make_tails` reserved the counters of misses")
+            };
+            let counters: Vec<&Buffer> = group.rows.iter().map(counters_of).collect();
+            let lists = [&wanted.lists, &picked.lists];
+            let tokens = 0..wanted.lists.end().max(picked.lists.end());
+            self.gpu.count_missing(lists, tokens, &counters, 2 * self.place_of(layer), missing)?;
         }
         Ok(())
     }
@@ -630,6 +697,7 @@ impl Segment {
             let next = self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
             let here = matches!(plan, RowPlan::Left(..)) && !(layer > self.range.start && fork.selects_ahead_at(layer));
             work[row.stream].picked_rows += usize::from(here) + usize::from(next);
+            work[row.stream].compared_rows += usize::from(fork.selects_on_device() && fork.counts_misses_at(layer));
             work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
         }
         workspace.work.extend(work);
@@ -730,7 +798,8 @@ impl Segment {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let Workspace { qkv, attended, wide, picks, attention: own, .. } = workspace;
+        let Workspace { qkv, attended, wide, picks, attention, .. } = workspace;
+        let own = &mut attention[if picks.iter().any(|picks| picks.alternates) { layer % 2 } else { 0 }];
         let none = TokenLists::default();
         let lists = self.lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
@@ -797,9 +866,9 @@ impl Segment {
     }
 }
 
-/// Shares the time that a layer took to select and to attend: the one by how long the host was picking for each stream, or,
-/// where the device alone picks, by rows; the other by the tokens that each attended.
-fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
+/// Shares the time that a layer took to select, to attend and to count misses: the first by how long the host was picking for each stream, or,
+/// where the device alone picks, by rows; the second by the tokens that each attended; the last by rows.
+fn share_attention([select, attend, compare]: [Duration; 3], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
     let on_host = on_host || work.iter().all(|work| work.picked_rows == 0);
     let picked = |work: &Work| if on_host { work.host.as_secs_f64() } else { work.picked_rows as f64 };
     let share = |of: &dyn Fn(&Work) -> f64, own: &Work, time: Duration| {
@@ -808,10 +877,12 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
     };
     for (stream, own) in streams.iter_mut().zip(work) {
         let (select, attend) = (share(&picked, own, select), share(&|work| work.tokens as f64, own, attend));
+        let compare = share(&|work| work.compared_rows as f64, own, compare);
         stream.fork.add_attention_time(AttentionTime {
             select,
             attend,
-            elapsed: select + attend,
+            compare,
+            elapsed: select + attend + compare,
             ..AttentionTime::default()
         });
     }

@@ -27,6 +27,17 @@ pub(super) struct SelectionWorkspace {
     other: DeviceWorkspace,
     /// Whether tokens are picked ahead.
     pub(super) alternates: bool,
+    /// What a layer's own queries would have picked, where misses are counted; and addresses of counters.
+    wanted: DeviceWorkspace,
+    missing: HostDeviceVec<u64>,
+}
+
+/// What the picks of a layer are compared with: numbers of rows, the picks, what other queries pick, and addresses of counters.
+pub(super) struct ComparedPicks<'w> {
+    pub(super) rows: &'w HostDeviceVec<u32>,
+    pub(super) picked: &'w DeviceWorkspace,
+    pub(super) wanted: &'w mut DeviceWorkspace,
+    pub(super) missing: &'w mut HostDeviceVec<u64>,
 }
 
 /// What rows of a layer are picked with: their numbers, addresses of counters, and the picks of the layer.
@@ -45,9 +56,16 @@ impl SelectionWorkspace {
 
     /// To pick at a layer.
     pub(super) fn of_layer(&mut self, layer: usize) -> LayerPicks<'_> {
-        let Self { rows, counters, counters_of_kept, own, other, alternates } = self;
+        let Self { rows, counters, counters_of_kept, own, other, alternates, .. } = self;
         let own = if *alternates && layer % 2 == 1 { other } else { own };
         LayerPicks { rows, counters, counters_of_kept, own }
+    }
+
+    /// To compare the picks of a layer.
+    pub(super) fn compared(&mut self, layer: usize) -> ComparedPicks<'_> {
+        let Self { rows, own, other, alternates, wanted, missing, .. } = self;
+        let picked = if *alternates && layer % 2 == 1 { &*other } else { &*own };
+        ComparedPicks { rows, picked, wanted, missing }
     }
 
     /// Has what is enqueued next wait for all that is fetched.
@@ -63,6 +81,8 @@ pub(super) struct Work {
     pub(super) host: Duration,
     /// Rows that the device picked for.
     pub(super) picked_rows: usize,
+    /// Rows of which misses were counted.
+    pub(super) compared_rows: usize,
     /// Tokens attended, summed over rows and KV heads; at most, where the device picks them.
     pub(super) tokens: usize,
 }
@@ -97,11 +117,12 @@ pub(super) struct Workspace {
     pub(super) logits: Option<Buffer>,
     /// What is found of logits where tokens are chosen.
     pub(super) argmax: Option<Buffer>,
-    pub(super) attention: AttentionWorkspace,
+    /// Of layers in turn where tokens are picked ahead, and so are in lists in turn: then each is sent once in a step.
+    pub(super) attention: [AttentionWorkspace; 2],
     /// One for each of what the layers of a step attend, where nothing is picked.
     pub(super) exact: Vec<AttentionWorkspace>,
     pub(super) recorded: Option<Recorded>,
-    /// Of a step in which tokens are picked: four marks a layer.
+    /// Of a step in which tokens are picked: four marks a layer, and one more where misses are counted.
     pub(super) timeline: Timeline,
     /// Of the same, for each layer and stream.
     pub(super) work: Vec<Work>,
