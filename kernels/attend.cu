@@ -183,6 +183,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                              uint64_t row_stride, int d, float scale, float cap, const Merging<T>& to) {
+    // Registers limit how many blocks fit a multiprocessor, so the unit is not in these.
     __shared__ Unit unit;
     const int own = unit_of_block(units, count);
     if (threadIdx.x < sizeof(Unit) / 4)

@@ -142,7 +142,9 @@ fn tokens_that_nobody_waits_for_are_not_attended() {
 #[ignore = "needs a GPU"]
 fn tokens_of_lists_that_others_lack_are_counted() {
     let gpu = gpu();
-    for (size, tokens, chosen) in [(1, 4..300, [10, 0, 296]), (16, 4..1001, [9, 63, 62]), (1, 10..900_000, [100_000, 3, 899_990])] {
+    for (size, tokens, chosen) in
+        [(1, 4..300, [10, 0, 296]), (16, 4..1001, [9, 63, 62]), (1, 10..900_000, [100_000, 3, 899_990])]
+    {
         let pages = Pages { tokens: tokens.clone(), size };
         let of = |seed: u64, chosen: &[usize]| {
             pick_there(&gpu, &scores_like("noise", 6 * pages.count(), seed), chosen, &pages)
@@ -179,7 +181,12 @@ const AHEAD: [&str; 4] = [
 ];
 
 /// What a model says after each of some steps, in which all methods have so many rows each; and the sequences.
-fn stepped(golden: &Golden, methods: &[Configured], prefix: usize, steps: &[usize]) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
+fn stepped(
+    golden: &Golden,
+    methods: &[Configured],
+    prefix: usize,
+    steps: &[usize],
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let read = decoder.prefill(&golden.prompt[..prefix], n).unwrap().prefix;
     let mut indexes = IndexCache::new(read, decoder.dtype(), 0).with_prompt(n);
@@ -201,7 +208,13 @@ fn fetches(golden: &Golden) -> usize {
 }
 
 /// Checks that steps below host memory give what they give in the memory of the GPU, and how often they fetched.
-fn check_tiers(what: &str, [one, below]: &[Golden; 2], specs: &[&str], prefix: usize, (steps, fetched): (&[usize], usize)) {
+fn check_tiers(
+    what: &str,
+    [one, below]: &[Golden; 2],
+    specs: &[&str],
+    prefix: usize,
+    (steps, fetched): (&[usize], usize),
+) {
     let methods: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
     let before = [one, below].map(fetches);
     let (expected, others) = stepped(one, &methods, prefix, steps);
@@ -238,7 +251,8 @@ fn long_contexts_are_fetched_as_they_are_attended_in_the_memory_of_the_gpu() {
         check_tiers(spec, &both, &[spec], 24_000, (&[1, 1, 20, 1, 1, 1, 3, 1, 1], 7 * layers));
     }
     // Beside others in the same steps; of methods that are picked for together nothing is fetched.
-    let beside = ["full", AHEAD[1], "topk:k=200", "double_sparsity:kind=random,channels=d/4,k=12000,offload=true", "quest:k=64"];
+    let beside =
+        ["full", AHEAD[1], "topk:k=200", "double_sparsity:kind=random,channels=d/4,k=12000,offload=true", "quest:k=64"];
     check_tiers("beside others", &both, &beside, 24_000, (&[1, 2, 1, 1], 3 * 4 * 2));
     let together = [12_000, 9000].map(|k| format!("double_sparsity:kind=random,channels=d/4,k={k},offload=true"));
     check_tiers("together", &both, &together.each_ref().map(String::as_str), 24_000, (&[1, 2, 1], 0));

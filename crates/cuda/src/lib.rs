@@ -21,6 +21,7 @@ mod distributions;
 mod draws;
 mod experts;
 mod fetch;
+mod fetched;
 mod forms;
 mod hamming_top_k;
 mod heavy_hitters;

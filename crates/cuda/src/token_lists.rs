@@ -3,7 +3,7 @@
 //! Kernels write only candidates to the lists, so the lists need no check on the host.
 
 use super::buffer::reserved;
-use super::fetch::FetchedTokens;
+use super::fetched::FetchedTokens;
 use super::{Buffer, Gpu, GpuError};
 
 /// Lists are allocated in steps of this many bytes, so that lists that grow with the context are not reallocated at every step.

@@ -388,9 +388,7 @@ impl Planner<'_> {
     /// If it names layers or channels that there are not, or does not support the model's attention.
     pub(crate) fn check_method(&self, method: &Configured) -> Result<(), UsageError> {
         let fits = |part: &Configured| {
-            self.check_layers(part)
-                .and_then(|()| self.check_width(part))
-                .and_then(|()| self.check_attention(part))
+            self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
         };
         method.parts().try_for_each(fits)
     }

@@ -155,7 +155,8 @@ impl BatchStep<'_> {
             return run.select_ahead(layer, made);
         }
         let mut beside = self.ahead.take().expect("the queries of all sequences were reserved with the step");
-        let taken = self.take_queries(run.in_order(), made, &mut beside).and_then(|()| run.select_ahead(layer, &beside));
+        let taken =
+            self.take_queries(run.in_order(), made, &mut beside).and_then(|()| run.select_ahead(layer, &beside));
         *self.ahead = Some(beside);
         taken
     }
@@ -169,12 +170,7 @@ impl BatchStep<'_> {
     }
 
     /// Takes the rotated queries of all rows together, `[row][head][d]`.
-    fn take_queries(
-        &self,
-        in_order: &HostDeviceVec<u32>,
-        qkv: &Buffer,
-        queries: &mut Buffer,
-    ) -> Result<(), GpuError> {
+    fn take_queries(&self, in_order: &HostDeviceVec<u32>, qkv: &Buffer, queries: &mut Buffer) -> Result<(), GpuError> {
         let &Self { segment, rows, channels, .. } = self;
         let c = &segment.config;
         let of_rows = Queries { queries: qkv, stride: segment.widths().1, heads: c.heads, rows: in_order };

@@ -127,7 +127,8 @@ impl Cuda {
         for (at, segment) in self.segments.iter().enumerate() {
             let (before, here) = workspaces.split_at_mut(at);
             if let Some(from) = before.last_mut() {
-                let (bytes, other) = (size_of::<f32>() * rows * self.dimensions.config.hidden_size, &self.segments[at - 1].gpu);
+                let (bytes, other) =
+                    (size_of::<f32>() * rows * self.dimensions.config.hidden_size, &self.segments[at - 1].gpu);
                 segment.gpu.receive(&mut here[0].x, other, &from.x, bytes)?;
                 if let Some(input) = from.last_input.take() {
                     let mut received = segment.gpu.alloc(bytes)?;

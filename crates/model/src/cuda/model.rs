@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule,
-    Norms, Place, Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
+    self as kernels, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
+    Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
 };
 
 use super::expert_room::{ExpertRoom, ExpertTables};
@@ -450,18 +450,13 @@ impl Segment {
     }
 
     /// The queries of rows `[queries, keys, values]` that `projection` makes of `rows` rows of `x`. What is behind the queries is of no meaning.
-    fn apply_to_queries(
-        &self,
-        projection: &Linear,
-        x: &Buffer,
-        rows: usize,
-        out: &mut Buffer,
-    ) -> Result<(), GpuError> {
+    fn apply_to_queries(&self, projection: &Linear, x: &Buffer, rows: usize, out: &mut Buffer) -> Result<(), GpuError> {
         let ((width, stacked), storage) = (self.widths(), self.storage());
         let inputs = projection.weight.inputs;
         match &projection.weight.data {
             Data::Plain(data) => {
-                let (weight, columns) = (WeightMatrix { data, outputs: width, inputs }, Columns { first: 0, stride: stacked });
+                let (weight, columns) =
+                    (WeightMatrix { data, outputs: width, inputs }, Columns { first: 0, stride: stacked });
                 self.gpu.multiply_columns(storage, weight, x, rows, (&mut *out, columns), Into::Narrow)
             }
             Data::Parts(parts) => {

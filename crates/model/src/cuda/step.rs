@@ -694,7 +694,8 @@ impl Segment {
         for (row, plan) in rows.iter().zip(plans) {
             let fork = &streams[row.stream].fork;
             // The picks of the next layer are made here, if they are made ahead.
-            let next = self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
+            let next =
+                self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
             let here = matches!(plan, RowPlan::Left(..)) && !(layer > self.range.start && fork.selects_ahead_at(layer));
             work[row.stream].picked_rows += usize::from(here) + usize::from(next);
             work[row.stream].compared_rows += usize::from(fork.selects_on_device() && fork.counts_misses_at(layer));

@@ -1,6 +1,6 @@
 use super::*;
-use crate::config::settings::Settings;
 use crate::config::kv_tier::KvTier;
+use crate::config::settings::Settings;
 use crate::plan::gpu_memory::{ahead_bytes, picking_bytes};
 use spattn_attention::kv::KvDtype;
 use spattn_attention::methods::configure;
