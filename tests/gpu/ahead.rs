@@ -16,7 +16,7 @@ use spattn::model::engine::Stream;
 use spattn::model::tensors::Weights as ModelWeights;
 
 use super::golden_model::{Golden, load};
-use super::host_tier::{both_random, without_bus};
+use super::host_tier::{both, both_random, without_bus};
 use super::several::{assert_same, bits, small_models, tokens, with_prompt};
 use super::{
     CUDA, Kv, STORAGES, assert_alike, assert_close, cache, fetch, gpu, method, noise, pick_there, run_in_steps, scale,
@@ -269,6 +269,19 @@ fn models_of_all_kinds_fetch_alike() {
         for spec in AHEAD {
             // In four steps of one row, four layers behind the first.
             check_tiers(kind, &both, &[spec], 600, (&[1, 1, 40, 1, 1], 4 * 4));
+        }
+    }
+}
+
+/// Heads of few channels, in f32, with biases and with queries that grow.
+#[test]
+#[ignore = "needs a GPU"]
+fn narrow_heads_are_fetched_alike() {
+    for name in ["llama3", "qwen2", "ministral3"] {
+        let both = both(name);
+        let (layers, prefix) = (both[0].decoder.config().layers, both[0].prompt.len() - 90);
+        for spec in AHEAD {
+            check_tiers(name, &both, &[spec], prefix, (&[1, 1, 40, 1, 1, 1], 5 * (layers - 1)));
         }
     }
 }
