@@ -209,12 +209,12 @@ mod tests {
         let of = |part: Range<usize>| bytes_at(&config, &model, tokens, &part);
         let both = of(0..1) + of(1..layers);
         // What a GPU needs whatever its layers are: activations, scores and lists; and the table again, if it is the output matrix too.
+        let none = PromptShape { layers: 0, ..model.dimensions.prompt_shape(tokens) };
+        let dtype = model.dimensions.dtype();
+        let of_reader = |method: &Configured| mask_list_bytes(method, &none, GPU_PREFILL_CHUNK, dtype);
         let alike = model.dimensions.gpu_bytes(&(0..0), tokens, config.methods.len(), false)
-            + picking_bytes(
-                &config.methods,
-                &PromptShape { layers: 0, ..model.dimensions.prompt_shape(tokens) },
-                model.dimensions.dtype(),
-            );
+            + picking_bytes(&config.methods, &none, dtype)
+            + config.methods.iter().map(of_reader).max().unwrap_or(0);
         let again = model.dimensions.weight_bytes_of(&(0..1)) + model.dimensions.weight_bytes_of(&(1..layers))
             - model.dimensions.weight_bytes();
         assert_eq!(both, of(0..layers) + alike + again);
