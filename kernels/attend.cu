@@ -44,6 +44,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const uint64_t tail_head = static_cast<uint64_t>(unit.tail_capacity) * d;
     const T* tail_keys = static_cast<const T*>(unit.tail) + (2ull * prefix.layer * prefix.kv_heads + unit.kv_head) * tail_head;
     const T* tail_values = tail_keys + prefix.kv_heads * tail_head;
+    const uint32_t first_fetched = unit.fetched_keys ? fixed : ~0u;
     for (uint32_t start = own.x; start < end; start += WARPS * SLOTS * UNROLL) {
         Piece<T> keys[UNROLL][PIECES], values[UNROLL][PIECES];
         float extra[UNROLL];
@@ -54,12 +55,17 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
             valid[u] = i < end;
             // Slots beyond the end read the span's first token and ignore it.
             const uint32_t at = valid[u] ? i : start;
-            const uint32_t token = at < unit.sink ? at : at < fixed ? unit.recent + at - unit.sink : unit.tokens[at - fixed];
             extra[u] = unit.weights && at >= fixed ? unit.weights[at - fixed] : 0.0f;
-            const bool behind = token >= prefix.tokens;
-            const uint64_t offset = static_cast<uint64_t>(behind ? token - prefix.tokens : token) * d;
-            const T* key = (behind ? tail_keys : prefix_keys) + offset;
-            const T* value = (behind ? tail_values : prefix_values) + offset;
+            const T *key, *value;
+            if (at >= first_fetched) {
+                const uint64_t offset = static_cast<uint64_t>(at - fixed) * d;
+                key = static_cast<const T*>(unit.fetched_keys) + offset, value = static_cast<const T*>(unit.fetched_values) + offset;
+            } else {
+                const uint32_t token = at < unit.sink ? at : at < fixed ? unit.recent + at - unit.sink : unit.tokens[at - fixed];
+                const bool behind = token >= prefix.tokens;
+                const uint64_t offset = static_cast<uint64_t>(behind ? token - prefix.tokens : token) * d;
+                key = (behind ? tail_keys : prefix_keys) + offset, value = (behind ? tail_values : prefix_values) + offset;
+            }
 #pragma unroll
             for (int p = 0; p < PIECES; ++p) {
                 const int channel = (p * LANES + place) * PIECE;
@@ -177,7 +183,12 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                              uint64_t row_stride, int d, float scale, float cap, const Merging<T>& to) {
-    const Unit unit = units[unit_of_block(units, count)];
+    // Registers limit how many blocks fit a multiprocessor, so the unit is not in these.
+    __shared__ Unit unit;
+    const int own = unit_of_block(units, count);
+    if (threadIdx.x < sizeof(Unit) / 4)
+        reinterpret_cast<uint32_t*>(&unit)[threadIdx.x] = reinterpret_cast<const uint32_t*>(units + own)[threadIdx.x];
+    __syncthreads();
     const int span = blockIdx.x - unit.first_block;
     attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, cap, to);
 }

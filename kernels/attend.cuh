@@ -24,6 +24,9 @@ struct Unit {
     const float* weights;
     // How many tokens are selected, if the device selected them; null if `picked` says it.
     const uint32_t* count;
+    // Keys and values of the selected tokens, `[picked][d]` in their order, where they were copied to beforehand; null if they were not.
+    const void* fetched_keys;
+    const void* fetched_values;
     uint32_t tail_capacity;
     uint32_t kv_head;
     uint32_t sink;

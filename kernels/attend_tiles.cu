@@ -16,8 +16,8 @@
 constexpr int WARPS = 4;
 // Tokens of a warp's tile, and the most queries in a unit.
 constexpr int TILE = 16, QUERIES = 8;
-// Marks a row of the tail.
-constexpr uint32_t IN_TAIL = 1u << 31;
+// Marks a row of the tail, and one of the rows that were fetched.
+constexpr uint32_t IN_TAIL = 1u << 31, FETCHED = 1u << 30;
 // Tiles in a ring, and blocks per multiprocessor: three blocks with rings of two were as fast as two with rings of three, or faster.
 constexpr int STAGES = 2, BLOCKS = 3;
 
@@ -33,12 +33,14 @@ template <> __device__ __forceinline__ void split<__half>(float x, float y, uint
     low = numbers::Pair<__half>::pack(x - rounded.x, y - rounded.y);
 }
 
-// One KV head's keys or values: the prefix's rows, and the tail's.
+// One KV head's keys or values: the prefix's rows, the tail's, and those that were fetched.
 template <typename T, int D> struct Sequence {
     const T* prefix;
     const T* tail;
+    const T* fetched;
     __device__ __forceinline__ const T* row(uint32_t row) const {
-        return (row & IN_TAIL ? tail : prefix) + static_cast<uint64_t>(row & ~IN_TAIL) * D;
+        const T* rows = row & IN_TAIL ? tail : row & FETCHED ? fetched : prefix;
+        return rows + static_cast<uint64_t>(row & ~(IN_TAIL | FETCHED)) * D;
     }
 };
 
@@ -65,14 +67,16 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const bool given = unit.weighting == GIVEN;
     const uint64_t tail_head = static_cast<uint64_t>(unit.tail_capacity) * D;
     const T* tail = static_cast<const T*>(unit.tail) + (2ull * prefix.layer * prefix.kv_heads + unit.kv_head) * tail_head;
-    const Sequence<T, D> keys{prefix.keys + unit.kv_head * prefix.stride, tail};
-    const Sequence<T, D> values{prefix.values + unit.kv_head * prefix.stride, tail + prefix.kv_heads * tail_head};
+    const Sequence<T, D> keys{prefix.keys + unit.kv_head * prefix.stride, tail, static_cast<const T*>(unit.fetched_keys)};
+    const Sequence<T, D> values{prefix.values + unit.kv_head * prefix.stride, tail + prefix.kv_heads * tail_head,
+                                static_cast<const T*>(unit.fetched_values)};
     const uint32_t fixed = unit.sink + unit.total - unit.recent;
     const uint2 own = tokens_of_span(unit, span_index);
     const uint32_t end = own.y;
     // Lanes beyond the end read the last token and ignore it.
     auto row_of = [&](uint32_t i) {
         i = min(i, end - 1);
+        if (i >= fixed && unit.fetched_keys) return (i - fixed) | FETCHED;
         const uint32_t token = i < unit.sink ? i : i < fixed ? unit.recent + i - unit.sink : unit.tokens[i - fixed];
         return token < prefix.tokens ? token : (token - prefix.tokens) | IN_TAIL;
     };

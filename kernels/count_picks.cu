@@ -1,4 +1,5 @@
-// Counts the selected tokens in lists: how many each query head attends, and how many distinct ones its group reads.
+// Counts the selected tokens in lists: how many each query head attends, how many distinct ones its group reads, and how many of those that
+// one selection has another one lacks.
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -50,4 +51,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) different += __shfl_xor_sync(~0u, different, step);
     if (threadIdx.x % 32 == 0 && different > 0) atomicAdd(sums + blockIdx.x, times * different);
+}
+
+// Blocks: lists, rows. Of the tokens of a list in `wanted`, counts all and those that the same list of `picked` lacks; both are
+// `[row][list][most]`, without a token twice in a list, all in [first, end). `counters` holds the address of each row's counters, of which
+// this layer's two begin at `offset`.
+extern "C" __global__ void __launch_bounds__(THREADS) count_missing(const uint32_t* wanted, uint32_t wanted_most,
+                                                                    const uint32_t* wanted_counts, const uint32_t* picked,
+                                                                    uint32_t picked_most, const uint32_t* picked_counts,
+                                                                    uint32_t first, uint32_t end,
+                                                                    const unsigned long long* counters,
+                                                                    unsigned long long offset) {
+    __shared__ uint32_t seen[WORDS];
+    const uint64_t list = static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    unsigned long long* sums = reinterpret_cast<unsigned long long*>(counters[blockIdx.y]) + offset;
+    const uint32_t all = min(wanted_counts[list], wanted_most), held = min(picked_counts[list], picked_most);
+    const uint32_t *asked = wanted + list * wanted_most, *own = picked + list * picked_most;
+    uint32_t missing = 0;
+    for (uint32_t from = first; from < end; from += ROOM) {
+        for (uint32_t i = threadIdx.x; i < WORDS; i += THREADS) seen[i] = 0;
+        __syncthreads();
+        // Tokens before `from` wrap around to large numbers.
+        for (uint32_t i = threadIdx.x; i < held; i += THREADS) {
+            const uint32_t at = own[i] - from;
+            if (at < ROOM) atomicOr(&seen[at / 32], 1u << at % 32);
+        }
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < all; i += THREADS) {
+            const uint32_t at = asked[i] - from;
+            if (at < ROOM) missing += (seen[at / 32] >> at % 32 & 1) == 0;
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) missing += __shfl_xor_sync(~0u, missing, step);
+    if (threadIdx.x % 32 == 0 && missing > 0) atomicAdd(sums + 1, static_cast<unsigned long long>(missing));
+    if (threadIdx.x == 0) atomicAdd(sums, static_cast<unsigned long long>(all));
 }

@@ -5,8 +5,8 @@
 // or (2i, 2i + 1) where neighbours are rotated together, by the angle position * inverse[i], rounded to f32 as in the reference
 // implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row has its own list of frequencies. With
 // `growth_step` above 0, queries are then multiplied by 1 + growth * ln(1 + position / growth_step), where the quotient is a whole number.
-// Queries and keys are rotated in the row; keys and values are also written to the cache. Blocks: rows (x), and shares of a row's heads
-// (y); a warp processes one head.
+// Queries and keys are rotated in the row; keys and values are also written to the cache. Without places and without a cache, only queries
+// are rotated. Blocks: rows (x), and shares of a row's heads (y); a warp processes one head.
 #include "common.cuh"
 #include "early.cuh"
 
@@ -31,8 +31,8 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
                                              head_stride};
     const float grown =
         growth_step > 0 ? 1.0f + growth * logf(1.0f + static_cast<float>(positions[row] / growth_step)) : 1.0f;
-    const int warps = blockDim.x / 32;
-    for (int head = blockIdx.y * warps + threadIdx.x / 32; head < heads + 2 * kv_heads; head += gridDim.y * warps) {
+    const int warps = blockDim.x / 32, all = places || keys ? heads + 2 * kv_heads : heads;
+    for (int head = blockIdx.y * warps + threadIdx.x / 32; head < all; head += gridDim.y * warps) {
         T* x = base + static_cast<size_t>(head) * d;
         if (head >= heads + kv_heads) {
             T* to = place.values + (head - heads - kv_heads) * place.head_stride;

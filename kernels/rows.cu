@@ -74,9 +74,9 @@ extern "C" __global__ void add_branch(float* x, const float* branch, const float
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] += factor * from[i] * (weight ? weight[i] : 1.0f);
 }
 
-// x[row] += bias
-template <typename T> __device__ void add_bias(T* x, const float* bias, int width) {
-    T* row = x + static_cast<size_t>(blockIdx.x) * width;
+// x[row] += bias, for the first `width` numbers of rows of `stride`.
+template <typename T> __device__ void add_bias(T* x, const float* bias, int width, int stride) {
+    T* row = x + static_cast<size_t>(blockIdx.x) * stride;
     for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = from_f32<T>(to_f32(row[i]) + bias[i]);
 }
 
@@ -127,9 +127,9 @@ template <typename Gate, typename T> __device__ void gated(Gate through, const T
         begin_short();                                                                                                  \
         rms_norm(x, weight, out, hidden, eps, mark, first, broken);                                                     \
     }                                                                                                                   \
-    extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) {                                    \
+    extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width, int stride) {                        \
         begin_short();                                                                                                  \
-        add_bias(x, bias, width);                                                                                       \
+        add_bias(x, bias, width, stride);                                                                               \
     }                                                                                                                   \
     extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) {                                  \
         begin_short();                                                                                                  \

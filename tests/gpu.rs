@@ -3,6 +3,8 @@
 //! Every test here needs a GPU and is ignored elsewhere; `scripts/gpu_check.sh` runs them on a machine with one.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu/ahead.rs"]
+mod ahead;
 mod golden_model;
 #[path = "gpu/host_tier.rs"]
 mod host_tier;
@@ -2840,12 +2842,15 @@ fn rotation_with_norms_and_places() {
             let buffers = kv.send(&gpu, capacity, storage);
             let mut on_device = send(&gpu, &x, storage);
             gpu.rope(&mut on_device, &rotation, &cache(&buffers, capacity, &kv, storage), first).unwrap();
-            assert_near(
-                &fetch(&gpu, &on_device, rows * width, storage),
-                &expected,
-                tolerance(storage).max(1e-5),
-                "rows",
-            );
+            let rotated = fetch(&gpu, &on_device, rows * width, storage);
+            assert_near(&rotated, &expected, tolerance(storage).max(1e-5), "rows");
+            let mut alone = send(&gpu, &x, storage);
+            gpu.rope_queries(&mut alone, &rotation, (kv_heads, d, storage)).unwrap();
+            let alone = fetch(&gpu, &alone, rows * width, storage);
+            for ((alone, rotated), x) in alone.chunks(width).zip(rotated.chunks(width)).zip(x.chunks(width)) {
+                let (queries, rest) = alone.split_at(heads * d);
+                assert!(queries == &rotated[..heads * d] && rest == &x[heads * d..], "queries alone");
+            }
             for (part, buffer) in buffers.iter().enumerate() {
                 let held = fetch(&gpu, buffer, kv_heads * capacity * d, storage);
                 for head in 0..kv_heads {
@@ -3325,6 +3330,17 @@ fn run_methods(
     fidelity: bool,
     on_host: bool,
 ) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
+    run_in_steps(reader, golden, methods, (fidelity, on_host), (30, false))
+}
+
+/// As [`run_methods`], with steps of so many rows; misses of what is picked ahead may be counted.
+fn run_in_steps(
+    reader: &golden_model::Golden,
+    golden: &golden_model::Golden,
+    methods: &[Configured],
+    (fidelity, on_host): (bool, bool),
+    (rows, counts_misses): (usize, bool),
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let prefix = n - 90;
     let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
@@ -3345,9 +3361,13 @@ fn run_methods(
     if on_host {
         cache = cache.selecting_on_host();
     }
-    let mut forks: Vec<Sequence> = methods.iter().map(|method| cache.fork(method, fidelity).unwrap()).collect();
+    let mut fork = |method: &Configured| {
+        let fork = cache.fork(method, fidelity).unwrap();
+        if counts_misses { fork.counting_misses() } else { fork }
+    };
+    let mut forks: Vec<Sequence> = methods.iter().map(&mut fork).collect();
     let mut logits = Vec::new();
-    for tokens in golden.prompt[prefix..].chunks(30) {
+    for tokens in golden.prompt[prefix..].chunks(rows) {
         let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
         logits.push(decoder.step(&mut streams, n).unwrap());
     }
@@ -3483,7 +3503,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 79] = [
+const THERE: [&str; 83] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3500,6 +3520,9 @@ const THERE: [&str; 79] = [
     "double_sparsity:kind=random,channels=4,k=16",
     "double_sparsity:kind=random,channels=d,label_bits=2,k=20,per=kv_head",
     "double_sparsity:kind=random,channels=d,k=20,per=kv_head,reduce=max",
+    // By queries that the input of the layer before has.
+    "double_sparsity:kind=random,channels=4,k=16,offload=true",
+    "double_sparsity:kind=random,channels=d,k=20,per=kv_head,offload=true,dense_layers=0",
     "magicpig:K=4,L=20",
     "magicpig:K=5,L=9,center=false,min_collisions=1,u_floor=1e-4",
     "hip:k=16,r_m=1",
@@ -3560,6 +3583,8 @@ const THERE: [&str; 79] = [
     "quest:page=64,k=100,tail=window:3,per=kv_head,reduce=max",
     "double_sparsity:kind=random,channels=4,k=16,tail=indexed",
     "double_sparsity:kind=random,channels=d,label_bits=2,k=20,local=0,tail=indexed,per=kv_head",
+    "double_sparsity:kind=random,channels=4,k=16,local=0,tail=indexed,offload=true",
+    "double_sparsity:kind=random,channels=d,k=20,tail=window:40,per=kv_head,offload=true",
     "hip:k=16,r_m=1,tail=indexed",
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7,local=0,tail=indexed",
     "hip:k=48,b_k=8,per=kv_head,r_m=1,local=0,tail=indexed",

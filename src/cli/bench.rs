@@ -290,6 +290,14 @@ impl BenchArgs {
             );
             return Err(UsageError::new(what).hint("its bytes and errors can be measured: use `spattn eval`").into());
         }
+        let is_ahead = |method: &&Configured| self.what == What::Attention && method.method.selects_ahead();
+        if let Some(method) = methods.iter().find(is_ahead) {
+            let what = format!(
+                "method `{}` picks the tokens of a layer while the layer before computes, and `bench attention` times one layer alone",
+                method.label()
+            );
+            return Err(UsageError::new(what).hint("time whole steps: use `bench decode`").into());
+        }
         if let Some(method) = methods.iter().find(|method| !method.method.counts_costs()) {
             let what = format!(
                 "method `{}` runs in another process: nobody counts its work, and pipes take its time",

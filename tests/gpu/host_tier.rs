@@ -12,14 +12,14 @@ use super::several::{assert_same, bits, check_gone_on, small, tokens, with_promp
 use super::{CUDA, PICKING, SPECS, THERE, gpu, learned, method, run_methods, run_some};
 
 /// A golden checkpoint that keeps keys and values in the memory of the GPU, and one that keeps them in host memory.
-fn both(name: &str) -> [Golden; 2] {
+pub(super) fn both(name: &str) -> [Golden; 2] {
     let mut below = load(name, CUDA);
     below.decoder.keep_kv_on_host();
     [load(name, CUDA), below]
 }
 
 /// A small model with heads for tensor cores, as [`both`].
-fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 2] {
+pub(super) fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 2] {
     let dimensions = Dimensions::new(&small("llama-3.1-8b", change), KvDtype::Bf16);
     let load = || Decoder::load(&dimensions, &Weights::random(3), CUDA).unwrap();
     let mut below = load();
@@ -28,7 +28,7 @@ fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 2] {
 }
 
 /// What a sequence cost without what crossed the bus.
-fn without_bus(costs: &LayerCosts) -> Vec<Cost> {
+pub(super) fn without_bus(costs: &LayerCosts) -> Vec<Cost> {
     costs.layers().iter().map(|cost| Cost { fetched: TierBytes::default(), ..*cost }).collect()
 }
 

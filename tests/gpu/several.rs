@@ -133,7 +133,7 @@ pub(super) fn tokens(count: usize, seed: u64) -> Vec<u32> {
 }
 
 /// What decoders on one GPU and on two are made of: heads for tensor cores, tables of their own or shared, experts, quantised blocks.
-fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
+pub(super) fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
     let experts = |config: &mut ModelConfig| {
         let experts = config.block.experts.as_mut().unwrap();
         (experts.count, experts.used, experts.width) = (6, 2, 96);

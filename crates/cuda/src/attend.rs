@@ -38,6 +38,8 @@ struct DeviceUnit {
     tokens: u64,
     weights: u64,
     count: u64,
+    fetched_keys: u64,
+    fetched_values: u64,
     tail_capacity: u32,
     kv_head: u32,
     sink: u32,
@@ -222,6 +224,7 @@ impl Attention {
         let most = list.map_or(picked.len(), |list| list.most());
         let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
         let weights = list.map_or(0, |list| list.weights());
+        let [fetched_keys, fetched_values] = list.map_or([0; 2], |list| list.fetched());
         // Lists whose length only the device knows are cut into spans there.
         let expected = list.map_or(most, |list| list.expected());
         let spans = (sink + total - recent + expected).div_ceil(self.span).max(1) as u32;
@@ -241,6 +244,8 @@ impl Attention {
                 tokens,
                 weights,
                 count,
+                fetched_keys,
+                fetched_values,
                 tail_capacity: unit.tail.capacity as u32,
                 kv_head: unit.kv_head as u32,
                 sink: sink as u32,

@@ -58,4 +58,45 @@ impl Gpu {
         // SAFETY: lists and counters are as long as checked above.
         unsafe { launch.launch(grid) }.map_err(failed("counting selected tokens"))
     }
+
+    /// Adds to each row's counters how many tokens the lists of `wanted` have, and how many of these the same lists of `picked` lack. Counters
+    /// are two u64 from number `offset` on. Both have the same lists, with tokens in the range `tokens`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the lists differ in number, or a buffer is too small.
+    pub fn count_missing(
+        &self,
+        [wanted, picked]: [&TokenLists; 2],
+        tokens: Range<usize>,
+        counters: &[&Buffer],
+        offset: usize,
+        workspace: &mut HostDeviceVec<u64>,
+    ) -> Result<(), GpuError> {
+        assert!(
+            wanted.lists() == picked.lists() && wanted.rows() == picked.rows() && wanted.rows() == counters.len(),
+            "lists of {} and {} rows are compared, for counters of {}",
+            wanted.rows(),
+            picked.rows(),
+            counters.len()
+        );
+        if wanted.rows() == 0 {
+            return Ok(());
+        }
+        workspace.set(self, counters.iter().map(|buffer| buffer.address(0, 8 * (offset + 2))).collect())?;
+        let function = self.function("count_picks", "count_missing")?;
+        let ([asked, asked_counts], [held, held_counts]) = (wanted.addresses(0), picked.addresses(0));
+        let [asked_most, held_most] = [wanted, picked].map(|lists| lists.most() as u32);
+        let (to, offset) = (workspace.address(0..wanted.rows()), offset as u64);
+        let (first, end) = (tokens.start as u32, tokens.end as u32);
+        let mut launch = self.launch(&function);
+        launch.arg(&asked).arg(&asked_most).arg(&asked_counts).arg(&held).arg(&held_most).arg(&held_counts);
+        launch.arg(&first).arg(&end).arg(&to).arg(&offset);
+        let blocks = (wanted.lists() as u32, wanted.rows() as u32, 1);
+        let grid = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: lists and counters are as long as checked above.
+        unsafe { launch.launch(grid) }.map_err(failed("counting tokens that are missing"))
+    }
 }

@@ -21,6 +21,7 @@ pub(super) struct Kernel {
 pub(super) struct Launch<'a> {
     stream: &'a CudaStream,
     kernel: &'a Kernel,
+    starts_early: bool,
     arguments: Vec<*mut c_void>,
     /// Arguments are borrowed until they are launched.
     borrowed: PhantomData<&'a ()>,
@@ -28,7 +29,12 @@ pub(super) struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     pub(super) fn new(stream: &'a CudaStream, kernel: &'a Kernel) -> Self {
-        Self { stream, kernel, arguments: Vec::new(), borrowed: PhantomData }
+        Self { stream, kernel, starts_early: kernel.starts_early, arguments: Vec::new(), borrowed: PhantomData }
+    }
+
+    /// Begins when all work ahead has ended, if `waits`: behind what waits for another stream, nothing says that a kernel may start early.
+    pub(super) fn in_order(self, waits: bool) -> Self {
+        Self { starts_early: self.starts_early && !waits, ..self }
     }
 
     /// Adds an argument.
@@ -59,7 +65,7 @@ impl<'a> Launch<'a> {
             sharedMemBytes: grid.shared_mem_bytes,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut early,
-            numAttrs: u32::from(self.kernel.starts_early),
+            numAttrs: u32::from(self.starts_early),
         };
         let arguments = self.arguments.as_mut_ptr();
         // SAFETY: the configuration, the attribute and the arguments live until the call returns, which copies them. The caller answers for

@@ -403,12 +403,33 @@ impl Gpu {
         bias: &Buffer,
         width: usize,
     ) -> Result<(), GpuError> {
+        self.add_bias_to(storage, x, RowPart { rows, stride: width, first: 0 }, bias, width)
+    }
+
+    /// Adds `bias` `[width]` f32 to a part of rows of type `storage`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the part is not within a row, or a buffer is too small.
+    pub fn add_bias_to(
+        &self,
+        storage: Storage,
+        x: &mut Buffer,
+        part: RowPart,
+        bias: &Buffer,
+        width: usize,
+    ) -> Result<(), GpuError> {
+        let RowPart { rows, stride, first } = part;
+        assert!(first + width <= stride, "numbers {first} to {} of rows of {stride}", first + width);
         let function = self.function("rows", &format!("add_bias_{}", storage.name()))?;
-        let (x, bias) = (x.address(0, rows * width * storage.bytes()), bias.address(0, 4 * width));
-        let width = width as i32;
+        let x = x.address(0, rows * stride * storage.bytes()) + (first * storage.bytes()) as u64;
+        let bias = bias.address(0, 4 * width);
+        let (width, stride) = (width as i32, stride as i32);
         let mut launch = self.launch(&function);
-        launch.arg(&x).arg(&bias).arg(&width);
-        // SAFETY: both buffers are as long as checked above.
+        launch.arg(&x).arg(&bias).arg(&width).arg(&stride);
+        // SAFETY: both buffers are as long as checked above, and the part lies within a row.
         unsafe { launch.launch(by_row(rows, 256)) }.map_err(failed("adding a bias"))
     }
 
@@ -625,7 +646,21 @@ impl Gpu {
         self.rope_to(rows, rotation, shape, places, [0; 3])
     }
 
-    /// As [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and one place in numbers for the first of them.
+    /// As [`rope`](Self::rope), for the queries alone; keys and values of the rows stay as they are, and go nowhere.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn rope_queries(
+        &self,
+        rows: &mut Buffer,
+        rotation: &Rotation<'_>,
+        shape: (usize, usize, Storage),
+    ) -> Result<(), GpuError> {
+        self.rope_to(rows, rotation, shape, 0, [0; 3])
+    }
+
+    /// As [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and one place in numbers for the first of them; without
+    /// either, only queries are rotated.
     fn rope_to(
         &self,
         rows: &mut Buffer,

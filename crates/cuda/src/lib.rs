@@ -1,6 +1,7 @@
 //! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
 //!
-//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, and only [`Gpu::download`] waits for it. A
+//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, and only [`Gpu::download`] waits for it. Only
+//! what is [fetched ahead](Gpu::fetch_tokens) runs beside it. A
 //! [`Buffer`] is device memory in bytes. Launchers check that everything that a kernel touches lies inside its buffers, so no argument can
 //! make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by the
 //! callers named at each launcher. Nothing here depends on a model or a method.
@@ -19,6 +20,8 @@ mod count;
 mod distributions;
 mod draws;
 mod experts;
+mod fetch;
+mod fetched;
 mod forms;
 mod hamming_top_k;
 mod heavy_hitters;
@@ -45,11 +48,12 @@ mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
+use cudarc::driver::result::stream::get_priority_range;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, PinnedHostSlice};
 use cudarc::nvrtc::Ptx;
@@ -269,6 +273,12 @@ pub struct Gpu {
     id: u64,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// For copies that run beside the work of `stream`. Each of them waits for that, and that waits for it, by events.
+    fetching: Arc<CudaStream>,
+    /// Whether the work that is enqueued last waits for what is fetched.
+    waits_for_fetched: AtomicBool,
+    /// How often something was fetched.
+    fetches: AtomicUsize,
     blas: CudaBlas,
     /// By name; and whether their kernels may start before the one ahead has ended.
     modules: HashMap<&'static str, (Arc<CudaModule>, bool)>,
@@ -373,9 +383,13 @@ impl Gpu {
             let name = context.name().map_err(failed("reading its name"))?;
             return Err(GpuError::OldDevice { name, has: capability });
         }
-        // SAFETY: events are needed to order the work of several streams; here all work is enqueued on one.
+        // SAFETY: tracked events order the work of several streams. Here all work is enqueued on one, but for what is fetched ahead, which
+        // has events of its own.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("creating a stream"))?;
+        // What is fetched takes few blocks, and is to begin while others run.
+        let (_, first) = get_priority_range().map_err(failed("creating a stream"))?;
+        let fetching = context.new_stream_with_priority(first).map_err(failed("creating a stream"))?;
         let blas = CudaBlas::new(stream.clone())
             .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
         let usable = |module: &&Module| !module.hopper_only || capability.0 == HOPPER;
@@ -403,6 +417,9 @@ impl Gpu {
             id: OPENED.fetch_add(1, Ordering::Relaxed),
             context,
             stream,
+            fetching,
+            waits_for_fetched: AtomicBool::new(false),
+            fetches: AtomicUsize::new(0),
             blas,
             modules,
             functions,
@@ -542,7 +559,7 @@ impl Gpu {
 
     /// A launch of a kernel, without arguments yet.
     fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
-        Launch::new(&self.stream, kernel)
+        Launch::new(&self.stream, kernel).in_order(self.waits_for_fetched.swap(false, Ordering::Relaxed))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Kernels write only candidates to the lists, so the lists need no check on the host.
 
 use super::buffer::reserved;
+use super::fetched::FetchedTokens;
 use super::{Buffer, Gpu, GpuError};
 
 /// Lists are allocated in steps of this many bytes, so that lists that grow with the context are not reallocated at every step.
@@ -28,6 +29,8 @@ pub struct TokenLists {
     layout: TokenListLayout,
     /// For each row, a position above all its tokens.
     ends: Vec<usize>,
+    /// Keys and values of the tokens, if these were fetched since the lists were [resized](Self::resize).
+    pub(super) fetched: FetchedTokens,
 }
 
 /// What lists of tokens hold, and how long they are.
@@ -75,13 +78,15 @@ pub struct TokenList<'a> {
 }
 
 impl TokenLists {
-    /// Reserves lists of this layout for rows whose tokens are below `ends`, one for each row. A launcher must write all of them.
+    /// Reserves lists of this layout for rows whose tokens are below `ends`, one for each row. A launcher must write all of them. What was
+    /// fetched of earlier tokens is attended no more.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     pub fn resize(&mut self, gpu: &Gpu, layout: TokenListLayout, ends: Vec<usize>) -> Result<(), GpuError> {
         let (rows, TokenListLayout { lists, most, .. }) = (ends.len(), layout);
         let (of_tokens, of_lists) = (4 * rows * lists * most, 4 * rows * lists);
+        self.fetched.forget(gpu)?;
         (self.rows, self.ends, self.layout, self.rest) = (rows, ends, layout, None);
         gpu.reserve(&mut self.tokens, of_tokens.next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, of_lists.next_multiple_of(WIDE))?;
@@ -317,6 +322,14 @@ impl TokenList<'_> {
         let TokenLists { tokens, counts, layout: TokenListLayout { most, .. }, .. } = self.lists;
         let (tokens, counts) = (reserved(tokens, "token lists"), reserved(counts, "list lengths"));
         [tokens.address(4 * self.index * most, 4 * most), counts.address(4 * self.index, 4)]
+    }
+
+    /// Addresses of the keys and of the values of its tokens, each `[most][d]`, if they were fetched; zeros if they were not.
+    ///
+    /// # Panics
+    /// If nothing waits for them yet.
+    pub(super) fn fetched(&self) -> [u64; 2] {
+        self.lists.fetched.addresses(self.index, self.lists.layout.most)
     }
 
     /// Address of what is subtracted from its logits; 0 if nothing is.

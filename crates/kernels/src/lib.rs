@@ -37,6 +37,10 @@ pub mod topk;
 /// Row widths that GPU kernels score on tensor cores. Kept here because builds without a GPU have to know them, too.
 pub const GPU_ROW_WIDTHS: [usize; 3] = [32, 64, 128];
 
+/// Room for keys and values that a GPU fetches ahead is for a multiple of so many tokens, so that it need not grow at every step. Kept here as
+/// above.
+pub const GPU_FETCH_STEP: usize = 256;
+
 /// The widest head, and the most outputs per head, that GPU kernels for learned maps support.
 pub const GPU_WIDEST: usize = 128;
 

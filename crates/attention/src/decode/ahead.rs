@@ -37,15 +37,25 @@ impl Sequence {
         })
     }
 
-    /// Counts misses of what is selected ahead in [steps](Self::step) from now on, which takes a second selection by a token's own queries;
-    /// of other methods nothing.
+    /// Counts misses of what is selected ahead in [steps](Self::step) from now on, and in those of an engine that selects on a device; of other
+    /// methods nothing. It takes a second selection by a token's own queries.
     pub fn counting_misses(self) -> Self {
         Self { counts_misses: true, ..self }
     }
 
     /// Whether misses of a layer are counted.
-    pub(super) fn counts_misses_at(&self, layer: usize) -> bool {
+    pub fn counts_misses_at(&self, layer: usize) -> bool {
         self.counts_misses && self.selects_ahead_at(layer)
+    }
+
+    /// Adds the misses that a device counted since the last call: for each layer, the tokens that own queries would have selected, and those
+    /// of them that were not selected ahead.
+    pub fn collect_device_misses(&mut self, counters: &[[u64; 2]]) {
+        for (layer, [wanted, missed]) in counters.iter().enumerate() {
+            let cost = self.costs.layer_mut(layer);
+            cost.wanted_tokens += wanted;
+            cost.missed_tokens += missed;
+        }
     }
 
     /// Counts which tokens the own queries of the last token would have selected at a layer, and which of them were not `picked` ahead. The

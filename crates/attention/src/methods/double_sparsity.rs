@@ -130,7 +130,7 @@ const OFFLOAD: ParamInfo = ParamInfo {
     key: "offload",
     default: "false",
     about: "true | false: pick at each layer by the queries that the input of the layer before has in it, as tokens are picked that are \
-            fetched ahead (Double Sparsity-Offload, §5); on a CPU",
+            fetched ahead (Double Sparsity-Offload, §5)",
 };
 
 pub(super) const CALIBRATION: Calibration = Calibration {
@@ -283,7 +283,7 @@ impl Scorer for LabelScores {
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
-        if self.offload { Err(HostReason::setting(OFFLOAD.key, true)) } else { Ok(self) }
+        Ok(self)
     }
 }
 

@@ -12,6 +12,7 @@ use spattn_attention::kv::KvDtype;
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
+use spattn_kernels::GPU_FETCH_STEP;
 use spattn_model::device::{CopiesPerGpu, Device, Placement};
 use spattn_model::dimensions::GPU_PREFILL_CHUNK;
 use spattn_model::{GpuShare, OpenModel};
@@ -78,6 +79,7 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
         dimensions.weight_bytes_of(layers),
         engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
+        ahead_bytes(methods, &prompt, dimensions.dtype(), config.kv_tier),
         building,
         lists,
         waiting,
@@ -167,6 +169,23 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
     methods.iter().map(of_method).sum()
 }
 
+/// Bytes of a GPU's memory that selecting ahead takes at most beside that: queries of rows, lists of a further layer and those that misses are
+/// counted by; and, below host memory, the keys and values of one row's tokens at two layers.
+pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype, tier: KvTier) -> usize {
+    let of_method = |method: &Configured| {
+        let form = method.method.device_form().ok().filter(|_| method.method.selects_ahead());
+        let Some(form) = form else { return 0 };
+        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+        let lists = largest * form.list_bytes(prefix);
+        let tokens = lists / size_of::<u32>() + prefix.heads * GPU_FETCH_STEP;
+        let fetched = if tier == KvTier::Host { 2 * tokens * 2 * prefix.d * dtype.bytes() } else { 0 };
+        2 * lists + fetched
+    };
+    let rows = prefix.tokens.min(GPU_PREFILL_CHUNK) * (prefix.heads + 2 * prefix.kv_heads) * prefix.d * dtype.bytes();
+    let queries = if methods.iter().any(|method| method.method.selects_ahead()) { rows } else { 0 };
+    queries + methods.iter().map(of_method).sum::<usize>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,12 +209,12 @@ mod tests {
         let of = |part: Range<usize>| bytes_at(&config, &model, tokens, &part);
         let both = of(0..1) + of(1..layers);
         // What a GPU needs whatever its layers are: activations, scores and lists; and the table again, if it is the output matrix too.
+        let none = PromptShape { layers: 0, ..model.dimensions.prompt_shape(tokens) };
+        let dtype = model.dimensions.dtype();
+        let of_reader = |method: &Configured| mask_list_bytes(method, &none, GPU_PREFILL_CHUNK, dtype);
         let alike = model.dimensions.gpu_bytes(&(0..0), tokens, config.methods.len(), false)
-            + picking_bytes(
-                &config.methods,
-                &PromptShape { layers: 0, ..model.dimensions.prompt_shape(tokens) },
-                model.dimensions.dtype(),
-            );
+            + picking_bytes(&config.methods, &none, dtype)
+            + config.methods.iter().map(of_reader).max().unwrap_or(0);
         let again = model.dimensions.weight_bytes_of(&(0..1)) + model.dimensions.weight_bytes_of(&(1..layers))
             - model.dimensions.weight_bytes();
         assert_eq!(both, of(0..layers) + alike + again);

@@ -388,10 +388,7 @@ impl Planner<'_> {
     /// If it names layers or channels that there are not, or does not support the model's attention.
     pub(crate) fn check_method(&self, method: &Configured) -> Result<(), UsageError> {
         let fits = |part: &Configured| {
-            self.check_layers(part)
-                .and_then(|()| self.check_width(part))
-                .and_then(|()| self.check_attention(part))
-                .and_then(|()| self.check_ahead(part))
+            self.check_layers(part).and_then(|()| self.check_width(part)).and_then(|()| self.check_attention(part))
         };
         method.parts().try_for_each(fits)
     }
@@ -430,15 +427,6 @@ impl Planner<'_> {
         let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         let what = format!("method `{}` does not support the attention of {}", method.name, self.model.id);
         Err(UsageError::new(format!("{what}: {}", reasons.join(", "))))
-    }
-
-    /// Refuses a method that selects ahead on a GPU, whose steps do not compute the queries for it.
-    fn check_ahead(&self, method: &Configured) -> Result<(), UsageError> {
-        if self.config.device == Device::Cpu || !method.method.selects_ahead() {
-            return Ok(());
-        }
-        let what = format!("`{}` selects tokens ahead, which runs on a CPU only so far", method.label());
-        Err(UsageError::new(what).hint("use --device cpu, or leave `offload` out"))
     }
 
     /// How many records an example gives, under all variants.

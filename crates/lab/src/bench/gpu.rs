@@ -238,6 +238,9 @@ impl Runs for DecodingThere<'_> {
         let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, workspace);
         let picking = step(true)?;
         let time = if refresh == 1 { picking } else { (picking + step(false)? * (refresh - 1)) / refresh };
+        if stepping.run.selects_ahead() {
+            return Ok(Turn::of(time));
+        }
         let (alone, layers) = (stepping.run.times()?, stepping.layer.copies() as u32);
         Ok(turn(time, &alone, layers))
     }
@@ -252,6 +255,10 @@ impl Runs for DecodingThere<'_> {
         row.bytes = layers * row.bytes + weights;
         row.bus_bytes = row.bus_bytes.map(|bytes| layers * bytes);
         row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * numbers as u64;
+        if self.stepping.run.selects_ahead() {
+            // What is picked and fetched ahead overlaps with the rest, so that the parts do not add up to the whole.
+            (row.weights_us, row.weights_low_us, row.weights_high_us) = (None, None, None);
+        }
     }
 }
 

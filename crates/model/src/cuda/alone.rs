@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::host::Numbers;
 use super::kv::{DevicePrefix, PrefixLayer, Tail, shared, storage};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
-use super::workspace::SelectionWorkspace;
+use super::workspace::{LayerPicks, SelectionWorkspace};
 use spattn_attention::cost::Cost;
-use spattn_attention::kv::{KvShape, LayerKv, Prefix, Tier};
+use spattn_attention::kv::{DeviceKv, KvShape, LayerKv, Prefix, Tier};
 use spattn_attention::{AttentionSpec, LayerSpecs};
 use spattn_attention::{
     DeviceForm, DeviceIndex, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
-    MaterializesScores, PrefixStatsView, PromptStats, Sequence,
+    MaterializesScores, PrefixStatsView, PromptStats, Sequence, StaticTokens,
 };
 use spattn_cuda::{
     self as kernels, Attention, AttentionWorkspace, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, HostDeviceVec,
@@ -199,9 +199,9 @@ impl LayerAlone {
             indexes: self.further_indexes(&fork)?,
             held: Vec::new(),
             scratch: DeviceScratch::default(),
-            attention: AttentionWorkspace::default(),
+            attention: Default::default(),
             out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
-            prepared: None,
+            prepared: [None, None],
             recordings: Vec::new(),
             scoring: MaterializesScores::No,
             timeline: Timeline::default(),
@@ -210,10 +210,15 @@ impl LayerAlone {
             fork,
         };
         run.picks.rows.set(&self.gpu, vec![0])?;
+        run.picks.alternates = run.selects_ahead();
         run.hold()?;
         run.select_asked(0)?;
         run.count()?;
-        run.prepare(exact)?;
+        run.prepare_copy(0, exact)?;
+        if run.selects_ahead() && self.copies() > 1 {
+            run.select_asked(1)?;
+            run.prepare_copy(1, exact)?;
+        }
         // Everything that it needs is there before it is recorded.
         run.step()?;
         run.record()?;
@@ -238,6 +243,9 @@ impl LayerAlone {
         [shared(&self.prefix)].into_iter().chain(&self.copies).map(|copy| copy.cache(0))
     }
 }
+
+/// Panic message.
+const PREPARED: &str = "`prepare` ran before attention";
 
 /// How long a step of a layer took, for each copy: the mean over the steps that use the same picks.
 #[derive(Debug, Clone, Copy, Default)]
@@ -269,8 +277,9 @@ pub struct RunAlone {
     /// Numbers of sequences, where they are rows of something.
     in_order: HostDeviceVec<u32>,
     scratch: DeviceScratch,
-    attention: AttentionWorkspace,
-    prepared: Option<Prepared>,
+    attention: [AttentionWorkspace; 2],
+    /// What all copies attend; where tokens are picked ahead, every second copy has lists of its own.
+    prepared: [Option<Prepared>; 2],
     out: Buffer,
     /// Of the whole step, of both halves where something is picked, and of scoring where candidates can be scored.
     recordings: Vec<Recording>,
@@ -353,8 +362,44 @@ impl RunAlone {
     pub fn step(&mut self) -> Result<(), GpuError> {
         (0..self.layer.copies()).try_for_each(|copy| {
             self.select_asked(copy)?;
+            self.fetch(copy)?;
             self.attend_asked(copy)
         })
+    }
+
+    /// Whether tokens of a layer are picked ahead, while the layer before computes.
+    pub fn selects_ahead(&self) -> bool {
+        self.fork.method().method.selects_ahead()
+    }
+
+    /// Fetches what was picked ahead for a copy from host memory, if that is where it is.
+    fn fetch(&mut self, copy: usize) -> Result<(), GpuError> {
+        let layer = self.layer.clone();
+        if !self.selects_ahead() || shared(&layer.prefix).tier() != Tier::Host || self.fork.device_form(0).is_none() {
+            return Ok(());
+        }
+        let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
+        let tail = layer.tail.view(layer.shape, layer.copies());
+        let lists = &mut self.picks.of_layer(copy).own.lists;
+        layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)])
+    }
+
+    /// Picks for a copy by queries `[sequence][head][d]` that are known one layer earlier, and fetches what it picked.
+    pub(super) fn select_ahead(&mut self, copy: usize, queries: &Buffer) -> Result<(), GpuError> {
+        self.select(copy, queries)?;
+        self.fetch(copy)
+    }
+
+    /// Picks what a copy attends to begin with, and lays that out.
+    fn prepare_copy(&mut self, copy: usize, exact: StaticTokens) -> Result<(), GpuError> {
+        self.fetch(copy)?;
+        self.await_tokens(copy)?;
+        self.prepare(copy, exact)
+    }
+
+    /// Has what is enqueued next wait for what is fetched for a copy.
+    fn await_tokens(&mut self, copy: usize) -> Result<(), GpuError> {
+        self.layer.gpu.await_tokens(&mut self.picks.of_layer(copy).own.lists)
     }
 
     /// Makes what the run holds of each copy.
@@ -367,6 +412,10 @@ impl RunAlone {
     }
 
     fn record(&mut self) -> Result<(), GpuError> {
+        // A layer alone has none ahead of it to overlap with, so its times say nothing of what is picked ahead.
+        if self.selects_ahead() {
+            return Ok(());
+        }
         let gpu = self.layer.gpu.clone();
         let whole = gpu.record(|| self.step())?;
         self.recordings.push(whole);
@@ -427,7 +476,8 @@ impl RunAlone {
         let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
         let stride = layer.heads * layer.shape.d;
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let queries = Queries { queries, stride, heads: layer.heads, rows: &self.picks.rows };
+        let LayerPicks { rows, own, .. } = self.picks.of_layer(copy);
+        let queries = Queries { queries, stride, heads: layer.heads, rows };
         let total = self.fork.tokens();
         let ends = self.fork.device_candidates_move().then(|| [self.fork.device_candidates(total).end]);
         let step = DeviceStep {
@@ -439,7 +489,7 @@ impl RunAlone {
             seeds: &[self.fork.row_seed(self.fork.tokens())],
             runs: &[DeviceSequence { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
         };
-        act(form, &step, index, &mut self.picks.own, &mut self.scratch).map(Some)
+        act(form, &step, index, own, &mut self.scratch).map(Some)
     }
 
     /// Counts what was picked.
@@ -449,7 +499,7 @@ impl RunAlone {
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
         let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
-        let SelectionWorkspace { own, counters: workspace, .. } = &mut self.picks;
+        let LayerPicks { own, counters: workspace, .. } = self.picks.of_layer(0);
         let tokens = self.fork.prefix_candidates().start..own.lists.end();
         gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, workspace)?;
         let mut picked = vec![0; kv_heads + heads + 1];
@@ -459,11 +509,12 @@ impl RunAlone {
         Ok(())
     }
 
-    fn prepare(&mut self, exact: spattn_attention::StaticTokens) -> Result<(), GpuError> {
+    /// Lays out what a copy attends.
+    fn prepare(&mut self, copy: usize, exact: StaticTokens) -> Result<(), GpuError> {
         let (layer, total) = (&self.layer, self.fork.tokens());
         let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let lists = [&self.picks.own.lists];
+        let lists = [&self.picks.picked(copy).lists];
         let plan = match self.fork.device_form(0) {
             Some(_) => RowPlan::Left(exact, RowOfLists { lists: 0, row: 0 }),
             None => RowPlan::Exact(exact),
@@ -475,17 +526,17 @@ impl RunAlone {
         for kv_head in 0..kv_heads {
             HeadPlan { row: 0, kv_head, group, total, tail: &tail }.add(&mut attention, &plan, prefix_tokens, &lists);
         }
-        self.prepared = Some(layer.gpu.prepare(&mut attention, &mut self.attention, layer.shape.d)?);
+        let slot = self.slot(copy);
+        self.prepared[slot] = Some(layer.gpu.prepare(&mut attention, &mut self.attention[slot], layer.shape.d)?);
         Ok(())
     }
 
     /// Attends a copy by the queries that were [asked](LayerAlone::ask).
     fn attend_asked(&mut self, copy: usize) -> Result<(), GpuError> {
         let layer = self.layer.clone();
-        layer.with_queries(|queries| {
-            let prepared = self.prepared.as_ref().expect("`prepare` ran before attention");
-            attend(&layer, prepared, copy, queries, &mut self.out)
-        })
+        self.await_tokens(copy)?;
+        let prepared = self.prepared[self.slot(copy)].as_ref().expect(PREPARED);
+        layer.with_queries(|queries| attend(&layer, prepared, copy, queries, &mut self.out))
     }
 
     /// Attends a copy by queries `[sequence][head][d]`, into `out` of the same shape; if `picks`, it selects anew first.
@@ -498,12 +549,15 @@ impl RunAlone {
     ) -> Result<(), GpuError> {
         if picks {
             self.select(copy, queries)?;
+            self.fetch(copy)?;
         }
-        attend(&self.layer, self.prepared(), copy, queries, out)
+        self.await_tokens(copy)?;
+        attend(&self.layer, self.prepared[self.slot(copy)].as_ref().expect(PREPARED), copy, queries, out)
     }
 
-    fn prepared(&self) -> &Prepared {
-        self.prepared.as_ref().expect("`prepare` ran before attention")
+    /// Which lists a copy has, where every second one has its own.
+    fn slot(&self, copy: usize) -> usize {
+        if self.selects_ahead() { copy % 2 } else { 0 }
     }
 
     /// Makes the numbers of so many sequences.

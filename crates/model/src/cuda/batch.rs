@@ -15,6 +15,8 @@ use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, HostDeviceVec, Into, Plac
 pub struct BatchWorkspace {
     /// All channels of a head, by which queries are taken together.
     channels: Option<Buffer>,
+    /// Queries that are known one layer earlier, of sequences beside each other.
+    ahead: Option<Buffer>,
     timeline: Timeline,
     /// The launches of a step that selects, and of one that attends what was selected before.
     recorded: [Option<Recorded>; 2],
@@ -66,12 +68,13 @@ impl Cuda {
         // Everything is sent before the first event.
         let angles = segment.send_batch(workspace, alone, rows)?;
         run.rows_in_order(rows)?;
-        let BatchWorkspace { channels, timeline, recorded } = batch_workspace;
+        let BatchWorkspace { channels, ahead, timeline, recorded } = batch_workspace;
         if channels.is_none() {
             *channels = Some(segment.gpu.upload(&(0..c.head_dim as u32).collect::<Vec<_>>())?);
         }
         let channels = channels.as_ref().expect("the numbers of channels were uploaded above");
-        let step = BatchStep { segment, alone, rows, picks, angles, channels };
+        segment.gpu.reserve(ahead, rows * c.heads * c.head_dim * segment.storage().bytes())?;
+        let mut step = BatchStep { segment, alone, rows, picks, angles, channels, ahead };
         let start = |workspace: &mut Workspace| segment.start(workspace, tokens, &vec![context as u32; rows]);
         start(workspace)?;
         let recorded = &mut recorded[usize::from(picks)];
@@ -109,21 +112,27 @@ struct BatchStep<'a> {
     angles: Vec<StepAngles>,
     /// All channels of a head.
     channels: &'a Buffer,
+    /// Room for queries of all sequences beside each other.
+    ahead: &'a mut Option<Buffer>,
 }
 
 impl BatchStep<'_> {
     /// Enqueues all layers, and the output matrix.
-    fn launch(&self, workspace: &mut Workspace, run: &mut RunAlone) -> Result<(), GpuError> {
-        let &Self { segment, alone, rows, picks, .. } = self;
+    fn launch(&mut self, workspace: &mut Workspace, run: &mut RunAlone) -> Result<(), GpuError> {
+        let &mut Self { segment, alone, rows, picks, .. } = self;
         for index in 0..segment.config.layers {
             segment.forward_layer(workspace, rows, index, 0, |workspace, layer| {
                 segment.rotate_rows(workspace, rows, index, layer, &self.angles)?;
+                if run.selects_ahead() && index + 1 < segment.config.layers {
+                    self.look_ahead(workspace, run, index + 1)?;
+                }
+                let picks = picks && !(run.selects_ahead() && index > 0);
                 let Workspace { qkv, attended, .. } = workspace;
                 // The queries of one sequence lie beside each other.
                 if rows == 1 {
                     return run.step_layer(index, picks, qkv, attended);
                 }
-                self.take_queries(run.in_order(), qkv)?;
+                alone.with_queries(|queries| self.take_queries(run.in_order(), qkv, queries))?;
                 alone.with_queries(|queries| run.step_layer(index, picks, queries, attended))
             })?;
         }
@@ -135,22 +144,39 @@ impl BatchStep<'_> {
         segment.multiply(head, normed, rows, logits, Into::Wide)
     }
 
+    /// Picks for a layer by the queries that it would make of the input of the layer before, and fetches what it picked.
+    fn look_ahead(&mut self, workspace: &mut Workspace, run: &mut RunAlone, layer: usize) -> Result<(), GpuError> {
+        let &mut Self { segment, rows, .. } = self;
+        segment.make_queries_ahead(workspace, None, rows, layer, &self.angles)?;
+        let Workspace { ahead: Some(made), .. } = workspace else {
+            unreachable!("`make_queries_ahead` reserved the queries")
+        };
+        if rows == 1 {
+            return run.select_ahead(layer, made);
+        }
+        let mut beside = self.ahead.take().expect("the queries of all sequences were reserved with the step");
+        let taken =
+            self.take_queries(run.in_order(), made, &mut beside).and_then(|()| run.select_ahead(layer, &beside));
+        *self.ahead = Some(beside);
+        taken
+    }
+
     /// What the launches depend on and may change during a run: addresses of buffers, and scaling factors.
     fn key(&self, workspace: &Workspace) -> Vec<u64> {
-        let Workspace { x, qkv, places, inverse, logits, .. } = workspace;
-        let reserved = [places, logits].into_iter().chain(inverse).flatten();
+        let Workspace { x, qkv, ahead, places, inverse, logits, .. } = workspace;
+        let reserved = [places, logits, ahead, &*self.ahead].into_iter().chain(inverse).flatten();
         let ids = [x, qkv, self.channels].into_iter().chain(reserved).map(Buffer::id);
         ids.chain(self.angles.iter().map(|angles| u64::from(angles.scaling.to_bits()))).collect()
     }
 
     /// Takes the rotated queries of all rows together, `[row][head][d]`.
-    fn take_queries(&self, in_order: &HostDeviceVec<u32>, qkv: &Buffer) -> Result<(), GpuError> {
-        let &Self { segment, alone, rows, channels, .. } = self;
+    fn take_queries(&self, in_order: &HostDeviceVec<u32>, qkv: &Buffer, queries: &mut Buffer) -> Result<(), GpuError> {
+        let &Self { segment, rows, channels, .. } = self;
         let c = &segment.config;
         let of_rows = Queries { queries: qkv, stride: segment.widths().1, heads: c.heads, rows: in_order };
         let all = ChannelLists { buffer: channels, heads: 1, width: c.head_dim };
         let shape = (c.head_dim, c.heads, segment.storage());
-        alone.with_queries(|queries| segment.gpu.gather_queries((&of_rows, 0..rows), shape, &all, c.head_dim, queries))
+        segment.gpu.gather_queries((&of_rows, 0..rows), shape, &all, c.head_dim, queries)
     }
 }
 

@@ -126,9 +126,15 @@ impl Cuda {
     ) -> Result<(), E> {
         for (at, segment) in self.segments.iter().enumerate() {
             let (before, here) = workspaces.split_at_mut(at);
-            if let Some(from) = before.last() {
-                let bytes = size_of::<f32>() * rows * self.dimensions.config.hidden_size;
-                segment.gpu.receive(&mut here[0].x, &self.segments[at - 1].gpu, &from.x, bytes)?;
+            if let Some(from) = before.last_mut() {
+                let (bytes, other) =
+                    (size_of::<f32>() * rows * self.dimensions.config.hidden_size, &self.segments[at - 1].gpu);
+                segment.gpu.receive(&mut here[0].x, other, &from.x, bytes)?;
+                if let Some(input) = from.last_input.take() {
+                    let mut received = segment.gpu.alloc(bytes)?;
+                    segment.gpu.receive(&mut received, other, &input, bytes)?;
+                    here[0].last_input = Some(received);
+                }
             }
             pass(segment, here[0])?;
         }
@@ -254,17 +260,23 @@ impl Cuda {
         let Some(parts) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>()) else {
             return Ok(());
         };
-        let (mut picked, mut held) = (Vec::new(), Vec::new());
+        let (mut picked, mut missed, mut held) = (Vec::new(), Vec::new(), Vec::new());
         for (segment, own) in self.segments.iter().zip(&mut parts.0) {
             let Some(buffer) = own.picked.take() else { return Ok(()) };
             let mut counters = vec![0; segment.counters()];
             segment.gpu.download(&buffer, 0, &mut counters)?;
             picked.extend(counters);
+            if let Some(buffer) = own.missed.take() {
+                let mut counters = vec![0u64; 2 * segment.layers.len()];
+                segment.gpu.download(&buffer, 0, &mut counters)?;
+                missed.extend(counters.chunks_exact(2).map(|pair| [pair[0], pair[1]]));
+            }
             for tokens in &own.held {
                 held.push(tokens.as_ref().map(|tokens| tokens.count(&segment.gpu, kv_heads)).transpose()?);
             }
         }
         fork.collect_device_counters(&picked);
+        fork.collect_device_misses(&missed);
         for (layer, tokens) in held.into_iter().enumerate() {
             tokens.into_iter().for_each(|tokens| fork.set_resident_tokens(layer, tokens));
         }

@@ -264,6 +264,9 @@ pub(super) struct SequenceKv {
     /// Where the device picks: u64 `[layer][kv_heads + heads + 1]`, the tokens that were read and attended of what it picked,
     /// and the entries of an index.
     pub(super) picked: Option<Buffer>,
+    /// Where misses of what is picked ahead are counted: u64 `[layer][2]`, the tokens that own queries would have picked, and those of them that
+    /// were not picked.
+    pub(super) missed: Option<Buffer>,
     /// What the device picked last, by layer, for tokens that attend it again.
     pub(super) kept: Vec<kernels::TokenLists>,
     /// What the run holds at each layer, where its method lets tokens go on the device.

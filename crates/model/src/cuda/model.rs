@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spattn_attention::kv::KvShape;
 use spattn_attention::{DevicePrefillError, DeviceScratch};
 use spattn_cuda::{
-    self as kernels, AttentionWorkspace, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule,
-    Norms, Place, Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
+    self as kernels, Buffer, Columns, EmbeddingTable, FiniteCheck, Gpu, GpuError, Into, LayerRule, Norms, Place,
+    Positions, QuantisedMatrix, RmsNorm, Rotation, RowPart, Storage, Timeline, WeightMatrix,
 };
 
 use super::expert_room::{ExpertRoom, ExpertTables};
@@ -231,6 +231,8 @@ impl Segment {
             normed: gpu.alloc(bytes * rows * c.hidden_size)?,
             branch: gpu.alloc(4 * rows * self.branch_numbers())?,
             qkv: gpu.alloc(bytes * rows * stacked)?,
+            ahead: None,
+            last_input: None,
             attended: gpu.alloc(bytes * rows * width)?,
             wide: None,
             gate_up: gpu.alloc(bytes * rows * 2 * c.intermediate_size)?,
@@ -244,7 +246,7 @@ impl Segment {
             inverse: Vec::new(),
             logits: None,
             argmax: None,
-            attention: AttentionWorkspace::default(),
+            attention: Default::default(),
             exact: Vec::new(),
             recorded: None,
             timeline: Timeline::default(),
@@ -262,6 +264,7 @@ impl Segment {
         self.gpu.upload_to(&mut workspace.tokens, 0, tokens)?;
         self.gpu.upload_to(&mut workspace.positions, 0, positions)?;
         self.gpu.upload_to(&mut workspace.broken, 0, &[UNBROKEN])?;
+        workspace.last_input = None;
         let Some(table) = self.table() else { return Ok(()) };
         let Workspace { tokens: ids, x, .. } = workspace;
         let (rows, scale) = (tokens.len(), self.embedding_scale());
@@ -446,6 +449,55 @@ impl Segment {
         self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
     }
 
+    /// The queries of rows `[queries, keys, values]` that `projection` makes of `rows` rows of `x`. What is behind the queries is of no meaning.
+    fn apply_to_queries(&self, projection: &Linear, x: &Buffer, rows: usize, out: &mut Buffer) -> Result<(), GpuError> {
+        let ((width, stacked), storage) = (self.widths(), self.storage());
+        let inputs = projection.weight.inputs;
+        match &projection.weight.data {
+            Data::Plain(data) => {
+                let (weight, columns) =
+                    (WeightMatrix { data, outputs: width, inputs }, Columns { first: 0, stride: stacked });
+                self.gpu.multiply_columns(storage, weight, x, rows, (&mut *out, columns), Into::Narrow)
+            }
+            Data::Parts(parts) => {
+                self.multiply_parts((parts, width), inputs, (x, rows), (&mut *out, stacked), Into::Narrow)
+            }
+        }?;
+        let Some(bias) = &projection.bias else { return Ok(()) };
+        self.gpu.add_bias_to(storage, out, RowPart { rows, stride: stacked, first: 0 }, bias, width)
+    }
+
+    /// Computes the queries that a layer would make of the input of the layer before, for the first `rows` rows, into `workspace.ahead`. The
+    /// input is `last_input`, or what the residual stream is now.
+    pub(super) fn make_queries_ahead(
+        &self,
+        workspace: &mut Workspace,
+        last_input: Option<&Buffer>,
+        rows: usize,
+        index: usize,
+        angles: &[StepAngles],
+    ) -> Result<(), GpuError> {
+        let (c, layer) = (&self.config, &self.layers[self.place_of(index)]);
+        let ((width, stacked), storage, eps) = (self.widths(), self.storage(), c.rms_norm_eps as f32);
+        let Workspace { x, normed, broken, ahead, positions, inverse, .. } = workspace;
+        // The layer before has checked its input by the same mark.
+        let check = FiniteCheck { broken, mark: index as u64 - 1, first_row: 0 };
+        let norm = RmsNorm { weight: layer.attention_norm.as_ref(), eps, hidden: c.hidden_size };
+        self.gpu.rms_norm(storage, norm, last_input.unwrap_or(x), 0..rows, normed, check)?;
+        let ahead = self.gpu.reserved(ahead, rows * stacked * storage.bytes())?;
+        self.apply_to_queries(&layer.qkv, normed, rows, ahead)?;
+        if let Some((query, _)) = layer.qk_norm.as_ref().filter(|_| c.block.qk_norm_over == QkNormOver::AllHeads) {
+            let norm = RmsNorm { weight: Some(query), eps, hidden: width };
+            self.gpu.norm_part(storage, ahead, RowPart { rows, stride: stacked, first: 0 }, norm)?;
+        }
+        let place = self.place_of_rope(index);
+        let StepAngles { by_row, scaling } = angles[place];
+        let Some(inverse) = &inverse[place] else { unreachable!("frequencies were uploaded before the layers") };
+        let positions = self.angles_at(index, positions, inverse, (by_row, scaling));
+        let rotation = self.rotation_of(rows, layer, positions);
+        self.gpu.rope_queries(ahead, &rotation, (c.kv_heads, c.head_dim, storage))
+    }
+
     /// `x · Wᵀ` for `rows` rows of `x`, without a bias.
     pub(super) fn multiply(
         &self,
@@ -456,15 +508,30 @@ impl Segment {
         into: Into,
     ) -> Result<(), GpuError> {
         let (&Matrix { ref data, outputs, inputs }, storage) = (weight, self.storage());
-        let parts = match data {
+        match data {
             Data::Plain(data) => {
                 let weight = WeightMatrix { data, outputs, inputs };
-                return self.gpu.multiply(storage, weight, x, rows, out, into);
+                self.gpu.multiply(storage, weight, x, rows, out, into)
             }
-            Data::Parts(parts) => parts,
-        };
-        let mut columns = Columns { first: 0, stride: outputs };
+            Data::Parts(parts) => self.multiply_parts((parts, outputs), inputs, (x, rows), (out, outputs), into),
+        }
+    }
+
+    /// As [`multiply`](Self::multiply), for the parts of a matrix up to that with the output `wanted - 1`; rows of `out` have `stride` numbers.
+    fn multiply_parts(
+        &self,
+        (parts, wanted): (&[Part], usize),
+        inputs: usize,
+        (x, rows): (&Buffer, usize),
+        (out, stride): (&mut Buffer, usize),
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let storage = self.storage();
+        let mut columns = Columns { first: 0, stride };
         for part in parts {
+            if columns.first >= wanted {
+                break;
+            }
             let out = (&mut *out, columns);
             match part {
                 Part::Plain { data, outputs } => {

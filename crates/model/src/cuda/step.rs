@@ -8,16 +8,18 @@ use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
 use super::model::{Segment, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
-use super::workspace::{Recorded, SelectionWorkspace, Work, Workspace};
+use super::workspace::{ComparedPicks, LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
-use spattn_attention::kv::KvError;
+use spattn_attention::kv::{DeviceKv, KvError, Tier};
 use spattn_attention::{
-    AttentionTime, DeviceLayer, DeviceSequence, DeviceStep, LayerStep, RowSeed, SelectionSite, StaticTokens,
+    AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep, RowSeed,
+    SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, Cache, GpuError, HeldTokens, Place, Prepared, Queries,
+    TokenLists,
 };
 
 /// What is the same at all layers of a step, on all GPUs.
@@ -36,6 +38,28 @@ pub(super) struct Group {
     seeds: Vec<RowSeed>,
     /// Rows that attend again what was picked before: for one of `rows` in the same step, or, without, in an earlier one.
     again: Vec<(u32, Option<usize>)>,
+    /// Whether the method selects ahead.
+    is_ahead: bool,
+    /// Whether all candidates are in context before the step.
+    knows_candidates: bool,
+}
+
+impl Group {
+    /// Whether the tokens of a layer are picked while the layer before computes: by queries that are known there, among candidates that are
+    /// all in context before the step. Others are picked by the same queries when the layer has stored its keys.
+    fn picks_early(&self, layer: usize, streams: &[Stream<'_>]) -> bool {
+        self.knows_candidates && self.selects_ahead_at(layer, streams)
+    }
+
+    /// Whether tokens of a layer are picked by queries that are known one layer earlier.
+    fn selects_ahead_at(&self, layer: usize, streams: &[Stream<'_>]) -> bool {
+        self.is_ahead && streams[self.streams[0]].fork.selects_ahead_at(layer)
+    }
+
+    /// Whether what is picked early is fetched, too: for one row, so that it takes no more memory than was planned.
+    fn is_fetched(&self) -> bool {
+        self.rows.len() == 1 && self.again.is_empty()
+    }
 }
 
 /// A row of a step.
@@ -62,6 +86,12 @@ pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
+/// Whether a device counts misses of a stream.
+fn compares(stream: &Stream<'_>) -> bool {
+    let fork = &stream.fork;
+    fork.selects_on_device() && (0..fork.prefix().layers()).any(|layer| fork.counts_misses_at(layer))
+}
+
 /// The rows of a step, stream by stream.
 pub(super) fn rows_of(streams: &[Stream<'_>]) -> Vec<Row> {
     let of_stream = |(index, stream): (usize, &Stream<'_>)| {
@@ -85,6 +115,8 @@ pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
                     ends: stream.fork.device_candidates_move().then(Vec::new),
                     seeds: Vec::new(),
                     again: Vec::new(),
+                    is_ahead: stream.fork.method().method.selects_ahead(),
+                    knows_candidates: true,
                 });
             }
         }
@@ -94,7 +126,11 @@ pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
         let fork = &*streams[row.stream].fork;
         if fork.selects_anew(row.total) {
             group.rows.push(i as u32);
-            group.ends.iter_mut().for_each(|ends| ends.push(fork.device_candidates(row.total).end));
+            if let Some(ends) = &mut group.ends {
+                let end = fork.device_candidates(row.total).end;
+                group.knows_candidates &= end <= fork.tokens();
+                ends.push(end);
+            }
             group.seeds.push(fork.row_seed(row.total));
         } else {
             let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
@@ -125,19 +161,25 @@ impl Segment {
     /// What a stream has on this GPU, with room for what it reads behind its prefix; `old` is what it had before.
     pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-        let (tail, picked, mut kept, holding) =
-            old.map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
+        let (tail, picked, missed, mut kept, holding) = match old {
+            Some(own) => (Some(own.tail), own.picked, own.missed, own.kept, own.held),
+            None => (None, None, None, Vec::new(), Vec::new()),
+        };
         let needed = held + stream.tokens.len();
         let tail = Tail::of(&self.gpu, self.shape(), self.layers.len(), tail, held, needed)?;
         let picked = match (picked, stream.fork.selects_on_device()) {
             (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
             (picked, _) => picked,
         };
+        let missed = match (missed, compares(stream)) {
+            (None, true) => Some(self.gpu.alloc(size_of::<[u64; 2]>() * self.layers.len())?),
+            (missed, _) => missed,
+        };
         if stream.fork.selects_on_device() {
             kept.resize_with(self.layers.len(), TokenLists::default);
         }
         let holding = self.hold(stream, holding)?;
-        Ok(SequenceKv { tail, picked, kept, held: holding })
+        Ok(SequenceKv { tail, picked, missed, kept, held: holding })
     }
 
     /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
@@ -193,13 +235,32 @@ impl Segment {
         workspace.timeline.clear();
         workspace.work.clear();
         self.gpu.mark(&mut workspace.timeline)?;
-        let rows = plan.rows.len();
+        let stepped = self.step_layers(workspace, streams, plan, groups);
+        // A step that failed may leave behind what is being fetched: before anything of it is freed, that has arrived.
+        let arrived = workspace.picks.iter_mut().try_for_each(|picks| picks.await_tokens(&self.gpu));
+        stepped.and(arrived.map_err(EngineError::from))
+    }
+
+    /// All layers of a step where something is picked.
+    fn step_layers(
+        &self,
+        workspace: &mut Workspace,
+        streams: &mut [Stream<'_>],
+        plan: &StepPlan<'_>,
+        groups: &[Group],
+    ) -> Result<(), EngineError> {
+        let (rows, compares) = (plan.rows.len(), streams.iter().any(compares));
         for index in self.range.clone() {
             self.forward_layer(workspace, rows, index, 0, |workspace, layer| -> Result<(), EngineError> {
                 self.rotate_rows(workspace, rows, index, layer, plan.angles)?;
                 self.gpu.mark(&mut workspace.timeline)?;
-                self.attend_streams(workspace, index, streams, plan.rows, groups)?;
-                Ok(self.gpu.mark(&mut workspace.timeline)?)
+                self.attend_streams(workspace, index, streams, plan, groups)?;
+                self.gpu.mark(&mut workspace.timeline)?;
+                if compares {
+                    self.count_misses(workspace, index, streams, plan.rows, groups)?;
+                    self.gpu.mark(&mut workspace.timeline)?;
+                }
+                Ok(())
             })?;
             self.gpu.mark(&mut workspace.timeline)?;
         }
@@ -214,11 +275,13 @@ impl Segment {
         used: &mut GpuUse,
     ) -> Result<bool, GpuError> {
         let spans = workspace.timeline.spans()?;
-        for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(4)) {
-            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[3]];
+        let parts = 4 + usize::from(streams.iter().any(compares));
+        for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(parts)) {
+            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[parts - 1]];
+            let compare = if parts == 5 { spans[3] } else { Duration::ZERO };
             let host = streams.iter().any(|stream| looks(stream, layer));
             let of_layer = &workspace.work[place * streams.len()..][..streams.len()];
-            share_attention([select, attend], host, of_layer, streams);
+            share_attention([select, attend, compare], host, of_layer, streams);
             used.weights += begin + finish;
             used.attend += attend;
             match host {
@@ -337,7 +400,10 @@ impl Segment {
             workspace.picks.resize_with(groups.len(), SelectionWorkspace::default);
         }
         let of_groups = groups.iter().zip(&mut workspace.picks);
-        of_groups.into_iter().try_for_each(|(group, workspace)| workspace.rows.set(&self.gpu, group.rows.clone()))
+        of_groups.into_iter().try_for_each(|(group, workspace)| {
+            workspace.alternates = group.is_ahead;
+            workspace.rows.set(&self.gpu, group.rows.clone())
+        })
     }
 
     /// The lists that [`RowOfLists`] numbers.
@@ -350,10 +416,10 @@ impl Segment {
     ) -> Vec<&'a TokenLists> {
         let place = self.place_of(layer);
         let kept = streams.iter().map(|stream| sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none));
-        kept.chain(picks.iter().map(|workspace| &workspace.own.lists)).collect()
+        kept.chain(picks.iter().map(|workspace| &workspace.picked(layer).lists)).collect()
     }
 
-    /// Has the device pick at a layer for rows that share a method, and count what it picked.
+    /// Has the device pick at a layer, but for groups that it picked for while the layer before computed.
     fn pick_there(
         &self,
         workspace: &mut Workspace,
@@ -362,59 +428,185 @@ impl Segment {
         rows: &[Row],
         groups: &[Group],
     ) -> Result<(), GpuError> {
-        let c = &self.config;
+        let Workspace { qkv, ahead, picks, scratch, .. } = workspace;
+        for (group, workspace) in groups.iter().zip(picks) {
+            if group.picks_early(layer, streams) {
+                continue;
+            }
+            let queries = match (group.selects_ahead_at(layer, streams), &*ahead) {
+                (true, Some(ahead)) => ahead,
+                (true, None) => unreachable!("the layer before made the queries ahead"),
+                (false, _) => &*qkv,
+            };
+            self.pick_for_group(group, workspace.of_layer(layer), queries, scratch, (layer, streams, rows))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the queries by which a layer's tokens are picked ahead, of the input of the layer before; and picks and fetches where that can be
+    /// done now. The input is `last_input`, or what the residual stream is. Returns whether there is anything that is picked ahead.
+    fn pick_ahead(
+        &self,
+        workspace: &mut Workspace,
+        last_input: Option<&Buffer>,
+        layer: usize,
+        streams: &[Stream<'_>],
+        (plan, groups): (&StepPlan<'_>, &[Group]),
+    ) -> Result<bool, GpuError> {
+        if !streams.iter().any(|stream| stream.fork.selects_ahead_at(layer)) {
+            return Ok(false);
+        }
+        self.make_queries_ahead(workspace, last_input, plan.rows.len(), layer, plan.angles)?;
+        let Workspace { ahead: Some(ahead), picks, scratch, .. } = workspace else {
+            unreachable!("`make_queries_ahead` reserved the queries")
+        };
+        for (group, workspace) in groups.iter().zip(picks) {
+            if !group.picks_early(layer, streams) {
+                continue;
+            }
+            let at = (layer, streams, plan.rows);
+            self.pick_for_group(group, workspace.of_layer(layer), ahead, scratch, at)?;
+            self.fetch_for_group(group, workspace.of_layer(layer), at)?;
+        }
+        Ok(true)
+    }
+
+    /// Fetches what was picked for a group from host memory, if that is where the prefix is.
+    fn fetch_for_group(
+        &self,
+        group: &Group,
+        picks: LayerPicks<'_>,
+        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+    ) -> Result<(), GpuError> {
+        let fork = &*streams[group.streams[0]].fork;
+        let prefix = shared(fork.prefix());
+        if prefix.tier() != Tier::Host || !group.is_fetched() || fork.device_form(layer).is_none() {
+            return Ok(());
+        }
+        let stream_of = |row: &u32| &streams[rows[*row as usize].stream];
+        let tails: Vec<kernels::Tail<'_>> = group.rows.iter().map(|row| self.tail_of(stream_of(row))).collect();
+        let tails: Vec<Cache<'_>> = tails.iter().map(|tail| tail.cache(self.place_of(layer))).collect();
+        self.gpu.fetch_tokens(&mut picks.own.lists, &prefix.cache(layer), prefix.tokens, &tails)
+    }
+
+    /// Hands queries that were made ahead to streams whose tokens the host selects.
+    fn give_queries_ahead(
+        &self,
+        workspace: &Workspace,
+        layer: usize,
+        streams: &mut [Stream<'_>],
+    ) -> Result<(), GpuError> {
+        let ((width, stacked), mut first) = (self.widths(), 0);
+        for stream in streams {
+            let (rows, begin) = (stream.tokens.len(), first);
+            first += rows;
+            let is_asked = stream.fork.selects_ahead_at(layer) && !stream.fork.selects_on_device();
+            let (true, Some(ahead)) = (is_asked, &workspace.ahead) else { continue };
+            let numbers = download_wide(&self.gpu, ahead, begin * stacked, rows * stacked, self.storage())?;
+            stream.fork.set_queries_ahead(layer, numbers.chunks_exact(stacked).map(|row| row[..width].to_vec()));
+        }
+        Ok(())
+    }
+
+    /// Has the device pick at a layer for rows that share a method, by these queries, and count what it picked.
+    fn pick_for_group(
+        &self,
+        group: &Group,
+        picks: LayerPicks<'_>,
+        queries: &Buffer,
+        scratch: &mut DeviceScratch,
+        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+    ) -> Result<(), GpuError> {
+        let (c, fork) = (&self.config, &*streams[group.streams[0]].fork);
+        let LayerPicks { rows: numbers, counters: addresses, counters_of_kept, own } = picks;
+        if fork.device_form(layer).is_none() {
+            return Ok(());
+        }
+        let candidates = fork.prefix_candidates();
+        let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork, self.number);
+        let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
+        let place = self.place_of(layer);
+        let (heads, offset) = ((c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1));
+        if !group.rows.is_empty() {
+            let queries = Queries { queries, stride: self.widths().1, heads: c.heads, rows: numbers };
+            self.select_for_group(group, queries, own, scratch, (layer, streams, rows))?;
+            let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
+            let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
+            let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
+            let tokens = candidates.start..own.lists.end();
+            self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
+        }
+        for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
+            let (kept, counters) = (&run_of(*row).kept[place], [(counters_of(*row), 1)]);
+            self.gpu.count_picks(kept, heads, candidates.start..kept.end(), &counters, offset, counters_of_kept)?;
+        }
+        Ok(())
+    }
+
+    /// Has the device select at a layer for rows that share a method, by these queries.
+    fn select_for_group(
+        &self,
+        group: &Group,
+        queries: Queries<'_>,
+        to: &mut DeviceWorkspace,
+        scratch: &mut DeviceScratch,
+        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+    ) -> Result<(), GpuError> {
+        let fork = &*streams[group.streams[0]].fork;
+        let Some((form, index)) = fork.device_form(layer) else { return Ok(()) };
+        let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
+        let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
+        let place = self.place_of(layer);
+        let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
+        let there = |row: &u32| {
+            let stream = rows[*row as usize].stream;
+            let held = sequence_kv(streams[stream].fork, self.number).held[place].as_ref();
+            DeviceSequence { tail: tails[stream].cache(place), held }
+        };
+        let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
+        let budget_of = |row: &u32| {
+            let Row { stream, total } = rows[*row as usize];
+            streams[stream].fork.budget_units(layer, total)
+        };
+        let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
+        let step = DeviceStep {
+            prefix: DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates },
+            prefix_tokens: fork.prefix().tokens(),
+            ends: group.ends.as_deref(),
+            queries,
+            budget_units: &budgets,
+            seeds: &group.seeds,
+            runs: &runs,
+        };
+        form.select_all(&step, index, to, scratch)
+    }
+
+    /// Counts which tokens of a layer its own queries would have picked, and which of them were not picked ahead.
+    fn count_misses(
+        &self,
+        workspace: &mut Workspace,
+        layer: usize,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), GpuError> {
         let Workspace { qkv, picks, scratch, .. } = workspace;
         for (group, workspace) in groups.iter().zip(picks) {
-            let fork = &*streams[group.streams[0]].fork;
-            let Some((form, index)) = fork.device_form(layer) else { continue };
-            let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
-            let (scale, dtype) = (fork.prefix().spec(layer).scale, self.dtype());
-            let prefix = DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates: candidates.clone() };
-            let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork, self.number);
-            let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
-            let place = self.place_of(layer);
-            let (heads, offset) = ((c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1));
-            if !group.rows.is_empty() {
-                let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &workspace.rows };
-                let tails: Vec<kernels::Tail<'_>> = streams.iter().map(|stream| self.tail_of(stream)).collect();
-                let there = |row: &u32| DeviceSequence {
-                    tail: tails[rows[*row as usize].stream].cache(place),
-                    held: run_of(*row).held[place].as_ref(),
-                };
-                let runs: Vec<DeviceSequence<'_>> = group.rows.iter().map(there).collect();
-                let budget_of = |row: &u32| {
-                    let Row { stream, total } = rows[*row as usize];
-                    streams[stream].fork.budget_units(layer, total)
-                };
-                let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
-                let step = DeviceStep {
-                    prefix,
-                    prefix_tokens: fork.prefix().tokens(),
-                    ends: group.ends.as_deref(),
-                    queries,
-                    budget_units: &budgets,
-                    seeds: &group.seeds,
-                    runs: &runs,
-                };
-                form.select_all(&step, index, &mut workspace.own, scratch)?;
-                let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
-                let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
-                let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
-                let SelectionWorkspace { own, counters: addresses, .. } = &mut *workspace;
-                let tokens = candidates.start..own.lists.end();
-                self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
+            let counts = |stream: &usize| streams[*stream].fork.counts_misses_at(layer);
+            if group.rows.is_empty() || !group.is_ahead || !group.streams.iter().all(counts) {
+                continue;
             }
-            for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
-                let (kept, counters) = (&run_of(*row).kept[place], [(counters_of(*row), 1)]);
-                self.gpu.count_picks(
-                    kept,
-                    heads,
-                    candidates.start..kept.end(),
-                    &counters,
-                    offset,
-                    &mut workspace.counters_of_kept,
-                )?;
-            }
+            let ComparedPicks { rows: numbers, picked, wanted, missing } = workspace.compared(layer);
+            let queries = Queries { queries: qkv, stride: self.widths().1, heads: self.config.heads, rows: numbers };
+            self.select_for_group(group, queries, wanted, scratch, (layer, streams, rows))?;
+            let counters_of = |row: &u32| {
+                let own = sequence_kv(streams[rows[*row as usize].stream].fork, self.number);
+                own.missed.as_ref().expect("`make_tails` reserved the counters of misses")
+            };
+            let counters: Vec<&Buffer> = group.rows.iter().map(counters_of).collect();
+            let lists = [&wanted.lists, &picked.lists];
+            let tokens = 0..wanted.lists.end().max(picked.lists.end());
+            self.gpu.count_missing(lists, tokens, &counters, 2 * self.place_of(layer), missing)?;
         }
         Ok(())
     }
@@ -425,23 +617,33 @@ impl Segment {
         workspace: &mut Workspace,
         layer: usize,
         streams: &mut [Stream<'_>],
-        rows: &[Row],
+        plan: &StepPlan<'_>,
         groups: &[Group],
     ) -> Result<(), EngineError> {
-        let (width, stacked) = self.widths();
+        let ((width, stacked), rows) = (self.widths(), plan.rows);
         let numbers = match streams.iter().any(|stream| looks(stream, layer)) {
             true => download_wide(&self.gpu, &workspace.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
+        if let Some(input) = workspace.last_input.take() {
+            self.pick_ahead(workspace, Some(&input), layer, streams, (plan, groups))?;
+            self.give_queries_ahead(workspace, layer, streams)?;
+        }
         // What the host picks, it picks meanwhile.
         self.pick_there(workspace, layer, streams, rows, groups)?;
+        let is_ahead = self.look_ahead(workspace, layer + 1, streams, (plan, groups))?;
         let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups)?;
+        if is_ahead {
+            self.give_queries_ahead(workspace, layer + 1, streams)?;
+        }
         let watched = streams.iter().any(|stream| stream.fork.fidelity().is_some());
         if watched {
             self.gpu.reserve(&mut workspace.wide, 4 * rows.len() * width)?;
         }
         self.gpu.mark(&mut workspace.timeline)?;
         self.note_work(workspace, layer, picking, streams, rows, &plans);
+        let mut picked = workspace.picks.iter_mut().map(|picks| picks.of_layer(layer).own);
+        picked.try_for_each(|picks| self.gpu.await_tokens(&mut picks.lists))?;
         self.attend_rows(workspace, layer, streams, rows, &plans, watched)?;
         self.keep_picks(&workspace.picks, layer, streams, rows, groups)?;
         for (i, plan) in plans.iter().enumerate() {
@@ -454,6 +656,26 @@ impl Segment {
             self.compare(workspace, layer, streams, rows, &plans, &numbers)?;
         }
         Ok(())
+    }
+
+    /// Picks ahead for a layer; its input is kept if another GPU has it. Returns whether queries were made for it here.
+    fn look_ahead(
+        &self,
+        workspace: &mut Workspace,
+        layer: usize,
+        streams: &[Stream<'_>],
+        (plan, groups): (&StepPlan<'_>, &[Group]),
+    ) -> Result<bool, GpuError> {
+        if self.range.contains(&layer) {
+            return self.pick_ahead(workspace, None, layer, streams, (plan, groups));
+        }
+        if layer < self.config.layers && streams.iter().any(|stream| stream.fork.selects_ahead_at(layer)) {
+            let bytes = size_of::<f32>() * plan.rows.len() * self.config.hidden_size;
+            let mut input = self.gpu.alloc(bytes)?;
+            self.gpu.copy(&workspace.x, 0, &mut input, 0, bytes)?;
+            workspace.last_input = Some(input);
+        }
+        Ok(false)
     }
 
     /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
@@ -470,7 +692,13 @@ impl Segment {
         let lists = self.lists_of(&workspace.picks, streams, layer, &none);
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
-            work[row.stream].picked_rows += usize::from(matches!(plan, RowPlan::Left(..)));
+            let fork = &streams[row.stream].fork;
+            // The picks of the next layer are made here, if they are made ahead.
+            let next =
+                self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
+            let here = matches!(plan, RowPlan::Left(..)) && !(layer > self.range.start && fork.selects_ahead_at(layer));
+            work[row.stream].picked_rows += usize::from(here) + usize::from(next);
+            work[row.stream].compared_rows += usize::from(fork.selects_on_device() && fork.counts_misses_at(layer));
             work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
         }
         workspace.work.extend(work);
@@ -494,7 +722,7 @@ impl Segment {
                 let (Some(last), true) = (group.rows.iter().rposition(of_stream), is_kept) else { continue };
                 sequence_kv_mut(fork, self.number).kept[self.place_of(layer)].keep(
                     &self.gpu,
-                    &workspace.own.lists,
+                    &workspace.picked(layer).lists,
                     last,
                 )?;
             }
@@ -571,7 +799,8 @@ impl Segment {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let Workspace { qkv, attended, wide, picks, attention: own, .. } = workspace;
+        let Workspace { qkv, attended, wide, picks, attention, .. } = workspace;
+        let own = &mut attention[if picks.iter().any(|picks| picks.alternates) { layer % 2 } else { 0 }];
         let none = TokenLists::default();
         let lists = self.lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
@@ -638,9 +867,9 @@ impl Segment {
     }
 }
 
-/// Shares the time that a layer took to select and to attend: the one by how long the host was picking for each stream, or,
-/// where the device alone picks, by rows; the other by the tokens that each attended.
-fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
+/// Shares the time that a layer took to select, to attend and to count misses: the first by how long the host was picking for each stream, or,
+/// where the device alone picks, by rows; the second by the tokens that each attended; the last by rows.
+fn share_attention([select, attend, compare]: [Duration; 3], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
     let on_host = on_host || work.iter().all(|work| work.picked_rows == 0);
     let picked = |work: &Work| if on_host { work.host.as_secs_f64() } else { work.picked_rows as f64 };
     let share = |of: &dyn Fn(&Work) -> f64, own: &Work, time: Duration| {
@@ -649,10 +878,12 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
     };
     for (stream, own) in streams.iter_mut().zip(work) {
         let (select, attend) = (share(&picked, own, select), share(&|work| work.tokens as f64, own, attend));
+        let compare = share(&|work| work.compared_rows as f64, own, compare);
         stream.fork.add_attention_time(AttentionTime {
             select,
             attend,
-            elapsed: select + attend,
+            compare,
+            elapsed: select + attend + compare,
             ..AttentionTime::default()
         });
     }

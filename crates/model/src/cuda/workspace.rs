@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use spattn_attention::{DeviceScratch, DeviceWorkspace};
-use spattn_cuda::{AttentionWorkspace, Buffer, HostDeviceVec, Recording, Timeline};
+use spattn_cuda::{AttentionWorkspace, Buffer, Gpu, GpuError, HostDeviceVec, Recording, Timeline};
 
 use super::expert_room::ExpertRoom;
 use super::host::HostWorkspace;
@@ -23,6 +23,55 @@ pub(super) struct SelectionWorkspace {
     pub(super) counters: HostDeviceVec<u64>,
     pub(super) counters_of_kept: HostDeviceVec<u64>,
     pub(super) own: DeviceWorkspace,
+    /// Where tokens are picked ahead, the picks of every second layer: those of a layer are attended while the next one's are made.
+    other: DeviceWorkspace,
+    /// Whether tokens are picked ahead.
+    pub(super) alternates: bool,
+    /// What a layer's own queries would have picked, where misses are counted; and addresses of counters.
+    wanted: DeviceWorkspace,
+    missing: HostDeviceVec<u64>,
+}
+
+/// What the picks of a layer are compared with: numbers of rows, the picks, what other queries pick, and addresses of counters.
+pub(super) struct ComparedPicks<'w> {
+    pub(super) rows: &'w HostDeviceVec<u32>,
+    pub(super) picked: &'w DeviceWorkspace,
+    pub(super) wanted: &'w mut DeviceWorkspace,
+    pub(super) missing: &'w mut HostDeviceVec<u64>,
+}
+
+/// What rows of a layer are picked with: their numbers, addresses of counters, and the picks of the layer.
+pub(super) struct LayerPicks<'w> {
+    pub(super) rows: &'w HostDeviceVec<u32>,
+    pub(super) counters: &'w mut HostDeviceVec<u64>,
+    pub(super) counters_of_kept: &'w mut HostDeviceVec<u64>,
+    pub(super) own: &'w mut DeviceWorkspace,
+}
+
+impl SelectionWorkspace {
+    /// What was picked at a layer.
+    pub(super) fn picked(&self, layer: usize) -> &DeviceWorkspace {
+        if self.alternates && layer % 2 == 1 { &self.other } else { &self.own }
+    }
+
+    /// To pick at a layer.
+    pub(super) fn of_layer(&mut self, layer: usize) -> LayerPicks<'_> {
+        let Self { rows, counters, counters_of_kept, own, other, alternates, .. } = self;
+        let own = if *alternates && layer % 2 == 1 { other } else { own };
+        LayerPicks { rows, counters, counters_of_kept, own }
+    }
+
+    /// To compare the picks of a layer.
+    pub(super) fn compared(&mut self, layer: usize) -> ComparedPicks<'_> {
+        let Self { rows, own, other, alternates, wanted, missing, .. } = self;
+        let picked = if *alternates && layer % 2 == 1 { &*other } else { &*own };
+        ComparedPicks { rows, picked, wanted, missing }
+    }
+
+    /// Has what is enqueued next wait for all that is fetched.
+    pub(super) fn await_tokens(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
+        [&mut self.own, &mut self.other].into_iter().try_for_each(|picks| gpu.await_tokens(&mut picks.lists))
+    }
 }
 
 /// What a layer of a step is for a stream.
@@ -32,6 +81,8 @@ pub(super) struct Work {
     pub(super) host: Duration,
     /// Rows that the device picked for.
     pub(super) picked_rows: usize,
+    /// Rows of which misses were counted.
+    pub(super) compared_rows: usize,
     /// Tokens attended, summed over rows and KV heads; at most, where the device picks them.
     pub(super) tokens: usize,
 }
@@ -47,6 +98,11 @@ pub(super) struct Workspace {
     /// What a branch adds to `x`, in f32, where it is normed or scaled first.
     pub(super) branch: Buffer,
     pub(super) qkv: Buffer,
+    /// The queries that the next layer would make of this layer's input, in rows as those of `qkv`, where tokens are picked ahead. What is
+    /// behind the queries of a row is of no meaning.
+    pub(super) ahead: Option<Buffer>,
+    /// The input of the last layer of the GPU before, until the first layer's queries are made of it.
+    pub(super) last_input: Option<Buffer>,
     pub(super) attended: Buffer,
     /// The same in f32, where the host looks at it.
     pub(super) wide: Option<Buffer>,
@@ -61,11 +117,12 @@ pub(super) struct Workspace {
     pub(super) logits: Option<Buffer>,
     /// What is found of logits where tokens are chosen.
     pub(super) argmax: Option<Buffer>,
-    pub(super) attention: AttentionWorkspace,
+    /// Of layers in turn where tokens are picked ahead, and so are in lists in turn: then each is sent once in a step.
+    pub(super) attention: [AttentionWorkspace; 2],
     /// One for each of what the layers of a step attend, where nothing is picked.
     pub(super) exact: Vec<AttentionWorkspace>,
     pub(super) recorded: Option<Recorded>,
-    /// Of a step in which tokens are picked: four marks a layer.
+    /// Of a step in which tokens are picked: four marks a layer, and one more where misses are counted.
     pub(super) timeline: Timeline,
     /// Of the same, for each layer and stream.
     pub(super) work: Vec<Work>,

@@ -1,6 +1,7 @@
 use super::*;
+use crate::config::kv_tier::KvTier;
 use crate::config::settings::Settings;
-use crate::plan::gpu_memory::picking_bytes;
+use crate::plan::gpu_memory::{ahead_bytes, picking_bytes};
 use spattn_attention::kv::KvDtype;
 use spattn_attention::methods::configure;
 
@@ -219,21 +220,6 @@ fn methods_that_do_not_fit_the_model_are_left_out_everywhere() {
 }
 
 #[test]
-fn a_gpu_refuses_tokens_that_are_selected_ahead() {
-    let text = "tasks = ['ruler/vt']\nlengths = [512]\nmethods = ['double_sparsity:kind=random,offload=true']";
-    let check = |device: Device| {
-        with_planner(text, |planner| {
-            let config = RunConfig { device, ..planner.config.clone() };
-            let planner = Planner { config: &config, ..*planner };
-            config.methods.iter().try_for_each(|method| planner.check_method(method))
-        })
-    };
-    let refused = check(Device::cuda(0)).unwrap_err().to_string();
-    assert!(refused.contains("selects tokens ahead, which runs on a CPU only so far"), "{refused}");
-    check(Device::Cpu).unwrap();
-}
-
-#[test]
 fn what_is_left_out_is_a_method_at_a_place_under_a_variant() {
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nmethods = ['topk']";
     with_planner(text, |planner| {
@@ -272,4 +258,23 @@ fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {
     assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
     assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
     assert_eq!(bytes(&["full", "random", "snapkv", "quest:summary_bits=4"]), 0);
+}
+
+#[test]
+fn what_is_picked_ahead_takes_room_for_queries_for_lists_and_below_host_memory_for_two_layers_of_tokens() {
+    let prefix = PromptShape { layers: 2, heads: 8, kv_heads: 2, d: 64, tokens: 1000 };
+    let bytes = |specs: &[&str], tier: KvTier| {
+        let of = |spec: &&str| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+        ahead_bytes(&specs.iter().map(of).collect::<Vec<_>>(), &prefix, KvDtype::Bf16, tier)
+    };
+    let ahead = "double_sparsity:kind=random,k=10,offload=true";
+    assert_eq!(bytes(&["topk:k=10", "double_sparsity:kind=random,k=10"], KvTier::Host), 0);
+    // Queries, keys and values of 1000 rows; two lists of ten tokens for each query head.
+    let (queries, lists) = (1000 * 12 * 64 * 2, 2 * 8 * 10 * 4);
+    assert_eq!(bytes(&[ahead], KvTier::Memory), queries + lists);
+    // Key and value of each token at two layers, and up to 256 tokens more for each list.
+    let fetched = 2 * (8 * 10 + 8 * 256) * (2 * 64 * 2);
+    assert_eq!(bytes(&[ahead], KvTier::Host), queries + lists + fetched);
+    let other = "double_sparsity:kind=random,k=20,offload=true";
+    assert_eq!(bytes(&[ahead, other], KvTier::Host), queries + 3 * lists + fetched + 2 * (8 * 20 + 8 * 256) * 256);
 }

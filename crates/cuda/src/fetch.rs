@@ -1,0 +1,128 @@
+//! Keys and values of selected tokens that are copied to the memory of the device before they are attended, on a stream of their own, while
+//! the device computes something else.
+//!
+//! Events order the two streams. A copy begins when the lists of tokens are there, which are enqueued before it; attention begins when the
+//! copy is done. Lists that are selected anew have no copies until the next [fetch](Gpu::fetch_tokens), so that no copy of others is attended.
+
+use std::sync::atomic::Ordering;
+
+use cudarc::driver::{DeviceRepr, LaunchConfig};
+
+use super::fetched::WHAT;
+use super::kernel::Launch;
+use super::launch::Cache;
+use super::token_lists::TokenLists;
+use super::{Gpu, GpuError, failed};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Blocks that copy together: few, since the device computes beside them; half a megabyte that they ask for at a time keeps the bus busy.
+const BLOCKS: usize = 16;
+/// Bytes that a thread copies at once.
+const PIECE_BYTES: usize = 16;
+
+/// As the kernel's struct `Rows`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceRows {
+    keys: u64,
+    values: u64,
+    stride: u64,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceRows {}
+
+impl Gpu {
+    /// Begins to copy the keys and values of all tokens of lists to the memory of the device, beside the work that is enqueued next. They are
+    /// read from `prefix`, which has `prefix_tokens` tokens, and from the sequence of each row behind it, whose caches are `tails`. Callers keep
+    /// both, and do not change what they have for tokens of the lists, until they have [waited](Self::await_tokens) for the copies. From then
+    /// on the lists are attended by these.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the lists are not by query head or by KV head, have tokens that neither prefix nor tails have, or keys are not a multiple of 16 bytes
+    /// long.
+    pub fn fetch_tokens(
+        &self,
+        lists: &mut TokenLists,
+        prefix: &Cache<'_>,
+        prefix_tokens: usize,
+        tails: &[Cache<'_>],
+    ) -> Result<(), GpuError> {
+        let row_bytes = prefix.d * prefix.storage.bytes();
+        let (rows, of_row, most) = (lists.rows(), lists.lists(), lists.most());
+        assert!(row_bytes.is_multiple_of(PIECE_BYTES), "the kernel does not support keys of {row_bytes} bytes");
+        assert!(
+            rows == tails.len()
+                && of_row > 0
+                && of_row.is_multiple_of(prefix.kv_heads)
+                && prefix_tokens <= prefix.capacity,
+            "{of_row} lists of {rows} rows do not fit {} KV heads and {} tails",
+            prefix.kv_heads,
+            tails.len()
+        );
+        let fits = |tail: &Cache<'_>| {
+            let alike = (tail.kv_heads, tail.d, tail.storage) == (prefix.kv_heads, prefix.d, prefix.storage);
+            alike && lists.end() <= prefix_tokens + tail.capacity
+        };
+        assert!(tails.iter().all(fits), "lists have tokens below {}, beyond prefix and tail", lists.end());
+        lists.fetched.forget(self)?;
+        lists.fetched.reserve(self, rows * of_row, most, row_bytes)?;
+        lists.fetched.begin(self)?;
+        let mut rows = tails.iter().enumerate();
+        let began = rows.try_for_each(|(row, tail)| self.fetch_row(lists, row, prefix, prefix_tokens, tail));
+        // What was enqueued is waited for, even if not all of it could be.
+        let ended = lists.fetched.end(self);
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        began.and(ended)
+    }
+
+    /// How often [`fetch_tokens`](Self::fetch_tokens) has copied something so far.
+    pub fn fetches(&self) -> usize {
+        self.fetches.load(Ordering::Relaxed)
+    }
+
+    /// Enqueues the copies of a row's lists.
+    fn fetch_row(
+        &self,
+        lists: &TokenLists,
+        row: usize,
+        prefix: &Cache<'_>,
+        prefix_tokens: usize,
+        tail: &Cache<'_>,
+    ) -> Result<(), GpuError> {
+        let (of_row, most) = (lists.lists(), lists.most());
+        let pieces = prefix.d * prefix.storage.bytes() / PIECE_BYTES;
+        let ([tokens, counts], to) = (lists.addresses(row), lists.fetched.room(row, of_row * most));
+        let of_cache = |cache: &Cache<'_>| DeviceRows {
+            keys: cache.key(0, 0),
+            values: cache.value(0, 0),
+            stride: (cache.capacity * pieces) as u64,
+        };
+        let (of_prefix, of_tail) = (of_cache(prefix), of_cache(tail));
+        let [most_arg, lists_arg, each, prefix_tokens, pieces] =
+            [most, of_row, of_row / prefix.kv_heads, prefix_tokens, pieces].map(|number| number as u32);
+        let function = self.function("fetch_tokens", "fetch_tokens")?;
+        let mut launch = Launch::new(&self.fetching, &function);
+        launch.arg(&tokens).arg(&most_arg).arg(&counts).arg(&lists_arg).arg(&each).arg(&of_prefix).arg(&prefix_tokens);
+        launch.arg(&of_tail).arg(&pieces).arg(&to[0]).arg(&to[1]);
+        let lists_at_once = of_row.min(BLOCKS);
+        let blocks = ((BLOCKS / lists_at_once) as u32, lists_at_once as u32, 1);
+        let grid = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the lists' tokens lie in prefix and tail, and the copies have room for all, as `fetch_tokens` checked. Buffers are freed in the
+        // order of the other stream, which waits for the copies before: those of the copies by `FetchedTokens`, others by the caller.
+        unsafe { launch.launch(grid) }.map_err(failed(WHAT))
+    }
+
+    /// Has all work that is enqueued from now on wait until the tokens of lists that are [fetched](Self::fetch_tokens) are there. The host does
+    /// not wait.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn await_tokens(&self, lists: &mut TokenLists) -> Result<(), GpuError> {
+        lists.fetched.wait(self)
+    }
+}
