@@ -338,7 +338,7 @@ pub fn count() -> Result<usize, GpuError> {
 /// Bytes of a device's memory that are free now.
 ///
 /// # Errors
-/// As [`count`].
+/// As [`count()`].
 pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
     let count = count()?;
     if ordinal >= count {
