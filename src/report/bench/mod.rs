@@ -120,9 +120,6 @@ mod tests {
             bus_bytes: None,
             bus_gbps: None,
             link_share: None,
-            host_bytes: None,
-            host_gbps: None,
-            host_share: None,
         }
     }
 
@@ -130,7 +127,7 @@ mod tests {
     pub fn bench(rows: Vec<BenchRow>) -> Bench {
         Bench {
             rows,
-            roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false, link_gbps: None, host_gbps: None },
+            roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false, link_gbps: None },
             notes: Vec::new(),
         }
     }

@@ -253,7 +253,6 @@ impl Segment {
             work: Vec::new(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
-            asked: Vec::new(),
             host: HostWorkspace::default(),
         })
     }
