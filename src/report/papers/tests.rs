@@ -591,6 +591,26 @@ fn each_pretrained_model_is_counted_by_itself() {
 }
 
 #[test]
+fn what_does_not_hold_is_listed_with_the_model_that_was_run() {
+    let failing = |model: &str| {
+        let mut all = outcome(Variant::Real, model);
+        all.claims[0].measured = ClaimVerdict::DoesNotHold;
+        all
+    };
+    let page = |outcomes: Vec<ItemOutcome>| {
+        let results = results(outcomes);
+        let figures = drawn(&results).unwrap();
+        paper_page::paper_page(&PAPERS[0], &PaperFindings::shipped().unwrap(), &[(results, figures)]).unwrap()
+    };
+    let row = |model: &str| format!("| dense is above | {model} | nothing yet | open |\n");
+    let both = page(vec![failing(REAL), failing("SmolLM2-135M-Instruct")]);
+    assert!(both.contains("| item | claim | model | tried | points to |\n"), "{both}");
+    assert!(both.contains(&row(REAL)) && both.contains(&row("SmolLM2-135M-Instruct")), "{both}");
+    let second = page(vec![outcome(Variant::Real, REAL), failing("SmolLM2-135M-Instruct")]);
+    assert!(!second.contains(&row(REAL)) && second.contains(&row("SmolLM2-135M-Instruct")), "{second}");
+}
+
+#[test]
 fn the_front_page_counts_claims_by_verdict() {
     let both = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
     let figures = drawn(&both).unwrap();
