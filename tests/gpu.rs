@@ -10,6 +10,7 @@ mod golden_model;
 mod host_tier;
 #[path = "gpu/several.rs"]
 mod several;
+mod token_cache;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

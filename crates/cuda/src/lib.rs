@@ -41,6 +41,7 @@ mod scores;
 mod staging;
 mod tail;
 mod timeline;
+mod token_cache;
 mod token_lists;
 mod top_k_launch;
 mod transfer;
@@ -93,6 +94,7 @@ pub use record::Recording;
 pub use scores::{Reduction, ScoreWorkspace, Scores};
 pub use tail::{TailRow, TailRows};
 pub use timeline::Timeline;
+pub use token_cache::{TokenCache, TokenCacheShape};
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeTails, TreeWorkspace};
 

@@ -80,6 +80,7 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
         engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
         ahead_bytes(methods, &prompt, dimensions.dtype(), config.kv_tier),
+        cached_bytes(config, &prompt, dimensions.dtype(), dimensions.config().layers),
         building,
         lists,
         waiting,
@@ -186,6 +187,20 @@ pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: K
     queries + methods.iter().map(of_method).sum::<usize>()
 }
 
+/// Bytes of a GPU's memory that tokens fetched from host memory take at most: the GPU's share of each setting's cache, which is for `layers`
+/// layers in all, and copies of one row's tokens at one layer.
+fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers: usize) -> usize {
+    let Some(bytes) = config.gpu_cache() else { return 0 };
+    let of_method = |method: &Configured| {
+        let form = method.method.device_form().ok();
+        let Some(form) = form.filter(|form| !form.takes_products(prefix.heads / prefix.kv_heads)) else { return 0 };
+        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+        let tokens = largest * form.list_bytes(prefix) / size_of::<u32>() + prefix.heads * GPU_FETCH_STEP;
+        bytes * prefix.layers / layers + tokens * 2 * prefix.d * dtype.bytes()
+    };
+    config.methods.iter().map(of_method).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,6 +246,28 @@ mod tests {
         let token = model.dimensions.kv_bytes_per_token();
         assert_eq!(there - below, tokens * (token - token / all.end));
         assert_eq!(host_kv_of_example(&config, &model, tokens), Some(tokens * token));
+    }
+
+    #[test]
+    fn tokens_kept_on_a_gpu_take_what_each_setting_may_keep_and_copies_of_a_row() {
+        let (_, model) = run();
+        let (tokens, all) = (4096, 0..model.dimensions.config().layers);
+        let of = |methods: &str, more: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [4096]\nmethods = [{methods}]\n{more}");
+            let mut config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            config.kv_tier = KvTier::Host;
+            bytes_at(&config, &model, tokens, &all)
+        };
+        let shape = model.dimensions.prompt_shape(tokens);
+        let copies = |k: usize| shape.heads * (k + GPU_FETCH_STEP) * model.dimensions.kv_shape().row_bytes();
+        for (methods, caches) in [
+            ("'quest:k=32'", (8 << 20) + copies(32)),
+            ("'quest:k=32', 'quest:k=64'", (16 << 20) + copies(32) + copies(64)),
+            // One reads all keys over the bus, one picks on the host.
+            ("'topk:k=32', 'quest:k=32,summary_bits=4'", 0),
+        ] {
+            assert_eq!(of(methods, "kv_memory = '8M'") - of(methods, ""), caches, "{methods}");
+        }
     }
 
     #[test]
