@@ -136,9 +136,8 @@ fn a_cache_holds_the_tokens_used_last_and_fetches_what_it_lacks() {
             let lists = ours.downloaded(&gpu);
             assert_eq!(lists, plain.downloaded(&gpu), "{what}");
             let each = LISTS / KV_HEADS;
-            let expected: u64 = (0..KV_HEADS)
-                .map(|head| naive[head].use_all(&lists[head * each..][..each], PREFIX as u32))
-                .sum();
+            let expected: u64 =
+                (0..KV_HEADS).map(|head| naive[head].use_all(&lists[head * each..][..each], PREFIX as u32)).sum();
             assert_eq!(kept.take_hits(&gpu).unwrap(), expected, "{what}: tokens that were found");
             assert!(ours.fetched(&gpu) == plain.fetched(&gpu), "{what}: what was fetched");
             all += expected;

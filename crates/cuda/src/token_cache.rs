@@ -9,9 +9,9 @@ use spattn_kernels::GPU_SLOT_BYTES;
 
 use super::fetched::WHAT;
 use super::kernel::Launch;
-use super::launch::{Cache, Storage};
+use super::launch::Cache;
 use super::token_lists::TokenLists;
-use super::{Buffer, Gpu, GpuError, failed};
+use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Threads of a block that gives slots, and of one that copies.
 const PLACING: u32 = 1024;

@@ -196,8 +196,7 @@ impl RunConfig {
 
     /// Bytes of the GPUs' memory in which each setting keeps tokens that it has fetched from host memory; `None` if it keeps none.
     pub fn gpu_cache(&self) -> Option<usize> {
-        let memory = (self.kv_tier == KvTier::Host).then_some(self.settings.kv_memory)??;
-        Some(memory.0)
+        (self.kv_tier == KvTier::Host && self.settings.kv_memory.is_some()).then_some(self.kv_memory.0)
     }
 
     /// Refuses tiers that are not there.

@@ -6,9 +6,9 @@ use std::fmt;
 use std::ops::Range;
 
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
-use crate::config::kv_tier::KvTier;
+use crate::config::kv_tier::{KvMemory, KvTier};
 use crate::config::run_config::RunConfig;
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, TokenSlots};
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
@@ -201,10 +201,31 @@ fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers
     config.methods.iter().map(of_method).sum()
 }
 
+/// Makes sure that what GPUs may keep of a prefix of `tokens` tokens in host memory has room for a token of each KV head.
+///
+/// # Errors
+/// If it has not.
+pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<(), UsageError> {
+    let Some(bytes) = config.gpu_cache() else { return Ok(()) };
+    let (dimensions, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
+    let slots = TokenSlots { bytes, heads: dimensions.layers * dimensions.kv_heads, tokens, shape };
+    if slots.of_head() > 0 {
+        return Ok(());
+    }
+    let least = KvMemory(slots.least_bytes().next_multiple_of(1 << 20));
+    let what = format!(
+        "--kv-memory {} has no room for one token of each KV head of {} and for where {tokens} tokens are",
+        KvMemory(bytes),
+        model.id
+    );
+    Err(UsageError::new(what).hint(format!("give at least --kv-memory {least}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::settings::Settings;
+    use crate::config::value::Given;
     use crate::plan::memory::host_kv_of_example;
     use spattn_model::device::Gpus;
     use spattn_model::source::ModelSource;
@@ -268,6 +289,25 @@ mod tests {
         ] {
             assert_eq!(of(methods, "kv_memory = '8M'") - of(methods, ""), caches, "{methods}");
         }
+    }
+
+    #[test]
+    fn memory_without_room_for_a_token_is_refused() {
+        let (mut config, model) = run();
+        config.kv_tier = KvTier::Host;
+        assert!(check_cache(&config, &model, 1 << 20).is_ok(), "nothing is kept");
+        config.settings.kv_memory = Some(Given::meant(KvMemory(1 << 20)));
+        config.kv_memory = KvMemory(1 << 20);
+        assert!(check_cache(&config, &model, 4096).is_ok());
+        let error = check_cache(&config, &model, 1 << 20).unwrap_err();
+        assert!(error.what.contains("--kv-memory 1M has no room") && error.what.contains("1048576 tokens"), "{error}");
+        // Four bytes for each token of each KV head, and what a token takes.
+        let (c, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
+        let least = c.layers * c.kv_heads * ((4 << 20) + 16 + shape.row_bytes() + 16);
+        let hint = error.hint.unwrap();
+        assert_eq!(hint, format!("give at least --kv-memory {}M", least.div_ceil(1 << 20)));
+        config.kv_memory = KvMemory(least.next_multiple_of(1 << 20));
+        assert!(check_cache(&config, &model, 1 << 20).is_ok());
     }
 
     #[test]

@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
-use super::gpu_memory::{fullest, gpu_needs};
+use super::gpu_memory::{check_cache, fullest, gpu_needs};
 use super::memory::{bytes_of_example, host_kv_of_example};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
-use crate::config::kv_tier::{KvMemory, KvTier};
+use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::{RunConfig, Variant};
 use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
-use spattn_attention::kv::{KvShape, TokenSlots};
+use spattn_attention::kv::KvShape;
 use spattn_attention::{Configured, LocalLayers, Positions, PromptShape};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
@@ -468,7 +468,7 @@ impl Planner<'_> {
         if self.is_elsewhere {
             return Ok(());
         }
-        self.check_gpu_cache(tokens)?;
+        check_cache(self.config, self.model, tokens)?;
         if let Some(need) = fullest(&gpu_needs(self.config, self.model, tokens)?) {
             need.check(self.config, &format!("{what}, {tokens} tokens, takes"), &self.model.id)?;
         }
@@ -491,24 +491,6 @@ impl Planner<'_> {
             KvTier::Disk | KvTier::Host => "choose a shorter --length, less --kv-memory, or --dtype bf16",
         };
         memory::check(needed as u64, what, hint)
-    }
-
-    /// Checks that what GPUs keep of a prefix in host memory has room for a token of each KV head.
-    fn check_gpu_cache(&self, tokens: usize) -> Result<(), UsageError> {
-        let Some(bytes) = self.config.gpu_cache() else { return Ok(()) };
-        let dimensions = &self.model.dimensions;
-        let (config, shape) = (dimensions.config(), dimensions.kv_shape());
-        let slots = TokenSlots { bytes, heads: config.layers * config.kv_heads, tokens, shape };
-        if slots.of_head() > 0 {
-            return Ok(());
-        }
-        let least = KvMemory(slots.least_bytes().next_multiple_of(1 << 20));
-        let what = format!(
-            "--kv-memory {} has no room for a token of each KV head of {} beside the places of {tokens} tokens",
-            KvMemory(bytes),
-            self.model.id
-        );
-        Err(UsageError::new(what).hint(format!("at least --kv-memory {least}")))
     }
 
     /// Checks that methods that move positions have RoPE frequencies that are constant over all `tokens`.

@@ -140,9 +140,7 @@ fn fetched(sequence: &Sequence, all: &Cost, steps: usize) -> Option<FetchedBytes
     match sequence.prefix().source().paging() {
         _ if steps == 0 => None,
         Some(_) => Some(FetchedBytes { memory: each(host), disk: each(disk), bus: None }),
-        None if sequence.crosses_bus() => {
-            Some(FetchedBytes { memory: each(device), disk: 0.0, bus: Some(each(host)) })
-        }
+        None if sequence.crosses_bus() => Some(FetchedBytes { memory: each(device), disk: 0.0, bus: Some(each(host)) }),
         None => None,
     }
 }

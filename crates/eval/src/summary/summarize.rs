@@ -122,7 +122,7 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
         bytes_share: reference.and_then(|full| bytes_share(cell, full)),
-        fetched_memory_per_token: mean_of_known(cell, |r| of_memory(r)),
+        fetched_memory_per_token: mean_of_known(cell, of_memory),
         fetched_disk_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.disk)),
         page_hits: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.hits()),
         fetched_bus_per_token: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.bus),

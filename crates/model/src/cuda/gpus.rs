@@ -105,7 +105,9 @@ impl Cuda {
             KvPlacement::Host { cached } => (Tier::Host, *cached),
             KvPlacement::Memory | KvPlacement::Disk(_) => (Tier::Device, None),
         };
-        Ok(DevicePrefix { cached, ..DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)? })
+        let mut prefix = DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)?;
+        prefix.cached = cached;
+        Ok(prefix)
     }
 
     /// Room for so many rows on each GPU; what it held is lost where it has to grow.

@@ -18,8 +18,8 @@ use spattn_attention::{
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, Cache, GpuError, HeldTokens, Place, Prepared, Queries,
-    TokenCache, TokenCacheShape, TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenCache,
+    TokenCacheShape, TokenLists,
 };
 
 /// What is the same at all layers of a step, on all GPUs.
