@@ -10,6 +10,7 @@ mod golden_model;
 mod host_tier;
 #[path = "gpu/several.rs"]
 mod several;
+#[path = "gpu/token_cache.rs"]
 mod token_cache;
 
 use std::collections::BTreeMap;

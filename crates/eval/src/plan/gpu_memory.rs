@@ -225,7 +225,6 @@ pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) 
 mod tests {
     use super::*;
     use crate::config::settings::Settings;
-    use crate::config::value::Given;
     use crate::plan::memory::host_kv_of_example;
     use spattn_model::device::Gpus;
     use spattn_model::source::ModelSource;
@@ -287,7 +286,7 @@ mod tests {
             // One reads all keys over the bus, one picks on the host.
             ("'topk:k=32', 'quest:k=32,summary_bits=4'", 0),
         ] {
-            assert_eq!(of(methods, "kv_memory = '8M'") - of(methods, ""), caches, "{methods}");
+            assert_eq!(of(methods, "kv_tier = 'disk'\nkv_memory = '8M'") - of(methods, ""), caches, "{methods}");
         }
     }
 
@@ -296,8 +295,10 @@ mod tests {
         let (mut config, model) = run();
         config.kv_tier = KvTier::Host;
         assert!(check_cache(&config, &model, 1 << 20).is_ok(), "nothing is kept");
-        config.settings.kv_memory = Some(Given::meant(KvMemory(1 << 20)));
-        config.kv_memory = KvMemory(1 << 20);
+        // A config is read for this machine, where the memory is for pages.
+        let text = "tasks = ['ruler/vt']\nmethods = ['topk']\nkv_tier = 'disk'\nkv_memory = '1M'";
+        config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        config.kv_tier = KvTier::Host;
         assert!(check_cache(&config, &model, 4096).is_ok());
         let error = check_cache(&config, &model, 1 << 20).unwrap_err();
         assert!(error.what.contains("--kv-memory 1M has no room") && error.what.contains("1048576 tokens"), "{error}");
