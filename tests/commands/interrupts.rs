@@ -59,7 +59,7 @@ fn wait_until(child: &mut Child, what: &str, is_so: impl Fn() -> bool) {
 fn a_calibration_keeps_the_blocks_that_were_read_and_goes_on_to_the_same_files() {
     let dir = TempDir::new().unwrap();
     let args = |out: &'static str| {
-        ["calibrate", "loki", "double_sparsity", "--tokens", "48K", "--length", "1K", "-q", "--out", out]
+        ["calibrate", "loki", "double_sparsity", "--tokens", "16K", "--length", "1K", "-q", "--out", out]
     };
     let (whole, stopped) = (dir.path().join("whole"), dir.path().join("stopped"));
     let checkpoint = |name: &str| stopped.join(format!("{name}.checkpoint"));
@@ -68,8 +68,8 @@ fn a_calibration_keeps_the_blocks_that_were_read_and_goes_on_to_the_same_files()
     let said = interrupted(child);
     let line = answer(&said);
     let kept: usize = line.split(' ').nth(1).unwrap().parse().unwrap_or_else(|_| panic!("{line}"));
-    let rest = "of 48 blocks of double_sparsity, loki are kept; go on with the same command and --resume";
-    assert!((1..48).contains(&kept) && line == format!("interrupted: {kept} {rest}"), "{line}");
+    let rest = "of 16 blocks of double_sparsity, loki are kept; go on with the same command and --resume";
+    assert!((1..16).contains(&kept) && line == format!("interrupted: {kept} {rest}"), "{line}");
     // What is kept is no calibration, whatever it is called.
     let names = || -> Vec<String> {
         let mut names: Vec<String> =

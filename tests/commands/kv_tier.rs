@@ -55,7 +55,7 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
         let run = |name: &str, more: &[&str]| {
             let out = dir.path().join(format!("{}-{name}", protocol.replace(':', "-")));
             let args =
-                ["eval", "-q", "-t", "ruler/niah_single_2,ruler/vt", "-l", "1K", "-n", "2", "--sparse-from", protocol];
+                ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "600", "-n", "2", "--sparse-from", protocol];
             let ran = spattn(&args).args(methods).args(more).args(&["--out", out.to_str().unwrap()]).ok();
             (records(&out), names(&out), ran)
         };
@@ -67,7 +67,7 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
             records.into_iter().map(without).collect()
         };
         let ((expected, nothing), files, _) = run("memory", &[]);
-        assert!(expected.len() >= 8 && nothing.iter().all(Option::is_none), "{protocol}");
+        assert!(expected.len() >= 6 && nothing.iter().all(Option::is_none), "{protocol}");
         let ((alone, fetched), of_disk, ran) = run("disk", &[&DISK[..], &["--threads", "1"]].concat());
         let expected = without_solo(expected);
         assert_eq!(without_solo(alone), expected, "{protocol}");

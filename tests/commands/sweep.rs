@@ -245,7 +245,7 @@ fn two_shards_merged_are_one_run() {
 fn protocols_share_a_prefill_and_change_no_record() {
     // Methods that need no prompt statistics, and one method for each kind of statistics.
     let m = matrix(
-        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [600]\nsamples = 2\nseed = 1
+        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [450]\nsamples = 2\nseed = 1
          sparse_from = ['decode', 'question', 'last:40']
          methods = ['topk:k=16', 'random:ratio=0.125', 'snapkv:k=16', 'h2o:k=16', 'infllm:k=16',
                     'retrieval_attention:k=16']",
@@ -281,7 +281,7 @@ fn protocols_share_a_prefill_and_change_no_record() {
 #[test]
 fn prompts_read_by_masks_give_the_same_records_in_any_company() {
     let m = matrix(
-        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [600]\nsamples = 2\nseed = 1
+        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [450]\nsamples = 2\nseed = 1
          sparse_from = ['decode', 'prefill']\nfidelity = true
          methods = ['hip:k=64,b_q=16', 'bigbird:window=40,blocks=2,block=16', 'a_shape:window=100']",
     );
@@ -465,7 +465,7 @@ fn the_doctor_says_what_is_there_and_how_to_get_what_is_not() {
 /// `spattn reproduce` for an item with 30 records, into its own folder.
 fn reproducing(out: &Path) -> Command {
     let out = out.to_str().unwrap();
-    let mut command = spattn(&["reproduce", "hip/figure-20", "--builtin", "--quiet", "--out", out]);
+    let mut command = spattn(&["reproduce", "hip/figure-20", "--builtin", "-n", "2", "--quiet", "--out", out]);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
@@ -503,10 +503,10 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(75));
     let kept = lines(&run);
-    assert!(kept < 30 && !stopped.join("README.md").exists(), "{kept} records, and nothing is judged");
+    assert!(kept < 10 && !stopped.join("README.md").exists(), "{kept} records, and nothing is judged");
 
     finished(reproducing(&stopped), 0);
-    assert_eq!(lines(&run), 30);
+    assert_eq!(lines(&run), 10);
     assert_eq!(judged(&stopped), judged(&whole));
 
     // The log has a row for each run, with the digest of the cells that it measured.
@@ -515,10 +515,10 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     let row = |records: usize, ended: &str, digest: String| {
         ["hip/figure-20".to_owned(), "builtin".to_owned(), records.to_string(), ended.to_owned(), digest]
     };
-    let rows = [row(kept, "stopped", String::new()), row(30, "whole", measured)];
+    let rows = [row(kept, "stopped", String::new()), row(10, "whole", measured)];
     assert_eq!(logged(&stopped, columns), rows);
     let [command, commit] = logged(&whole, ["command", "commit"]).remove(0);
-    assert!(command.starts_with("spattn reproduce hip/figure-20 --builtin --out ") && !commit.is_empty(), "{command}");
+    assert!(command.starts_with("spattn reproduce hip/figure-20 --builtin -n 2 --out ") && !commit.is_empty(), "{command}");
     let mut drawing = reproducing(&whole);
     drawing.arg("--draw-only");
     finished(drawing, 0);
