@@ -39,6 +39,12 @@ pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
+/// Columns of codes as a device holds them: whole products of sixteen, by a power of two.
+pub(crate) fn padded_width(columns: usize) -> usize {
+    const DEPTH: usize = 16;
+    DEPTH * columns.div_ceil(DEPTH).next_power_of_two()
+}
+
 /// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
 /// are those of the prefix, unless [sequences have a token cache of their own](Self::holds) or [it grows](Self::grows).
 pub trait DeviceForm: DeviceLaunch + Send + Sync {

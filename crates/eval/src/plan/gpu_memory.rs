@@ -284,7 +284,7 @@ mod tests {
             ("'quest:k=32'", (8 << 20) + copies(32)),
             ("'quest:k=32', 'quest:k=64'", (16 << 20) + copies(32) + copies(64)),
             // One reads all keys over the bus, one picks on the host.
-            ("'topk:k=32', 'quest:k=32,summary_bits=4'", 0),
+            ("'topk:k=32', 'quest:k=32,rescore=exact'", 0),
         ] {
             assert_eq!(of(methods, "kv_tier = 'disk'\nkv_memory = '8M'") - of(methods, ""), caches, "{methods}");
         }
