@@ -7,8 +7,8 @@
 //! a share `floor` of `k`; the rest is distributed as above. Votes, pooling, storage and cost of a decode step are as
 //! in [`snapkv`](super::snapkv).
 //!
-//! The authors' code can weigh votes by the share of a head's votes on its best `k` tokens (`normalize`). The paper and
-//! this method do not.
+//! The authors' code can weigh votes by the share of a head's votes on its best `k` tokens (`normalize`). Neither
+//! the paper nor this method does.
 
 use std::sync::Arc;
 

@@ -121,8 +121,7 @@ fn pick(
     if k == 0 {
         return Ok(Vec::new());
     }
-    // A search cannot fail. After an error all nodes get the lowest score, so that the search ends, and its result is
-    // dropped.
+    // A search cannot fail. After an error all nodes get the lowest score, so that it ends; its result is dropped.
     let mut failure = None;
     let (indexed, mut read) = (step.keys.slice(step.indexed.clone()), 0);
     let mut score = |nodes: &[u32], out: &mut [f32]| {

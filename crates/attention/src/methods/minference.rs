@@ -126,8 +126,7 @@ impl MInference {
         ]
     }
 
-    /// Gives each block of queries the same number of best key blocks: the number that brings the pairs nearest to
-    /// `wanted`.
+    /// Gives each block of queries equally many of its best key blocks: as many as bring the pairs nearest to `wanted`.
     fn best_blocks(&self, estimate: &[Vec<f32>], tokens: usize, (wanted, fixed): (f64, Static)) -> BlockMap {
         // For each rank, the block pairs of that rank, one for each block of queries that has as many key blocks.
         let mut by_rank: Vec<Vec<(u32, u32)>> = vec![Vec::new(); estimate.len()];
@@ -284,8 +283,7 @@ mod tests {
             strong.iter().for_each(|(channel, value)| x[*channel] += value);
             x
         };
-        // Vectors turn slowly with position: tokens nearby have large products, over a width of more than half the
-        // budget.
+        // Vectors turn slowly with position: tokens nearby have large products, over more than half of the budget.
         let near = |t: usize| vector(t, &[(0, 4.0 * (t as f32 / 70.0).cos()), (1, 4.0 * (t as f32 / 70.0).sin())]);
         let turning: Vec<Vec<f32>> = (0..n).map(near).collect();
         assert_eq!(check(&Layer::of(&turning, &turning), (40, n, 64), &policy), [0], "a window");

@@ -272,8 +272,7 @@ fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     }
 }
 
-/// Reads the method's own `tail`, which its rule has to support. Without one, the default of all methods holds as far as the rule
-/// supports it.
+/// Reads the method's own `tail`, which its rule has to support. Without one, takes the default as far as the rule supports it.
 fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail, UsageError> {
     let asked: Option<Tail> = params.take("tail").map(|text| text.parse()).transpose()?;
     match (asked, rule) {

@@ -8,8 +8,8 @@
 //! [`pyramid_kv`](super::pyramid_kv).
 //!
 //! With `per=query_head`, as published, each query head keeps `k` tokens of its own, so a KV head holds up to `k` times the group's size,
-//! more than with one choice for the group. With `per=kv_head` it holds `k` tokens and the window. `kv_tokens_held` reports the number
-//! held.
+//! more than with one choice for the group. With `per=kv_head` it holds `k` tokens and the window.
+//! `kv_tokens_held` reports the number held.
 //!
 //! The window contains the question only if the question is part of the prefix (`--sparse-from decode`), as in the
 //! paper; with `--sparse-from question` the last queries of the context vote.

@@ -198,8 +198,7 @@ mod tests {
         assert!(read < 2 * 70, "heads have tokens in common: {read}");
         assert_eq!(exact.kv_bytes - once.kv_bytes, read * number);
         assert_eq!(exact.score_flops - once.score_flops, 2 * (100 - 30) * 2 * D as u64);
-        // Products of the first score are not computed again. With all keys scored, 30 products of each head count as
-        // attention.
+        // Products of the first score are not computed again. Of each head's products, 30 count as attention.
         let (exact, last) = ("topk:k=100,rescore=exact,k2=30", picked("topk:k=100,rescore=exact,k2=30", &queries, &kv));
         assert_eq!(cost(exact).score_flops, 2 * 2 * (all - 30) * D as u64);
         assert_eq!(cost(exact).kv_bytes, (all - union(&last).len() as u64) * number);
