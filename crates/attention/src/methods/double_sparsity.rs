@@ -410,7 +410,7 @@ impl HeadSums {
         [&self.qk, &self.q, &self.k, &self.q_pre, &self.k_pre].into_iter().flatten()
     }
 
-    /// All sums as in [`all`](Self::all), mutable.
+    /// All sums as in [`all`](Self::all), to be changed.
     fn all_mut(&mut self) -> impl Iterator<Item = &mut f64> {
         [&mut self.qk, &mut self.q, &mut self.k, &mut self.q_pre, &mut self.k_pre].into_iter().flatten()
     }

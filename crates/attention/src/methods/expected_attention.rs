@@ -245,7 +245,7 @@ struct Scores {
     of_candidates: Vec<f32>,
     /// The first candidate.
     first: u32,
-    /// The tokens of the prefix, of which a budget may be a share.
+    /// The tokens of the prefix, from which a budget given as a share is computed.
     context: Context,
 }
 

@@ -98,7 +98,7 @@ pub const PARAMETERS: &[PressParameter] = &[
 pub struct Press {
     /// Its names: that in `evaluate_registry.py`, then its class, if it has its own.
     pub names: &'static [&'static str],
-    /// The spec of the same method here; `None` if there is none.
+    /// The spec of the corresponding method here; `None` if there is none.
     pub here: Option<&'static str>,
     /// What differs, or why there is no such method.
     pub about: &'static str,

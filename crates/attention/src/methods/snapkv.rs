@@ -128,7 +128,7 @@ pub(super) struct Votes {
     of_selections: Vec<Vec<f32>>,
     /// The first candidate.
     first: u32,
-    /// The tokens of the prefix, of which a budget may be a share.
+    /// The tokens of the prefix, from which a budget given as a share is computed.
     context: Context,
     /// The rank of the layer, which a pyramid's budgets depend on.
     depth: SparseLayerRank,

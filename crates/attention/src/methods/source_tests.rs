@@ -41,7 +41,7 @@ fn in_file(broken: Broken) -> (Arc<Prefix>, Arc<AtomicUsize>) {
     (Prefix::from_source(specs, Box::new(source)), reads)
 }
 
-/// A method, with what it needs to know of the prompt: statistics, and with `queries` the last queries.
+/// A method, and the prompt's last queries if it gets them.
 struct Case {
     name: String,
     method: Configured,
@@ -77,7 +77,7 @@ impl Case {
         ordinary.chain(growing).collect()
     }
 
-    /// Three steps at all layers.
+    /// Decodes three steps at all layers.
     fn decode(&self, prefix: Arc<Prefix>) -> Result<Decoded, StartError> {
         let cache = IndexCache::new(prefix, SHAPE.dtype, 1).with_stats(self.stats()).with_rotation(Arc::new(Turn));
         let mut sequence = cache.with_queries(self.recent.clone()).fork(&self.method, true)?;
@@ -106,7 +106,7 @@ impl Case {
     }
 }
 
-/// What three steps gave, to the bit, and what was read for them.
+/// Results of three steps, to the bit, and what was read for them.
 #[derive(Debug)]
 struct Decoded {
     outputs: Vec<u32>,

@@ -32,7 +32,7 @@ pub(crate) trait CudaSigner: Send + Sync {
         Ok(self.sign_keys(layer, &PrefixStatsView { seed: 0, stats: None })?.index)
     }
 
-    /// Which candidates the signed tokens are; by default all in order, from the first on.
+    /// Which candidates the signed tokens are; by default the first ones, in order.
     fn places(&self, _index: &Self::Index) -> Option<TailPlaces> {
         None
     }
