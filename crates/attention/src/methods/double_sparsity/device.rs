@@ -12,11 +12,11 @@ use spattn_kernels::codes::CodeRange;
 
 /// Bytes of a channel's range.
 const RANGE_BYTES: usize = size_of::<CodeRange>();
-/// Channels of a product, of which labels in a few bits have whole ones.
+/// Channels of one matrix product. Labels in 4 or 2 bits are padded to a power of two of them.
 const DEPTH: usize = 16;
 
 impl LabelScores {
-    /// Bytes that the host's labels of so many tokens take.
+    /// Bytes of the host's labels of `tokens` tokens.
     pub(super) fn label_bytes(&self, tokens: usize, width: usize) -> usize {
         if self.bits == 16 {
             return 2 * tokens * width;
@@ -30,7 +30,7 @@ impl LabelScores {
 impl DeviceScorer for LabelScores {
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = Vec::from_iter(HostReason::of_index_width(self.channels.of(shape.d), WIDEST_ROW));
-        // Labels in 16 bits are stored as keys are.
+        // Labels in 16 bits have the type of the keys.
         if self.bits == 16 && shape.dtype == KvDtype::F32 {
             reasons.push(HostReason::Storage(shape.dtype));
         }
