@@ -552,8 +552,8 @@ fn listed_on_diagonals(common: &[u32], slashes: &[usize], first: usize, starts: 
     let (Some(&start), false) = (starts.first(), slashes.is_empty()) else { return 0 };
     let end = first + starts.len();
     let (before, behind) = common.split_at(common.partition_point(|token| *token < start));
-    // A token before all bands is on a diagonal for the rows at the diagonals' distances from it. These ranges fall as
-    // tokens ascend.
+    // For a token before all bands, count the diagonals whose distance is that of some row from the token. These
+    // distances, `first - token..end - token`, fall as tokens ascend.
     let (mut below_end, mut below_first) = (slashes.len(), slashes.len());
     let mut met = 0;
     for token in before {
