@@ -48,7 +48,7 @@ pub fn unquoted(value: &str) -> Option<&str> {
     value.strip_prefix('"')?.strip_suffix('"').filter(|inner| !inner.contains('"'))
 }
 
-/// Writes a value as a spec must contain it: in quotes if it would have another meaning without them.
+/// Returns a value as a spec must contain it: in quotes if it would have another meaning without them.
 pub(crate) fn quoted(value: &str) -> Cow<'_, str> {
     let is_special = |c: char| c.is_whitespace() || matches!(c, ',' | '=' | '{' | '}' | '>');
     let is_range = value.match_indices("..").any(|(at, _)| !value[at + 2..].starts_with('/'));

@@ -68,7 +68,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Checks that a folder is writable, or can be created if it does not exist. Creates nothing in it: the check uses a file without a name.
+/// Checks that a folder is writable, or can be created if it does not exist. Leaves nothing behind: the check uses a file without a name.
 ///
 /// # Errors
 /// The reason why it is not.
@@ -90,7 +90,7 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Returns `None`, because this system is not asked.
+/// Returns `None`: on other systems, the free space is not determined.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn free_bytes(_: &Path) -> Option<u64> {
     None

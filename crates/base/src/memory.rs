@@ -58,8 +58,8 @@ pub fn limit() -> Option<Limit> {
 /// smallest runs take a third of a gigabyte.
 const ROOM_FOR_HELPERS: u64 = 1 << 30;
 
-/// Whether the address space has room for a thread that the work does not need, such as the one that draws progress. Under a low `ulimit
-/// -v` the work itself may need that space.
+/// Whether the address space has room for a thread that the work does not need, such as the one that draws progress. The work itself may
+/// need that space under a low `ulimit -v`.
 pub fn has_room_for_helpers() -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     leaves_room(&read("limits"), &read("status"))

@@ -19,7 +19,7 @@ fn is_hidden(c: char) -> bool {
 }
 
 /// Whether a text shows nothing: only white space, and characters that Unicode leaves invisible (zero-width spaces and joiners,
-/// directional marks, fillers, variation selectors, tags).
+/// directional and byte order marks, fillers, variation selectors, tags).
 pub fn is_blank(text: &str) -> bool {
     let is_unseen = |c: char| {
         matches!(c,
@@ -169,7 +169,7 @@ fn is_formula(text: &str) -> bool {
     }
 }
 
-/// Writes a number of bytes with few digits: `55 KB`, `4.4 MB`, `1.2 GB`.
+/// Formats a number of bytes with few digits: `55 KB`, `4.4 MB`, `1.2 GB`.
 pub fn size(bytes: u64) -> String {
     match bytes {
         0 => "0 MB".to_owned(),

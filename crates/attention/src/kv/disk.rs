@@ -71,7 +71,7 @@ impl AddAssign for DiskUse {
 pub struct DiskNeed {
     /// Bytes on disk.
     pub disk: usize,
-    /// Bytes of memory for pages, up to the limit.
+    /// Bytes of memory for pages: the limit, or less if all its pages take less.
     pub pages: usize,
     /// Bytes of memory for the digests of the pages.
     pub digests: usize,

@@ -65,7 +65,8 @@ impl SparsePrefill<'_> {
 
     /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row starts a block, and `chunk`
     /// gives the host access to the same rows. Returns `false` and does nothing if the host has to attend. Marks
-    /// `timeline` between selection and attention; if rows are attended in pieces, also between one piece and the next.
+    /// `timeline` between selection and attention; if rows are attended in pieces, also at the end of a piece and at
+    /// the start of the next.
     ///
     /// # Errors
     /// If the device fails, or a plan needs queries and keys that cannot be copied to the host.
