@@ -150,7 +150,7 @@ impl Attended {
         Self { count: tokens.iter().filter(|attended| **attended).count(), tokens }
     }
 
-    /// Recall: the share of attended tokens among the tokens with the largest logits, as many as were attended.
+    /// Recall: the share attended of the tokens with the largest logits, of which as many count as were attended.
     fn recall(&self, logits: &[f32]) -> f64 {
         let top = top_k(logits, self.count);
         top.iter().filter(|t| self.tokens[**t as usize]).count() as f64 / self.count.max(1) as f64

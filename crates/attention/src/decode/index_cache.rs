@@ -36,7 +36,7 @@ pub(super) struct IndexSet {
     /// One index for each layer, if a device selects.
     pub(super) on_device: Vec<Option<DeviceIndex>>,
     pub(super) build_time: Duration,
-    /// What building read of a prefix that is read rather than borrowed.
+    /// What building the indexes read, if the prefix cannot be borrowed.
     pub(super) reads: KvReads,
 }
 

@@ -54,7 +54,7 @@ pub struct Sequence {
     pub(super) costs: LayerCosts,
     pub(super) fidelity: Option<FidelityMeter>,
     pub(super) index_time: IndexTime,
-    /// What solving for a density read of a prefix that is read rather than borrowed.
+    /// What solving for a density read, if the prefix cannot be borrowed.
     pub(super) solve_reads: KvReads,
     /// The queries by which tokens are selected ahead.
     pub(super) ahead: QueriesAhead,
@@ -69,7 +69,7 @@ pub struct Sequence {
     pub(super) has_selection_breakdown: bool,
 }
 
-/// Who selects the tokens of a sequence, with the state needed for it.
+/// What selects the tokens of a sequence, with the state needed for it.
 pub(super) enum Selector {
     /// The host.
     Host,
@@ -407,8 +407,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// What building the index and solving for a density read of a prefix that is read rather than borrowed, and the largest buffer that
-    /// this took. An index that sequences share counts for each of them.
+    /// What building the index and solving for a density read, if the prefix cannot be borrowed, and the largest buffer that this took.
+    /// An index that sequences share counts for each of them.
     pub fn index_reads(&self) -> KvReads {
         let mut reads = self.indexes.reads;
         reads.add(self.solve_reads);

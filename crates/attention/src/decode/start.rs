@@ -48,7 +48,7 @@ impl IndexCache {
     }
 
     /// Returns the method with its parameter solved for the requested density (`None` if there is nothing to solve),
-    /// and what solving read of a prefix that is read rather than borrowed.
+    /// and what solving read, if the prefix cannot be borrowed.
     fn solve(&self, prefix: &Prefix, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);

@@ -75,7 +75,7 @@ pub struct Probe<'a> {
     pub(crate) candidates: Range<usize>,
     /// Tokens in context and static tokens, on average over the tokens known to follow the prefix.
     pub(crate) context: Context,
-    /// Counts what is read of a prefix that has to be read rather than borrowed.
+    /// Counts reads, if the prefix cannot be borrowed.
     pub(crate) reads: &'a ReadCounter,
 }
 
