@@ -33,7 +33,7 @@ pub fn no_lfs_pointer(name: impl Display, bytes: &[u8]) -> Result<(), UsageError
     }
 }
 
-/// Whether bytes start with those of a Git LFS pointer.
+/// Whether bytes start like a Git LFS pointer.
 pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).starts_with(LFS_POINTER)
 }

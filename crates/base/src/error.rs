@@ -69,7 +69,7 @@ const MOST_LISTED: usize = 40;
 pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str> {
     const A_SLIP: usize = 1;
     const MOST_SLIPS: usize = 3;
-    // No known name is as long: nothing is near, and computing distances would take long.
+    // No known name is this long: nothing is near, and computing distances would take long.
     const LONGEST: usize = 200;
     if name.len() > LONGEST {
         return None;

@@ -73,7 +73,7 @@ const PACKED_FORMATS: [PackedFormat; 9] = [
 /// Checks that bytes read from a text file are not packed; `name` names the file in messages.
 ///
 /// # Errors
-/// If they start with those of a packed format.
+/// If they start like a packed file.
 pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
     // A digit that differs between files follows bzip2's first bytes.
     let is_so = |packed: &&PackedFormat| {

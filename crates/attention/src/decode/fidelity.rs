@@ -150,7 +150,8 @@ impl Attended {
         Self { count: tokens.iter().filter(|attended| **attended).count(), tokens }
     }
 
-    /// Recall: the share attended of the tokens with the largest logits, of which as many count as were attended.
+    /// Recall of the exact top-k, where `k` tokens were attended: the attended share of the `k` tokens with the largest
+    /// logits.
     fn recall(&self, logits: &[f32]) -> f64 {
         let top = top_k(logits, self.count);
         top.iter().filter(|t| self.tokens[**t as usize]).count() as f64 / self.count.max(1) as f64

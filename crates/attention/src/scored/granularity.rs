@@ -107,7 +107,7 @@ impl Granularity {
         }
     }
 
-    /// Makes masks of those of the query heads, or of the group's only one.
+    /// Combines the masks of the query heads, or wraps the group's only mask.
     pub(crate) fn masks(self, mut masks: Vec<Mask>) -> Masks {
         match self {
             Self::QueryHead => Masks::PerHead(masks),

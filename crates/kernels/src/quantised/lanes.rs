@@ -314,7 +314,7 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     fn held(codes: __m512i) -> __m512i {
         let out;
-        // SAFETY: there is no instruction.
+        // SAFETY: the assembly is a comment, without instructions.
         unsafe {
             std::arch::asm!("/* {0} */", inlateout(zmm_reg) codes => out, options(pure, nomem, nostack, preserves_flags));
         }

@@ -355,7 +355,7 @@ fn read_anew(ptr: *const u8) -> *const u8 {
     #[cfg(target_arch = "x86_64")]
     {
         let same;
-        // SAFETY: there is no instruction.
+        // SAFETY: the assembly is a comment, without instructions.
         unsafe {
             std::arch::asm!("/* {0} */", inlateout(reg) ptr => same, options(pure, nomem, nostack, preserves_flags));
         }
