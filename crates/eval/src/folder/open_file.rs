@@ -15,7 +15,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Makes it of a file that was opened by this path.
+    /// Duplicates the handle of a file that was opened by this path.
     ///
     /// # Errors
     /// If the system's limit of open files is reached.
