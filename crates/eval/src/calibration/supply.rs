@@ -42,7 +42,7 @@ fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> R
     })
 }
 
-/// The artefact of `kind` for `model`, from `folder` or else from the model's own place; `None` if none exists.
+/// The artefact of `kind` for `model`, from `folder` or else the model's own place; `None` if none exists.
 ///
 /// # Errors
 /// If it cannot be read, or was not made for this model.

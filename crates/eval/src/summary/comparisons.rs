@@ -84,8 +84,8 @@ pub(super) fn above(cell: &SummaryCell, full: &SummaryCell, real: &Discoveries) 
     Some(Warning::of_cell(Check::AboveReference, cell, message))
 }
 
-/// For each method and each numeric parameter varied alone: the pair of settings with the worst fall of the score, beyond noise,
-/// as the density grows.
+/// For each method and each numeric parameter varied alone: the pair of settings with the worst fall of the score, beyond
+/// noise, as the density grows.
 pub(super) fn not_monotone(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
     ladders(cells).into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, &cells, real)).collect()
 }
