@@ -83,7 +83,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Self { decoder, policy, prompt_tokens, together, clock, tokens_per_step, stop }
     }
 
-    /// Steps all sequences until they end, or until `stop` is raised. `prefix_logits` (`[vocab_size]`) are those of the prefix's last token.
+    /// Steps all sequences until they end, or until `stop` is raised. `prefix_logits` (`[vocab_size]`) are of the prefix's last token.
     ///
     /// # Errors
     /// [`EngineError`].
