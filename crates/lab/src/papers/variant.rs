@@ -1,4 +1,4 @@
-//! Which of an item's runs is meant.
+//! The runs that an item has.
 
 use serde::Deserialize;
 
@@ -6,19 +6,22 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
-    /// The paper's own setting.
+    /// The run at the paper's own
+    /// setting.
     Paper,
-    /// On the built-in model.
+    /// The run on the built-in model.
     Builtin,
-    /// On a small pretrained model.
+    /// The run on a small pretrained
+    /// model.
     Real,
 }
 
 impl Variant {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Paper, Self::Builtin, Self::Real];
 
-    /// The name of its table in items.
+    /// Returns the name of its table
+    /// in items.
     pub fn table(self) -> &'static str {
         match self {
             Self::Paper => "run",
@@ -27,7 +30,7 @@ impl Variant {
         }
     }
 
-    /// The name in folders.
+    /// Returns its name in folders.
     pub fn name(self) -> &'static str {
         match self {
             Self::Paper => "paper",
