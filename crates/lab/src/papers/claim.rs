@@ -90,7 +90,7 @@ impl Claim {
     /// Checks that there is a test or a reason why there is none, and that no text is empty.
     ///
     /// # Errors
-    /// Names what is missing or superfluous.
+    /// If something is missing or superfluous, which the error names.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let within = |e: UsageError| UsageError { what: format!("the claim `{}`{}", self.says, e.what), ..e };
         let wrong = |what: &str, hint: &str| Err(within(UsageError::new(what).hint(hint)));
@@ -183,7 +183,7 @@ impl Differs {
     /// Checks that no text is empty, and that the two values differ.
     ///
     /// # Errors
-    /// Names the key.
+    /// If one of them fails; the error names the key.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let Self { setting, paper, here, because, .. } = self;
         let texts = [("setting", setting), ("paper", paper), ("here", here), ("because", because)];

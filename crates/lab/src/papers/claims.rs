@@ -340,7 +340,7 @@ impl Test {
     /// Checks that there is something to compare.
     ///
     /// # Errors
-    /// Names what is missing.
+    /// If there is not; the error says what is missing.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let has_bound = match self {
             Self::Ratio(Ratio { at_least, at_most, .. }) => at_least.or(*at_most).is_some(),

@@ -95,7 +95,7 @@ impl Experiment {
     /// Checks that it compares something and that no text is empty.
     ///
     /// # Errors
-    /// Names what is missing.
+    /// If something is missing, which the error names.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let texts = [("asks", &self.asks), ("yes.says", &self.yes.says), ("no.says", &self.no.says)];
         if let Some((key, _)) = texts.iter().find(|(_, text)| text.trim().is_empty()) {

@@ -58,7 +58,7 @@ impl Learning {
     /// Checks the settings.
     ///
     /// # Errors
-    /// Names what is missing.
+    /// If a setting is empty or 0, which the error names.
     pub fn check(&self) -> Result<(), UsageError> {
         let empty = |key: &str| Err(UsageError::new(format!("`{key}` is empty")).hint("name one or more"));
         match (self.calibrations.is_empty(), self.tokens == 0 || self.length == 0) {

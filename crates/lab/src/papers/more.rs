@@ -42,7 +42,7 @@ impl MoreExamples {
     /// Checks that all names have methods, and that there are more examples than the whole table's run has.
     ///
     /// # Errors
-    /// Names what is wrong.
+    /// If one of these does not hold, or nothing is named.
     pub(super) fn check(&self, has_method: impl Fn(&str) -> bool, run: &Settings) -> Result<(), UsageError> {
         if let Some(other) = self.of.iter().find(|name| !has_method(name)) {
             return Err(UsageError::new(format!("`{other}` is no row or column with a method in this run"))

@@ -57,7 +57,7 @@ impl Observing {
     /// Checks the settings.
     ///
     /// # Errors
-    /// Names what is missing or out of bounds.
+    /// If a setting is missing or out of bounds, which the error names.
     pub fn check(&self) -> Result<(), UsageError> {
         let lists = [("analyses", self.analyses.len()), ("tasks", self.tasks.len()), ("lengths", self.lengths.len())];
         if let Some((key, _)) = lists.iter().find(|(_, count)| *count == 0) {

@@ -84,7 +84,7 @@ impl Candle {
     /// Checks that the machine has the memory that candle takes: for the files, and for the weights in f32.
     ///
     /// # Errors
-    /// If it has not.
+    /// If the memory is too small.
     pub(super) fn check_memory(&self) -> Result<(), UsageError> {
         let stored: u64 = self.files.iter().map(|file| length(file)).sum();
         memory::check(

@@ -19,7 +19,7 @@ impl Judged {
     /// Finds candle's model for a config, among those for GGUF files or those for safetensors.
     ///
     /// # Errors
-    /// Says why there is none.
+    /// The reason, if there is none.
     pub(super) fn of(config: &Map<String, Value>, is_gguf: bool) -> Result<Self, String> {
         let class = config.get("architectures").and_then(|names| names[0].as_str()).unwrap_or_default();
         let of_class = || DESIGNS.iter().filter(|design| design.class == class);
