@@ -105,8 +105,7 @@ impl Method {
         }
     }
 
-    /// Returns the method with another `seed`, which changes what it draws once for all heads; unchanged if it has no seed or the user
-    /// set one.
+    /// Returns the method with another `seed` for what it draws once for all heads; unchanged if it has no seed or the user set one.
     ///
     /// # Errors
     /// Never for a method that was read for this model.

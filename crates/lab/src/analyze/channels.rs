@@ -4,8 +4,7 @@
 //! share one label cache. Offline, channels are ranked by the model's calibration (mean `|q_c·k_c|`, `kind=qk`). The overlap of `r`
 //! channels is the share of the online top `r` that are in the offline top `r`; by chance it would be `r/d`. The tables also give the
 //! shares of the sum that the online and the offline top `r` hold, and the overlap with a ranking by the document's own mean over its
-//! steps. That overlap shows how much any choice made before a step could share with it: overlap missing there is not the calibration's
-//! fault.
+//! steps. That shows how much any choice made before a step could share with it: what is missing there is not the calibration's fault.
 
 use anyhow::Result;
 

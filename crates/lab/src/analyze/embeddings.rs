@@ -111,8 +111,7 @@ mod tests {
     use spattn_model::device::Device;
     use std::collections::BTreeSet;
 
-    /// Checks that signs agree with the method's own signatures: their cosine is `1 − 2·distance/bits`, where its score gives the
-    /// distance.
+    /// Checks that signs agree with the method's own signatures: their cosine is `1 − 2·distance/bits`, with its score's distance.
     #[test]
     fn cosines_are_those_of_the_vectors_and_of_the_methods_signatures() {
         let tasks = ["ruler/vt".to_owned()];

@@ -22,8 +22,8 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 #[derive(Default)]
 struct Entropy {
     tally: Tally,
-    /// For each document: its name, its number of tokens, and the mean, quartiles and greatest of the tokens for 75 % over layers, heads
-    /// and queries.
+    /// For each document: its name, its tokens, and the mean, quartiles and greatest of the tokens for 75 % over layers, heads and
+    /// queries.
     documents: Vec<(String, usize, [f64; 5])>,
 }
 

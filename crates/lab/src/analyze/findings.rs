@@ -245,8 +245,7 @@ impl Tally {
         table
     }
 
-    /// Returns a table of the means by layer and head, too long to print. `keys` are the headings of layer and
-    /// head.
+    /// Returns a table of the means by layer and head, too long to print. `keys` are their headings.
     pub fn head_table(&self, name: &str, title: &str, keys: [&str; 2], columns: &[(&str, Unit)]) -> Table {
         let mut table = Table::new(name, title, &keys, columns).detail();
         self.heads().into_iter().for_each(|((layer, head), numbers)| table.push([layer, head], numbers));

@@ -119,8 +119,7 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
 pub(super) mod testing {
     use super::*;
 
-    /// Returns a head of random keys and values, with two query heads and `steps` steps after `context`
-    /// tokens.
+    /// A head of random keys and values, with two query heads and `steps` steps after `context` tokens.
     pub fn drawn(context: usize, steps: usize, d: usize, seed: u64) -> Head {
         let draw = |kind: u64, at: usize| {
             let bits = spattn_attention::mix_seed(spattn_attention::mix_seed(seed, kind), at as u64);

@@ -243,8 +243,8 @@ fn span_of_mean(points: &[(f64, f64)]) -> f64 {
     span * points.len() as f64 / heights().sum::<f64>()
 }
 
-/// Returns the best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse logarithmic grid, then on a fine
-/// one.
+/// Returns the best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse, then on a fine logarithmic
+/// grid.
 fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
     const LEAST: usize = 4;
     const STEPS: i32 = 40;

@@ -206,8 +206,7 @@ impl Capture {
         Ok(ids)
     }
 
-    /// Returns a prompt for calibration, of at most `most` tokens. A task's prompt differs from the timed ones; a text is read from its
-    /// start again.
+    /// Returns a prompt for calibration, of at most `most` tokens: a task's prompt that is not timed, or the beginning of the text.
     pub(super) fn learning_tokens(&self, most: usize) -> Result<Vec<u32>> {
         /// Larger than any batch, so that no timed prompt has this number.
         const OTHER: usize = 1 << 20;

@@ -97,8 +97,7 @@ impl<'a> Drawn<'a> {
         heavy
     }
 
-    /// Returns a function from channels to random numbers of mean 0 and variance 1: sums of four uniform numbers, close enough to
-    /// normal.
+    /// Returns random numbers by channel, of mean 0 and variance 1: sums of four uniform numbers, close enough to normal.
     fn noise(&self, head: usize, kind: Kind, position: usize) -> impl Fn(usize) -> f32 + use<> {
         let seed = mix_seed(mix_seed(mix_seed(self.seed, kind as u64), head as u64), position as u64);
         // Each of the four uniform numbers has a variance of (2^16)² / 12.

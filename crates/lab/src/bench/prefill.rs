@@ -107,8 +107,8 @@ pub struct AttendingThere<'p> {
 
 #[cfg(feature = "cuda")]
 impl<'p> AttendingThere<'p> {
-    /// Prepares to read `prompt`, which `there` holds on the device for each of `batch` sequences; `None` if the method's attention needs
-    /// the host.
+    /// Prepares to read `prompt`, which `there` holds on the device for each of `batch` sequences; `None` if its attention needs the
+    /// host.
     ///
     /// # Errors
     /// If the device fails.

@@ -1,5 +1,4 @@
-//! Trains the calibrations that a paper's item compares. Each result is stored when it is done, so a stopped run continues with the next
-//! one.
+//! Trains the calibrations that a paper's item compares. Each result is stored when it is done, so a stopped run can be continued.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -38,8 +38,8 @@ pub struct Claim {
     pub experiments: Vec<Experiment>,
 }
 
-/// Reasons for verdicts, by what was run. A text instead of a table is the reason for the built-in model and
-/// for the times.
+/// Reasons for verdicts, by what was run. A text alone is the reason for the built-in model and for the
+/// times.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Because {
     /// On the paper's own model.

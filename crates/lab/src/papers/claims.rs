@@ -94,8 +94,7 @@ pub struct RowBounds {
     at_most: Option<Limit>,
 }
 
-/// A limit of a claim: a number, or a share of a value that follows from the context length, so that a claim made at one length can be
-/// tested at another.
+/// A limit of a claim: a number, or a share of a value that follows from the length, so that the claim can be tested at another length.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(untagged, expecting = "a number, or { of_even_weights = SHARE }")]
 pub enum Limit {

@@ -38,8 +38,7 @@ pub enum CountedThing {
     Named(String),
 }
 
-/// Returns what a comparison of cells is based on: the numbers that all of the cells have. `None` if a cell was not measured, or its
-/// result does not tell.
+/// Returns what a comparison of cells is based on: the numbers common to them. `None` if a cell was not measured or does not tell.
 pub fn counted(item: &Item, outcome: &ItemOutcome, cells: &[CellName<'_>]) -> Option<Counted> {
     let of_cell = |cell: &CellName<'_>| OfCell::new(item, outcome, *cell)?.counted();
     let mut all = cells.iter().map(of_cell);

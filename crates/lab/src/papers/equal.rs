@@ -1,4 +1,4 @@
-//! A comparison of methods at equal costs, as an item states it. [`super::equal_rows`] computes
+//! A comparison of methods at equal costs, as an item states it; [`super::equal_rows`] makes
 //! it.
 
 use serde::Deserialize;

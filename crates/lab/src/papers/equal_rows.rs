@@ -28,8 +28,7 @@ pub struct Picked {
 }
 
 impl EqualCost {
-    /// Compares the methods on an outcome's numbers: one row for each method, in the order of the item's rows; empty if dense attention's
-    /// cost was not measured.
+    /// Compares the methods, one row each in the order of the item's rows; empty if dense attention's cost was not measured.
     pub fn rows(&self, item: &Item, outcome: &ItemOutcome) -> Vec<EqualRow> {
         let mean = |row: &str| outcome.number(row, &self.cost).map(|(number, _)| number.mean);
         let Some(dense) = mean(&self.dense).filter(|dense| *dense > 0.0) else { return Vec::new() };

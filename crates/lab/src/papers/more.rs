@@ -1,5 +1,4 @@
-//! Further examples of single rows or columns, for a claim that needs more examples than the whole table is
-//! worth.
+//! Further examples of single rows or columns, for a claim that needs more than the whole table is worth.
 
 use serde::Deserialize;
 
@@ -21,8 +20,7 @@ pub struct MoreExamples {
 }
 
 impl MoreExamples {
-    /// Returns the settings of the run of these examples alone: `run`, the whole table's, with the specs of
-    /// `methods`.
+    /// Returns the settings of the run of these examples: those of the whole table, `run`, with these `methods`.
     pub(super) fn settings(&self, methods: Vec<String>, run: Settings) -> Settings {
         Settings {
             methods: Some(methods),

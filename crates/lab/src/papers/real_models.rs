@@ -1,7 +1,7 @@
 //! The small pretrained models that `[real]` runs use: which file each one is, and where it comes from.
 //!
-//! A result belongs to a file, not to a name, so a file is identified by its hash. Nothing here downloads or
-//! opens a model.
+//! A result belongs to a file, not to a name, so files are identified by their hash. Nothing here downloads
+//! or opens a model.
 
 use std::path::PathBuf;
 

@@ -131,8 +131,7 @@ pub struct SeenTable {
     pub columns: Vec<String>,
     /// The names and numbers of each row; missing numbers are `None`.
     pub rows: Vec<(Vec<String>, Vec<Option<f64>>)>,
-    /// For each column whose numbers are averaged over things that the analysis drew itself, instead of over the unit's prompts, how many
-    /// it drew.
+    /// For each column that is averaged over things that the analysis drew itself, not over the unit's prompts: how many it drew.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drawn: BTreeMap<String, usize>,
 }
@@ -203,8 +202,7 @@ impl TableSelection {
     /// Returns the number of a unit; `None` if all selected numbers are missing.
     ///
     /// # Errors
-    /// If the table or the column is not named, if the unit has no such table, key or column, or if the keys select no row of a table that
-    /// has rows.
+    /// If table or column are not named, the unit has no such table, key or column, or the keys select no row of a table with rows.
     pub fn of(&self, seen: &AnalysisTables) -> Result<Option<f64>, UsageError> {
         let unknown = |what: &str, name: &str, known: Vec<&str>| Err(UsageError::unknown(what, name, known));
         let (Some(name), Some(column)) = (&self.table, &self.column) else {
@@ -238,7 +236,7 @@ impl TableSelection {
         Ok(self.over.unwrap_or(Over::Mean).of(&numbers))
     }
 
-    /// Returns how many things that the analysis drew itself the selected column is averaged over; `None` if it is averaged over the unit's
+    /// Returns how many things drawn by the analysis the selected column is averaged over; `None` if it is averaged over the unit's
     /// prompts.
     fn drawn(&self, seen: &AnalysisTables) -> Option<usize> {
         let table = seen.tables.iter().find(|table| Some(&table.name) == self.table.as_ref())?;
@@ -269,8 +267,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// Takes the numbers that `found` selects, for some tasks or all, and one length or all; `None` if a unit has no number or no unit is
-    /// left.
+    /// Takes the numbers that `found` selects, for some tasks or all, and one length or all; `None` if a unit has none or there is no unit.
     ///
     /// # Errors
     /// As [`TableSelection::of`].
@@ -300,8 +297,7 @@ impl Units {
         self.drawn
     }
 
-    /// Returns the smallest and the greatest number of units of a task and length. If the analysis drew things itself, both are their
-    /// number.
+    /// Returns the smallest and the greatest number of units of a task and length; if the analysis drew things, both count those.
     pub fn counts(&self) -> (usize, usize) {
         let of = || self.places.values().map(BTreeMap::len);
         self.drawn.map_or((of().min().unwrap_or(0), of().max().unwrap_or(0)), |drawn| (drawn, drawn))

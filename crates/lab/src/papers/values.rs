@@ -36,8 +36,7 @@ pub enum Value {
     AuxBits,
     /// Bytes of K, V and auxiliary data read per token.
     KvBytesPerToken,
-    /// Milliseconds of a step of the method alone, from the records of `[latency]`; missing if the host selected tokens for a
-    /// GPU.
+    /// Milliseconds of a step of the method alone, from `[latency]`'s records; missing if the host selected tokens for a GPU.
     StepMs,
     /// Bytes that all heads and layers share, stored once.
     SharedBytesResident,

@@ -6,13 +6,11 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
-    /// The run at the paper's own
-    /// setting.
+    /// At the paper's own setting.
     Paper,
-    /// The run on the built-in model.
+    /// On the built-in model.
     Builtin,
-    /// The run on a small pretrained
-    /// model.
+    /// On a small pretrained model.
     Real,
 }
 
@@ -20,8 +18,7 @@ impl Variant {
     /// All variants.
     pub const ALL: [Self; 3] = [Self::Paper, Self::Builtin, Self::Real];
 
-    /// Returns the name of its table
-    /// in items.
+    /// The name of its table in items.
     pub fn table(self) -> &'static str {
         match self {
             Self::Paper => "run",

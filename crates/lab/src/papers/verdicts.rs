@@ -202,8 +202,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
     Told { answer, text, unjudged: None, n: cells.iter().map(|(number, _)| number.n).min() }
 }
 
-/// Whether a comparison asks which of two scores is higher, and both have all points: then it stays open however many examples there
-/// are.
+/// Whether a comparison asks which of two scores is higher, and both have all points. No number of examples can decide it then.
 fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> bool {
     const ALL: f64 = 100.0;
     let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name).cloned();

@@ -29,8 +29,7 @@ struct Scored {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
     samples: usize,
-    /// For each task, the first example beyond the look, and the context of that example, which the look leaves out as it may be
-    /// incomplete.
+    /// For each task, the first example beyond the look, and its context, which the look leaves out as it may be incomplete.
     ends: BTreeMap<String, (usize, usize)>,
 }
 

@@ -132,7 +132,7 @@ impl Search {
         self.found.iter().enumerate().filter_map(|(at, found)| Some((at, found.as_ref()?)))
     }
 
-    /// Adds the losses of a candidate over its first `samples` samples. [`Evidence`] may be evaluated at any look, so a verdict is
+    /// Adds the losses of a candidate over its first `samples` samples. [`Evidence`] allows any number of looks, so a verdict is
     /// final.
     pub fn take(&mut self, at: usize, samples: usize, losses: Option<Evidence>) {
         let Some(evidence) = losses else {

@@ -41,7 +41,7 @@ fn budgets_that_attend_the_same_are_one() {
         run(&batch, &mut known, &mut tuning, 0, usize::MAX);
     }
     let method = &tuning.outcome().methods[0];
-    // Nothing is lost, so the smallest candidate is chosen. It stands for budgets 1 to 4, and the allowed error is that of ten
+    // Nothing is lost, so the smallest candidate wins. It stands for budgets 1 to 4; the allowed error is that of ten
     // candidates.
     assert_eq!(method.alike, [AlikeBudgets { smallest: "1".to_owned(), largest: "4".to_owned() }]);
     assert_eq!((method.rows[0].text.as_str(), method.candidates), ("4", 10));

@@ -27,7 +27,7 @@ pub fn dtype_of(reference: &HfReference) -> Result<KvDtype, UsageError> {
     }
 }
 
-/// Judges what needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is the model's
+/// Judges what needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is
 /// `config.json`.
 pub(super) fn judge_files(
     model: &OpenModel,

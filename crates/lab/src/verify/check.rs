@@ -84,8 +84,7 @@ impl Check {
     }
 }
 
-/// Lists the first few names, separated by commas, and says how many more
-/// there are.
+/// Lists the first few names, and says how many more there are.
 pub(super) fn first_few(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let shown = names[..names.len().min(SHOWN)].join(", ");

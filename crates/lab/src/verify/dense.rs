@@ -18,8 +18,7 @@ pub(super) fn dense_sequences(prefix: Arc<Prefix>, dtype: KvDtype, count: usize)
     (0..count).map(|_| Ok(index.fork(&full, false)?)).collect()
 }
 
-/// Computes the rows `[position][hidden_size]` after the last layer at
-/// positions of a text.
+/// Computes rows `[position][hidden_size]` after the last layer at positions.
 pub(super) fn rows_at(decoder: &Decoder, ids: &[u32], positions: &[usize]) -> Result<Vec<f32>> {
     let hidden = decoder.config().hidden_size;
     let (_, rows) = decoder.prefill_rows(ids, 0, None)?;

@@ -85,8 +85,7 @@ pub struct Verified {
 }
 
 impl Verification<'_> {
-    /// Reads the model and checks it. Before each part, calls `progress` with its name, the number of parts done and the number of all
-    /// parts.
+    /// Reads the model and checks it. Before each part, calls `progress` with its name, the number of parts done and the number of parts.
     ///
     /// # Errors
     /// As [`OpenModel::open`] and [`OpenModel::load`]; if the forward pass yields numbers that are not finite.

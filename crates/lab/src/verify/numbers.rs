@@ -154,8 +154,7 @@ pub(super) fn argmax(row: &[f32]) -> usize {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
 }
 
-/// Compares greedy tokens. `gaps` says by how much the reference preferred each of its tokens: where the gap is below `tie`, another
-/// token passes.
+/// Compares greedy tokens. `gaps` says by how much the reference preferred its tokens; where it is below `tie`, another token passes.
 pub(super) fn judge_greedy(ours: &[u32], theirs: &[u32], gaps: &[f64], tie: f64) -> Check {
     const NAME: &str = "greedy text";
     let count = theirs.len();

@@ -12,8 +12,7 @@ use spattn_model::checkpoint::name_alone;
 
 /// The version of the file's layout.
 const FORMAT: u32 = 1;
-/// The most bytes of a reference: the row sums of a model with 100 billion weights take
-/// a tenth of it.
+/// The most bytes of a reference: row sums of 100 billion weights take a tenth of it.
 const MOST_BYTES: u64 = 2 << 30;
 /// The key of the metadata in the file.
 const METADATA: &str = "spattn_verify";

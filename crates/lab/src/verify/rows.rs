@@ -6,8 +6,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// The largest difference of two sums that passes, relative to the sum of absolute terms. Both sums are exact except for rounding of
-/// dequantised numbers.
+/// The largest difference of two sums that passes, relative to the sum of absolute terms; only dequantised numbers are rounded.
 const TOLERANCE: f64 = 1e-6;
 
 /// The sums of a tensor's rows.

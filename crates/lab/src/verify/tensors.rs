@@ -1,5 +1,4 @@
-//! Checks of the checkpoint's tensors: which are read, whether they are finite, and whether they equal a
-//! reference's.
+//! Checks of the checkpoint's tensors: all are read, all are finite, and all equal a reference's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -154,8 +154,7 @@ fn analyses_run_on_a_document_and_say_the_same_twice() {
         let table = found.findings.tables.iter().find(|t| t.name == table).unwrap();
         table.rows[row].numbers[table.columns.iter().position(|c| c.name == column).unwrap()].unwrap()
     };
-    // An exact top-k budget between 32 and 64 tokens of this context finds all of the top 32 but not all of the top
-    // 64.
+    // Exact top-k with 32 to 64 tokens of this context finds all of the top 32, but not all of the top 64.
     assert_eq!(number("recall", "recall", 0, "recall@32"), 1.0);
     assert!(number("recall", "recall", 0, "recall@64") < 1.0);
     // The cosines of each layer with the next, computed directly. The next layer need not be an examined one.

@@ -25,8 +25,7 @@ impl BesideCandle {
     }
 }
 
-/// Compares a model with this `config.json` over a text of `tokens` tokens. The model is dropped midway, since candle needs the
-/// memory.
+/// Compares a model with this `config.json` over `tokens` tokens. The model is dropped midway, since candle needs the memory.
 ///
 /// # Errors
 /// If the forward pass yields numbers that are not finite, or candle needs too much memory.

@@ -1,5 +1,4 @@
-//! The limits within which a model of candle is a referee: what a config needs and the model lacks, and how many tokens both read
-//! alike.
+//! The limits within which a model of candle is a referee: what it lacks for a config, and how many tokens both read alike.
 
 use serde_json::{Map, Value, json};
 
@@ -91,8 +90,7 @@ impl Judged {
         layers.any(is_other).then(|| "has its full layers at other places".to_owned())
     }
 
-    /// Returns the most tokens that both read alike, with the reason: candle's windows have one token more, or are left out. `None`
-    /// if there is no bound.
+    /// Returns the most tokens that both read alike, and why: candle's windows are one token longer, or missing. `None` without a bound.
     pub(super) fn most_tokens(&self) -> Option<(usize, &'static str)> {
         let has_window = self.get("use_sliding_window") != Some(&Value::Bool(false));
         let window =
@@ -103,8 +101,7 @@ impl Judged {
         window.into_iter().chain(longest).min_by_key(|(tokens, _)| *tokens)
     }
 
-    /// Returns the config with which candle reads `tokens` tokens. `has_head` says whether the output matrix is stored, which is
-    /// then used.
+    /// Returns the config with which candle reads `tokens` tokens. `has_head` says whether the output matrix is stored and used.
     pub(super) fn config(&self, tokens: usize, has_head: bool) -> Value {
         let mut config = self.config.clone();
         // Candle uses this key only for the length of its cosine tables, which otherwise end at the trained length.
@@ -130,8 +127,7 @@ impl Judged {
     }
 }
 
-/// Returns the keys of the text model as candle has them: those of RoPE at the top level, none `null`, the class's defaults filled
-/// in.
+/// Returns the keys of the text model as candle has them: RoPE's beside the others, none `null`, the class's defaults filled in.
 fn plain(config: &Map<String, Value>, design: &Design) -> Map<String, Value> {
     let mut plain = config.get("text_config").and_then(Value::as_object).unwrap_or(config).clone();
     if let Some(rope) = plain.remove("rope_parameters").as_ref().and_then(Value::as_object) {

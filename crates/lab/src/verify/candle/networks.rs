@@ -9,8 +9,8 @@ use candle_transformers::models::{
 
 /// A model that keeps the keys and values of the tokens it has read.
 pub(super) trait Network {
-    /// Reads tokens `[1][count]` after the first `before` tokens, and returns the logits of
-    /// the last one.
+    /// Reads tokens `[1][count]` after the first `before`, and returns the logits of the last
+    /// one.
     fn read(&mut self, tokens: &Tensor, before: usize) -> Result<Tensor>;
 
     /// Forgets all tokens.
@@ -91,8 +91,7 @@ impl Network for WithCache<granite::Granite, granite::Cache> {
     }
 }
 
-/// Mixtral, which cannot forget, so it restarts as a copy of the empty model. Copies share
-/// the weights.
+/// Mixtral, which cannot forget, so it restarts as a copy. Copies share the weights.
 pub(super) struct Copied {
     empty: mixtral::Model,
     model: mixtral::Model,
