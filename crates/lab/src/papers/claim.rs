@@ -38,8 +38,7 @@ pub struct Claim {
     pub experiments: Vec<Experiment>,
 }
 
-/// Reasons for verdicts, by what was run. A text alone is the reason for the built-in model and for the
-/// times.
+/// Reasons for verdicts, by what was run. A text alone is that for the built-in model and the times.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Because {
     /// On the paper's own model.

@@ -609,7 +609,7 @@ mod tests {
         let of = "{ between = { rows = ['a'], columns = ['x'], at_most = { of_even_weights = 0.5 } } }";
         let test_of = test(of);
         assert!(test_of.check().is_ok());
-        // Half of ln 4096 is 4.16, half of ln 2048 is 3.81: a number in between is below the bound at one length only.
+        // Half of ln 4096 is 4.16, half of ln 2048 is 3.81: numbers in between are within the bound at one length only.
         let estimate = between(3.9, 4.1);
         let at = |tokens| test_of.comparisons().remove(0).at_length(Some(tokens)).unwrap();
         assert_eq!(

@@ -150,7 +150,7 @@ impl<'a> OfCell<'a> {
             "tasks"
         };
         let list = self.outcome.fact(fact).unwrap_or_default();
-        // This fact has the form `TASKS at LENGTHS`.
+        // The fact about timed steps has the form `TASKS at LENGTHS`.
         let list = list.split(" at ").next().unwrap_or_default();
         list.split(", ").filter(|name| !name.trim().is_empty()).collect()
     }

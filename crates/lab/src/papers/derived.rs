@@ -89,7 +89,7 @@ mod tests {
     fn the_least_amount_is_the_one_from_which_on_no_step_falls_short() {
         let of = |steps: &[Option<Estimate>]| reaching().of(steps).map(|e| (e.mean, e.ends));
         assert_eq!(of(&[step(-30.0, 5.0), step(1.0, 0.5), step(4.0, 1.0)]), Some((4.0, Some((4.0, 4.0)))));
-        // The first step may suffice; the second may not.
+        // The first step may suffice; the second does not certainly suffice.
         assert_eq!(of(&[step(-3.0, 5.0), step(1.0, 2.0), step(4.0, 1.0)]), Some((4.0, Some((1.0, 16.0)))));
         // If a step falls short, smaller amounts do not count as sufficient.
         assert_eq!(of(&[step(1.0, 0.5), step(-9.0, 1.0), step(4.0, 1.0)]), Some((16.0, Some((16.0, 16.0)))));

@@ -1,5 +1,4 @@
-//! A comparison of methods at equal costs, as an item states it; [`super::equal_rows`] makes
-//! it.
+//! A comparison of methods at equal costs, as an item states it. [`super::equal_rows`] makes it.
 
 use serde::Deserialize;
 

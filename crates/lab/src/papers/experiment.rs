@@ -31,7 +31,7 @@ pub struct Meaning {
     /// What the result is due to; nothing if the answer only rules something out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_to: Option<Cause>,
-    /// The meaning, in plain words and without numbers, which are computed.
+    /// The meaning, in plain words and without numbers, since those are computed.
     pub says: String,
 }
 

@@ -1,4 +1,4 @@
-//! The floor of scores: where dense attention itself scores next to nothing, the model is too weak at the task for a comparison of methods.
+//! The floor of scores: where dense attention scores hardly more than guessing, a comparison of methods means nothing.
 //!
 //! The rule: scores at tasks and lengths are not judged if dense attention scores less than [`LEAST_SCORE`] there, or if the 95 % interval
 //! of its score reaches what guessing scores. That is chance for questions with options, or the method `random` on common examples, where

@@ -182,7 +182,7 @@ impl ItemOutcome {
         let variant = self.run().variant;
         let number = |row: &str, column: &str| {
             let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
-            // A line that has no cells now selected other ones when it was measured.
+            // Stored numbers of a line that the present file calls missing are of other cells.
             let is_kept = !is_time && !item.is_missing(row, column, variant);
             self.number(row, column).filter(|_| is_kept).map(|(number, at_floor)| (number.stored(), at_floor))
         };
@@ -424,20 +424,20 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
         let text = serde_json::to_string(&outcome).unwrap();
         let read: ItemOutcome = serde_json::from_str(&text).unwrap();
-        // The last digit of a number that was read may differ, so both outcomes were read.
+        // The last digit of a number may differ once it was read, so `read` is the reference.
         assert_eq!(read.clone().as_of(&item), read);
         assert_eq!(read.claims, outcome.claims);
         // A stricter bound is judged by the stored interval of the pairs.
         let stricter = Item::parse(&ITEM.replace("by = 10", "by = 60"), "item.toml").unwrap();
         assert_eq!(read.clone().as_of(&stricter).claims[0].measured, ClaimVerdict::CannotBeTold);
-        // A row that now states why it has no cells selected other ones when it was measured.
+        // Stored numbers of a row that the present file calls missing are dropped.
         let without = ITEM.replace("name = 'One Top'", "name = 'One Top'\nbuiltin = { missing = 'no such model' }");
         let without = read.clone().as_of(&Item::parse(&without, "item.toml").unwrap());
         let measured =
             |of: &ItemOutcome| of.rows.iter().flat_map(|row| &row.cells).filter(|x| x.measured.is_some()).count();
         assert_eq!(measured(&without) + 1, measured(&read));
         assert_eq!(without.claims[0].measured, ClaimVerdict::NotTested);
-        // A comparison that was in none of the claims then is made from the stored cells.
+        // A comparison that was in no claim at the time of the run is made from the stored cells.
         let other = ITEM.replace("rows = ['One Full'], than = ['One Top']", "rows = ['One Top'], than = ['One Full']");
         let other = read.as_of(&Item::parse(&other, "item.toml").unwrap());
         assert_eq!(other.claims[0].measured, ClaimVerdict::DoesNotHold);
