@@ -27,8 +27,7 @@ pub fn dtype_of(reference: &HfReference) -> Result<KvDtype, UsageError> {
     }
 }
 
-/// Judges what needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is
-/// `config.json`.
+/// Judges what needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is `config.json`.
 pub(super) fn judge_files(
     model: &OpenModel,
     config: &Map<String, Value>,
@@ -93,7 +92,7 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
     Ok(vec![stream, logits, judge_greedy(&ours, &said.continuation, &said.gaps, tie)])
 }
 
-/// Fails if the reference has a token that the model does not know.
+/// Returns a failed check if the reference has a token that the model does not know.
 fn unknown_token(decoder: &Decoder, reference: &HfReference) -> Option<Check> {
     let known = decoder.config().vocab_size;
     let id = reference.ids.iter().chain(&reference.said.prompt).find(|id| **id as usize >= known)?;
