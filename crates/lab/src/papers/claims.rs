@@ -79,7 +79,7 @@ pub struct Ratio {
     columns: Vec<String>,
     at_least: Option<f64>,
     at_most: Option<f64>,
-    /// Whether columns are compared with columns; then `row` and `to` name columns, and `columns` names rows.
+    /// Whether columns are compared, as in [`Against`]; then `row` and `to` name columns, and `columns` names rows.
     #[serde(default)]
     transposed: bool,
 }

@@ -9,7 +9,7 @@ use candle_transformers::models::{
 
 /// A model that keeps the keys and values of the tokens it has read.
 pub(super) trait Network {
-    /// Reads tokens `[1][count]` after the first `before`; returns the logits of the last one.
+    /// Reads tokens `[1][count]` after the first `before`; returns the last one's logits.
     fn read(&mut self, tokens: &Tensor, before: usize) -> Result<Tensor>;
 
     /// Forgets all tokens.
