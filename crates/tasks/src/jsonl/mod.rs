@@ -4,7 +4,7 @@
 //! - RULER's: `input`, `outputs`, and in newer files `answer_prefix`. Older rows carry the answer prefix at the end of
 //!   `input`; it is split off there, so that context, question and answer prefix joined are always the bytes of the file.
 //! - LongBench's: `context`, `input`, `answers`; the prompt is that of the set named by the row (`dataset`) or by the
-//! file's name (`longbench.rs`).
+//!   file's name (`longbench.rs`).
 //! - Lost in the Middle's key-value retrieval: `ordered_kv_records`, `key`, `value` (`kv_retrieval.rs`).
 //! - LongEval's lines: `prompt`, `correct_line`, `expected_number` (`longeval.rs`).
 //! - kvpress's: `context`, `question`, `answer_prefix`, `answer`, `task`, `max_new_tokens` (`kvpress.rs`).
