@@ -113,9 +113,9 @@ impl ModelSource {
     /// Parses `builtin`, a folder, a GGUF file, `org/name[@revision]`, or a GGUF file of such a repository: `org/name/file.gguf[@revision]`
     /// or `org/name:TYPE[@revision]`.
     ///
-    /// An existing path takes precedence over a hub name with the same spelling. A name is also taken for a path if it starts with `.`, `/`
-    /// or `~`, is below an existing folder, or has more than one `/` before any `@` and does not end with `.gguf`. A folder with one GGUF
-    /// model and no other model stands for that file.
+    /// An existing path takes precedence over a hub name with the same spelling. A name that starts with `.`, `/` or `~` is taken for a
+    /// path. So is a name ending with `.gguf` that has no folder or is below an existing one, and any other name with more than one `/`
+    /// before any `@`. A folder with one GGUF model and no other model stands for that file.
     ///
     /// # Errors
     /// A path that does not exist or is a file of another kind, a folder with several GGUF models and no other model, or a name that is
@@ -268,7 +268,7 @@ impl ModelSource {
     }
 }
 
-/// Whether a name that does not exist is meant as a path: it starts like one, or is below an existing folder.
+/// Whether the name of a missing GGUF file is meant as a path: it starts like one, has no folder, or is below an existing one.
 fn is_meant_as_path(spec: &str) -> bool {
     let folder = spec.split_once('/').map(|(folder, _)| folder);
     spec.starts_with(['.', '/', '~']) || folder.is_none_or(|folder| Path::new(folder).is_dir())

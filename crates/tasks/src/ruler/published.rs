@@ -1,6 +1,6 @@
 //! The published generator's fixed shuffles, for `positions = "published"`.
 //!
-//! RULER shuffles every example with a new `random.Random(42)` of CPython, so lists of equal length always get the same order. In
+//! For every example, RULER shuffles with a new `random.Random(42)` of CPython, so lists of equal length always get the same order. In
 //! `qa`, the depth of the document with the answer depends only on the number of documents; in `cwe` and `fwe`, the answer's words
 //! have the same places in every example. This file reproduces that order: the Mersenne Twister (Matsumoto and Nishimura 1998) with
 //! CPython's seeding and its documented shuffle.

@@ -25,8 +25,8 @@ impl Settings<'_> {
         read(&Settings { keys: Keys { file: self.keys.file, prefix: &prefix, map } })
     }
 
-    /// Refuses a key that is neither read nor known to be harmless, unless its value is
-    /// empty.
+    /// Refuses a key that is neither read nor known to be harmless, unless its value means
+    /// the same as an absent key.
     pub fn only(&self, read: &[&str], harmless: &[&str]) -> Result<(), UsageError> {
         let known = |key: &str| key == "quant_method" || read.contains(&key) || harmless.contains(&key);
         match self.keys.map.iter().find(|(key, value)| !known(key) && !says_nothing(value)) {
@@ -40,7 +40,7 @@ impl Settings<'_> {
         self.keys.error(key, what).hint(QUANTISED_HINT)
     }
 
-    /// Whether a key is present with a value that is not empty.
+    /// Whether a key is present with a value other than null, false or an empty one.
     pub fn says(&self, key: &str) -> bool {
         self.keys.get(key).is_some_and(|value| !says_nothing(value))
     }
