@@ -43,7 +43,7 @@ impl FromArgMatches for RunArgs {
     }
 
     fn from_arg_matches_mut(arguments: &mut ArgMatches) -> Result<Self, clap::Error> {
-        // Only flags of settings take names of types, so this never fails.
+        // None of these flags takes the names of an enumerated type, so this never fails.
         let flags = RunFlags::from_arguments(arguments).map_err(refused)?;
         let mut settings = Settings::from_arguments(arguments);
         if let (Ok(settings), Some(shape)) = (&mut settings, &flags.random_weights) {

@@ -369,7 +369,7 @@ fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) 
     };
     let end = match (&attempt.end, next) {
         (Some(end), _) => end.at,
-        // A later attempt has written records since, so the time of the kill is unknown, and this attempt counts as 0.
+        // A later attempt may have written records since, so the time of the kill is unknown, and this attempt counts as 0.
         (None, Some(_)) => attempt.start.at,
         (None, None) if state == State::Running => attempts::now(),
         (None, None) => last_record(),

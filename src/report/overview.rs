@@ -15,8 +15,8 @@ const DIMENSIONS: [&str; 4] = ["task", "length", "protocol", "model"];
 /// Indices of rows in the summary, in its order.
 type Rows = Vec<usize>;
 
-/// The score and the difference to dense attention, each as [mean, low, high], for all sets of rows that the overview averages. The key
-/// of a set is the indices of its rows, joined by commas.
+/// The score and the difference to dense attention, each with the ends of its interval, for all sets of rows that the overview averages.
+/// The key of a set is the indices of its rows, joined by commas.
 pub fn means(rows: &[SummaryRow]) -> BTreeMap<String, Value> {
     DIMENSIONS.iter().flat_map(|by| averaged(rows, by)).map(|of| (key(&of), mean(&of, rows))).collect()
 }

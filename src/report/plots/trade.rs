@@ -224,7 +224,7 @@ fn notes(scene: &Scene, panels: &[ChartPanel], rows: &[&SummaryRow]) -> Vec<Stri
 const FRONT_NOTE: &str =
     "lines: settings that no other of the method beats at the same or a lower cost; all measured points are drawn";
 
-/// The chart. So many methods that intervals would cover it make it larger, without intervals; the title names the file with them.
+/// Enlarges the chart and removes its intervals if these would cover too much. The title then names the file that has them.
 fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
     let methods = chart.series.iter().filter(|(_, look)| matches!(look, SeriesLook::Method(..))).count();
     if methods < CROWD {
@@ -351,7 +351,7 @@ mod tests {
     use spattn_eval::records::timing::{Latency, Solo, TimingConditions};
     use spattn_eval::summary::summarize::summarize;
 
-    /// Draws records, whose methods are in their natural order.
+    /// The figures of records: those to look at first, then the others.
     fn drawn(records: &[Record]) -> Vec<Figure> {
         figures(&summarize(records, &[]), &[], 99).unwrap().drawn().cloned().collect()
     }
