@@ -278,7 +278,7 @@ fn value_label(item: &Item, variant: Variant, row: &Line, column: &Line) -> Stri
     }
 }
 
-/// The value of all, if they have the same.
+/// The common value, if all values are the same.
 fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
     let first = all.next()??;
     all.all(|other| other.as_ref() == Some(&first)).then_some(first)
