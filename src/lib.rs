@@ -1,7 +1,7 @@
 //! `spattn`: an evaluation harness for sparse attention.
 //!
-//! This crate is the program. Below it, in `crates/`, are those that it is made of; each imports only from crates below its own
-//! (see `ARCHITECTURE.md`):
+//! This crate is the program. The crates in `crates/` are its parts. Each imports only from crates before it in this order (see
+//! `ARCHITECTURE.md`):
 //!
 //! `spattn-base`, `spattn-stats`, `spattn-hub` → `spattn-kernels` → `spattn-cuda` → `spattn-attention` → `spattn-model` →
 //! `spattn-tasks` → `spattn-eval` → `spattn-lab` → `spattn`.

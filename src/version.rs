@@ -1,4 +1,4 @@
-//! What this program was built from, as `--version` and the manifests of results have it.
+//! What this program was built from, for `--version` and the manifests of results.
 
 use spattn_eval::program::Program;
 

@@ -1,9 +1,10 @@
-//! The README and the pages of `docs/` are true: their links work, their commands run, their lists are complete (`docs/lists.rs`). What the
-//! papers' pages state first is measured (`docs/findings.rs`), and their results can be checked (`docs/results.rs`).
+//! The README and the pages of `docs/` are true: their links work, their commands run, their lists are complete (`docs/lists.rs`). The
+//! numbers that the papers' pages state are those measured (`docs/findings.rs`), and their results can be checked (`docs/results.rs`).
 //!
-//! A code block that begins with `sh` is run by a shell in a folder for the page, in the order of the page, with the program as `spattn`
-//! and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the internet,
-//! numpy, minutes): its commands are parsed by the program, not run. A block with `file=NAME` is written to the page's folder.
+//! A code block that begins with `sh` is run by a shell in a folder for the page, in the order of the page. The program is there as
+//! `spattn` and in place of `cargo run`. A block `sh needs=...` needs something that a test does not have (a model, a GPU, a cluster, the
+//! internet, numpy, minutes): the program parses its commands without running them. A block with `file=NAME` is written to the page's
+//! folder.
 
 #[path = "docs/cells.rs"]
 mod cells;
@@ -29,7 +30,7 @@ use spattn::attention::{Policy, expand_grid};
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
 
-/// What a block may need.
+/// What a block may state that it needs.
 const NEEDS: [&str; 6] = ["model", "gpu", "cluster", "internet", "minutes", "numpy"];
 
 // ---- pages ----
@@ -66,12 +67,12 @@ fn markdown_under(folder: &str) -> Vec<Page> {
     found
 }
 
-/// README and `docs/`, whose commands are run.
+/// The README and the pages of `docs/`. Their commands are run.
 fn manual() -> Vec<Page> {
     [page("README.md")].into_iter().chain(markdown_under("docs")).collect()
 }
 
-/// All pages whose links are checked. A release of the crate has no results.
+/// All pages whose links are checked. A release of the crate contains no results.
 fn linked() -> Vec<Page> {
     let results = ["results/reference", "results/papers"].into_iter().filter(|folder| root().join(folder).is_dir());
     let readmes = results.flat_map(markdown_under).filter(|page| page.name.ends_with("README.md"));
@@ -100,7 +101,7 @@ impl Block {
     }
 }
 
-/// The blocks of a page, and its text without them.
+/// The blocks of a page, and the page's text without them.
 fn blocks(text: &str) -> (Vec<Block>, String) {
     let (mut found, mut rest, mut open): (Vec<Block>, String, Option<Block>) = (Vec::new(), String::new(), None);
     for (i, line) in text.lines().enumerate() {
@@ -120,7 +121,7 @@ fn blocks(text: &str) -> (Vec<Block>, String) {
 
 // ---- links ----
 
-/// The targets of links and images of a page, without its blocks.
+/// The targets of a page's links and images, except in its blocks.
 fn links(text: &str) -> Vec<&str> {
     let within = |begin: &'static str, end: char| {
         let spans = text.split('`').step_by(2);
@@ -130,7 +131,7 @@ fn links(text: &str) -> Vec<&str> {
     within("](", ')').chain(within("src=\"", '"')).collect()
 }
 
-/// The anchors of a page as GitHub makes them from its headings. Repeated ones are numbered.
+/// The anchors that GitHub makes from a page's headings. Repeated ones are numbered.
 fn anchors(text: &str) -> BTreeSet<String> {
     let (mut seen, mut anchors) = (HashMap::<String, usize>::new(), BTreeSet::new());
     let without_blocks = blocks(text).1;
@@ -198,7 +199,7 @@ fn a_broken_link_is_told() {
 /// The words of a command, as a shell splits them.
 type Words = Vec<String>;
 
-/// The commands of a block: quoted words stay whole, comments are left out, lines that end in `\` continue.
+/// The commands of a block. Quoted words stay whole, comments are left out, and lines that end in `\` are continued.
 fn commands(text: &str) -> Vec<Words> {
     let (mut found, mut words, mut word, mut quote) = (Vec::new(), Words::new(), None::<String>, None);
     let joined = text.replace("\\\n", " ");
@@ -226,7 +227,7 @@ fn commands(text: &str) -> Vec<Words> {
     found
 }
 
-/// The program's arguments, if a command runs it.
+/// The arguments of a command that runs the program; `None` for other commands.
 fn arguments(words: &[String]) -> Option<&[String]> {
     let runs_it = |words: &[String]| words.starts_with(&["cargo", "run"].map(str::to_owned));
     match words.split_first()? {
@@ -236,8 +237,8 @@ fn arguments(words: &[String]) -> Option<&[String]> {
     }
 }
 
-/// The fault of a command that is not run, as far as the program can tell without a model: flags and their values, methods and their
-/// parameters, tasks.
+/// The fault of a command that is not run, as far as the program can tell without a model, by its flags and values, methods and parameters,
+/// and tasks.
 fn misspelt(arguments: &[String]) -> Option<String> {
     let words: Vec<OsString> = arguments.iter().map(OsString::from).collect();
     if let Err(error) = spattn::cli::check_arguments(&words) {
@@ -252,7 +253,7 @@ fn misspelt(arguments: &[String]) -> Option<String> {
     let specs = methods.iter().map(|method| expand_grid(method).map_err(|e| e.to_string()));
     let wrong = specs.flat_map(|specs| match specs {
         Ok(specs) => {
-            // A command would be started.
+            // Checking such a spec would start its command.
             let ours = specs.iter().filter(|spec| !starts_command(spec));
             ours.filter_map(|spec| configure(spec, &Policy::default()).err()?.to_string().into()).collect()
         }
@@ -321,7 +322,7 @@ fn commands_that_need_more_than_there_is_are_spelt_right() {
 fn every_command_of_the_program_is_in_a_block_that_is_checked() {
     for page in manual() {
         for block in blocks(&page.text).0.iter().filter(|block| !block.is_shell()) {
-            // A line about the program in a Cargo.toml is not a command.
+            // In a Cargo.toml, such a line is not a command.
             let is_command = |line: &str| {
                 line.starts_with("cargo run") || line.starts_with("spattn ") && !line.starts_with("spattn = ")
             };
@@ -333,12 +334,12 @@ fn every_command_of_the_program_is_in_a_block_that_is_checked() {
 
 // ---- commands that are run ----
 
-/// The folder in front of all others in PATH: it has this program as `spattn`, and in place of `cargo run`.
+/// A folder to put first in PATH. It has this program as `spattn`, and as a replacement for `cargo run`.
 fn programs() -> TempDir {
     let programs = TempDir::new().unwrap();
     let spattn = env!("CARGO_BIN_EXE_spattn");
     let example = Path::new(spattn).with_file_name("examples").join("my_method");
-    // `cargo test` builds it, `cargo test --test docs` does not.
+    // `cargo test` builds the example, but `cargo test --test docs` does not.
     assert!(example.is_file(), "{} is not there: cargo build --release --example my_method", example.display());
     let cargo = format!(
         "case \"$*\" in\n\
@@ -432,7 +433,7 @@ fn the_page_shows_the_example_as_it_is() {
     }
 }
 
-/// The example, run like a user's crate.
+/// Runs the example like a user's crate.
 fn my_method(arguments: &[&str]) -> (bool, String, String) {
     let programs = programs();
     let mut command = Command::new(programs.path().join("cargo"));

@@ -1,6 +1,6 @@
-//! The table of flags: what stands in it is what the program takes, what its page says, and what a run is known by.
+//! The table of flags agrees with what the program accepts, what the manual's page says, and what identifies a run.
 //!
-//! The rows are in `crates/eval/src/config/flags.rs`.
+//! Its rows are in `crates/eval/src/config/flags.rs`.
 
 #[path = "flags/foreign.rs"]
 mod foreign;
@@ -33,7 +33,7 @@ fn words(line: &str) -> Vec<String> {
 
 // ---- wrong values ----
 
-/// Arguments just outside of a flag's bounds, and of another kind.
+/// Arguments just outside a flag's bounds, or of another kind.
 fn wrong_arguments(flag: &Flag) -> Vec<String> {
     let numbers = |least: usize, most: usize| {
         let below = least.checked_sub(1).map(|below| below.to_string());
@@ -59,7 +59,7 @@ fn wrong_arguments(flag: &Flag) -> Vec<String> {
     }
 }
 
-/// Values of a key just outside of its bounds, and of another type, as a config has them.
+/// Values of a key just outside its bounds, or of another type, as a config would write them.
 fn wrong_values(flag: &Flag) -> Vec<String> {
     let text = |text: &str| format!("'{text}'");
     let items: Vec<String> = match flag.accepts {
@@ -68,7 +68,7 @@ fn wrong_values(flag: &Flag) -> Vec<String> {
             let refused = wrong_arguments(flag);
             refused.iter().map(|refused| text(refused)).chain(["3", "true", "1.5"].map(str::to_owned)).collect()
         }
-        // What is no number as an argument is a text in a config.
+        // An argument that is not a number is a string in a config.
         _ => wrong_arguments(flag)
             .iter()
             .map(|value| if value.parse::<f64>().is_ok() { value.clone() } else { text(value) })
@@ -77,16 +77,16 @@ fn wrong_values(flag: &Flag) -> Vec<String> {
     };
     match flag.holds {
         Holds::One => items.into_iter().chain(["[[1]]".to_owned()]).collect(),
-        // The last one is not in brackets.
+        // The last value is not in brackets.
         Holds::List => items.iter().map(|item| format!("[{item}]")).chain(["'x'".to_owned(), "1".to_owned()]).collect(),
         Holds::OneOrMany => items.iter().flat_map(|item| [item.clone(), format!("[{item}]")]).collect(),
     }
 }
 
-/// What is not as it should be where a wrong value was given.
+/// How the program's answer to a wrong value is faulty; `None` if it is right.
 fn fault(flag: &Flag, given: &str, ran: &Ran) -> Option<String> {
     let error = ran.stderr.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
-    // Some say what the value should have been: a shape.
+    // Some messages name the kind of value that is expected instead, such as a shape.
     let kinds = flag.value_name.split('|').map(str::to_lowercase).filter(|kind| kind.len() > 3);
     let names = [flag.id, flag.name.unwrap_or(flag.id)].map(str::to_owned).into_iter().chain(kinds);
     let is_named = names.into_iter().any(|name| !name.is_empty() && error.contains(&name));
@@ -153,7 +153,7 @@ fn a_value_that_is_taken_or_refused_without_a_name_is_told() {
 
 const PAGE: &str = "docs/settings.md";
 
-/// Which values there are, in words.
+/// The accepted values, in words.
 fn values(flag: &Flag) -> String {
     match flag.accepts {
         Accepts::Unsaid => panic!("the row `{}` does not say which values there are", flag.id),
@@ -168,7 +168,7 @@ fn values(flag: &Flag) -> String {
     }
 }
 
-/// A flag as its users write it.
+/// A flag as users write it.
 fn written(flag: &Flag) -> String {
     let Some(name) = flag.name else { return String::new() };
     let short = flag.short.map_or(String::new(), |short| format!(", `-{short}`"));
@@ -197,7 +197,7 @@ fn page() -> String {
     text
 }
 
-/// The page's part that is made from the table.
+/// The page up to the mark, and the part after it that is made from the table.
 fn split(text: &str) -> (&str, &str) {
     const MARK: &str = "<!-- made from the table of flags: UPDATE_PAGES=1 cargo test --test flags -->\n\n";
     let at = text.find(MARK).expect("the page has a mark") + MARK.len();
@@ -221,7 +221,7 @@ fn the_page_of_settings_lists_every_flag_and_key_and_no_other() {
 
 // ---- identity ----
 
-/// Rows that the run below cannot change, or that are refused by a rule of their own. `tests/commands/identity.rs` changes them.
+/// Rows that the run below cannot change, or that their own rule refuses. `tests/commands/identity.rs` changes them.
 const NOT_CHANGED_HERE: [&str; 10] = [
     "about",
     "model",
@@ -235,7 +235,7 @@ const NOT_CHANGED_HERE: [&str; 10] = [
     "anonymous",
 ];
 
-/// Rows that change nothing alone, with what has to be said beside them.
+/// Rows that change nothing on their own, each with the setting that they need.
 const WITH: [(&str, &str); 3] =
     [("top_p", "temperature = 0.5"), ("repeats", "temperature = 0.5"), ("kv_memory", "kv_tier = 'disk'")];
 

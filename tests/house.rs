@@ -1,5 +1,5 @@
-//! The order of the code itself: no files of a crate import each other in a circle, no two public types of a crate share a name, and
-//! the factor of logits is computed in one place.
+//! The structure of the code: the files of a crate do not import each other in a cycle, no two public types of a crate share a name,
+//! and the scale of logits is computed in one place.
 //!
 //! The compiler already ensures that no crate imports from one above it.
 
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use syn::visit::{self, Visit};
 
-/// Crates with the folder of their source.
+/// The crates, with the folders of their sources.
 const CRATES: &[(&str, &str)] = &[
     ("spattn-base", "crates/base/src"),
     ("spattn-hub", "crates/hub/src"),
@@ -110,7 +110,7 @@ fn paths_of(tree: &syn::UseTree, before: &[String], out: &mut Vec<(Module, Strin
     }
 }
 
-/// A path from the root of the crate; `None` if it leads to another crate.
+/// The path from the root of the crate; `None` if it leads to another crate.
 fn absolute(path: &[String], module: &Module) -> Option<Module> {
     let mut at = module.clone();
     let mut rest = path;
@@ -131,7 +131,7 @@ fn absolute(path: &[String], module: &Module) -> Option<Module> {
     Some([at, rest.to_vec()].concat())
 }
 
-/// The paths that a file uses, in code and in imports that it does not re-export.
+/// Collects the paths that a file uses, in code and in imports that it does not re-export.
 struct Named<'a> {
     module: &'a Module,
     children: BTreeSet<String>,
@@ -140,7 +140,7 @@ struct Named<'a> {
 
 impl Named<'_> {
     fn add(&mut self, path: Module) {
-        // A child module may be named without `self`.
+        // A child module can be named without `self`.
         let path = match path.first() {
             Some(first) if self.children.contains(first) => [vec!["self".to_owned()], path].concat(),
             _ => path,
@@ -151,7 +151,7 @@ impl Named<'_> {
 
 impl<'ast> Visit<'ast> for Named<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        // A re-export for child modules is not an import of the module itself.
+        // A re-export for child modules does not count as an import of the module itself.
         if matches!(item.vis, syn::Visibility::Inherited) {
             let mut paths = Vec::new();
             paths_of(&item.tree, &[], &mut paths);
@@ -165,7 +165,7 @@ impl<'ast> Visit<'ast> for Named<'_> {
         }
     }
 
-    /// The visibility of an item is not an import.
+    /// The visibility of an item does not count as an import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -176,7 +176,7 @@ impl<'ast> Visit<'ast> for Named<'_> {
     }
 }
 
-/// The re-exports of each module: from the module and the new name to the original path.
+/// The re-exports of each module: maps a module and a new name to the original path.
 fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), Module> {
     let mut passed = BTreeMap::new();
     for (module, source) in sources {
@@ -198,7 +198,7 @@ fn passed_on(sources: &BTreeMap<Module, Source>) -> BTreeMap<(Module, String), M
     passed
 }
 
-/// The file that defines the item of a path.
+/// The file that defines the item at a path.
 fn file_of(
     path: &Module,
     sources: &BTreeMap<Module, Source>,
@@ -231,7 +231,7 @@ fn imports(sources: &BTreeMap<Module, Source>) -> BTreeMap<Module, BTreeSet<Modu
     sources.iter().map(of).collect()
 }
 
-/// All files that a file's imports lead to.
+/// All files that a file's imports lead to, directly or indirectly.
 fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut left = vec![from.clone()];
@@ -242,7 +242,7 @@ fn reached(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTree
     reached
 }
 
-/// The circles among imports: sets of files each of which leads to all others.
+/// The cycles among imports: sets of files that all lead to each other.
 fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports.keys().map(|file| (file, reached(file, imports))).collect();
     let circle = |(file, reached): (&&Module, &BTreeSet<Module>)| {
@@ -252,7 +252,7 @@ fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Mo
     all.iter().filter_map(circle).collect()
 }
 
-/// The names of the crates of the workspace, and their folders, as `Cargo.toml` of each says.
+/// The names and folders of the workspace's crates, from the `Cargo.toml` of each.
 fn members() -> BTreeMap<String, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().file_name());
@@ -276,7 +276,7 @@ fn every_crate_is_checked_tested_and_on_the_map() {
         let source = format!("{folder}/src").replace("./", "");
         assert!(CRATES.contains(&(name.as_str(), source.as_str())), "CRATES has no `{name}` in {source}");
         assert!(map.contains(&format!("\n| `{name}`")), "ARCHITECTURE.md has no row of `{name}`");
-        // Without a CUDA compiler it cannot be built.
+        // `spattn-cuda` cannot be built without a CUDA compiler.
         let is_tested = tested.iter().any(|member| member.as_str() == Some(folder));
         assert!(is_tested || name == "spattn-cuda", "`cargo test` leaves out {folder}: name it in default-members");
     }
@@ -328,7 +328,7 @@ fn a_circle_is_found_and_a_name_that_is_passed_on_is_followed() {
     assert_eq!(circles(&imports(&line)), BTreeSet::new());
 }
 
-/// Crates have `doctest = false`, which saves the time to look for examples in comments.
+/// Crates set `doctest = false` to save the time of searching comments for examples, so there must be none.
 #[test]
 fn no_example_in_a_comment_goes_unchecked() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -346,7 +346,7 @@ fn no_example_in_a_comment_goes_unchecked() {
     assert!(found.is_empty(), "make these a test, or mark them as ```text:\n{}", found.join("\n"));
 }
 
-/// Public types of a crate that may share a name, with the reason.
+/// The public types of a crate that may share a name, and why.
 const SHARED_NAMES: [(&str, &str, &str); 4] = [
     ("spattn-attention", "BuilderLaunch", "each backend has its own, and a build has one of them"),
     ("spattn-attention", "DeviceLaunch", "each backend has its own, and a build has one of them"),
@@ -354,7 +354,7 @@ const SHARED_NAMES: [(&str, &str, &str); 4] = [
     ("spattn-attention", "MaskLaunch", "each backend has its own, and a build has one of them"),
 ];
 
-/// Names of the public types of a crate that several modules define.
+/// The names of a crate's public types that several modules define.
 fn shared_names(sources: &BTreeMap<Module, Source>) -> BTreeSet<String> {
     let mut defined: BTreeMap<String, usize> = BTreeMap::new();
     for item in sources.values().flat_map(|source| &source.items) {
@@ -382,16 +382,16 @@ fn no_two_public_types_of_a_crate_share_a_name() {
     assert_eq!(found, allowed, "give each type a name of its own, or a reason in SHARED_NAMES");
 }
 
-/// Where `1/√d` is written.
+/// The file that computes `1/√d`.
 const SCALE: &str = "crates/attention/src/types/attention_spec.rs";
 
-/// Where else a root of a width is taken, and what it is there.
+/// The other files that take the root of a width, and what for.
 const OTHER_ROOTS: [(&str, &str); 2] = [
     ("crates/attention/src/methods/hash_attention/training.rs", "the bound of the weights that training begins with"),
     ("crates/attention/src/methods/hip/reference.rs", "a naive reference, compiled for tests alone"),
 ];
 
-/// Roots of the width of a head, by what the width is called.
+/// Roots of the width of a head, by the name of the width.
 #[derive(Default)]
 struct RootsOfWidths(Vec<String>);
 
@@ -410,7 +410,7 @@ impl<'ast> Visit<'ast> for RootsOfWidths {
     }
 }
 
-/// The width of a head that a number is, or is a product with.
+/// The name of a head's width if a number is one, or a product with one.
 fn width_in(number: &syn::Expr) -> Option<String> {
     let width = |name: String| Some(name).filter(|name| matches!(name.to_lowercase().as_str(), "d" | "head_dim"));
     match number {
@@ -425,7 +425,7 @@ fn width_in(number: &syn::Expr) -> Option<String> {
             syn::Member::Named(name) => width(name.to_string()),
             syn::Member::Unnamed(_) => None,
         },
-        // Rows of a head are as long as the head is wide.
+        // The length of a query or key is the width of a head.
         syn::Expr::MethodCall(of) if of.method == "len" => match &*of.receiver {
             syn::Expr::Path(of) => {
                 of.path.get_ident().filter(|name| *name == "query" || *name == "key").map(ToString::to_string)
@@ -437,7 +437,7 @@ fn width_in(number: &syn::Expr) -> Option<String> {
     }
 }
 
-/// Logits are scaled as the layer's `AttentionSpec` says: nobody makes a factor of their own from the width of a head.
+/// The layer's `AttentionSpec` scales logits: no other code computes a scale from the width of a head.
 #[test]
 fn the_factor_of_logits_is_computed_in_one_place() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -452,7 +452,7 @@ fn the_factor_of_logits_is_computed_in_one_place() {
         }
     }
     let expected = OTHER_ROOTS.iter().map(|(file, _)| file.to_string()).collect();
-    // There it is the root of a number that a caller names.
+    // This file takes the root of a number that its caller names.
     found.remove(SCALE);
     assert_eq!(found, expected, "take the scale from the layer's spec, or name here what the root is");
 }
@@ -485,7 +485,7 @@ fn a_root_of_a_width_is_found_however_the_width_is_called() {
     }
 }
 
-/// The README's first command is `cargo run`, which needs a default where the workspace has several programs.
+/// The README's first command is `cargo run`. In a workspace with several programs it needs a default.
 #[test]
 fn cargo_run_starts_the_program() {
     let mut cargo = Command::new(env!("CARGO"));

@@ -1,7 +1,7 @@
 //! Wrong input of every kind, through the program: each is refused with one line that says what is wrong, within limits of time and memory.
 //!
-//! The rows are in `tests/wrong_input/*.txt`, whose first lines say how they are written. Wrong values of the flags of `eval` and
-//! `sweep`, and of the keys of their configs, are made from the table of flags as well (`tests/flags.rs`).
+//! The rows are in `tests/wrong_input/*.txt`, whose first lines explain their format. Wrong values for the flags of `eval` and `sweep`, and
+//! for the keys of their configs, are also made from the table of flags (`tests/flags.rs`).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The most processor seconds of a row, and its most address space in units of 1,024 bytes.
+/// The most processor seconds for a row, and the most address space in units of 1,024 bytes.
 const MOST_SECONDS: u64 = 10;
 const MOST_KILOBYTES: u64 = 4_000_000;
-/// The time after which a row is ended even if it does not use the processor.
+/// The time after which a row's process is ended, even if it uses no processor time.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The least number of rows in the table.
+/// The fewest rows that the table may have.
 const LEAST_ROWS: usize = 300;
-/// What no message may contain: signs of a crash, and terms of the programming language.
+/// What no message may contain: signs of a crash, and terms of Rust.
 const FORBIDDEN: [&str; 26] = [
     "panicked",
     "RUST_BACKTRACE",
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// `NAME=VALUE` with a name in capitals, before the arguments.
+/// Reads `NAME=VALUE`, with a name in capitals, which may precede the arguments.
 fn variable(word: &OsString) -> Option<(String, OsString)> {
     let bytes = word.clone().into_vec();
     let at = bytes.iter().position(|b| *b == b'=')?;
@@ -129,7 +129,7 @@ fn variable(word: &OsString) -> Option<(String, OsString)> {
     is_name.then(|| (name.to_owned(), OsString::from_vec(bytes[at + 1..].to_vec())))
 }
 
-/// Words separated by spaces; a text in single quotes is one word.
+/// The words of a text, separated by spaces. Text in single quotes is one word.
 fn words(text: &str) -> Vec<OsString> {
     let (mut words, mut word, mut quoted, mut any) = (Vec::new(), String::new(), false, false);
     for c in text.chars() {
@@ -150,7 +150,7 @@ fn words(text: &str) -> Vec<OsString> {
     words.into_iter().map(|word| OsString::from_vec(unescaped(&word))).collect()
 }
 
-/// `\n`, `\t`, `\\` and `\xHH` as bytes; `\*N*TEXT*` as the text repeated N times.
+/// The bytes of a text: `\n`, `\t`, `\\` and `\xHH` are one byte each, and `\*N*TEXT*` is the text N times.
 fn unescaped(text: &str) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find('\\') {
@@ -216,9 +216,9 @@ static FIXTURES: LazyLock<TempDir> = LazyLock::new(|| {
     temp
 });
 
-/// A tokenizer of 256 bytes, as the small model has 256 tokens.
+/// A byte-level tokenizer of 256 tokens, as many as the small model has.
 fn byte_tokenizer() -> Value {
-    // The printable characters that byte-level tokenizers write for bytes.
+    // The printable characters that stand for bytes in byte-level tokenizers.
     let is_plain = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut others = 256u32..;
     let letters = (0..256u32).map(|b| if is_plain(b) { b } else { others.next().unwrap() });
@@ -251,7 +251,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Applies one of a row's edits in its folder.
+/// Applies one of a row's edits to a file in its folder.
 fn edit(dir: &Path, edit: &str) {
     let split = |mark: &str| edit.split_once(mark).map(|(name, rest)| (dir.join(name.trim()), rest.trim()));
     if let Some((path, text)) = split(" :=") {
@@ -280,7 +280,7 @@ fn edit(dir: &Path, edit: &str) {
     }
 }
 
-/// Sets `KEY.KEY = JSON` in a JSON file; `null` removes the key. In a file of lines, applies to the first one.
+/// Sets `KEY.KEY = JSON` in a JSON file; `null` removes the key. In a file of lines, changes the first line.
 fn set_field(path: &Path, assignment: &str) {
     let (keys, value) = assignment.split_once(" = ").unwrap();
     let text = fs::read_to_string(path).unwrap();
@@ -298,7 +298,7 @@ fn set_field(path: &Path, assignment: &str) {
     write(path, format!("{json}\n{rest}").as_bytes());
 }
 
-/// Sets all numbers of a file of tensors to 0, or the first one to a non-number.
+/// Sets all numbers of a file of tensors to 0, or the first one to NaN.
 fn set_tensors(path: &Path, value: &str) {
     let mut bytes = fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -318,7 +318,7 @@ fn set_tensors(path: &Path, value: &str) {
 // ---- running a row ----
 
 struct Ran {
-    /// `None` if it was ended by a signal or after [`PATIENCE`].
+    /// The exit status; `None` if the program was ended by a signal or after [`PATIENCE`].
     status: Option<i32>,
     stdout: String,
     stderr: String,
@@ -363,7 +363,7 @@ fn spattn(dir: &Path, env: &[(String, OsString)], args: &[OsString]) -> Ran {
     Ran { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
-/// The deviations from the expected result.
+/// How a run deviates from what its row expects.
 fn faults(row: &Row, ran: &Ran) -> Vec<String> {
     let mut faults = Vec::new();
     let mut want = |holds: bool, what: String| {
@@ -439,7 +439,7 @@ fn stdout(args: &str) -> String {
     ran.stdout
 }
 
-/// The flags in a command's help, and whether each takes a value.
+/// The flags in a command's help, each with whether it takes a value.
 fn flags(command: &str) -> Vec<(String, bool)> {
     let help = stdout(&format!("{command} --help"));
     let lines = help.lines().map(str::trim).filter(|line| line.starts_with('-'));
@@ -523,7 +523,7 @@ fn the_table_covers_every_parameter_of_methods_calibrations_and_tasks() {
         };
         need(format!("-m {name}"), &|text| text.contains(name));
         for key in of("params") {
-            // Parameters that all methods share are tested once, with one method.
+            // Parameters that all methods share are tested with one method only.
             let of_all = [
                 "sink",
                 "local",

@@ -275,7 +275,7 @@ impl AnalyzeArgs {
 
     /// Checks that the folder holds no analysis, unless it may be overwritten.
     fn check_free(&self) -> Result<(), UsageError> {
-        // Files that this program did not write are checked first: no flag lets them be replaced.
+        // No flag allows replacing files that this program did not write, so check for those first.
         owned_files::check(&self.out, &owned_files::ANALYSIS)?;
         if !self.overwrite && self.out.join(drawing::RESULT).exists() {
             let what = format!("{} holds an earlier analysis", self.out.display());

@@ -1,9 +1,8 @@
-//! Arguments taken apart: our spellings, those of other programs, and errors that say what to write instead.
+//! Parses arguments: our spellings and those of other programs. Errors say what to write instead.
 //!
 //! The tables of foreign flags and commands are data in `crates/eval/src/config/foreign_flags.rs`. A flag that means the same as one of
-//! ours is an alias of it, in every subcommand that has ours. Any other foreign flag, a value that belongs to another flag, and a name
-//! where a flag is needed are refused with one line that names our way. A flag that nobody knows gets a suggestion only if it is a slip of
-//! the pen away from one of ours.
+//! ours is its alias in every subcommand that has ours. Any other foreign flag, a value that belongs to another flag, and a name where a
+//! flag is needed are refused with one line that names our way. An unknown flag gets a suggestion only if it is a typo of one of ours.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,9 +21,9 @@ use spattn_tasks::{catalog, groups};
 /// Why arguments are refused.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// By a rule of this file.
+    /// Refused by a rule of this file.
     Ours(UsageError),
-    /// By the parser of arguments; also a request for help or the version.
+    /// Refused by the argument parser, which also reports a request for help or the version this way.
     Parser(clap::Error),
 }
 
@@ -33,10 +32,10 @@ fn command<C: Parser>() -> Command {
     with_headings(with_aliases(C::command()))
 }
 
-/// Parses arguments, of which the first is the program's name.
+/// Parses arguments; the first is the program's name.
 ///
 /// # Errors
-/// What is wrong with them.
+/// What is wrong with the arguments.
 pub(super) fn parse<C: Parser>(arguments: &[OsString]) -> Result<C, Refusal> {
     let root = command::<C>();
     let typed: Vec<String> = arguments.iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
@@ -50,7 +49,7 @@ pub(super) fn parse<C: Parser>(arguments: &[OsString]) -> Result<C, Refusal> {
     C::from_arg_matches_mut(&mut matches).map_err(|error| Refusal::Parser(error.format(&mut root.clone())))
 }
 
-/// Gives every flag its foreign spellings, and every command its foreign names, as far as they are free.
+/// Gives every flag its foreign spellings, and every command its foreign names, unless these are already taken.
 fn with_aliases(command: Command) -> Command {
     let taken: Vec<String> = command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect();
     let letters: Vec<char> = command.get_arguments().filter_map(Arg::get_short).collect();
@@ -80,18 +79,18 @@ fn called(root: &Command, typed: &[String]) -> Command {
     command
 }
 
-/// The innermost subcommand that the process's arguments name, the program's name first.
+/// The innermost subcommand that the process's arguments name. The first argument is the program's name.
 pub(super) fn called_command<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Command {
     let typed: Vec<String> = arguments.into_iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     called(&command::<C>(), &typed)
 }
 
-/// Whether an argument is a name of several letters after one dash, which our parser would read as several flags.
+/// Whether an argument is one dash and a name of several letters, which our parser would read as several flags.
 fn is_long_with_one_dash(arg: &str) -> bool {
     arg.len() > 2 && arg.starts_with('-') && !arg.starts_with("--")
 }
 
-/// The parser's error in our words, where they say more.
+/// The parser's error, reworded where our words say more.
 fn explained(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -118,7 +117,7 @@ fn explained(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
 /// The parser's error in one line. Help and the version stay as they are.
 fn plain(error: clap::Error, root: &Command, typed: &[String]) -> Refusal {
     let mut root = root.clone();
-    // Names of subcommands with those before them, as usage lines need them.
+    // Usage lines need the full names of subcommands, with their parents' names.
     root.build();
     match in_one_line(&error, &called(&root, typed)) {
         Some(ours) => Refusal::Ours(ours),
@@ -132,7 +131,8 @@ fn unexpected(typed: &str, hint: Option<String>) -> UsageError {
     UsageError { hint, ..error }
 }
 
-/// What to write instead of a flag: the line of the table of foreign flags, the command that has it, or the nearest of this command.
+/// What to write instead of an unknown flag: the foreign flag's line in the table, this command's nearest flag, or the command that has
+/// it.
 fn hint_of_flag(root: &Command, command: &Command, typed: &str) -> Option<String> {
     let name = typed.split('=').next().unwrap_or_default();
     let of = |command: &Command| -> Vec<String> {
@@ -204,7 +204,7 @@ fn share_of_examples(value: &str) -> UsageError {
         .hint("give their number, --samples N: how sure a score is depends on the number, not on the share")
 }
 
-/// A value that our flag of this letter does not take, and another one does: llama.cpp's `-m` is a model, its `-t` a number of threads.
+/// Refuses a value meant for another flag: in llama.cpp, `-m` takes a model and `-t` a number of threads.
 fn misplaced_value(command: &Command, typed: &[String]) -> Option<UsageError> {
     let has = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
     let of = |letter: &str, long: &str| values(typed, letter, long);
@@ -226,7 +226,7 @@ fn misplaced_value(command: &Command, typed: &[String]) -> Option<UsageError> {
     )
 }
 
-/// Whether a text names a model, and no method or task: a GGUF file, a folder with a config, a hub id.
+/// Whether a text names a model rather than a method or task: a GGUF file, a folder with a config, a hub id.
 fn is_model(text: &str) -> bool {
     let bare = text.split([':', '@']).next().unwrap_or_default();
     let is_hub_id = || {
@@ -239,7 +239,7 @@ fn is_model(text: &str) -> bool {
     text.to_lowercase().ends_with(".gguf") || Path::new(text).join("config.json").is_file() || is_hub_id()
 }
 
-/// The values that a flag was given, in the four ways in which one can be written.
+/// The values given to a flag, in any of the four ways to write one.
 fn values(typed: &[String], letter: &str, long: &str) -> Vec<String> {
     let mut all = Vec::new();
     for (at, arg) in typed.iter().enumerate() {
@@ -274,11 +274,11 @@ mod tests {
         }
     }
 
-    /// A value that our flag takes; none for a switch.
+    /// A value that our flag takes; `None` for a switch.
     fn value_of(flag: &str) -> Option<String> {
         let row = crate::cli::flags().into_iter().find(|row| row.name == Some(flag));
         match row.map(|row| row.accepts) {
-            // `--config` is a field of the arguments.
+            // `--config` has no row in the table: it is a field of the arguments.
             None => Some("quick".to_owned()),
             Some(Accepts::Switch(_)) => None,
             // The lines below are split at spaces.
@@ -326,7 +326,7 @@ mod tests {
             .collect();
         for flag in FOREIGN_FLAGS {
             let Here::Instead(line) = flag.here else { continue };
-            // What stands in a quoted flag of the other program is none of ours.
+            // Flags in this quoted command belong to the other program.
             let ours = line.replace("`--data_dir 4096`", "");
             for word in ours.split([' ', ',', ';', ':', '`']).filter(|word| word.starts_with("--")) {
                 assert!(known.iter().any(|known| known == word), "{:?} names {word}: {line}", flag.names);

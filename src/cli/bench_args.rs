@@ -1,4 +1,4 @@
-//! What `spattn bench` is told; [`bench`](super::bench) times it.
+//! The arguments of `spattn bench`. [`bench`](super::bench) runs it.
 
 use std::path::PathBuf;
 

@@ -173,7 +173,7 @@ pub fn run_calibrate(args: CalibrateArgs) -> Result<Done> {
     }
 }
 
-/// The model: with its weights to learn from, or without them to say what would be learned.
+/// The model: with weights if the calibration runs, without them if it is only planned.
 enum Ready {
     ToLearn(Box<Model>),
     ToPlan(Box<OpenModel>),
@@ -184,7 +184,7 @@ impl Ready {
         let options = TokenizerOptions::default();
         Ok(match (args.dry_run, args.resume) {
             (false, _) => Self::ToLearn(Box::new(OpenModel::open(source, None, options)?.load(device)?)),
-            // Checkpoints are of certain weights, which their digest tells.
+            // A checkpoint belongs to certain weights and names their digest, so the digest of these is needed.
             (true, true) => Self::ToPlan(Box::new(OpenModel::open(source, None, options)?)),
             (true, false) => Self::ToPlan(Box::new(OpenModel::open_to_plan(source, None, options)?)),
         })
@@ -198,7 +198,7 @@ impl Ready {
     }
 }
 
-/// `--dry-run`: what would be calibrated.
+/// The dry run (`--dry-run`): what would be calibrated.
 struct Outline<'a> {
     model: &'a OpenModel,
     out: &'a Path,
@@ -207,10 +207,10 @@ struct Outline<'a> {
 }
 
 impl Outline<'_> {
-    /// Prints the plans, after checking what fails only during a calibration.
+    /// Runs the checks of a calibration that need no text, then prints the plans.
     ///
     /// # Errors
-    /// What would stop the calibration, as far as it is known without reading.
+    /// What would stop the calibration, as far as this is known without reading text.
     fn print(&self, resume: bool) -> Result<Done> {
         self.device.check(self.model.dimensions.config().layers)?;
         check_writable(self.out)?;
@@ -250,7 +250,7 @@ impl Outline<'_> {
         Ok(Done::Completed)
     }
 
-    /// A calibration goes on at the first plan that has a checkpoint. Without any, all of them have to be there at the first.
+    /// Checks that `--resume` can continue: from each plan that has a checkpoint. If none has, every plan needs one, and this fails.
     fn check_resumable(&self) -> Result<()> {
         let checkpoints = Checkpoints::new(self.out);
         let kept: Vec<&CalibrationPlan> = self.plans.iter().filter(|plan| plan.has_checkpoint(&checkpoints)).collect();
@@ -259,7 +259,7 @@ impl Outline<'_> {
     }
 }
 
-/// Calibrations that are to be learned, those that read the same text together.
+/// The calibrations to learn, grouped by the text that they read.
 struct Learning<'a> {
     model: &'a Model,
     out: &'a Path,
@@ -268,7 +268,7 @@ struct Learning<'a> {
 }
 
 impl Learning<'_> {
-    /// Learns one plan after the other. Checkpoints remain until all are done, so that the same command can go on anywhere.
+    /// Learns one plan after another. All checkpoints are kept until the last plan is done, so that the command can resume at any of them.
     fn run(&self, resume: bool) -> Result<Done> {
         let stop = Arc::new(AtomicBool::new(false));
         interrupt::stop_within_grace(&stop, || "nothing is kept".to_owned())?;
@@ -279,7 +279,7 @@ impl Learning<'_> {
         let (mut before, mut found) = (0, 0);
         for (number, plan) in self.plans.iter().enumerate() {
             let checkpoints = Checkpoints {
-                // What was interrupted before this one's first checkpoint starts from the beginning.
+                // A plan interrupted before its first checkpoint starts from the beginning.
                 resume: resume && (plan.has_checkpoint(&first) || !is_any_kept),
                 at_end: number + 1 < self.plans.len(),
                 kept: Arc::default(),
@@ -291,7 +291,7 @@ impl Learning<'_> {
             let mut is_begun = false;
             let outcome = plan.run(self.model, Some(&checkpoints), |done, total| {
                 if !std::mem::replace(&mut is_begun, true) {
-                    // Blocks that a checkpoint covers were read before.
+                    // Do not count blocks that the checkpoint covers as work of this run.
                     found += plan.work(Some(done.saturating_sub(1)), self.model);
                 }
                 let worked = before + plan.work(Some(done), self.model);
@@ -319,13 +319,13 @@ fn names(plan: &CalibrationPlan<'_>) -> String {
     plan.orders.iter().map(|order| order.calibration.kind).collect::<Vec<_>>().join(", ")
 }
 
-/// What is kept of a calibration that is interrupted.
+/// What is kept if a calibration is interrupted.
 struct Kept {
     plan: String,
     /// Blocks in the last checkpoint.
     kept: Arc<AtomicUsize>,
     blocks: usize,
-    /// Whether no other plan was done before.
+    /// Whether no plan was completed before this one.
     is_first: bool,
 }
 
@@ -366,7 +366,7 @@ fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()>
     Ok(())
 }
 
-/// Takes in what others learned.
+/// Imports a calibration that was trained elsewhere.
 fn take_in(
     orders: &[CalibrationOrder],
     path: &Path,
@@ -451,7 +451,7 @@ fn unwritable(out: &Path, why: &std::io::Error) -> UsageError {
     UsageError::new(format!("cannot write to the folder {}: {why}", out.display())).hint("choose another --out folder")
 }
 
-/// An order as the user wrote it.
+/// A calibration order in the user's notation.
 fn spec(order: &CalibrationOrder) -> String {
     let settings: Vec<String> = order.spec.params.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let colon = if settings.is_empty() { "" } else { ":" };

@@ -1,7 +1,7 @@
 //! Completion scripts for shells: subcommands, flags, and names of their values.
 //!
-//! Names are added only to the scripts, not to the parser, because values may also be something else: a task may be a file, a method has
-//! parameters, a model is a folder, a GGUF file or a hub id.
+//! Names are added only to the scripts, not to the parser, because other values are valid too: a task may be a file, a method may have
+//! parameters, a model may be a folder, a GGUF file or a hub id.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
@@ -18,7 +18,7 @@ use spattn_tasks::metrics::datasets::DATASETS;
 use spattn_tasks::published::DataSet;
 use spattn_tasks::{catalog, groups};
 
-/// An argument some of whose values have names.
+/// An argument for which the scripts offer names.
 struct Named {
     /// The argument's id, and the subcommands that have it.
     argument: &'static str,
@@ -79,7 +79,7 @@ fn with_files(shell: Shell, script: String, names: &[String]) -> String {
     }
 }
 
-/// The completions that the fish generator leaves out: names for values without a flag.
+/// The completions that the fish generator leaves out: names for positional arguments.
 fn positions_of_fish(command: &Command, program: &str) -> Vec<String> {
     let subcommands = |c: &Command| c.get_subcommands().cloned().collect::<Vec<_>>();
     let (mut lines, function) = (Vec::new(), program.replace('-', "_"));
@@ -102,12 +102,12 @@ fn names_of_fish(command: &Command, program: &str, within: &str) -> Vec<String> 
     named.map(|named| format!("complete -c {program} -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
 }
 
-/// The names of an argument's values, if it has any.
+/// The entry of an argument in `NAMED`, if it has one.
 fn find(command: &str, argument: &Arg) -> Option<&'static Named> {
     NAMED.iter().find(|n| n.argument == argument.get_id().as_str() && n.commands.contains(&command))
 }
 
-/// The command line with names of values.
+/// The command line with the names of its arguments' values.
 fn with_names(command: Command) -> Command {
     let name = command.get_name().to_owned();
     let named = |argument: Arg| match find(&name, &argument) {
@@ -117,7 +117,7 @@ fn with_names(command: Command) -> Command {
     command.mut_args(named).mut_subcommands(with_names)
 }
 
-/// Tasks and groups that are named without a file.
+/// The names of the analyses.
 fn analyses() -> Vec<String> {
     ANALYSES.iter().map(|analysis| analysis.name.to_owned()).collect()
 }

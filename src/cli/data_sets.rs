@@ -102,7 +102,7 @@ pub struct CheckArgs {
 /// Downloads what is missing, and prints a line for each file.
 ///
 /// # Errors
-/// Unknown names, as [`UsageError`]; for the first file that cannot be downloaded, with advice.
+/// Unknown names, as [`UsageError`]; the first file that cannot be downloaded, with advice.
 pub fn fetch(args: &FetchArgs) -> Result<()> {
     let folder = args.data.clone().map_or_else(default_folder, Ok)?;
     if args.names.is_empty() {
@@ -114,7 +114,7 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
     }
     let sets: Vec<&DataSet> = args.names.iter().map(|name| DataSet::find(name)).collect::<Result<_, _>>()?;
     interrupt::end_with(|| "what was downloaded is kept; go on with the same command".to_owned());
-    // What cannot be downloaded is said below, by an error.
+    // The loop below reports files that cannot be downloaded.
     let can_be = |file: &&DataFile| args.from.is_some() || file.url.is_some() && offline_by().is_none();
     let files = sets.iter().flat_map(|set| &set.files).filter(can_be);
     let missing: Vec<&DataFile> = files.filter(|file| !folder.join(&file.path).exists()).collect();
@@ -135,7 +135,7 @@ fn total(sizes: impl Iterator<Item = DataSize>) -> DataSize {
     sizes.fold(DataSize::default(), Add::add)
 }
 
-/// Says how to see what could be downloaded, and how large all of it is.
+/// The error if no data set is named. It says how to list them, and how large all of them are.
 fn nothing_named() -> UsageError {
     let can_be = || DataSet::all().iter().filter(|set| set.is_downloadable());
     let names: Vec<&str> = can_be().map(|set| set.name.as_str()).collect();
@@ -145,7 +145,7 @@ fn nothing_named() -> UsageError {
     ))
 }
 
-/// Downloads a file if it is not there yet, and returns which of the two happened.
+/// Downloads a file unless it is there already, and returns what was done.
 fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>) -> Result<&'static str> {
     let target = folder.join(&file.path);
     if target.is_file() {

@@ -51,7 +51,7 @@ struct Findings {
     by_hand: Vec<ByHand>,
 }
 
-/// A data set that has to be put into its folder by hand.
+/// A data set that the user has to put into its folder.
 #[derive(Debug, Serialize)]
 struct ByHand {
     name: &'static str,
@@ -61,7 +61,7 @@ struct ByHand {
 #[derive(Debug, Serialize)]
 struct Program {
     version: String,
-    /// Records are not mixed with those of another results version.
+    /// The results version. Records of different versions are not mixed.
     results_version: u32,
     os: &'static str,
     arch: &'static str,
@@ -78,7 +78,7 @@ struct Machine {
     simd: &'static str,
     /// The unit that multiplies matrices of bf16.
     bf16_products: &'static str,
-    /// Whether `SPATTN_ISA` restricts it.
+    /// Whether `SPATTN_ISA` lowers the instruction set.
     simd_lowered: bool,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
@@ -90,10 +90,10 @@ struct Gpu {
     usable: bool,
     /// The GPUs that `--device` accepts.
     devices: Vec<GpuDevice>,
-    /// How memory goes from each to each other, where there are several.
+    /// How memory is copied between each pair of GPUs; empty with fewer than two.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     links: Vec<GpuLink>,
-    /// The reason, if there are none.
+    /// Why there are no usable GPUs.
     reason: Option<String>,
 }
 
@@ -127,7 +127,7 @@ impl Gpu {
     }
 }
 
-/// How memory goes from GPU to GPU: a line for each way, with the pairs that use it where there are several ways.
+/// How memory is copied between GPUs: a line for each way, with the pairs that use it if there are several ways.
 fn ways_of_copies(links: &[GpuLink]) -> Vec<String> {
     let mut ways: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for GpuLink { between: [one, other], how } in links {
@@ -163,7 +163,7 @@ struct Set {
     name: &'static str,
     state: &'static str,
     about: &'static str,
-    /// Its size if it is known, as data and in words.
+    /// The size if it is known, as a number and as text.
     bytes: Option<u64>,
     size: String,
     /// Whether `spattn data fetch` gets all of it.

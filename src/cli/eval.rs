@@ -41,7 +41,7 @@ pub struct EvalArgs {
 /// Runs the evaluation and prints its table.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); whatever keeps the run from going on otherwise.
+/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); otherwise whatever stops the run.
 pub fn run_eval(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
     let run = args.run.into_request("eval", vec![config], OnFailure::Stop)?;

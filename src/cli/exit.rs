@@ -31,7 +31,8 @@ pub(super) struct ErrorWithHint {
 }
 
 impl ErrorWithHint {
-    /// The error that advice was added to, or the error itself. An `ErrorWithHint` is no link of a chain, since it prints all of its own.
+    /// The error without added advice. `ErrorWithHint` is outside the chain of errors, since its message is already that of the whole
+    /// chain.
     pub fn without(error: &anyhow::Error) -> &anyhow::Error {
         error.downcast_ref::<Self>().map_or(error, |hinted| &hinted.error)
     }

@@ -98,7 +98,7 @@ pub fn export_eval(args: &ExportEvalArgs) -> Result<Done> {
     let kept = if args.out.is_some() { "no file was written" } else { "the rows so far are written" };
     interrupt::stop_within_grace(&stop, move || kept.to_owned())?;
     let mut out = Export::to(args.out.as_deref())?;
-    // Rows on standard output show how far it is.
+    // Rows printed on standard output show the progress themselves, so no meter is drawn.
     let mut meter = Meter::new(args.out.is_none(), "making the first example");
     let count = |task: &dyn Task| task.available().unwrap_or(usize::MAX).min(args.samples).saturating_mul(task.cells());
     let tokens: usize = args.lengths.iter().copied().fold(0, usize::saturating_add);

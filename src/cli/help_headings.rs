@@ -1,8 +1,8 @@
-//! The headings under which `eval` and `sweep` list their flags in help. Arguments of no heading, such as the config, come first.
+//! The headings that list the flags of `eval` and `sweep` in help. Arguments without a heading, such as the config, come first.
 
 use clap::Command;
 
-/// Headings, with the arguments below each: their names in the parser, which are the keys of settings where they are settings.
+/// Headings, each with its arguments: their names in the parser, which for settings are the settings' keys.
 const HEADINGS: &[(&str, &[&str])] = &[
     (
         "What is evaluated",
@@ -57,7 +57,7 @@ pub(super) fn with_headings(program: Command) -> Command {
 fn headed(command: Command) -> Command {
     let places = HEADINGS.iter().flat_map(|(heading, ids)| ids.iter().map(move |id| (*heading, *id)));
     let has = |command: &Command, id: &str| command.get_arguments().any(|arg| arg.get_id() == id);
-    // In the order of the table, which is that of help.
+    // Help lists the flags in the order of this table.
     places.enumerate().fold(command, |command, (at, (heading, id))| match has(&command, id) {
         true => command.mut_arg(id, |arg| arg.help_heading(heading).display_order(at)),
         false => command,
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// What needs no heading.
+    /// Arguments that need no heading.
     const FREE: [&str; 3] = ["config", "dry_run", "help"];
 
     #[test]

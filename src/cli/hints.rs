@@ -1,12 +1,12 @@
-//! Hints as the command that was called can follow them.
+//! Limits hints to what the called command can do.
 //!
-//! Settings are checked far below the command line, where it is not known which command they are of: a length that is too great has the same
-//! hint in `eval`, whose lengths are flags, and in `reproduce`, whose lengths are an item's. So what a hint names is held against the flags of
-//! the command before it is printed, and what only another command could do is left out.
+//! Settings are checked far below the command line, where the command is not known. A length that is too great gets the same hint in
+//! `eval`, which has a flag for lengths, and in `reproduce`, whose lengths come from an item's file. So before a hint is printed, the flags
+//! that it names are compared with those of the command, and parts that only another command could follow are left out.
 
 use std::collections::BTreeSet;
 
-/// What stands in place of advice on flags that `reproduce` does not have.
+/// Replaces advice on flags that `reproduce` does not have.
 const OF_ITEMS: &str = "tasks, lengths and methods are those of the item's file (docs/papers.md says how to run one of your own); \
                         --real=NAME --model FILE leaves out lengths beyond those that a model of the list was trained for";
 
@@ -18,7 +18,7 @@ pub(super) struct Called {
 }
 
 impl Called {
-    /// Of a command as the parser knows it.
+    /// Reads a command's name and flags from the parser.
     pub(super) fn of(command: &clap::Command) -> Self {
         let long = |arg: &clap::Arg| arg.get_long().map(|name| format!("--{name}"));
         let short = |arg: &clap::Arg| arg.get_short().map(|letter| format!("-{letter}"));
@@ -27,8 +27,8 @@ impl Called {
         Self { name: command.get_name().to_owned(), flags: flags.chain(of_all).collect() }
     }
 
-    /// The parts of a hint that this command can follow; for `reproduce` with what does the same there, if any part is left out. `None` if
-    /// nothing is left.
+    /// The parts of a hint that this command can follow; `None` if nothing is left. If `reproduce` loses a part, the hint says what to do
+    /// there instead.
     pub(super) fn hint(&self, hint: &str) -> Option<String> {
         let parts = parts(hint);
         let own: Vec<&(&str, &str)> = parts.iter().filter(|(_, part)| self.foreign(part).is_none()).collect();
@@ -44,8 +44,8 @@ impl Called {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// The first flag of a text that the command does not have. What stands between backticks, or behind the name of a program, is a command of
-    /// its own.
+    /// The first flag in a text that the command does not have. Text between backticks, or after a program's name, is a command of its own
+    /// and is not searched.
     fn foreign<'t>(&self, text: &'t str) -> Option<&'t str> {
         let outside = text.split('`').step_by(2);
         let words = outside.flat_map(|part| {
@@ -56,13 +56,13 @@ impl Called {
     }
 }
 
-/// The parts of a hint that can be followed each by itself, with what stands before each.
+/// Splits a hint into parts that can be followed separately, each with the separator before it.
 fn parts(hint: &str) -> Vec<(&'static str, &str)> {
     const SEPARATORS: [&str; 3] = ["; ", ", or ", ", and "];
     let (mut all, mut rest, mut before) = (Vec::new(), hint, "");
     let next = |text: &str| {
         let found = SEPARATORS.iter().filter_map(|separator| Some((text.find(separator)?, *separator)));
-        // What stands in a quoted command does not end a part.
+        // A separator inside a quoted command does not end a part.
         found.filter(|(at, _)| text[..*at].matches('`').count().is_multiple_of(2)).min()
     };
     while let Some((at, separator)) = next(rest) {
@@ -73,7 +73,7 @@ fn parts(hint: &str) -> Vec<(&'static str, &str)> {
     all
 }
 
-/// The flag that a word is: `--length`, `-n`, without what stands behind its name.
+/// The flag that a word starts with, as `--length` or `-n`, without what follows its name.
 fn flag(word: &str) -> Option<&str> {
     let word = word.trim_start_matches(['(', '"', '\'']);
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!((flag("--real=NAME"), flag("--"), flag("-"), flag("-x2")), (Some("--real"), None, None, None));
     }
 
-    /// Hints of all crates are written once, for whatever command reaches them. Each command gets those parts that it can follow.
+    /// The crates write each hint once, for any command that may reach it. Each command prints the parts that it can follow.
     #[test]
     fn hints_of_the_sources_can_be_followed_by_every_command() {
         let hints = hints_of_sources();
@@ -142,7 +142,7 @@ mod tests {
                 assert_eq!(foreign, None, "{} is told: {told:?}", command.name);
             }
         }
-        // A flag that no command has is a slip of the pen.
+        // A flag that no command has is a typo.
         let known: BTreeSet<String> =
             commands.iter().flat_map(|command| command.flags.clone()).chain(of_subcommands(&root)).collect();
         let all = Called { name: "all".to_owned(), flags: known };
@@ -155,20 +155,20 @@ mod tests {
         inner.flat_map(|command| Called::of(command).flags).collect()
     }
 
-    /// A program that was installed has no folder of scripts, so what names one says where that is explained.
+    /// An installed program has no folder of scripts, so a text that names a script also names the page that explains it.
     #[test]
     fn what_names_a_script_names_a_page_of_the_documentation() {
         let is_explained = |text: &str| !text.contains("scripts/") || text.contains("docs/");
         let told: Vec<String> =
             code_of_sources().iter().flat_map(|code| texts(code)).filter(|text| text.contains("scripts/")).collect();
         assert!(told.len() > 5, "{told:?}");
-        // Help quotes commands for a checkout, and the program's own page of help says where they are.
+        // Help quotes commands for a checkout; the program's own help page says where the scripts are.
         let bare: Vec<&String> =
             told.iter().filter(|text| !is_explained(text) && !text.starts_with("Examples:")).collect();
         assert!(bare.is_empty(), "{bare:?}");
     }
 
-    /// All texts between quotes on lines that are no comments.
+    /// All texts between quotes on lines that are not comments.
     fn texts(code: &str) -> Vec<String> {
         let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
         let code = lines.map(|line| format!("{line}\n")).collect::<String>().replace("'\"'", "");
@@ -181,7 +181,7 @@ mod tests {
         all
     }
 
-    /// The texts of all `.hint("...")` and `hint: "..."` in the sources, with placeholders as they stand there.
+    /// The texts of all `.hint("...")` and `hint: "..."` in the sources, with their placeholders.
     fn hints_of_sources() -> Vec<String> {
         let begins = [".hint(\"", ".hint(format!(\"", "hint = \"", "HINT: &str = \"", ".hint(\n"];
         let of = |code: &String| -> Vec<String> {
@@ -209,7 +209,7 @@ mod tests {
         found
     }
 
-    /// The text of a literal that begins on this line, or behind white space on the next.
+    /// The text of a literal that begins on this line, or after white space on the next.
     fn begun(rest: &str) -> Option<String> {
         let own = match rest.strip_prefix(char::is_whitespace) {
             None => rest,
@@ -221,7 +221,7 @@ mod tests {
         literal(own).map(|(text, _)| text)
     }
 
-    /// The text up to the quote that ends it, and what is behind that.
+    /// The text up to its closing quote, and what follows the quote.
     fn literal(rest: &str) -> Option<(String, &str)> {
         let (mut text, mut characters) = (String::new(), rest.chars());
         loop {

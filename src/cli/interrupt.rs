@@ -1,9 +1,9 @@
 //! Ctrl-C: every command answers it within a second or two, with one line that says what is kept and how to go on, and with exit status 130.
 //!
-//! From the program's start on, a thread waits for the signal. Unless the command has said otherwise, the thread prints the line and ends the
-//! program at once, which is safe at any time: files are written aside and renamed, and records are whole lines. A command that can keep more
-//! by ending itself gets a flag ([`stop_within`]), looks at it where it can, and prints the line itself ([`answer`]). If its time is up
-//! before that, in the middle of a large matrix for example, the thread ends the program for it. So does a second Ctrl-C.
+//! From the program's start on, a thread waits for the signal. By default, it prints the line and ends the program at once, which is safe
+//! at any time: files are written under temporary names and renamed, and records are whole lines. A command that can keep more by ending
+//! itself registers a flag ([`stop_within_grace`]), checks it regularly, and prints the line itself ([`answer`]). If it does not end within
+//! its grace period, in the middle of a large matrix operation for example, the thread ends the program. So does a second Ctrl-C.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,26 +17,26 @@ use signal_hook::flag;
 use super::exit::{Done, INTERRUPTED};
 use spattn_base::{disk, memory, meter};
 
-/// What a command that looks at its flag once for each chunk or step may take.
+/// The time that a command has to end by itself if it checks its flag once for each chunk or step.
 pub(super) const GRACE: Duration = Duration::from_millis(1200);
 
 type Line = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// How the running command answers.
+/// What the running command does on Ctrl-C.
 struct Plan {
     /// What is kept and how to go on.
     line: Line,
-    /// How long the command has to end by itself; `None` if it does not look.
+    /// How long the command has to end by itself; `None` if it checks no flag.
     grace: Option<Duration>,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 static IS_SAID: AtomicBool = AtomicBool::new(false);
 
-/// Temporary folders, which are removed when the program is ended here.
+/// Temporary folders to remove if the thread ends the program.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Removes a temporary folder too if the program is ended here.
+/// Removes a temporary folder if the thread ends the program.
 pub(super) fn remove_at_end(folder: &Path) {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
 }
@@ -55,8 +55,8 @@ pub(super) fn end_with(line: impl Fn() -> String + Send + Sync + 'static) {
     set(Arc::new(line), None);
 }
 
-/// From now on, Ctrl-C raises `stop`. The command has [`GRACE`] to end; then the program is ended. `line` says what is kept then, and how to
-/// go on. A flag is given once.
+/// From now on, Ctrl-C raises `stop`. The command has [`GRACE`] to end; then the program is ended. `line` says what is kept then, and how
+/// to go on. Register a flag only once.
 ///
 /// # Errors
 /// If the system does not let signals be watched.
@@ -67,18 +67,18 @@ pub(super) fn stop_within_grace(
     let failed = "cannot watch for Ctrl-C";
     flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), stop.clone()).context(failed)?;
     flag::register(SIGINT, stop.clone()).context(failed)?;
-    // Who waits for another process looks there.
+    // Code that waits for another process checks this flag.
     flag::register(SIGINT, spattn_base::interrupt::flag()).context(failed)?;
     set(Arc::new(line), Some(GRACE));
     Ok(())
 }
 
-/// Replaces the line of a command that has its flag.
+/// Replaces the line of a command that has registered its flag.
 pub(super) fn say_instead(line: impl Fn() -> String + Send + Sync + 'static) {
     set(Arc::new(line), Some(GRACE));
 }
 
-/// Prints the line, unless that was done, for a command that ended because its flag was raised.
+/// Prints the line, unless it was printed before. For a command that ended because its flag was raised.
 pub(super) fn answer() -> Done {
     say();
     Done::Interrupted
@@ -95,8 +95,8 @@ fn say() {
     }
 }
 
-/// Waits for Ctrl-C from now on. Where no thread can be started, or the limit on address space leaves no room for one, the system's own action
-/// remains until a command asks for its flag.
+/// Starts the thread that waits for Ctrl-C. If no thread can be started, or the limit on address space leaves no room for one, the system's
+/// default action remains until a command registers its flag.
 ///
 /// # Errors
 /// If the system does not let signals be watched.
@@ -115,13 +115,13 @@ pub(super) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// The system's own action remains until a command asks for its flag.
+/// Does nothing: the system's default action remains until a command registers its flag.
 #[cfg(not(unix))]
 pub(super) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Ends the program when something is heard.
+/// Ends the program when a signal arrives on `heard`.
 #[cfg(unix)]
 fn end_after(mut heard: std::os::unix::net::UnixStream) {
     use std::io::Read;
@@ -130,11 +130,11 @@ fn end_after(mut heard: std::os::unix::net::UnixStream) {
         match heard.read(&mut byte) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Ok(1) => break,
-            // Nobody will write any more.
+            // The other end is closed, so no signal will arrive.
             _ => return,
         }
     }
-    // A second one ends the wait.
+    // A second signal ends the wait.
     let wait = |heard: &mut std::os::unix::net::UnixStream, byte: &mut [u8], time: Duration| {
         let _ = heard.set_read_timeout(Some(time));
         let _ = heard.read(byte);
@@ -143,7 +143,7 @@ fn end_after(mut heard: std::os::unix::net::UnixStream) {
         wait(&mut heard, &mut byte, grace);
     }
     if IS_SAID.load(Ordering::SeqCst) {
-        // The command has answered, and is about to end.
+        // The command has printed its line and is about to end.
         wait(&mut heard, &mut byte, GRACE);
     }
     say();

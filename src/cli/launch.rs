@@ -100,7 +100,7 @@ struct Sweep {
 /// Plans a matrix, writes its files and submits it.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; what sbatch says.
+/// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; sbatch's message if it refuses.
 pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) -> Result<Done> {
     let RunFlags { threads, out, resume, overwrite, shard, json, .. } = run.flags.clone();
     if shard.is_some() || overwrite.is_some() {
@@ -142,7 +142,7 @@ pub(super) fn launch_sweep(args: LaunchArgs, run: RunArgs, config: &str, is_dry:
     Ok(Done::Completed)
 }
 
-/// What a shard takes, where the limits of jobs have to be chosen.
+/// Says how much time and memory the longest shard takes, so that the user can choose the limits of jobs.
 fn takes(longest: &RunEstimate, machine: &str) -> String {
     let (time, memory) = (duration(longest.seconds()), size(longest.bytes as u64));
     format!(

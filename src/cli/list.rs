@@ -59,7 +59,7 @@ enum What {
 /// Prints the list on standard output.
 ///
 /// # Errors
-/// A name that is none; if standard output cannot be written.
+/// An unknown name; standard output that cannot be written.
 pub fn list_catalog(args: ListArgs) -> Result<()> {
     let methods = match (args.what, args.names.as_slice()) {
         (_, []) => methods::all().collect(),
@@ -207,7 +207,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
         .collect()
 }
 
-/// The forms of `--model`, with what each is.
+/// The forms that `--model` accepts, each with a description.
 fn models() -> [(&'static str, String); 3] {
     let families = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
     let hub =
@@ -263,7 +263,7 @@ fn configs_text() -> Result<String> {
            TOML file of your own with the same keys)")
 }
 
-/// Where an item can be run.
+/// Which runs an item has, as shown in the list.
 fn status(item: &Item) -> String {
     let runs = match [Variant::Paper, Variant::Builtin].map(|variant| item.is_run(variant)) {
         [true, true] => "both",

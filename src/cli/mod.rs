@@ -97,15 +97,15 @@ enum Command {
     },
 }
 
-/// Runs the program with the process's arguments. Exit status: 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 3 if
-/// no method was shown to be as safe as `--safe-within` asks for, 75 if a
-/// scheduler stopped it or its terminal was closed, 130 if the user stopped it.
+/// Runs the program with the process's arguments. The exit status is 0 when done, 1 if a run failed, 2 for wrong arguments or configs, 3
+/// if no method was shown to be as safe as `--safe-within` asks for, 75 if a scheduler stopped it or its terminal was closed, 130 if the
+/// user stopped it.
 pub fn main() -> ExitCode {
     main_with(&[])
 }
 
-/// As [`main`], with methods that are not part of this library: the `main` of a crate that adds its own methods (`examples/my_method.rs`).
-/// All commands know them by name.
+/// Does the same as [`main`], with further methods that all commands know by name. It is the `main` of a crate that adds its own methods
+/// (`examples/my_method.rs`).
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
     let cli = match registered.and_then(|()| parsed()) {
@@ -125,11 +125,11 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     }
 }
 
-/// The process's arguments.
+/// Parses the process's arguments.
 ///
 /// # Errors
-/// What is wrong with them. If the parser refuses them, or help was asked for, the process ends. The parser repeats arguments verbatim and
-/// in colours, so if one has characters that a terminal would interpret, its error is printed as plain text.
+/// What is wrong with the arguments. If the parser refuses them, or help was asked for, the process ends instead. The parser repeats
+/// arguments verbatim and in colours, so if one has characters that a terminal would interpret, its error is printed as plain text.
 fn parsed() -> anyhow::Result<Cli> {
     let is_command = |arg: OsString| {
         let arg = arg.to_string_lossy();
@@ -148,7 +148,7 @@ fn parsed() -> anyhow::Result<Cli> {
     })
 }
 
-/// Checks arguments, without the program's name. Nothing is run, and no file is looked for.
+/// Checks arguments, given without the program's name. Nothing is run, and no file is read.
 ///
 /// # Errors
 /// The parser's error message.
@@ -161,7 +161,7 @@ pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// The program's name if the process does not know it.
+/// The program's name if the process does not know its own.
 const NAME: &str = "spattn";
 
 /// The program's name, which differs from `spattn` if another crate calls [`main_with`].
@@ -220,7 +220,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     Ok(Done::Completed)
 }
 
-/// Prints an error as one line, then its hint, as far as the command that was called can follow it, and the advice.
+/// Prints an error as one line, then its hint, limited to what the called command can follow, and the advice.
 fn explain(error: &anyhow::Error, advice: Option<&str>, called: Option<&Called>) -> ExitCode {
     if output::is_enough(error) {
         return ExitCode::SUCCESS;
@@ -237,7 +237,7 @@ fn explain(error: &anyhow::Error, advice: Option<&str>, called: Option<&Called>)
     ExitCode::from(if usage.is_some() { 2 } else { 1 })
 }
 
-/// Advice if the system limits the size of files. The error of a full disk needs none.
+/// Advice if the system limits the size of files. The message of a full disk needs none.
 fn of_room(error: &anyhow::Error) -> Option<&'static str> {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     let is_limited = kinds.any(|kind| kind == ErrorKind::FileTooLarge);

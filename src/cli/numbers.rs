@@ -10,12 +10,12 @@ use spattn_eval::config::bounds::{MOST_SAMPLES, whole};
 pub(super) use spattn_eval::config::bounds::{seed, threads, tokens};
 use spattn_eval::plan::sharding::MOST_SHARDS;
 
-/// Examples for each task and length.
+/// The number of examples for each task and length.
 pub(super) fn samples(text: &str) -> Result<usize, String> {
     whole(text, 1..=MOST_SAMPLES)
 }
 
-/// First or last tokens that are always attended.
+/// The number of first or last tokens that are always attended.
 pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
     whole(text, 0..=MOST_TOKENS)
 }
@@ -24,7 +24,7 @@ pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
 pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     const NAME: &str = "RAYON_NUM_THREADS";
     let said = std::env::var_os(NAME).map(|said| said.to_string_lossy().into_owned());
-    // 0 and an empty value leave the number to the machine.
+    // With 0 or an empty value, the machine decides.
     match said.filter(|said| !["", "0"].contains(&said.as_str())) {
         None => Ok(()),
         Some(said) => match threads(&said) {
@@ -34,57 +34,57 @@ pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     }
 }
 
-/// Shards of a sweep.
+/// The number of shards of a sweep.
 pub(super) fn shards(text: &str) -> Result<usize, String> {
     whole(text, 1..=MOST_SHARDS)
 }
 
-/// Sequences that step together.
+/// The number of sequences that step together.
 pub(super) fn sequences(text: &str) -> Result<usize, String> {
     whole(text, 1..=4096)
 }
 
-/// Layers that are timed together.
+/// The number of layers that are timed together.
 pub(super) fn layers(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)
 }
 
-/// Last tokens of a prompt whose queries are examined.
+/// The number of last tokens of a prompt whose queries are examined.
 pub(super) fn queries(text: &str) -> Result<usize, String> {
     whole(text, 1..=65_536)
 }
 
-/// The number of a layer.
+/// The index of a layer.
 pub(super) fn layer(text: &str) -> Result<usize, String> {
     whole(text, 0..=1023)
 }
 
-/// Prompts of each task that are analysed.
+/// The number of prompts of each task that are analysed.
 pub(super) fn documents(text: &str) -> Result<usize, String> {
     whole(text, 1..=100_000)
 }
 
-/// Random draws.
+/// The number of random draws.
 pub(super) fn draws(text: &str) -> Result<usize, String> {
     whole(text, 1..=10_000)
 }
 
-/// Points of a score, at most 100.
+/// A difference in score of at most 100 points.
 pub(super) fn points(text: &str) -> Result<f64, String> {
     number_within(text, 0.01..=100.0)
 }
 
-/// The probability of being right.
+/// The probability that verdicts are right.
 pub(super) fn confidence(text: &str) -> Result<f64, String> {
     number_within(text, 0.5..=0.9999)
 }
 
-/// Candidates to choose from.
+/// The number of candidates to choose from.
 pub(super) fn candidates(text: &str) -> Result<usize, String> {
     whole(text, 2..=64)
 }
 
-/// Turns of a benchmark that count.
+/// The number of timed turns of a benchmark.
 pub(super) fn rounds(text: &str) -> Result<usize, String> {
     whole(text, 1..=10_000)
 }
@@ -94,7 +94,7 @@ fn number_within(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> 
     number.ok_or_else(|| format!("it should be a number from {} to {}", range.start(), range.end()))
 }
 
-/// Seconds, minutes or hours, for people.
+/// A duration in seconds, minutes or hours, for people.
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),

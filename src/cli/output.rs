@@ -10,7 +10,7 @@ use spattn_base::error::UsageError;
 use spattn_base::text;
 
 /// Prints text for people on standard output and flushes it. If the reader closes the pipe (`| head`), the command continues, because it
-/// may have other work to do. Control characters in names are made visible ([`text::shown`]).
+/// may have other work to do. Control characters are made visible ([`text::shown`]).
 ///
 /// # Errors
 /// If standard output cannot be written for another reason, such as a full disk.
@@ -18,12 +18,12 @@ pub(super) fn print(text: &str) -> Result<()> {
     print_as_is(&text::shown(text))
 }
 
-/// Prints text for programs, other than JSON: unchanged, except on a terminal, where it is printed as by [`print`].
+/// Prints text for programs, other than JSON, unchanged; on a terminal, as [`print`] does.
 pub(super) fn print_data(text: &str) -> Result<()> {
     if io::stdout().is_terminal() { print(text) } else { print_as_is(text) }
 }
 
-/// Prints JSON and a line end: the same data, with control characters escaped.
+/// Prints JSON and a line end. Control characters are escaped, which leaves the data the same.
 pub(super) fn print_json(json: &str) -> Result<()> {
     print_as_is(&format!("{}\n", text::shown_json(json.trim_end())))
 }
@@ -41,7 +41,7 @@ fn print_as_is(text: &str) -> Result<()> {
     }
 }
 
-/// The width of standard output in characters: `COLUMNS`, or else the terminal's; `None` without either, as in a file.
+/// The width of standard output in characters: `COLUMNS`, otherwise the terminal's; `None` if there is neither, as for a file.
 pub(super) fn width() -> Option<usize> {
     /// The smallest width that is honoured.
     const LEAST: usize = 20;
@@ -50,17 +50,17 @@ pub(super) fn width() -> Option<usize> {
     asked.or_else(terminal).filter(|width| *width >= LEAST)
 }
 
-/// As [`print`], with a line end.
+/// Prints text as [`print`] does, with a line end.
 pub(super) fn print_line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// The reader of standard output has closed it (`spattn data export-eval ... | head`).
+/// The error that the reader of standard output has closed it (`spattn data export-eval ... | head`).
 #[derive(Debug, thiserror::Error)]
 #[error("standard output was closed")]
 struct Enough;
 
-/// Whether an export ended because its reader closed standard output, which is not an error. Other broken pipes or connections are.
+/// Whether an export ended because its reader closed standard output. That is not an error; other broken pipes and connections are.
 pub(super) fn is_enough(error: &anyhow::Error) -> bool {
     let io = error.chain().filter_map(|e| e.downcast_ref::<io::Error>());
     io.filter_map(io::Error::get_ref).any(|inner| inner.is::<Enough>())
@@ -73,8 +73,7 @@ fn enough(error: io::Error) -> io::Error {
     }
 }
 
-/// The destination of exported rows: a file, which gets its name only when it is complete, or standard output, whose reader may end the
-/// export.
+/// Where exported rows go: a file, which gets its name only when it is complete, or standard output, whose reader may end the export.
 #[derive(Debug)]
 pub(super) enum Export {
     File(WholeFile),
@@ -82,7 +81,7 @@ pub(super) enum Export {
 }
 
 impl Export {
-    /// An export to `file`, or to standard output.
+    /// Opens an export to `file`, or to standard output if none is given.
     ///
     /// # Errors
     /// A [`UsageError`] that names the file if it cannot be created.
@@ -95,10 +94,10 @@ impl Export {
         }
     }
 
-    /// Writes what is buffered, and completes the file.
+    /// Flushes the buffer, and completes the file.
     ///
     /// # Errors
-    /// If that fails; an existing file then stays unchanged.
+    /// If this fails; an existing file then stays unchanged.
     pub fn finish(self) -> io::Result<()> {
         match self {
             Self::File(file) => file.finish(),
@@ -123,7 +122,7 @@ impl Write for Export {
     }
 }
 
-/// The lines that list written files. Plots, of which there may be dozens, are listed as one folder.
+/// The lines that list written files. Plots are listed as one folder, since there may be dozens.
 pub(super) fn listed(files: &[PathBuf]) -> Vec<String> {
     let is_plot = |file: &&PathBuf| file.extension().is_some_and(|e| e == "svg" || e == "png");
     let (plots, others): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(is_plot);

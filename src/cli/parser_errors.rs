@@ -1,4 +1,4 @@
-//! Errors of the parser of arguments, which it prints over many lines, as one line with a hint.
+//! Shortens the argument parser's errors, which span many lines, to one line with a hint.
 
 use std::error::Error as _;
 
@@ -8,10 +8,10 @@ use clap::{Arg, Command};
 use spattn_base::error::{UsageError, nearest};
 use spattn_base::text;
 
-/// At most this many letters of a value are repeated.
+/// The most characters of a value that an error repeats.
 const MOST_SHOWN: usize = 200;
 
-/// The parser's error about an argument of `command` in one line; `None` if it is no error, but help or a version that was asked for.
+/// The parser's error about an argument of `command` in one line; `None` if help or the version was asked for, which is no error.
 pub(super) fn in_one_line(error: &clap::Error, command: &Command) -> Option<UsageError> {
     let (what, hint) = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -49,7 +49,7 @@ pub(super) fn in_one_line(error: &clap::Error, command: &Command) -> Option<Usag
     Some(UsageError::new(text::in_line(&what).into_owned()).hint(text::in_line(&hint).into_owned()))
 }
 
-/// What the parser says of a kind, as a list.
+/// The texts of this kind in an error, as a list.
 fn words(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(one)) => vec![one.clone()],
@@ -58,7 +58,7 @@ fn words(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// The argument that is wrong, as help shows it: `--samples <N>`.
+/// The wrong argument as help shows it, for example `--samples <N>`.
 fn argument(error: &clap::Error) -> String {
     words(error, ContextKind::InvalidArg).into_iter().next().unwrap_or_default()
 }
@@ -74,7 +74,7 @@ fn wrong_value(error: &clap::Error) -> String {
     format!("invalid value '{shown}{more}' for '{}'", argument(error))
 }
 
-/// The nearest of the values that an argument takes, else all of them.
+/// A hint with the values that an argument takes, and the nearest one if it may be a typo.
 fn of_known_values(error: &clap::Error) -> Option<String> {
     let known = words(error, ContextKind::ValidValue);
     let near = nearest(&value(error), &known).map(|near| format!("did you mean `{near}`? "));
@@ -89,12 +89,12 @@ fn example(command: &Command, argument: &str) -> Option<String> {
     Some(format!("for example: {example}"))
 }
 
-/// The command with its program, as a shell takes it.
+/// The command and its program's name, as typed in a shell.
 fn called(command: &Command) -> String {
     command.get_bin_name().unwrap_or(command.get_name()).to_owned()
 }
 
-/// The parser's own words, without its advice.
+/// The parser's message without its advice.
 fn first_paragraph(error: &clap::Error) -> String {
     let said = error.to_string();
     let first = said.split("\n\n").next().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Arguments of the commands that make prompts without running a model: which tasks, and for whose tokenizer.
+//! Arguments of commands that make prompts without running a model: the tasks, and the model of the
+//! tokenizer.
 
 use std::path::PathBuf;
 
@@ -59,11 +60,11 @@ pub(super) struct PromptArgs {
     system_prompt: Option<String>,
 }
 
-/// What of a model makes prompts.
+/// The parts of a model that making prompts needs.
 pub(super) struct PromptModel {
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// The most tokens that it reads.
+    /// The most tokens that the model reads.
     pub context: usize,
 }
 
@@ -71,7 +72,7 @@ impl PromptArgs {
     /// Opens the tasks.
     ///
     /// # Errors
-    /// A [`UsageError`](spattn_base::error::UsageError) if there is no such task, or its data are not there.
+    /// A [`UsageError`](spattn_base::error::UsageError) if a task is unknown or its data are missing.
     pub fn tasks(&self) -> Result<Vec<Box<dyn Task>>> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let options = TaskOptions { data: data.map(|d| d.folder), positions: self.positions, ..TaskOptions::default() };

@@ -156,17 +156,17 @@ impl Format {
 }
 
 impl ReportArgs {
-    /// Whether the user says what methods are held to.
+    /// Whether the user gave a verdict's limit or confidence.
     fn is_held(&self) -> bool {
         self.safe_within.is_some() || self.confidence.is_some()
     }
 
-    /// Whether the user requests tables of their own.
+    /// Whether the user asked for custom tables.
     fn is_pivot(&self) -> bool {
         !(self.rows.is_empty() && self.columns.is_empty() && self.values.is_empty())
     }
 
-    /// The requested layout. By default, methods go downwards and tasks to the right.
+    /// The requested layout. By default, methods are rows and tasks are columns.
     fn layout(&self, report: &Report) -> Result<Layout> {
         let or =
             |given: &[String], default: &str| if given.is_empty() { vec![default.to_owned()] } else { given.to_vec() };
@@ -178,7 +178,7 @@ impl ReportArgs {
         Ok(layout?)
     }
 
-    /// Hides the user's data in what is drawn, if requested.
+    /// Hides the user's data in tables, plots and pages, if requested.
     ///
     /// # Errors
     /// A [`UsageError`] if the files would lie beside records that reveal that data.
@@ -227,15 +227,15 @@ impl ReportArgs {
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
 
-    /// Whether the files of another program are requested.
+    /// Whether files in another program's format are requested.
     fn is_export(&self) -> bool {
         matches!(self.format, Some(Format::LmEval | Format::Kvpress))
     }
 
-    /// Writes records as another program stores its results, and lists the files.
+    /// Writes the records in another program's format, and lists the files.
     ///
     /// # Errors
-    /// A [`UsageError`] if there is no folder for them, or flags of tables are given; other errors if a file cannot be written.
+    /// A [`UsageError`] if no folder is given for them, or if flags of tables are given; other errors if a file cannot be written.
     fn write_exported(&self, format: Format, merged: &Merged) -> Result<()> {
         if self.is_pivot() || self.no_ci || self.all_plots {
             return Err(UsageError::new("--format lm-eval and --format kvpress write records, not tables")
@@ -261,7 +261,7 @@ impl ReportArgs {
         listed(&written).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
 
-    /// The folder to write to. By default a run's own folder, unless a format is to be printed.
+    /// The folder to write to: `--out`, or else a single run's own folder, unless a format is to be printed.
     fn folder(&self) -> Option<PathBuf> {
         let own = || {
             (self.dirs.len() == 1 && self.format.is_none() && !self.json && !self.is_pivot())
@@ -328,7 +328,7 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
         Format::Table if layout.is_none() => {
             in_short(&report.warnings).iter().for_each(|(_, line)| text += &format!("warning: {line}\n"));
         }
-        // The user's own tables have the warnings about single cells in their notes.
+        // Custom tables show the warnings about single cells in their notes.
         Format::Json | Format::Csv if layout.is_none() => {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"))
         }
@@ -362,7 +362,7 @@ pub fn write_report(args: ReportArgs) -> Result<Done> {
     Ok(safety.end(&report.verdicts))
 }
 
-/// The verdict below the tables of a terminal; nothing in formats for programs, and with tables of the user's own.
+/// The verdict below the tables of a terminal; empty in formats for programs and with custom tables.
 fn printed_verdict(report: &Report, format: Format, is_pivot: bool) -> String {
     match format == Format::Table && !is_pivot && !report.verdicts.is_empty() {
         true => format!("\n{}", verdict::terminal::render(&report.verdicts, width())),
@@ -370,7 +370,7 @@ fn printed_verdict(report: &Report, format: Format, is_pivot: bool) -> String {
     }
 }
 
-/// The default tables: methods by tasks, and methods by lengths if there are several.
+/// The default tables: methods by tasks, and methods by lengths if there are several lengths.
 fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
     let by = |column: &str| -> Result<(String, Layout)> {
         let values = ["score", "delta"].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! What `eval` and `sweep` take: the flags of the table in [`flags`](spattn_eval::config::flags), read.
+//! The arguments of `eval` and `sweep`: the flags of the table [`flags`](spattn_eval::config::flags).
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -17,10 +17,10 @@ use spattn_eval::plan::contexts::Shard;
 use spattn_eval::records::store::OpenMode;
 use spattn_model::source::RANDOM;
 
-/// What `eval` and `sweep` take: settings that override a config's, and how to run.
+/// The arguments of `eval` and `sweep`: settings that override a config's, and how to run.
 #[derive(Debug)]
 pub(super) struct RunArgs {
-    /// The settings that flags give, or the first that is none of its type's names.
+    /// The settings that flags give, or an error for the first value that is not a name its type knows.
     settings: Result<Settings, UsageError>,
     pub(super) flags: RunFlags,
 }
@@ -43,7 +43,7 @@ impl FromArgMatches for RunArgs {
     }
 
     fn from_arg_matches_mut(arguments: &mut ArgMatches) -> Result<Self, clap::Error> {
-        // No flag of these has names of its own, so none is refused here.
+        // None of these flags takes the names of an enumerated type, so this never fails.
         let flags = RunFlags::from_arguments(arguments).map_err(refused)?;
         let mut settings = Settings::from_arguments(arguments);
         if let (Ok(settings), Some(shape)) = (&mut settings, &flags.random_weights) {
@@ -59,17 +59,17 @@ impl FromArgMatches for RunArgs {
 }
 
 impl RunArgs {
-    /// The settings of flags over those of a config.
+    /// The settings of flags, over those of a config.
     ///
     /// # Errors
-    /// What is wrong with either, with the flag, or the file, line and key.
+    /// What is wrong with either, naming the flag, or the file, line and key.
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
         let settings = self.settings.clone()?;
         settings.check_values().map_err(with_flag_name)?;
         Ok(settings.over_described(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
-    /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
+    /// The run that the arguments ask for. `command` begins the folder's name if none is given.
     pub(super) fn into_request(
         self,
         command: &str,
@@ -120,7 +120,7 @@ impl RunArgs {
         }
     }
 
-    /// Where to write, and whether what is there may be kept or thrown away.
+    /// Where to write, and whether an existing run is resumed or replaced.
     fn output(&self, command: &str) -> Result<(PathBuf, OpenMode), UsageError> {
         let mode = match (self.flags.resume, self.flags.overwrite) {
             (Some(_), _) => OpenMode::Resume,
@@ -136,7 +136,7 @@ impl RunArgs {
     }
 }
 
-/// A value that a flag gives wrongly. Specs of methods say themselves what they are.
+/// Names the flag in an error about its value, unless the message names it, as for specs of methods.
 pub(super) fn with_flag_name(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
     let flag = SETTINGS.iter().find(|flag| flag.id == key);
     match flag {
@@ -147,7 +147,7 @@ pub(super) fn with_flag_name(InvalidValue { key, error, .. }: InvalidValue) -> U
     }
 }
 
-/// `results/` and the time, as `eval-2025-01-31T12-00-00`.
+/// `results/`, the command and the time, as in `results/eval-2025-01-31T12-00-00`.
 fn default_folder(command: &str) -> PathBuf {
     let now = clock::date(SystemTime::now());
     Path::new("results").join(format!("{command}-{}", now.trim_end_matches('Z').replace(':', "-")))

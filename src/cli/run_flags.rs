@@ -1,4 +1,4 @@
-//! Flags of `eval` and `sweep` that say how to run and not what, and those of the table that other subcommands have as well.
+//! Flags of `eval` and `sweep` that say how to run rather than what, and flags of the table that other subcommands share.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ macro_rules! define_run_flags {
 
 with_run_flags!(define_run_flags);
 
-/// All flags of `eval` and `sweep` that the table has, and the keys of a config that no flag gives, in the order of help.
+/// The flags of `eval` and `sweep`, and the keys of a config that have no flag, in the order of help.
 pub fn flags() -> Vec<&'static Flag> {
     in_order_of_help(SETTINGS.iter().chain(RUN_FLAGS))
 }
@@ -93,7 +93,7 @@ fn row(id: &str) -> &'static Flag {
     SETTINGS.iter().chain(RUN_FLAGS).find(|flag| flag.id == id).expect("the table has the row")
 }
 
-/// A text that is none of a type's names, as the parser of arguments says it.
+/// An error of our own, in the form of the argument parser's.
 pub(super) fn refused(error: UsageError) -> clap::Error {
     clap::Error::raw(clap::error::ErrorKind::ValueValidation, error)
 }

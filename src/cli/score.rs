@@ -206,7 +206,7 @@ pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
     Ok(ScoreReport::new(&scored, notes))
 }
 
-/// Notes about rows of published sets whose answers hold nothing that the metric compares, one line for each metric.
+/// Notes about rows of published sets whose answers hold nothing that the metric compares, one note for each metric.
 fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     let mut counts: BTreeMap<&str, (usize, Metric)> = BTreeMap::new();
     for row in scored.iter().filter(|row| !row.compares) {
@@ -215,7 +215,7 @@ fn uncompared(label: &str, scored: &[Scored]) -> Vec<String> {
     counts.into_values().filter_map(|(count, metric)| answers::note(label, count, metric)).collect()
 }
 
-/// The file itself; for a folder, its `samples.jsonl`, or otherwise every `*.jsonl` in order.
+/// The files to score: the file itself; for a folder, its `samples.jsonl`, or if it has none, every `*.jsonl` in order of name.
 fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
     let unreadable = |e: std::io::Error| {
         UsageError::new(format!("cannot read {}: {e}", path.display()))

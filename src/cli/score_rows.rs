@@ -1,6 +1,6 @@
-//! One row of predictions: how it is scored, and where its prediction, answers and classes stand.
+//! Scores one row of predictions, and finds its prediction, answers and classes.
 //!
-//! Which files are read, and what is printed, is in [`score`](super::score).
+//! [`score`](super::score) reads the files and prints the results.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(super) struct Scored {
     pub is_empty: bool,
     /// Whether the answers hold anything that the metric compares.
     pub compares: bool,
-    /// The score that the row itself states.
+    /// The score that the row itself states; `None` if the user chose the rule.
     pub stored: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Scored {
 pub(super) struct Rule {
     metric: Metric,
     first_line: bool,
-    /// Whether it is that of a published set, whatever its rows hold.
+    /// Whether the rule is that of a published set. Its rows are then scored whatever they hold.
     is_published: bool,
 }
 
@@ -40,7 +40,7 @@ impl From<&Dataset> for Rule {
     }
 }
 
-/// What the user said of all rows.
+/// The rule that the user gave for all rows, if any.
 pub(super) fn given_rule(metric: Option<&str>, dataset: Option<&str>) -> Result<Option<Rule>, UsageError> {
     match (metric, dataset) {
         (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false, is_published: false })),
@@ -58,15 +58,15 @@ pub(super) fn is_of_likelihood(row: &Row) -> bool {
 
 /// How the rows of a file are scored and grouped.
 pub(super) struct Scorer {
-    /// What the user said, for all rows.
+    /// The rule that the user gave for all rows.
     given: Option<Rule>,
-    /// The data set that the file is called after.
+    /// The data set that the file is named after.
     of_file: Option<&'static Dataset>,
     by_length: bool,
 }
 
 impl Scorer {
-    /// That of a file; `by_length` where its rows are grouped by length whatever it is called.
+    /// Scores the rows of a file; with `by_length`, by length whatever the file is called.
     pub(super) fn new(given: Option<Rule>, file: &Path, by_length: bool) -> Self {
         let stem = file.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let of_file = Dataset::parse(&stem).ok();
@@ -119,10 +119,10 @@ impl Scorer {
                 Some(metric) => Rule {
                     metric: at(row, Metric::parse(metric))?,
                     first_line: row.fields.get("first_line") == Some(&true.into()),
-                    // What a run took is scored as it was.
+                    // The run accepted these rows, so they are scored again.
                     is_published: true,
                 },
-                // Records from before the metric was kept.
+                // Records of older versions have no metric.
                 None => Rule::from(at(row, Dataset::parse(task))?),
             };
             return Ok((rule, record_name(row, task)?));
@@ -163,7 +163,7 @@ fn record_name(row: &Row, task: &str) -> Result<String, UsageError> {
 const PREDICTION: [&str; 2] = ["prediction", "pred"];
 const REFERENCES: [&str; 4] = ["answers", "outputs", "ground_truths", "references"];
 
-/// The first of these fields that is there and not null.
+/// The first of these fields that is present and not null.
 fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a Value), UsageError> {
     names
         .iter()
@@ -180,7 +180,7 @@ fn prediction(row: &Row) -> Result<&str, UsageError> {
     value.as_str().ok_or_else(|| row.wrong(format!("field `{name}` is not a string")))
 }
 
-/// The predictions of a row: one, or those of all repeats of a run.
+/// The predictions of a row: one, or one for each repeat of a run.
 fn predictions(row: &Row) -> Result<Vec<&str>, UsageError> {
     let first = prediction(row)?;
     let Some(repeats) = row.fields.get("repeats").filter(|value| !value.is_null()) else { return Ok(vec![first]) };
@@ -213,7 +213,7 @@ fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
     strings(row, name, value)
 }
 
-/// One string or a list of strings; numbers are taken as they are written.
+/// A string, or a list of strings. Numbers are taken as written.
 fn strings(row: &Row, name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
     let one = |value: &Value| {
         text_or_number(value).ok_or_else(|| row.wrong(format!("field `{name}` is not a string or a list of strings")))

@@ -1,4 +1,4 @@
-//! What commands set up first: threads, data, and the signals of schedulers. Ctrl-C is [`interrupt`](super::interrupt)'s.
+//! What commands set up first: threads, data, and the signals of schedulers. [`interrupt`](super::interrupt) handles Ctrl-C.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) fn start_threads(threads: Option<usize>) -> Result<(), RunFailure> {
     Ok(())
 }
 
-/// The error that the system starts no more threads.
+/// The error that the system cannot start more threads.
 pub(super) fn no_threads(error: impl std::fmt::Display) -> RunFailure {
     RunFailure {
         what: format!("cannot start threads: {error}"),
@@ -45,7 +45,7 @@ pub(super) fn write_errors_instead_of_signals() -> Result<()> {
     Ok(())
 }
 
-/// Finds the data, and what to record about them.
+/// Finds the data, and how records identify them.
 pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
     let data = DataSource::parse(spec)?.resolve(&data_files::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));
@@ -58,9 +58,9 @@ pub(super) fn system_prompt(given: Option<&str>) -> Result<Option<String>, Usage
     given.map(system_text).transpose().map_err(of_flag)
 }
 
-/// Makes the signals that schedulers send before they take a machine away raise `stop`, and a second flag that distinguishes them from
-/// Ctrl-C. Further signals change nothing, because a scheduler may send them to a whole group of processes that pass them on. While
-/// `is_planning` is set and nothing can be lost, they end the program at once.
+/// Makes the signals that schedulers send before they take a machine away raise `stop`, and a second flag that tells them from Ctrl-C.
+/// Further signals change nothing, because a scheduler may send them to a group of processes that pass them on. While `is_planning` is
+/// set, nothing can be lost, so they end the program at once.
 pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let is_preempted = Arc::new(AtomicBool::new(false));
     for signal in PREEMPTION.iter().copied().chain(hang_up()) {
@@ -82,7 +82,7 @@ fn hang_up() -> Option<i32> {
     None
 }
 
-/// Whether a signal is ignored, by the text of `/proc/self/status`; `None` if it has no such line.
+/// Whether a signal is ignored, according to the text of `/proc/self/status`; `None` if it does not say.
 fn is_ignored(status: &str, signal: i32) -> Option<bool> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
     let mask = u64::from_str_radix(mask.trim(), 16).ok()?;

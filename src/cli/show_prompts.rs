@@ -46,7 +46,7 @@ pub struct ShowArgs {
     whole: bool,
 }
 
-/// Tokens of generated examples, unless the user asks for others.
+/// The tokens of generated examples if the user gives no length.
 const SHORT: usize = 1024;
 
 /// Prints the prompts, by task and index.
@@ -74,7 +74,7 @@ pub fn show_prompts(args: &ShowArgs) -> Result<()> {
     Ok(())
 }
 
-/// The text for one example.
+/// The text that shows one example.
 fn shown(fitted: &TruncatedExample, available: Option<usize>, tokenizer: &Tokenizer, whole: bool) -> String {
     let TruncatedExample { example, prompt, .. } = fitted;
     let is_templated = !example.rules.plain && tokenizer.has_chat();
@@ -85,7 +85,7 @@ fn shown(fitted: &TruncatedExample, available: Option<usize>, tokenizer: &Tokeni
     let _ = writeln!(text, "scored by {} against {}", example.metric, listed(&example.references));
     let _ = writeln!(text, "chat template: {}", if is_templated { "the model's" } else { "none" });
     let start_bytes = example.answer_start(is_templated).len();
-    // What the template put around the user's turn stands in the part that it adjoins.
+    // Text that the template adds around the user's turn is shown with the part next to it.
     let question_at =
         (prompt.user_start + example.context.len().saturating_sub(prompt.user_cut)).min(prompt.text.len());
     let answer_at = (prompt.text.len() - start_bytes).max(question_at);

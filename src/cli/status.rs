@@ -16,7 +16,7 @@ use crate::launch::status::{ShardStatus, State, Status, Watched};
 const MOST_SHARDS: usize = 40;
 /// The most failed parts, and the most lines of scores, that are listed.
 const MOST_LINES: usize = 60;
-/// The interval of --watch.
+/// The time between two prints with `--watch`.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Show the progress of a sweep: shards, records, current scores and an estimate of the time left.
@@ -96,7 +96,7 @@ fn as_text(dir: &str, status: &Status) -> String {
     balance(&mut text, status);
     let failed = status.shards.iter().flat_map(|shard| shard.failed.iter().map(move |f| (Some(&shard.shard), f)));
     let left_out = status.left_out.iter().map(|failed| (None, failed));
-    // All shards have left out the same parts, so each is listed once.
+    // Parts that all shards leave out are listed only once.
     let mut told = Vec::new();
     for (shard, failed) in left_out.chain(failed) {
         if !told.contains(&failed) {
@@ -111,7 +111,7 @@ fn as_text(dir: &str, status: &Status) -> String {
     text
 }
 
-/// Adds a line, up to the maximum, with `head` before the first.
+/// Adds a line, up to the maximum; `head` goes before the first line.
 fn listed(text: &mut String, at: usize, head: &str, line: &str) {
     match at {
         0 => *text += head,
@@ -124,7 +124,7 @@ fn listed(text: &mut String, at: usize, head: &str, line: &str) {
     }
 }
 
-/// The shards that are not completed, with their details.
+/// The table of shards that are not completed.
 fn table(text: &mut String, status: &Status) {
     let open: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state != State::Done).collect();
     if open.is_empty() {
@@ -150,7 +150,7 @@ fn table(text: &mut String, status: &Status) {
     }
 }
 
-/// The balance of completed shards, estimated and measured; then the shards, the longest first.
+/// How evenly completed shards were balanced, by estimate and by measurement; then these shards, the longest first.
 fn balance(text: &mut String, status: &Status) {
     let Some(balance) = &status.balance else { return };
     let measured = [("time", balance.seconds), ("processor time", balance.processor)];

@@ -45,8 +45,8 @@ pub struct SweepArgs {
 /// Runs the matrix and prints its table, or prints what would run.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); that parts of the matrix failed; whatever keeps
-/// the rest from going on.
+/// Mistakes in arguments as [`UsageError`](spattn_base::error::UsageError); failed parts of the matrix; whatever stops the
+/// rest.
 pub fn run_sweep(args: SweepArgs) -> Result<Done> {
     if args.launch.is_asked() {
         return launch_sweep(args.launch, args.run, &args.config, args.dry_run);

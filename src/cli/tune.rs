@@ -33,7 +33,7 @@ use spattn_tasks::likelihood::Measure;
 /// Searches, prints the tables and specs, and writes the files.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
+/// Mistakes in arguments as [`UsageError`]; whatever stops the run.
 pub fn run_tune(args: TuneArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
@@ -100,12 +100,12 @@ impl TuneArgs {
         }
     }
 
-    /// What methods are run under, unless their specs say otherwise.
+    /// The policy that methods run under, unless their specs override it.
     pub(super) fn policy(&self) -> Result<Policy, UsageError> {
         only_policy(&self.policy_settings())
     }
 
-    /// The settings that make a policy.
+    /// The settings that the policy is made of.
     fn policy_settings(&self) -> Settings {
         Settings {
             sink: self.sink.map(OneOrMany::from),

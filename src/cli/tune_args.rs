@@ -1,4 +1,4 @@
-//! The arguments of `spattn tune`. [`tune`](super::tune) searches for budgets, `tune_shapes` for MagicPIG's tables.
+//! The arguments of `spattn tune`. [`tune`](super::tune) searches for budgets, `tune_shapes` for the K and L of MagicPIG's tables.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The prompts that `spattn tune` measures. Each is read at most once for all measurements, and not at all if a journal has them.
+//! The prompts that `spattn tune` measures. Each is read at most once for all measurements, and not at all if the journal has them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -140,8 +140,8 @@ impl Reading {
         })
     }
 
-    /// The numbers of `parts` on each prompt of a half, `[part][prompt]`. They come from the journal or, if it lacks them, from `look`, and
-    /// are then written to the journal at once. `needs` is what methods need to know about prompts.
+    /// The numbers of `parts` on each prompt of a half, `[part][prompt]`. Those that the journal lacks are measured by `look` and written
+    /// to it at once. `needs` is what methods need to know about prompts.
     ///
     /// # Errors
     /// If a prompt cannot be read or measured, or the journal cannot be written.

@@ -1,5 +1,5 @@
-//! `--safe-within`, `--confidence` and the bounds of `--until-certain`: what methods are held to, when no more examples are added, and how
-//! the command ends.
+//! `--safe-within`, `--confidence` and the bounds of `--until-certain`: what methods are held to, when no more examples are added, and
+//! which exit status the command ends with.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use spattn_eval::summary::verdicts::VerdictTable;
 /// What methods are held to, and whether the exit status depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct SafetyDemand {
-    /// What the flags say of the rule, or what the folder's run was asked.
+    /// The rule that the flags give, or that the folder's run was given.
     pub asked: Demand,
-    /// Whether the user asked for a safe method.
+    /// Whether the user asked for a safe method, so that the exit status depends on it.
     pub is_asked: bool,
 }
 
 impl SafetyDemand {
-    /// From the two flags.
+    /// Takes the values of the two flags.
     pub(super) fn new(safe_within: Option<f64>, confidence: Option<f64>) -> Self {
         Self { asked: Demand { safe_within, confidence }, is_asked: safe_within.is_some() }
     }
 
-    /// The same, with what a resumed run was asked before where nothing is said now.
+    /// Fills what is not given now with what a resumed run was given before.
     pub(super) fn or(self, before: Demand) -> Self {
         Self { asked: self.asked.or(before), ..self }
     }
 
-    /// How the command ends after everything was done. If the user asked, a line on standard error says why.
+    /// How a command ends that has done everything. If the user asked for a safe method, prints the answer on standard error.
     pub(super) fn end(self, verdicts: &[VerdictTable]) -> Done {
         if !self.is_asked {
             return Done::Completed;
@@ -40,7 +40,7 @@ impl SafetyDemand {
     }
 }
 
-/// When to stop adding examples. At least one bound is there.
+/// When to stop adding examples. At least one bound is set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LookBounds {
     /// The most examples of each task and length.
@@ -50,10 +50,10 @@ pub(super) struct LookBounds {
 }
 
 impl LookBounds {
-    /// From the flags.
+    /// Takes the values of the flags.
     ///
     /// # Errors
-    /// If there is none, or the first look is beyond it.
+    /// If neither bound is given, or the first look exceeds one.
     pub(super) fn new(samples: Option<usize>, time: Option<&str>, first: usize) -> Result<Self, UsageError> {
         let time = time.map(parse_time).transpose()?;
         if samples.is_none() && time.is_none() {
@@ -70,13 +70,13 @@ impl LookBounds {
     }
 }
 
-/// A time such as `90s`, `30m` or `2h`.
+/// Parses a duration such as `90s`, `30m` or `2h`.
 ///
 /// # Errors
-/// If it is none.
+/// If it is not one, or is longer than a year.
 fn parse_time(text: &str) -> Result<Duration, UsageError> {
     const UNITS: [(char, f64); 3] = [('s', 1.0), ('m', 60.0), ('h', 3600.0)];
-    /// A year.
+    /// A leap year.
     const MOST: f64 = 366.0 * 24.0 * 3600.0;
     let of_unit = |(unit, seconds): (char, f64)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * seconds);
     let seconds = UNITS.into_iter().find_map(of_unit).filter(|seconds| *seconds > 0.0 && *seconds <= MOST);

@@ -1,4 +1,4 @@
-//! `spattn verify`: whether the program computes a model right.
+//! `spattn verify`: checks that the program computes a model correctly.
 
 use std::path::PathBuf;
 
@@ -133,7 +133,7 @@ pub fn run_verify(args: &VerifyArgs) -> Result<()> {
 }
 
 impl VerifyArgs {
-    /// What transformers computed, if the model is compared with it.
+    /// The reference that transformers computed, if the model is compared with it.
     fn reference(&self, source: &ModelSource) -> Result<Option<HfReference>> {
         if let Some(path) = &self.reference {
             return Ok(Some(HfReference::read(path)?));
@@ -153,13 +153,13 @@ impl VerifyArgs {
         Ok(Some(HfReference::read(&out)?))
     }
 
-    /// Candle, if the model is compared with it.
+    /// The referee candle, if the model is compared with it.
     #[cfg(feature = "candle")]
     fn candle(&self) -> Result<Option<Referee<'_>>, UsageError> {
         Ok((self.against == Some(Against::Candle)).then_some(Referee::Candle { tokens: self.tokens }))
     }
 
-    /// Candle, which this build lacks.
+    /// An error if candle is asked for, because this build lacks it.
     #[cfg(not(feature = "candle"))]
     fn candle(&self) -> Result<Option<Referee<'_>>, UsageError> {
         match self.against {
@@ -183,7 +183,7 @@ fn printed<'a>(args: &'a VerifyArgs, verified: &'a Verified) -> Printed<'a> {
     }
 }
 
-/// A line for each check, and below those that failed what to do.
+/// A line for each check, and below them what to do about those that failed.
 fn table(verified: &Verified) -> String {
     let reference = verified.referee.as_deref();
     let against = reference.map_or("alone: no reference".to_owned(), |reference| format!("against {reference}"));
@@ -210,12 +210,12 @@ fn table(verified: &Verified) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A number in few characters.
+/// A number in a few characters.
 fn short(number: f64) -> String {
     if number == number.trunc() && number.abs() < 1e6 { format!("{number}") } else { format!("{number:.1e}") }
 }
 
-/// An error if a check failed, which names it.
+/// An error that names the failed checks, if any.
 fn conclude(checks: &[Check]) -> Result<()> {
     let failed: Vec<&str> = checks.iter().filter(|check| check.is_failure()).map(|check| check.name).collect();
     if failed.is_empty() {

@@ -20,9 +20,9 @@ const MOST_BYTES: u64 = 1 << 30;
 /// The work of a sweep, by shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepPlan {
-    /// Version of the program that planned it.
+    /// The version of the program that made the plan.
     pub version: String,
-    /// Seconds since 1970.
+    /// When it was made, in seconds since 1970.
     pub created: u64,
     /// The cells, in the order of the matrix.
     pub cells: Vec<PlannedCell>,
@@ -34,14 +34,14 @@ pub struct SweepPlan {
     pub submissions: Vec<Submission>,
 }
 
-/// A task at a length with a model.
+/// A task at one length, run on one model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedCell {
     /// The model.
     pub model: String,
     /// The task.
     pub task: String,
-    /// The length requested; 0 if a file fixes it.
+    /// The requested length; 0 if a file determines it.
     pub length: usize,
     /// The number of contexts, which are never split between shards.
     pub contexts: usize,
@@ -56,11 +56,11 @@ pub struct PlannedCell {
 /// The work of a shard.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedShard {
-    /// The number of its contexts.
+    /// The number of the shard's contexts.
     pub contexts: usize,
-    /// The number of its records.
+    /// The number of the shard's records.
     pub records: usize,
-    /// Its estimated work.
+    /// The shard's estimated work, in millions of multiplications.
     pub work: u64,
 }
 
@@ -69,9 +69,9 @@ pub struct PlannedShard {
 pub struct Submission {
     /// The scheduler's job number.
     pub job: String,
-    /// The shards, such as `1,3-5`.
+    /// The numbers of the shards, for example `1,3-5`.
     pub shards: String,
-    /// Seconds since 1970.
+    /// When it was submitted, in seconds since 1970.
     pub at: u64,
 }
 
@@ -110,12 +110,12 @@ impl SweepPlan {
         (&self.cells, &self.shards) == (&other.cells, &other.shards)
     }
 
-    /// The records of all shards.
+    /// The number of records of all shards.
     pub fn records(&self) -> usize {
         self.shards.iter().map(|shard| shard.records).fold(0, usize::saturating_add)
     }
 
-    /// The largest estimated work of a shard over the mean.
+    /// The largest estimated work of a shard, over the mean.
     pub fn imbalance(&self) -> f64 {
         let most = self.shards.iter().map(|shard| shard.work).max().unwrap_or(0) as f64;
         let mean = self.shards.iter().map(|shard| shard.work as f64).sum::<f64>() / self.shards.len().max(1) as f64;
@@ -123,7 +123,7 @@ impl SweepPlan {
     }
 }
 
-/// Numbers in the schedulers' notation: `1,3-5`.
+/// Writes numbers in the schedulers' notation, for example `1,3-5`.
 pub fn ranges(numbers: &BTreeSet<usize>) -> String {
     let mut text = String::new();
     let mut numbers = numbers.iter().copied().peekable();
@@ -141,7 +141,7 @@ pub fn ranges(numbers: &BTreeSet<usize>) -> String {
     text
 }
 
-/// The numbers in text that [`ranges`] wrote. Parts that are not numbers are ignored.
+/// Reads numbers that [`ranges`] wrote. Parts that are not numbers are ignored.
 pub fn numbers(ranges: &str) -> BTreeSet<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let of = |part: &str| match part.split_once('-') {

@@ -9,11 +9,11 @@ use serde::Deserialize;
 use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::given;
 
-/// Where a site's template is looked for, relative to the working directory.
+/// The path of a site's template, relative to the working directory.
 pub const SITE: &str = "configs/slurm.toml";
 /// Seconds before the time limit at which a task gets the signal to stop.
 const WARNING_S: u32 = 120;
-/// Options that the program sets itself.
+/// Options that the program sets itself, so that a user cannot.
 const OWN: [&str; 6] = ["array", "parsable", "wait", "wrap", "help", "version"];
 
 /// A site's settings for its scheduler: a TOML file.
@@ -32,7 +32,7 @@ pub struct Template {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum OptionValue {
-    /// Whether an option without a value is given.
+    /// An option without a value, and whether it is set.
     Flag(bool),
     /// A number.
     Number(i64),
@@ -59,10 +59,10 @@ impl Template {
         Ok(template)
     }
 
-    /// Adds the options in `text`, `key=value,flag`, which take precedence over the template's.
+    /// Adds the options in `text`, as in `key=value,flag`. They override the template's.
     ///
     /// # Errors
-    /// A [`UsageError`] for something that is not an option, or that the program sets itself.
+    /// A [`UsageError`] for text that is no option, or an option that the program sets itself.
     pub fn with_options(mut self, text: &str) -> Result<Self, UsageError> {
         for part in text.split(',').map(str::trim) {
             let (key, value) = match part.split_once('=') {
@@ -117,7 +117,7 @@ fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
 pub struct Script<'a> {
     /// The program.
     pub program: &'a str,
-    /// The working directory, which the matrix's paths are relative to.
+    /// The working directory, to which the matrix's paths are relative.
     pub work: &'a str,
     /// The sweep's folder.
     pub dir: &'a str,

@@ -1,4 +1,4 @@
-//! Slurm, by its commands: sbatch submits a sweep, squeue and sacct report its tasks.
+//! Slurm through its commands: sbatch submits a sweep, squeue and sacct report its tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -13,18 +13,18 @@ use spattn_base::error::{RunFailure, UsageError};
 /// What Slurm reports about a shard's task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// The job and task: `12_3`.
+    /// The state, for example `PENDING` or `RUNNING`.
     pub job: String,
     /// `PENDING`, `RUNNING` and so on.
     pub state: String,
-    /// Why it waits, or how it ended; may be empty.
+    /// Why the task waits, or how it ended; may be empty.
     pub reason: String,
     /// The node where it runs or ran; may be empty.
     pub node: String,
 }
 
 impl Task {
-    /// Whether Slurm has not finished with it.
+    /// Whether Slurm still has the task, waiting or running.
     pub fn is_queued(&self) -> bool {
         const QUEUED: [&str; 9] = [
             "PENDING",
@@ -40,7 +40,7 @@ impl Task {
         QUEUED.contains(&self.state.as_str())
     }
 
-    /// Whether it is running.
+    /// Whether the task is running.
     pub fn is_running(&self) -> bool {
         ["RUNNING", "COMPLETING"].contains(&self.state.as_str())
     }
@@ -75,9 +75,9 @@ pub fn submit(script: &Path, shards: &BTreeSet<usize>, options: &[String]) -> Re
     }
 }
 
-/// Slurm's tasks of a sweep, by shard; `None` if there is no squeue, or it fails.
+/// Slurm's tasks of a sweep, by shard; `None` if squeue is missing or fails.
 ///
-/// `jobs` are numbers of further jobs that belong to the sweep. Jobs that were submitted by hand are found by their script.
+/// `jobs` are the numbers of further jobs of the sweep. Jobs that were submitted by hand are found by their script.
 pub fn tasks(plan: &SweepPlan, script: &Path, jobs: &BTreeSet<String>) -> Option<BTreeMap<usize, Task>> {
     let known: BTreeSet<&str> =
         plan.submissions.iter().map(|s| s.job.as_str()).chain(jobs.iter().map(String::as_str)).collect();
@@ -90,12 +90,12 @@ pub fn tasks(plan: &SweepPlan, script: &Path, jobs: &BTreeSet<String>) -> Option
         let ended = said_by("sacct", &["--allocations", "--noheader", "--parsable2", fields, "--jobs", &list]);
         add(&mut tasks, &ended.unwrap_or_default(), |job, _| known.contains(job));
     }
-    // The queue is newer than what sacct reports about ended tasks.
+    // squeue overrides what sacct reports, because it is more up to date.
     add(&mut tasks, &queue, |job, command| known.contains(job) || command == script);
     Some(tasks)
 }
 
-/// Adds the tasks in lines of `JOB_TASK|STATE|REASON|NODE|COMMAND`. If several jobs have a shard, the last one counts.
+/// Adds the tasks in lines of `JOB_TASK|STATE|REASON|NODE|COMMAND`. If several jobs have run a shard, the last job counts.
 fn add(tasks: &mut BTreeMap<usize, Task>, lines: &str, is_ours: impl Fn(&str, &str) -> bool) {
     let number = |job: &str| job.split('_').next().and_then(|n| n.parse::<u64>().ok());
     for line in lines.lines() {
@@ -108,14 +108,14 @@ fn add(tasks: &mut BTreeMap<usize, Task>, lines: &str, is_ours: impl Fn(&str, &s
             let none = |text: &str| {
                 if ["None", "(null)", "0:0", "None assigned"].contains(&text) { "" } else { text }.to_owned()
             };
-            // The state may have more words, as in `CANCELLED by 1000`.
+            // The state may be followed by more words, as in `CANCELLED by 1000`.
             let state = state.split(' ').next().unwrap_or_default().to_owned();
             tasks.insert(shard, Task { job: job.to_owned(), state, reason: none(reason), node: none(node) });
         }
     }
 }
 
-/// The output of a command; `None` if it does not exist or fails.
+/// The output of a command; `None` if the command does not exist or fails.
 fn said_by(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,7 +1,7 @@
-//! The status of a sweep: from its folder, and from the scheduler if that can be asked.
+//! The status of a sweep, from its folder, and from the scheduler if it answers.
 //!
-//! Each look reads only the new lines of records, and only the fields needed for sums. Memory grows with the number of table rows, not of
-//! records.
+//! Each look reads only the new lines of records, and only the fields needed for sums. Memory grows with the number of rows in the
+//! tables, not with the number of records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,24 +26,24 @@ use spattn_eval::summary::running_scores::Scores;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// All records are there.
+    /// It has all its records.
     Done,
-    /// All was tried, but parts could not be run.
+    /// It ended, but parts of it could not be run.
     Incomplete,
     /// A process is running it.
     Running,
-    /// It waits in the scheduler's queue.
+    /// It is waiting in the scheduler's queue.
     Queued,
-    /// It was told to stop, and nothing is going to resume it.
+    /// It was told to stop, and nothing will resume it.
     Stopped,
     /// It ended with an error, or was killed.
     Failed,
-    /// It was never started.
+    /// It has not started.
     Waiting,
 }
 
 impl State {
-    /// All states, in the order in which they are reported.
+    /// All states, in the order of the report.
     pub const ALL: [Self; 7] =
         [Self::Done, Self::Incomplete, Self::Running, Self::Queued, Self::Stopped, Self::Failed, Self::Waiting];
 
@@ -56,29 +56,29 @@ impl State {
 /// The status of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ShardStatus {
-    /// Its number, or the name of its folder.
+    /// The shard's number, or the name of its folder.
     pub shard: String,
     /// Its state.
     pub state: State,
-    /// The number of its records so far.
+    /// The number of records so far.
     pub records: usize,
-    /// The number of records when complete, if it was planned.
+    /// The number of records when complete, if it is known.
     pub expected: Option<usize>,
-    /// How many times a process started on it.
+    /// How many times a process has started on it.
     pub attempts: usize,
-    /// Its estimated work, if that was planned.
+    /// The estimated work, if it was planned.
     pub work: Option<u64>,
-    /// Seconds that processes ran on it.
+    /// The seconds that processes ran on it, summed.
     pub seconds: u64,
-    /// Processor seconds; `None` if one of the processes did not record them.
+    /// The processor seconds; `None` if a process did not record them.
     pub processor_s: Option<f64>,
-    /// The scheduler's job and task.
+    /// The scheduler's job and task number.
     pub job: Option<String>,
     /// The node where it runs or ran.
     pub node: Option<String>,
-    /// Why it waits, or how it ended.
+    /// Why the shard waits, or how it ended.
     pub said: Option<String>,
-    /// What its last attempt could not run.
+    /// The parts that the last attempt could not run.
     pub failed: Vec<Failed>,
 }
 
@@ -87,16 +87,16 @@ pub struct ShardStatus {
 pub struct Balance {
     /// The number of completed shards.
     pub shards: usize,
-    /// By estimated work.
+    /// The ratio by estimated work.
     pub estimated: f64,
-    /// By the seconds that processes ran.
+    /// The ratio by the seconds that processes ran.
     pub seconds: Option<f64>,
-    /// By processor seconds; `None` if a shard did not record them.
+    /// The ratio by processor seconds; `None` if a shard did not record them.
     pub processor: Option<f64>,
 }
 
 impl Balance {
-    /// The balance of planned shards, once two are completed.
+    /// The balance of planned shards, if at least two are completed.
     fn of(shards: &[ShardStatus]) -> Option<Self> {
         let done: Vec<&ShardStatus> = shards.iter().filter(|shard| shard.state == State::Done).collect();
         let over_mean = |of: &dyn Fn(&ShardStatus) -> Option<f64>| {
@@ -111,7 +111,7 @@ impl Balance {
     }
 }
 
-/// The largest over the mean; `None` if all are zero.
+/// The largest value over the mean; `None` if all are zero.
 fn longest_over_mean(of_shards: &[f64]) -> Option<f64> {
     let mean = of_shards.iter().sum::<f64>() / of_shards.len() as f64;
     (mean > 0.0).then(|| of_shards.iter().copied().fold(0.0, f64::max) / mean)
@@ -124,17 +124,17 @@ pub struct Status {
     pub shards: Vec<ShardStatus>,
     /// The number of records so far.
     pub records: usize,
-    /// The number of records when complete, if it was planned. Parts that fail make none.
+    /// The number of records when complete, if it is known. Parts that fail leave no records.
     pub expected: Option<usize>,
     /// Estimated seconds until completion at the pace so far; `None` if there is no basis for an estimate.
     pub seconds_left: Option<f64>,
-    /// How evenly the work of the completed shards was divided.
+    /// How evenly the work was divided among completed shards.
     pub balance: Option<Balance>,
     /// Whether the scheduler answered.
     pub knows_queue: bool,
-    /// What the planner knew could not be run.
+    /// The parts that the planner left out because they could not be run.
     pub left_out: Vec<Failed>,
-    /// For each task and length, its name, and the scores so far of `full` and of the best and worst method.
+    /// Each task and length, with the scores so far of `full` and of the best and worst method.
     pub scores: Vec<(String, String)>,
 }
 
@@ -144,13 +144,13 @@ impl Status {
         self.shards.iter().filter(|shard| shard.state == state).count()
     }
 
-    /// Whether there is nothing to wait for.
+    /// Whether all shards have ended, completely or with failed parts.
     pub fn is_over(&self) -> bool {
         self.shards.iter().all(|shard| [State::Done, State::Incomplete].contains(&shard.state))
     }
 
-    /// The numbers of the shards that are not completed and that no process or queue will complete. `failed` adds those of which parts
-    /// could not be run.
+    /// The numbers of the shards to submit again: those that are not completed, and that no process or queue will complete. With
+    /// `failed`, also shards that ended with failed parts.
     pub fn missing(&self, failed: bool) -> BTreeSet<usize> {
         let is_missing = |state| match state {
             State::Done | State::Running | State::Queued => false,
@@ -161,7 +161,7 @@ impl Status {
     }
 }
 
-/// A sweep's folder whose status is looked up repeatedly.
+/// A sweep's folder, for repeated looks at its status.
 #[derive(Debug)]
 pub struct Watched {
     dir: PathBuf,
@@ -178,7 +178,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// The records that it will have: as planned, else as its manifest states.
+    /// The number of records when complete: from the plan, or else from the manifest.
     fn expected(&self) -> Option<usize> {
         let stated = || {
             let manifest = load_manifest(&self.dir).ok()?;
@@ -188,7 +188,7 @@ impl Shard {
         self.planned.as_ref().map(|planned| planned.records).or_else(stated)
     }
 
-    /// The state of a run with records, without a log, that nobody writes to.
+    /// The state of a run that has records but no log, and that no process is writing to.
     fn without_log(&self) -> State {
         match self.expected() {
             Some(expected) if self.tally.records < expected => State::Stopped,
@@ -197,10 +197,10 @@ impl Shard {
     }
 }
 
-/// What was read from a file of records.
+/// What has been read of a file of records.
 #[derive(Debug, Default)]
 struct Tally {
-    /// The offset of the next line.
+    /// The offset of the next line to read.
     offset: u64,
     records: usize,
     scores: Scores,
@@ -216,7 +216,7 @@ impl Tally {
             Err(e) => return Err(e).with_context(failed),
         };
         if file.metadata().with_context(failed)?.len() < self.offset {
-            // The file was started anew.
+            // The file is shorter than before, so it was started again.
             *self = Self::default();
         }
         file.seek(SeekFrom::Start(self.offset)).with_context(failed)?;
@@ -317,7 +317,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
     let last = attempts.last();
     let end = last.and_then(|attempt| attempt.end.as_ref());
     let failed = last.map(|attempt| attempt.failed.clone()).unwrap_or_default();
-    // A dead node looks alive for a while. About the task that started last, the scheduler knows better.
+    // A dead node seems alive for a while, so the scheduler decides about tasks in its queue and about the task that started last.
     let is_last = |task: &Task| last.is_some_and(|attempt| attempt.start.job.as_ref() == Some(&task.job));
     let is_running = || match task {
         Some(task) if task.is_queued() || is_last(task) => task.is_running(),
@@ -330,10 +330,10 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         _ if task.is_some_and(Task::is_queued) => (State::Queued, task.map(|task| task.reason.clone())),
         Some(Ending::Stopped) => (State::Stopped, task.map(|task| task.state.clone())),
         Some(Ending::Error) => (State::Failed, end.and_then(|end| end.error.clone())),
-        // A run keeps no log of attempts, but its manifest says how many records it will have.
+        // A run outside a sweep keeps no log of attempts, but its manifest states how many records it will have.
         None if last.is_none() && shard.planned.is_none() && shard.tally.records > 0 => (shard.without_log(), None),
         None if last.is_none() && task.is_none() && log.is_none() => (State::Waiting, None),
-        // Without a scheduler, a task that has not reached its folder yet may be about to start.
+        // If the scheduler does not answer, a task that has not reached its folder yet may be about to start.
         None if last.is_none() && !asked => (State::Waiting, log.and_then(error_in)),
         None => {
             let how = task.map(|task| format!("{} {}", task.state, task.reason).trim().to_owned());
@@ -361,7 +361,7 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
     }
 }
 
-/// How long an attempt ran. A killed attempt counts until its last record.
+/// How long an attempt ran. An attempt that was killed counts until its last record.
 fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) -> u64 {
     let last_record = || {
         let changed = fs::metadata(dir.join(SAMPLES)).and_then(|file| file.modified()).ok();
@@ -369,7 +369,7 @@ fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) 
     };
     let end = match (&attempt.end, next) {
         (Some(end), _) => end.at,
-        // A later attempt followed, so the time of the kill is unknown.
+        // A later attempt may have written records since, so the time of the kill is unknown, and this attempt counts as 0.
         (None, Some(_)) => attempt.start.at,
         (None, None) if state == State::Running => attempts::now(),
         (None, None) => last_record(),
@@ -377,7 +377,7 @@ fn seconds(attempt: &Attempt, next: Option<&Attempt>, state: State, dir: &Path) 
     end.saturating_sub(attempt.start.at)
 }
 
-/// The remaining work at the pace so far, divided among the running tasks.
+/// The seconds left: the remaining work at the pace so far, divided by the number of running tasks.
 fn seconds_left(plan: &SweepPlan, shards: &[ShardStatus]) -> Option<f64> {
     let share = |planned: &PlannedShard, shard: &ShardStatus| match shard.state {
         State::Done | State::Incomplete => 1.0,
@@ -391,7 +391,7 @@ fn seconds_left(plan: &SweepPlan, shards: &[ShardStatus]) -> Option<f64> {
     (done > 0.0 && spent > 0).then(|| left * spent as f64 / done / at_once as f64)
 }
 
-/// The newest log of each shard, with its job's number.
+/// The newest log of each shard, with the number of its job.
 fn logs(dir: &Path) -> BTreeMap<usize, (u64, PathBuf)> {
     let mut newest: BTreeMap<usize, (u64, PathBuf)> = BTreeMap::new();
     for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
@@ -406,7 +406,7 @@ fn logs(dir: &Path) -> BTreeMap<usize, (u64, PathBuf)> {
     newest
 }
 
-/// The last error in a log.
+/// The last error message in a log.
 fn error_in(log: &Path) -> Option<String> {
     const TAIL: u64 = 8192;
     let mut file = File::open(log).ok()?;
@@ -516,7 +516,7 @@ mod tests {
             failed: Vec::new(),
         };
         let of = |shards: [ShardStatus; 3]| seconds_left(&plan, &shards);
-        // Work of 100 and half of 300 took 500 s; 150 and 200 are left for two tasks.
+        // 500 s were spent on the work of 100 and half of 300. The remaining 150 and 200 are for two tasks.
         let shards = [shard(State::Done, 10, 200), shard(State::Running, 5, 300), shard(State::Running, 0, 0)];
         assert_eq!(of(shards), Some(350.0 * 2.0 / 2.0));
         assert_eq!(of([0; 3].map(|_| shard(State::Queued, 0, 0))), None);

@@ -19,12 +19,12 @@ use spattn_lab::analyze::findings::{FindingsRow, Table, Unit};
 /// Facts about what was read, for the head of the page: pairs of name and value.
 pub type Facts = [(String, String)];
 
-/// The file of all tables.
+/// The name of the file with all tables.
 pub const RESULT: &str = "analyze.json";
-/// The page.
+/// The name of the page.
 pub const PAGE: &str = "analyze.md";
 
-/// The printed tables: all except those by head.
+/// The tables to print: all except those by head.
 pub fn terminal(found: &[AnalysisFindings]) -> String {
     let mut text = String::new();
     for AnalysisFindings { analysis, findings } in found {
@@ -73,7 +73,7 @@ fn shown(unit: Unit, x: f64) -> String {
 /// A table as CSV, with all digits.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(table: &Table) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(table.keys.iter().chain(table.columns.iter().map(|column| &column.name)))?;
@@ -87,7 +87,7 @@ pub fn csv(table: &Table) -> Result<String> {
 /// All results as JSON, with all digits.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the JSON writer's signature has one.
 pub fn json(found: &[AnalysisFindings], manifest: &Value) -> Result<String> {
     let one = |AnalysisFindings { analysis, findings }: &AnalysisFindings| {
         json!({
@@ -102,7 +102,7 @@ pub fn json(found: &[AnalysisFindings], manifest: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The page: what was read, and the tables and drawings of each analysis (paths relative to the page).
+/// The page: what was read, and each analysis with its tables and drawings (paths relative to the page).
 pub fn page(found: &[AnalysisFindings], facts: &Facts, figures: &[Vec<Figure>]) -> String {
     let mut text = "# What attention looks like\n\n".to_owned();
     facts.iter().for_each(|(name, value)| text.push_str(&format!("- {name}: {}\n", in_markdown(value))));

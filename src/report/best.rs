@@ -1,7 +1,7 @@
-//! Which of several settings are best, as far as noise allows a decision.
+//! Which of several settings are best, given the noise.
 //!
-//! The setting with the best mean is compared with each other one on the examples that both were run on ([`paired`]). The error of 2.5 % is
-//! divided among these comparisons ([`Level::of_each`]). So the truly best setting is among those called best in at least 97.5 % of tables,
+//! The setting with the best mean is compared with each other setting on the examples that both ran ([`paired`]). The error of 2.5 % is
+//! divided among these comparisons ([`Level::of_each`]). So in at least 97.5 % of tables the truly best setting is among those called best,
 //! however many settings are compared.
 
 use std::collections::BTreeMap;
@@ -24,15 +24,15 @@ pub struct ComparedSetting<'c, 'a> {
 /// The result of comparing several settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Best {
-    /// Index of the best mean, the first one of equals.
+    /// Index of the setting with the best mean; the first of several equal ones.
     pub first: usize,
-    /// Indices of all others that noise does not distinguish from it.
+    /// Indices of the other settings that are not shown to be worse.
     pub others: Vec<usize>,
     /// Whether noise could be estimated for any of the others.
     pub is_known: bool,
-    /// Those of the others for which noise could be estimated.
+    /// Indices of those in `others` for which noise could be estimated.
     pub alike: Vec<usize>,
-    /// Whether any of the others is told to be worse.
+    /// Whether any setting is shown to be worse.
     pub is_any_worse: bool,
 }
 
@@ -41,7 +41,7 @@ pub fn comparisons(settings: usize) -> usize {
     settings.saturating_sub(1)
 }
 
-/// The best of settings over the same tasks and lengths, each comparison being held to a level; `None` of none.
+/// The best of settings over the same tasks and lengths. `level` is that of each comparison. `None` if there are no settings.
 pub fn best(candidates: &[ComparedSetting], less_is_better: bool, level: Level) -> Option<Best> {
     let sign = if less_is_better { 1.0 } else { -1.0 };
     let first =
@@ -58,8 +58,8 @@ pub fn best(candidates: &[ComparedSetting], less_is_better: bool, level: Level) 
     })
 }
 
-/// Places of the best and of all that were compared with it and are not told from it; none where no two are told apart, as then all of
-/// them would be best.
+/// The indices of the best setting and of those that are comparable with it and not shown to be worse. Empty if none is shown to be worse,
+/// because then all would be best.
 fn level(candidates: &[ComparedSetting], less_is_better: bool) -> Vec<usize> {
     let level = Level::of_each(comparisons(candidates.len()));
     let Some(found) = best(candidates, less_is_better, level).filter(|found| found.is_any_worse) else {
@@ -71,17 +71,17 @@ fn level(candidates: &[ComparedSetting], less_is_better: bool) -> Vec<usize> {
     places
 }
 
-/// What is bold in a table.
+/// The entries of a table that are printed in bold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marked<T> {
     /// The best entries.
     pub places: Vec<T>,
-    /// Whether several were compared; without best ones, they could not be told apart.
+    /// Whether several entries were compared. If so and `places` is empty, they could not be told apart.
     pub are_compared: bool,
 }
 
-/// The best of the methods' settings among rows of one task and length, with their cells: no oracle, no floor, not dense
-/// attention.
+/// The best settings of methods among rows of one task and length, which come with their cells. Oracles, the floor and dense attention are
+/// not compared.
 pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Marked<usize> {
     let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| row.role() == Role::Method);
     let (lines, candidates): (Vec<usize>, Vec<ComparedSetting>) =
@@ -93,15 +93,15 @@ pub fn of_rows(rows: &[SummaryRow], cells: &[SummaryCell]) -> Marked<usize> {
 
 /// A method's entry in a pivot table of scores.
 pub struct Shown<'c, 'a> {
-    /// Its line and its column.
+    /// The entry's line and column.
     pub at: (usize, usize),
     /// The seed of its examples; `None` for all seeds.
     pub seed: Option<u64>,
-    /// Its mean, and what that is of.
+    /// The entry's mean, with the cells that it is over.
     pub candidate: ComparedSetting<'c, 'a>,
 }
 
-/// What entries must share to be compared: the column or line, the seed, and the model, task and length of each cell.
+/// What entries must have in common to be compared: column or line, seed, and each cell's model, task and length.
 type Scene<'s> = (usize, Option<u64>, Vec<(&'s str, &'s str, usize)>);
 
 /// The best entries of a pivot table. Entries of a column are compared if they have the same model, seed, tasks and lengths. If no column
@@ -135,7 +135,7 @@ mod tests {
     use spattn_eval::records::record::Record;
     use spattn_eval::records::testing::{perplexity, record};
 
-    /// A method's records of `n` examples; `is_right` says which are right.
+    /// The records of a method on `n` examples. `is_right` says which of them are right.
     fn run(method: &str, n: usize, is_right: impl Fn(usize) -> bool) -> Vec<Record> {
         (0..n).map(|i| record("ruler/vt", method, i, f64::from(u8::from(is_right(i))))).collect()
     }
@@ -147,7 +147,7 @@ mod tests {
         of_rows(&report.rows, &report.cells).places.into_iter().map(|line| report.rows[line].method.clone()).collect()
     }
 
-    /// Mean and interval of one method alone, as the table shows them.
+    /// The mean and interval of a single method, as the table shows them.
     fn apart(run: &[Record]) -> (f64, f64, f64) {
         let row = spattn_eval::summary::summarize::summarize(run, &[]).remove(0);
         (row.score, row.ci_low.unwrap(), row.ci_high.unwrap())
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_differs_on_the_same_examples_is_told_where_intervals_overlap() {
-        // 62 and 54 of 100 are right. All that `quest` gets right, `loki` does too, and 8 more: 8 / √8 = 2.8 standard errors.
+        // 62 and 54 of 100 are right. `loki` gets right all that `quest` does and 8 more: 8 / √8 = 2.8 standard errors.
         let (loki, quest) = (run("loki", 100, |i| i < 62), run("quest", 100, |i| i < 54));
         assert!(apart(&quest).2 > apart(&loki).0, "its interval reaches the best mean");
         assert_eq!(bold(&[loki, quest]), ["loki"]);
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn scores_of_a_few_examples_are_not_all_best() {
-        // 0, 1 and 4 of 20 are right: 4 / √4 = 2 standard errors, and 2.24 are needed for two comparisons.
+        // 0, 1 and 4 of 20 are right: 4 / √4 = 2 standard errors, but two comparisons need 2.24.
         let few = [run("loki", 20, |_| false), run("quest", 20, |i| i == 7), run("sparq", 20, |i| i < 4)];
         assert_eq!(bold(&few), [""; 0]);
         let records = few.concat();
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn of_many_methods_one_is_worse_by_chance() {
-        // 6 of 20 are lost: 6 / √6 = 2.45 standard errors. That is beyond noise if two settings are compared, and within it if eleven are.
+        // 6 of 20 are lost: 6 / √6 = 2.45 standard errors. That is beyond noise among two settings, but not among eleven.
         let names = [
             "loki",
             "quest",
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(bold(&[run("loki", 20, |_| true)]), [""; 0], "nothing is compared");
         assert_eq!(bold(&[run("loki", 20, |_| true), run("topk", 20, |_| true)]), [""; 0], "nor with an oracle");
         assert_eq!(bold(&[]), [""; 0]);
-        // Three examples of `sparq` are too few for an interval, so it is not printed in bold.
+        // Three examples of `sparq` are too few for an interval, so it is not bold.
         let some = [run("loki", 20, |_| true), run("quest", 20, |_| false), run("sparq", 3, |_| false)];
         assert_eq!(bold(&some), ["loki"]);
     }
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(bold(&[of("loki", 0.0), of("quest", 0.0)]), [""; 0], "equal in all windows: noise is not known");
     }
 
-    /// Line and column of each bold entry in a table of scores.
+    /// The line and column of each bold entry in a table of scores.
     fn bold_of_table(records: &[Record], rows: &str, columns: &str) -> Vec<(Vec<String>, Vec<String>)> {
         let report = Report::new(records, &[]);
         let names = |name: &str| vec![name.to_owned()];
@@ -257,9 +257,9 @@ mod tests {
         };
         assert_eq!(bold_of_table(&records, "method", "task"), named(&[("loki", "a"), ("quest", "b")]));
         assert_eq!(bold_of_table(&records, "task", "method"), named(&[("a", "loki"), ("b", "quest")]));
-        // Both means are 75 %, and nothing distinguishes them.
+        // Both means are 75 %, so they cannot be told apart.
         assert_eq!(bold_of_table(&records, "method", "length"), []);
-        // Each seed has its own examples, so seeds are not compared with each other.
+        // Each seed has its own examples, so entries of different seeds are not compared.
         let again = records.iter().map(|r| Record { seed: 2, score: 0.0, key: format!("2 {}", r.key), ..r.clone() });
         let seeds: Vec<Record> = records.iter().cloned().chain(again).filter(|r| r.task == "a").collect();
         let bold = bold_of_table(&seeds, "method", "run_seed");
@@ -270,7 +270,7 @@ mod tests {
     fn the_truly_best_is_among_the_best() {
         use rand_chacha::ChaCha8Rng;
         use rand_chacha::rand_core::{Rng, SeedableRng};
-        // Six equally good methods: each of them is left out of the best in at most 2.5 % of tables.
+        // Six equally good methods. Each is left out of the best in at most 2.5 % of tables.
         const TABLES: usize = 400;
         let mut draw = ChaCha8Rng::seed_from_u64(42);
         let mut uniform = || (draw.next_u64() >> 11) as f64 / (1u64 << 53) as f64;

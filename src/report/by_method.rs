@@ -1,4 +1,4 @@
-//! Records divided as other programs store results: one group for each model, start of sparse attention, and method with its parameters.
+//! Groups records as other programs store results: by model, start of sparse attention, and method with its parameters.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use spattn_eval::records::stored_manifest::{identities, is_of};
 /// The records of one method on one model.
 #[derive(Debug, Clone)]
 pub(super) struct MethodRecords<'a> {
-    /// Any of the records, for what all share.
+    /// One of the records, for what they have in common.
     pub head: &'a Record,
-    /// The records by task, in the order of length, seed and sample.
+    /// The records by task, in order of length, seed and sample.
     pub tasks: BTreeMap<&'a str, Vec<&'a Record>>,
 }
 
 impl<'a> MethodRecords<'a> {
-    /// All groups, in the order in which the records have them.
+    /// All groups, in the order of their first records.
     pub fn all(merged: &'a Merged) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         let mut places: BTreeMap<[&str; 4], usize> = BTreeMap::new();
@@ -37,7 +37,7 @@ impl<'a> MethodRecords<'a> {
         groups
     }
 
-    /// The method as users write it: `quest:page=16`.
+    /// The method as users write it, for example `quest:page=16`.
     pub fn label(&self) -> String {
         match self.head.params.is_empty() {
             true => self.head.method.to_string(),
@@ -45,22 +45,22 @@ impl<'a> MethodRecords<'a> {
         }
     }
 
-    /// All records.
+    /// All records of the group.
     pub fn records(&self) -> impl Iterator<Item = &'a Record> {
         self.tasks.values().flatten().copied()
     }
 }
 
-/// What the manifests of runs say of a model.
+/// What the manifests of runs state about a model.
 pub(super) struct OfModel<'a> {
-    /// The manifest of the last run that has the model, by the time it was made.
+    /// The manifest of the most recent run of the model.
     pub manifest: &'a Value,
-    /// The identity of the model in it.
+    /// The model's identity in that manifest.
     pub identity: &'a Value,
 }
 
 impl<'a> OfModel<'a> {
-    /// Looks for a model by its name in records, to which what tells runs apart may have been added.
+    /// Finds a model by its name in records, which may have a suffix that tells runs apart.
     pub fn find(sources: &'a [Source], model: &str) -> Option<Self> {
         let of = |source: &'a Source| {
             let identity = identities(&source.manifest)
@@ -71,18 +71,18 @@ impl<'a> OfModel<'a> {
         sources.iter().filter_map(of).max_by_key(Self::seconds)
     }
 
-    /// When the run was made, in seconds from the beginning of 1970; 0 if the manifest does not say it.
+    /// When the run was made, in seconds since 1970; 0 if the manifest does not state it.
     pub fn seconds(&self) -> u64 {
         self.manifest["created"].as_str().and_then(clock::seconds_of_date).unwrap_or(0)
     }
 }
 
-/// A list as Python writes it: `['a', 'b']`.
+/// A list in Python's notation, for example `['a', 'b']`.
 pub(super) fn python_list(texts: &[String]) -> String {
     format!("[{}]", texts.iter().map(|text| python_text(text)).collect::<Vec<_>>().join(", "))
 }
 
-/// A text as Python writes it: in single quotes, unless only double ones need no escape.
+/// A text in Python's notation: in single quotes, or in double quotes if it has single quotes inside and no double ones.
 fn python_text(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut written = String::from(quote);

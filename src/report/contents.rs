@@ -18,7 +18,7 @@ use spattn_eval::summary::summarize;
 use spattn_eval::summary::verdicts::{self, KvBits, VerdictRule, VerdictTable};
 use spattn_eval::summary::warnings::Warning;
 
-/// The bits of a token's key and value in a KV head, by model, as far as the manifests state the models' shapes.
+/// The bits of a token's key and value in one KV head, by model, for models whose manifests state their shapes.
 fn kv_bits(sources: &[Source], full_models: Option<&BTreeMap<InternedStr, InternedStr>>) -> KvBits {
     let of_model = |model: &Value| {
         let number = |key: &str| model[key].as_f64().filter(|number| *number > 0.0);
@@ -51,24 +51,24 @@ pub struct Report<'a> {
     pub cells: Vec<SummaryCell<'a>>,
     /// Means over tasks.
     pub means: Vec<MeanTable>,
-    /// The scores by length and depth, for tasks that decide on the depth.
+    /// The scores by length and depth, for tasks whose depth can be chosen.
     pub depths: Vec<depths::DepthScore>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
-    /// Which methods are safe.
+    /// The verdicts on whether methods are safe.
     pub verdicts: Vec<VerdictTable>,
     /// The runs that the records come from, if they are known.
     pub sources: &'a [Source],
     /// Notes on how the runs were merged.
     pub notes: &'a [String],
-    /// The models of which a short name stands in the records, with their names in the runs.
+    /// The models that records name by a short name, each with its full name in the runs.
     pub full_models: Option<&'a BTreeMap<InternedStr, InternedStr>>,
-    /// The most pages drawn of each kind of plot.
+    /// The most pages that are drawn of each kind of plot.
     pub most_pages: usize,
 }
 
 impl<'a> Report<'a> {
-    /// Summarises and checks records. `order` lists (method, params) as the user gave them.
+    /// Summarises and checks records. `order` lists the methods and parameters in the user's order.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
         let cells = cells::group(records, order);
         let rows = summarize::rows(&cells);
@@ -98,7 +98,7 @@ impl<'a> Report<'a> {
         report.judged_by(VerdictRule::default())
     }
 
-    /// The same report, with methods held to another rule. Where a run added examples until verdicts were told, they hold at all looks.
+    /// The same report, judged by another rule. If a run added examples until verdicts were reached, they hold at every look.
     pub fn judged_by(self, rule: VerdictRule) -> Self {
         let is_added_to = self.sources.iter().any(|source| source.manifest[UNTIL_CERTAIN] == true);
         let rule = VerdictRule { is_any_time: rule.is_any_time || is_added_to, ..rule };
@@ -111,7 +111,7 @@ impl<'a> Report<'a> {
         ranking::lines(&self.verdicts[verdict], &self.rows, &self.cells)
     }
 
-    /// The means over tasks with a row's model and protocol, by length.
+    /// The means over tasks for a row's model and protocol, by length.
     pub fn means_of(&self, row: &SummaryRow) -> impl Iterator<Item = &MeanTable> {
         let place = (row.model.clone(), row.protocol.clone());
         self.means.iter().filter(move |t| t.rows.iter().any(|r| (&r.model, &r.protocol) == (&place.0, &place.1)))

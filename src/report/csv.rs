@@ -1,4 +1,4 @@
-//! `summary.csv`, on whose columns scripts rely.
+//! `summary.csv`. Scripts rely on its columns.
 
 use anyhow::Result;
 
@@ -25,8 +25,8 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
 const OF_NAMES: [&str; 11] =
     ["model", "task", "method", "params", "protocol", "metric", "name", "shape", "parameter", "spec", "schedule"];
 
-/// The written table, with cells escaped so that no spreadsheet takes them for formulas ([`text::in_cell`]), or names for numbers
-/// ([`text::in_name_cell`]).
+/// The written table, with cells escaped so that a spreadsheet takes none for a formula ([`text::in_cell`]), and no name for a
+/// number ([`text::in_name_cell`]).
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
@@ -55,7 +55,7 @@ fn cell(value: ColumnValue, decimals: usize) -> String {
     }
 }
 
-/// A number with fixed decimals, and without a sign before a zero.
+/// A number with fixed decimals. Zero has no sign.
 fn fixed(x: f64, decimals: usize) -> String {
     let text = format!("{x:.decimals$}");
     match text.strip_prefix('-') {

@@ -1,11 +1,11 @@
-//! What a reader must not overlook: an index that is larger than the keys and values, and a search that costs more than
-//! dense attention. Each has a mark behind the method's name, and a sentence below the table.
+//! Costs that a reader must not overlook: an index larger than the keys and values, and a search that costs more than
+//! dense attention. Each has a mark after the method's name, and a sentence below the table.
 
 use super::format::{distinct, number};
 use super::parameters::ShownParams;
 use spattn_eval::summary::columns::SummaryRow;
 
-/// A cost of a setting that is larger than that of dense attention.
+/// A cost that is larger than that of dense attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Excess {
     /// Of memory: the index is larger than the keys and values.
@@ -17,7 +17,7 @@ enum Excess {
 impl Excess {
     const ALL: [Self; 2] = [Self::Index, Self::Search];
 
-    /// The mark of its rows.
+    /// The mark in a row.
     fn mark(self) -> &'static str {
         match self {
             Self::Index => "†",
@@ -25,7 +25,7 @@ impl Excess {
         }
     }
 
-    /// How many times the cost of dense attention a row's is, if it is larger.
+    /// How many times the cost of dense attention a row has, if it has more.
     fn times(self, row: &SummaryRow) -> Option<f64> {
         let share = match self {
             Self::Index => row.index_share?,
@@ -34,7 +34,7 @@ impl Excess {
         (share > 1.0).then_some(share)
     }
 
-    /// What is larger than what.
+    /// What the mark means.
     fn says(self) -> &'static str {
         match self {
             Self::Index => "the index is larger than the keys and values",
@@ -42,7 +42,7 @@ impl Excess {
         }
     }
 
-    /// The sentence of a row.
+    /// The sentence about a row.
     fn sentence(self, times: f64) -> String {
         match self {
             Self::Index => format!("The index takes {} times the memory of the keys and values.", number(times)),
@@ -62,7 +62,7 @@ pub(super) fn sentences(row: &SummaryRow) -> Vec<(&'static str, String)> {
     Excess::ALL.iter().filter_map(said).collect()
 }
 
-/// The lines below a table of these rows: what each mark means and whose it is, the worst first.
+/// The lines below a table of these rows: what each mark means, and the methods that have it, the worst first.
 pub(super) fn lines(rows: &[SummaryRow], names: &ShownParams) -> Vec<String> {
     Excess::ALL.iter().filter_map(|excess| line(*excess, rows, names)).collect()
 }

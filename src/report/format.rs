@@ -1,4 +1,4 @@
-//! How numbers look to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
+//! How numbers are shown to a reader, and the columns of tables on the terminal, in Markdown and in LaTeX.
 
 use spattn_attention::split_params;
 use spattn_eval::records::timing::Latency;
@@ -7,13 +7,13 @@ use spattn_eval::summary::columns::{IN_TABLES, LEFT_OUT_FIRST, SummaryColumn, Su
 use spattn_eval::summary::self_checks::FEW_TELL;
 use spattn_tasks::likelihood::Measure;
 
-/// The text with a capital first letter.
+/// A text with a capital first letter.
 pub fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// A column of a table: one of the summary's, under the heading that fits the rows of the table.
+/// A column of a table: a column of the summary, under a heading that fits the rows of the table.
 #[derive(Clone, Copy)]
 pub struct TableColumn {
     /// Heading, with the unit where there is one.
@@ -21,12 +21,12 @@ pub struct TableColumn {
     of: &'static SummaryColumn,
 }
 
-/// How much of an interval a cell shows.
+/// How precisely a cell shows an interval.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
-    /// As exactly as the mean; of times too.
+    /// With the decimals of the mean, and for times too.
     Full,
-    /// In whole points, and of times none: for where room is short.
+    /// In whole points, and not for times: for narrow tables.
     Brief,
 }
 
@@ -49,17 +49,17 @@ impl TableColumn {
         Self { heading, of: column }
     }
 
-    /// Its name in files.
+    /// The column's name in files.
     pub fn name(&self) -> &'static str {
         self.of.name
     }
 
-    /// The cell of a row.
+    /// The cell of a row, with a full interval.
     pub fn cell(&self, row: &SummaryRow) -> String {
         self.text(row, Ends::Full)
     }
 
-    /// The cell of a row where room is short.
+    /// The cell of a row in a narrow table.
     pub fn brief(&self, row: &SummaryRow) -> String {
         self.text(row, Ends::Brief)
     }
@@ -76,7 +76,7 @@ impl TableColumn {
     }
 }
 
-/// A number in the unit that headings of tables have.
+/// A number in the unit of its column's heading.
 fn in_unit(x: f64, unit: ColumnUnit) -> String {
     match unit {
         ColumnUnit::Bytes => number(x / 1000.0),
@@ -87,7 +87,7 @@ fn in_unit(x: f64, unit: ColumnUnit) -> String {
     }
 }
 
-/// The heading of the score that fits the rows.
+/// The heading of scores that fits the rows.
 fn score_heading(rows: &[SummaryRow]) -> &'static str {
     let scores = rows.iter().filter(|r| r.measure.is_score()).count();
     match scores {
@@ -97,14 +97,14 @@ fn score_heading(rows: &[SummaryRow]) -> &'static str {
     }
 }
 
-/// The kind of step times, if all rows have the same.
+/// The kind of step times, if all rows have the same kind.
 pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<Latency> {
     let mut kinds = rows.into_iter().map(|r| r.latency);
     let first = kinds.next()??;
     kinds.all(|kind| kind == Some(first)).then_some(first)
 }
 
-/// The heading of times of steps that ran a method alone: in tables no other time of a step is shown.
+/// The heading of the times of steps that ran a method alone. Tables show no other step times.
 const LATENCY: &str = "latency ms";
 
 /// A line below a table with latencies that says how they were measured; `None` without any.
@@ -113,13 +113,13 @@ pub fn about_latency(rows: &[SummaryRow]) -> Option<&'static str> {
     is_timed.then_some("latency ms: median step of one token that runs the method alone, on all threads")
 }
 
-/// The columns of a table of these rows: those of [`IN_TABLES`] that its rows call for.
+/// The columns of a table of these rows: those of [`IN_TABLES`] that suit them.
 pub fn columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
     let shown = IN_TABLES.iter().filter(|column| column.shown.holds(rows));
     shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
-/// As many of the columns as fit, and the headings of the others, the least needed first.
+/// As many of the columns as fit, and the headings of those left out, the least needed first.
 pub fn fitting(
     mut columns: Vec<TableColumn>,
     fits: impl Fn(&[TableColumn]) -> bool,
@@ -150,7 +150,7 @@ pub fn mean_columns(rows: &[SummaryRow]) -> Vec<TableColumn> {
     shown.filter_map(|shown| find(shown.name)).map(|column| TableColumn::of(column, rows)).collect()
 }
 
-/// The direction of a score that is not obvious, to show after the task's name.
+/// Which direction of a score is better, if that is not obvious, to show after the task's name.
 pub fn direction(row: &SummaryRow) -> &'static str {
     match row.measure {
         Measure::Score => "",
@@ -163,13 +163,13 @@ pub fn legend(columns: &[TableColumn]) -> Vec<(&'static str, &'static str)> {
     columns.iter().map(|column| (column.heading, column.of.about())).collect()
 }
 
-/// The number of examples, with that of their contexts in brackets if it differs.
+/// The number of examples, with the number of contexts in brackets if it differs.
 fn examples(r: &SummaryRow) -> String {
-    // Rows of files from before contexts were stored have none.
+    // Files of older versions state no contexts.
     if 0 < r.contexts && r.contexts < r.n { format!("{} ({})", r.n, r.contexts) } else { r.n.to_string() }
 }
 
-/// `mean [low high]`; the mean alone where there are no ends.
+/// `mean [low high]`, or the mean alone if there is no interval.
 fn score(r: &SummaryRow, shown: Ends) -> String {
     let decimals = shown.decimals();
     let mean = if r.measure == Measure::Perplexity { four(r.score) } else { format!("{:.1}", r.score) };
@@ -184,7 +184,7 @@ fn with_ends(mean: String, ends: Option<(f64, f64)>, shown: impl Fn(f64) -> Stri
     }
 }
 
-/// The density attended, and the requested one if it differs noticeably.
+/// The attended density, and the requested one in brackets if it differs noticeably.
 fn density(r: &SummaryRow) -> String {
     const NOTICEABLE: f64 = 0.05;
     match r.density_target {
@@ -195,8 +195,8 @@ fn density(r: &SummaryRow) -> String {
     }
 }
 
-/// Milliseconds of a step that ran the method alone, starred if most rows around were timed under other conditions; nothing
-/// for shares of common steps, which are no latencies.
+/// Milliseconds of a step that ran the method alone, with a star if most rows around were timed under other conditions. Empty for shares
+/// of common steps, which are no latencies.
 fn latency_ms(r: &SummaryRow, ends: Ends) -> String {
     if !r.is_timed_alone() {
         return String::new();
@@ -206,7 +206,7 @@ fn latency_ms(r: &SummaryRow, ends: Ends) -> String {
     r.decode_ms_per_token.map_or(String::new(), |ms| with_ends(number(ms), ends, number) + star)
 }
 
-/// Difference to `full`; nothing for `full` itself or without it.
+/// The difference to `full`; empty for `full` itself, and if there is no `full`.
 fn delta(r: &SummaryRow, shown: Ends) -> String {
     let Some(mean) = r.delta_full.filter(|_| !r.is_reference()) else { return String::new() };
     let ends = r.delta_low.zip(r.delta_high);
@@ -216,7 +216,7 @@ fn delta(r: &SummaryRow, shown: Ends) -> String {
     }
 }
 
-/// About three significant digits with a sign, but no sign before a zero.
+/// A number with a sign and about three significant digits. Zero has no sign.
 fn signed_number(x: f64) -> String {
     match x {
         x if x > 0.0 => format!("+{}", number(x)),
@@ -224,8 +224,8 @@ fn signed_number(x: f64) -> String {
     }
 }
 
-/// A line about which differences to `full` can be detected, from (contexts, detectable difference in points) of the compared rows; `None`
-/// if there are none, or if there are so few examples that a self-check warns about it.
+/// A line that says which differences to `full` can be detected, from the contexts and the detectable difference in points of each
+/// compared row; `None` if there are no rows, or so few examples that a self-check warns about it.
 pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Option<String> {
     let known: Vec<(usize, f64)> = compared.filter_map(|(n, points)| Some((n, points?))).collect();
     let least = known.iter().map(|(_, points)| *points).min_by(f64::total_cmp)?;
@@ -242,7 +242,7 @@ pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Optio
     ))
 }
 
-/// Points with a sign, but no sign before a zero.
+/// Points with a sign. Zero has no sign.
 pub fn signed(points: f64, decimals: usize) -> String {
     let text = format!("{points:+.decimals$}");
     match text.strip_prefix(['+', '-']) {
@@ -251,11 +251,11 @@ pub fn signed(points: f64, decimals: usize) -> String {
     }
 }
 
-/// From here on, numbers are written with a power of ten: the word perplexity of a text with words of hundreds of bytes has hundreds of
-/// digits.
+/// From this size on, numbers are written with a power of ten. The word perplexity of a text whose words have hundreds of bytes may have
+/// hundreds of digits.
 const NO_LONGER_READABLE: f64 = 1e9;
 
-/// About four significant digits, for perplexities.
+/// A number with about four significant digits, for perplexities.
 fn four(x: f64) -> String {
     match x {
         x if x >= NO_LONGER_READABLE => format!("{x:.3e}"),
@@ -266,7 +266,7 @@ fn four(x: f64) -> String {
     }
 }
 
-/// About three significant digits.
+/// A number with about three significant digits.
 pub fn number(x: f64) -> String {
     match x.abs() {
         0.0 => "0".to_owned(),
@@ -281,7 +281,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// A length in tokens as text: `4K` for 4096, `500` for 500; empty if a file fixes it.
+/// A length in tokens: `4K` for 4096, `500` for 500; empty if a file determines it.
 pub fn tokens(length: usize) -> String {
     const K: usize = 1024;
     match length {
@@ -292,12 +292,12 @@ pub fn tokens(length: usize) -> String {
     }
 }
 
-/// A method with its parameters.
+/// The name of a method with its parameters.
 pub fn setting_name(method: &str, params: &str) -> String {
     if params.is_empty() { method.to_owned() } else { format!("{method} {params}") }
 }
 
-/// The named parameters of a row, without some by key.
+/// The named parameters of a row, without the keys for which `leave_out` holds.
 pub fn params_without(row: &SummaryRow, leave_out: impl Fn(&str) -> bool) -> String {
     let is_kept = |param: &&str| param.split_once('=').is_none_or(|(key, _)| !leave_out(key));
     split_params(&row.params).into_iter().filter(is_kept).collect::<Vec<_>>().join(",")
@@ -314,7 +314,7 @@ pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// Model and protocol as a heading.
+/// The model and protocol of a row, as a heading.
 pub fn setting(r: &SummaryRow) -> String {
     format!("{}, sparse from {}", r.model, r.protocol)
 }

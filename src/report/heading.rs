@@ -1,4 +1,4 @@
-//! One line that says what was run, where, when and by which build, from the records and the manifests of their runs.
+//! The line that says what was run, where, when and by which build, from the records and their runs' manifests.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use super::Report;
 use super::format::{distinct, tokens};
 use spattn_eval::records::record::REFERENCE;
 
-/// At most this many tasks are named one by one.
+/// The most tasks that are listed by name.
 const FEW: usize = 4;
-/// The digits of a commit that are shown.
+/// The number of digits shown of a commit.
 const COMMIT_DIGITS: usize = 7;
 
-/// The line; empty for an empty report.
+/// The heading line; empty for an empty report.
 pub fn line(report: &Report) -> String {
     if report.rows.is_empty() {
         return String::new();
@@ -41,7 +41,7 @@ fn counted_range(numbers: impl Iterator<Item = usize> + Clone, what: &str) -> St
     if least == most { counted(most, what) } else { format!("{least} to {}", counted(most, what)) }
 }
 
-/// The number of tasks, their suite if it is a single one, and their names if they are few.
+/// The number of tasks, the suite if all are of one, and their names if they are few.
 fn tasks(report: &Report) -> String {
     let tasks = distinct(report.rows.iter().map(|r| r.task.as_str()));
     if let [task] = tasks.as_slice() {
@@ -76,7 +76,7 @@ fn methods(report: &Report) -> String {
 
 // ---- facts from the manifests ----
 
-/// The identities in a manifest: one for each model and protocol.
+/// The identities in a manifest, one for each model and protocol.
 pub(super) fn identities(manifest: &Value) -> Vec<&Value> {
     match &manifest["identity"] {
         Value::Array(several) => several.iter().collect(),
@@ -104,7 +104,7 @@ fn places(report: &Report) -> String {
     distinct(report.sources.iter().filter_map(|s| of_run(&s.manifest))).join(" and ")
 }
 
-/// The day of the run, or the first and last day of several.
+/// The day of the run; for several runs, the first and last day.
 fn dates(report: &Report) -> String {
     let day = |manifest: &Value| Some(manifest["created"].as_str()?.split('T').next()?.to_owned());
     let days: BTreeSet<String> = report.sources.iter().filter_map(|s| day(&s.manifest)).collect();
@@ -115,7 +115,7 @@ fn dates(report: &Report) -> String {
     }
 }
 
-/// The versions with their commits, if the manifests have them.
+/// The versions and commits of the program, if the manifests state them.
 fn builds(report: &Report) -> String {
     let of_run = |manifest: &Value| {
         let program = &manifest["program"];
@@ -126,7 +126,7 @@ fn builds(report: &Report) -> String {
     distinct(report.sources.iter().filter_map(|s| of_run(&s.manifest))).join(" and ")
 }
 
-/// The first digits of a commit. A `+` at its end, which marks changed files, stays.
+/// The first digits of a commit. A final `+`, which marks changed files, stays.
 fn short(commit: &str) -> String {
     let digits: String = commit.chars().take_while(|c| *c != '+').take(COMMIT_DIGITS).collect();
     digits + if commit.ends_with('+') { "+" } else { "" }

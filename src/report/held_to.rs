@@ -1,11 +1,11 @@
-//! What the methods of merged runs are held to: what the user says now, else what the runs were asked.
+//! The rule that the verdicts of merged runs are held to: what the user gives now, or else what the runs were given.
 
 use super::merge::Merged;
 use spattn_eval::summary::demand::Demand;
 use spattn_eval::summary::verdicts::VerdictRule;
 
 impl Merged {
-    /// The rule of the verdicts. Of runs that were held to different rules, the verdicts are held to the strictest, and a note says so.
+    /// Returns the rule of the verdicts. If the runs had different rules, the strictest is used, and a note says so.
     pub fn held_to(&mut self, asked: Demand) -> VerdictRule {
         let kept: Vec<(&str, VerdictRule)> = self
             .sources
@@ -31,7 +31,7 @@ fn worded(rule: VerdictRule) -> String {
     format!("{points} at {} %", (1e4 * rule.confidence).round() / 100.0)
 }
 
-/// The smaller limit with the greater confidence: what it calls safe is safe by both rules.
+/// The smaller limit and the greater confidence. A method that is safe by this rule is safe by both.
 fn stricter(a: VerdictRule, b: VerdictRule) -> VerdictRule {
     VerdictRule { limit: a.limit.min(b.limit), confidence: a.confidence.max(b.confidence), ..a }
 }

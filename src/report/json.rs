@@ -1,4 +1,4 @@
-//! `--json`: rows as an array of objects. Rows of the summary have the keys of `summary.csv`.
+//! JSON output (`--json`): rows as an array of objects. Rows of the summary have the keys of `summary.csv`.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -15,8 +15,8 @@ pub fn render<T: Serialize>(rows: &[T]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
-/// The rows of a report's summary, each with `kv_dtype` behind the columns: the type of keys and values, which its shares are of; `null` where
-/// no manifest says it.
+/// The rows of a report's summary. Each has `kv_dtype` after its columns: the type of the keys and values that its shares are relative to;
+/// `null` if no manifest states it.
 ///
 /// # Errors
 /// As [`render`].

@@ -1,7 +1,7 @@
-//! The type of keys and values, which shares of the KV cache are shares of: from the manifests of the runs.
+//! The type of keys and values, from the runs' manifests. Shares of the KV cache are relative to it.
 //!
-//! A GGUF file on a CPU is run with a cache in f32, whatever its weights are in. An index that has bits of its own, such as codes or
-//! signatures, is twice the share of a cache of half the size, so a share without the type says little of another deployment.
+//! On a CPU, a GGUF file runs with a KV cache in f32, whatever its weights' type. An index with bits of its own, such as codes or
+//! signatures, is twice the share of a KV cache of half the size, so a share says little about another deployment without the type.
 
 use serde_json::Value;
 
@@ -11,14 +11,14 @@ use super::heading::identities;
 use spattn_eval::records::stored_manifest::is_of;
 use spattn_eval::summary::columns::SummaryRow;
 
-/// The type of keys and values of a model's runs, as `--dtype` names it; several types joined. `None` if no manifest says it.
+/// The type of keys and values in a model's runs, in `--dtype`'s notation; several types are joined. `None` if no manifest states it.
 pub fn of_model(report: &Report, model: &str) -> Option<String> {
     let full = report.full_models.and_then(|names| names.iter().find(|(short, _)| short.as_str() == model));
     let full = full.map_or(model, |(_, full)| full.as_str());
     named(report, |identity| identity["model"].as_str().is_some_and(|id| is_of(full, id)))
 }
 
-/// The type of keys and values of all models of a report.
+/// The type of keys and values of all models in a report.
 pub fn of_all(report: &Report) -> Option<String> {
     named(report, |_| true)
 }
@@ -30,7 +30,7 @@ fn named(report: &Report, is_own: impl Fn(&Value) -> bool) -> Option<String> {
     (!types.is_empty()).then(|| types.join(" or "))
 }
 
-/// The line below a table of rows of one model that have costs of sparse methods; `None` for others, and where the type is not known.
+/// The line below a table of one model's rows, if they have costs of sparse methods and the type is known; otherwise `None`.
 pub fn line(report: &Report, rows: &[SummaryRow]) -> Option<String> {
     let has_share = |row: &SummaryRow| !row.is_reference() && (row.index_share.is_some() || row.bytes_share.is_some());
     let row = rows.iter().find(|row| has_share(row))?;

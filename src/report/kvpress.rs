@@ -1,11 +1,11 @@
-//! `spattn report --format kvpress`: results as kvpress' evaluation stores them, for its leaderboard.
+//! `spattn report --format kvpress`: results in the files of kvpress' evaluation, for its leaderboard.
 //!
-//! A folder for each data set, length, model and method has `predictions.csv`, `metrics.json` and `config.yaml`, with the names and fields
-//! of its `evaluate.py`. RULER's tasks of a length are in one folder, each set of LongBench in one of its own.
+//! Each data set, length, model and method has a folder with `predictions.csv`, `metrics.json` and `config.yaml`, with the names and
+//! fields of kvpress' `evaluate.py`. RULER's tasks of one length share a folder; each set of LongBench has its own.
 //!
-//! What is stored as a press is that press: other methods, and presses with other settings, are named `spattn-METHOD-PARAMS`. Their
-//! compression ratio is the share of the context's tokens that they evict, which is 0 for methods that keep all of them and attend a part.
-//! RULER is scored here by kvpress' own rule, which takes control characters out of predictions.
+//! A method gets a press's name only if it does exactly what the press does. Other methods, and presses with other settings, are named
+//! `spattn-METHOD-PARAMS`. Their compression ratio is the share of the context's tokens that they evict, which is 0 for methods that keep
+//! all tokens and attend some. RULER is scored by kvpress' own rule, which removes control characters from predictions.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ use spattn_eval::records::record::Record;
 use spattn_stats::mean;
 use spattn_tasks::metrics::datasets::Dataset;
 
-/// A method that is a press with the settings of its preset `kvpress`, whatever it keeps. Its name is the press's.
+/// A method that equals a press of the same name if it has the settings of its preset `kvpress`, with any `keep`.
 struct ExactPress {
     method: &'static str,
     class: &'static str,
-    /// What must hold beside the preset: what a press has no parameter for.
+    /// Settings that must hold besides the preset's, because the press has no parameter for them.
     besides: &'static [(&'static str, &'static str)],
 }
 
@@ -42,25 +42,25 @@ const EXACT: [ExactPress; 2] = [
     },
 ];
 
-/// The parameter that a press has for any value.
+/// The parameter for which a press takes any value.
 const KEEP: &str = "keep";
 
 impl ExactPress {
-    /// The press that a method with these settings is; `None` if it is none.
+    /// The press that equals a method with these settings, if there is one.
     fn of(method: &str, settings: &BTreeMap<String, String>) -> Option<&'static Self> {
         let is_set = |(key, value): (&str, &str)| key == KEEP || settings.get(key).is_some_and(|own| own == value);
         let press = EXACT.iter().find(|press| press.method == method)?;
         press.settings().all(is_set).then_some(press)
     }
 
-    /// The settings that make the method this press.
+    /// The settings with which the method equals this press.
     fn settings(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let entry = methods::find(self.method).expect("a press is a method here");
         let preset = entry.presets.iter().find(|preset| preset.name == "kvpress").expect("a press has a preset");
         preset.values.iter().chain(self.besides).copied()
     }
 
-    /// Its class with its parameters, in Python.
+    /// The press in Python: its class and parameters.
     fn command(&self, ratio: f64) -> String {
         let own = PARAMETERS.iter().filter(|parameter| parameter.methods.contains(&self.method));
         let set = own.filter_map(|parameter| {
@@ -75,7 +75,7 @@ impl ExactPress {
     }
 }
 
-/// How a method is called there.
+/// The name of a method in kvpress.
 #[derive(Debug, Clone, PartialEq)]
 struct PressName {
     name: String,
@@ -94,17 +94,17 @@ impl PressName {
         let keep = settings.get(KEEP).and_then(|keep| keep.parse::<f64>().ok());
         match (exact, keep) {
             (Some(press), Some(keep)) => {
-                // Shares in decimals are seldom exact.
+                // Shares written in decimals are seldom exact in binary.
                 let ratio = ((1.0 - keep) * 1e9).round() / 1e9;
                 Self { name: press.method.to_owned(), ratio, command: press.command(ratio) }
             }
-            // kvpress makes the folder's name of this one.
+            // kvpress makes the folder's name from this name.
             _ => Self { name: plain(&format!("spattn-{label}")), ratio: evicted(group), command: label },
         }
     }
 }
 
-/// The share of the context's tokens that a method evicts, mean over its examples.
+/// The share of the context's tokens that a method evicts, averaged over its examples.
 fn evicted(group: &MethodRecords<'_>) -> f64 {
     let of = |record: &Record| {
         let kv = record.kv_tokens?;
@@ -120,7 +120,7 @@ struct DataSet {
     part: String,
 }
 
-/// The data set of a record, and its task within it.
+/// The data set of a record, and the name of its task within it.
 fn place(record: &Record) -> (DataSet, String) {
     let set = |name: &str, part: &str| DataSet { name: name.to_owned(), part: part.to_owned() };
     let task = &*record.task;
@@ -132,7 +132,7 @@ fn place(record: &Record) -> (DataSet, String) {
             (set("longbench-e", &format!("{name}_e")), range.to_owned())
         }
         Some(("infinitebench", name)) => (set("infinitebench", name), name.to_owned()),
-        // Rows of kvpress, by task.
+        // Rows made by kvpress, one file for a task.
         Some((file, name)) if file.starts_with("jsonl:") && Dataset::parse(&format!("ruler/{name}")).is_ok() => {
             (set("ruler", file.trim_start_matches("jsonl:")), name.to_owned())
         }
@@ -181,12 +181,12 @@ pub fn export(merged: &Merged) -> Result<Exported> {
     Ok(exported)
 }
 
-/// A part of a folder's name, on any file system.
+/// A text as part of a folder's name that is valid on any file system.
 fn plain(text: &str) -> String {
     text.replace('/', "--").replace(|c: char| "\"<>:|\\?*".contains(c) || c.is_control(), "-")
 }
 
-/// The name of a folder, as `EvaluationConfig.get_results_dir` makes it.
+/// The name of a folder, made as `EvaluationConfig.get_results_dir` does.
 fn folder(set: &DataSet, model: &str, press: &PressName, query_aware: bool) -> String {
     let mut parts =
         vec![plain(&set.name), plain(&set.part), plain(model), plain(&press.name), format!("{:.2}", press.ratio)];
@@ -195,7 +195,7 @@ fn folder(set: &DataSet, model: &str, press: &PressName, query_aware: bool) -> S
     parts.join("__")
 }
 
-/// `predictions.csv`: cells are as they are, because programs compare them.
+/// Renders `predictions.csv`. Cells are not escaped, because programs compare them.
 fn predictions(tasks: &BTreeMap<String, Vec<&Record>>, ratio: f64) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["question", "answer", "task", "max_new_tokens", "predicted_answer", "compression_ratio"])?;
@@ -214,7 +214,7 @@ fn predictions(tasks: &BTreeMap<String, Vec<&Record>>, ratio: f64) -> Result<Str
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-/// What the scorer of a data set gives.
+/// The scores that kvpress' scorer of a data set returns.
 fn metrics(set: &DataSet, tasks: &BTreeMap<String, Vec<&Record>>) -> Value {
     let mean_of = |records: &[&Record]| mean(&records.iter().map(|r| r.score).collect::<Vec<_>>());
     let all: Vec<&Record> = tasks.values().flatten().copied().collect();
@@ -238,13 +238,12 @@ fn metrics(set: &DataSet, tasks: &BTreeMap<String, Vec<&Record>>) -> Value {
     }
 }
 
-/// A share in percent, to two digits.
+/// A share in percent, rounded to two digits.
 fn in_percent(share: f64) -> f64 {
     (1e4 * share).round() / 100.0
 }
 
-/// RULER's score by kvpress' rule (`benchmarks/ruler/calculate_metrics.py`): the share of the references found, or whether one is, for
-/// questions.
+/// RULER's score by kvpress' rule (`benchmarks/ruler/calculate_metrics.py`): the share of references found; for questions, whether any is.
 fn string_match(task: &str, records: &[&Record]) -> f64 {
     let cleaned =
         |text: &str| text.trim().chars().filter(|c| u32::from(*c) > 0x1f).collect::<String>().trim().to_lowercase();
@@ -259,7 +258,7 @@ fn string_match(task: &str, records: &[&Record]) -> f64 {
     in_percent(mean(&records.iter().map(of).collect::<Vec<_>>()))
 }
 
-/// JSON as Python's `json.dump(indent=4)` writes it.
+/// JSON in the layout of Python's `json.dump(indent=4)`.
 fn python_json(value: &Value) -> String {
     let mut text = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
@@ -269,7 +268,7 @@ fn python_json(value: &Value) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// `config.yaml`, with the fields of `EvaluationConfig`.
+/// Renders `config.yaml`, with the fields of `EvaluationConfig`.
 fn config(
     set: &DataSet,
     group: &MethodRecords<'_>,
@@ -310,7 +309,7 @@ fn config(
     lines.iter().map(line).collect()
 }
 
-/// A text in YAML: bare if nothing else can be meant by it.
+/// A text in YAML: without quotes if it cannot be mistaken for anything else.
 fn yaml_text(text: &str) -> String {
     let is_bare = text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b))

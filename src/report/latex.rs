@@ -1,4 +1,4 @@
-//! LaTeX tables for a paper, with the rules of `booktabs` and numbers aligned by `siunitx`, at most as wide as an article's text.
+//! LaTeX tables for a paper, with `booktabs` rules and numbers aligned by `siunitx`, at most as wide as the text of an article.
 
 use super::format::{TableColumn, capital, columns, fitting, setting, tokens};
 use super::parameters::ShownParams;
@@ -9,7 +9,7 @@ use spattn_eval::summary::cells::SummaryCell;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::warnings::Warning;
 
-/// The packages that a document needs.
+/// A comment that names the packages a document needs.
 const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
@@ -18,7 +18,7 @@ const BOLD: &str = "Bold: the best score of a method (no oracle, no floor), and 
 /// The note below a table whose methods could not be told apart.
 const NONE_BOLD: &str = "No score is bold: compared on the same examples, at a level of 2.5 % divided by the number of comparisons, no setting is significantly worse than the best one.";
 
-/// What the note says of bold numbers; nothing where no methods are compared.
+/// The note about bold numbers; `None` if no methods are compared.
 fn about_bold(any: bool, are_compared: bool) -> Option<String> {
     match (any, are_compared) {
         (true, _) => Some(BOLD.to_owned()),
@@ -27,11 +27,11 @@ fn about_bold(any: bool, are_compared: bool) -> Option<String> {
     }
 }
 
-/// `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings stand below the rows that they
-/// concern, as sentences.
+/// Renders `summary.tex`: a table for each task and length, with as many columns of `summary.md` as fit. Warnings are sentences below the
+/// table whose rows they concern.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
-    // What is true of all, and general warnings, stand below the first table.
+    // Facts about all tables, and general warnings, go below the first table.
     let warnings = report.warnings.iter().filter(|w| w.is_general()).map(|warning| sentence(&warning.message));
     let mut general: Vec<String> = sampling::line(report).into_iter().chain(warnings).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
@@ -44,8 +44,8 @@ pub fn summary(report: &Report, no_intervals: bool) -> String {
     with_breaks(&text)
 }
 
-/// The text with page breaks: LaTeX holds tables without text between them until the end of a page, at most 52 of them (18 before 2015). A
-/// long file ends with a break, so that it leaves none to the next file.
+/// Adds page breaks: LaTeX holds back tables without text between them until the page ends, at most 52 of them (18 before 2015). A long
+/// file ends with a break, so that none are held back when the next file begins.
 fn with_breaks(text: &str) -> String {
     const HELD: usize = 6;
     const END: &str = "\\end{table}\n";
@@ -59,7 +59,7 @@ fn with_breaks(text: &str) -> String {
     parts.concat()
 }
 
-/// The table of one task and length; `cells` are those of the rows.
+/// The table of one task and length. `cells` belong to its rows.
 fn of_place(
     report: &Report,
     rows: &[SummaryRow],
@@ -112,15 +112,15 @@ fn of_place(
     .text()
 }
 
-/// The notes about a row, each with its kind between backticks before it: what it costs more than dense attention, and
-/// warnings, whose task and setting the table says already.
+/// The notes about a row, each preceded by its kind in backticks: costs above those of dense attention, and warnings without the task and
+/// setting, which the table names.
 fn notes_of(row: &SummaryRow, warnings: &[Warning]) -> Vec<String> {
     let costs = excess::sentences(row).into_iter().map(|(mark, text)| format!("`{mark}` {text}"));
     let own = warnings.iter().filter(|w| w.method.is_some() && w.is_about(row));
     costs.chain(own.map(|warning| format!("`{}` {}", warning.code, warning.message))).collect()
 }
 
-/// A note without its kind, which [`ShownNotes`] groups by.
+/// A note without its kind. [`ShownNotes`] groups notes by kind.
 fn without_code(note: &str) -> String {
     let Some((code, text)) = note.strip_prefix('`').and_then(|note| note.split_once("` ")) else {
         return note.to_owned();
@@ -128,19 +128,19 @@ fn without_code(note: &str) -> String {
     text.replace(".; and ", "; and ").replace(&format!(" that are `{code}`"), " of this kind")
 }
 
-/// With a space behind each comma, at which a line may break.
+/// A text with a space after each comma, so that a line can break there.
 fn spaced(text: &str) -> String {
     text.split(',').map(str::trim_start).collect::<Vec<_>>().join(", ")
 }
 
-/// Text as a sentence. A letter that stands alone, as `n`, is a symbol and stays as it is.
+/// A text as a sentence. A first letter that stands alone, such as `n`, is a symbol and stays as it is.
 fn sentence(text: &str) -> String {
     let is_symbol = text.chars().nth(1).is_none_or(|second| !second.is_alphanumeric());
     let text = if is_symbol { spaced(text) } else { capital(&spaced(text)) };
     if text.ends_with(['.', '?', '!']) { text } else { text + "." }
 }
 
-/// A method and its parameters, with spaces at which a line may break.
+/// A method and its parameters, with spaces so that a line can break there.
 fn name(method: &str, params: &str) -> String {
     let params = params.replace(',', ", ");
     if params.is_empty() { method.to_owned() } else { format!("{method} ({params})") }
@@ -151,7 +151,7 @@ fn numbers(column: &TableColumn, rows: &[SummaryRow], no_intervals: bool) -> Num
     Numbers::new(column.heading, rows.iter().map(|r| column.brief(r)).collect(), no_intervals)
 }
 
-/// Tables of a pivot. Columns that a text has no room for go on in a table below.
+/// The tables of a pivot. Columns that do not fit are continued in a further table.
 pub fn pivot(tables: &[PivotTable], no_intervals: bool) -> String {
     with_breaks(&(NEEDS.to_owned() + &tables.iter().map(|table| of_pivot(table, no_intervals)).collect::<String>()))
 }
@@ -180,28 +180,28 @@ fn of_pivot(table: &PivotTable, no_intervals: bool) -> String {
     WideTable { caption: &table.caption, headings: &headings, rows: &rows, columns: &all, notes }.text(about)
 }
 
-/// A table that goes on in further tables where a text has no room for all columns.
+/// A table that is continued in further tables if its columns do not fit the width of the text.
 pub(super) struct WideTable<'t> {
-    /// What it is of.
+    /// What the table is about.
     pub caption: &'t str,
-    /// Headings of the columns of text.
+    /// The headings of the text columns.
     pub headings: &'t [&'t str],
     /// The texts of each line.
     pub rows: &'t [Vec<String>],
     /// The columns of numbers.
     pub columns: &'t [Numbers],
-    /// Notes, by their marks.
+    /// The notes, in the order of their marks.
     pub notes: Vec<String>,
 }
 
 impl WideTable<'_> {
-    /// The tables; `about` has what is said below one with these columns.
+    /// Renders the tables. `about` returns the lines below a table with these columns.
     pub(super) fn text(&self, about: impl Fn(&[Numbers]) -> Vec<String>) -> String {
         let Self { caption, headings, rows, columns: all, notes } = self;
         let (mut text, mut first, mut part) = (String::new(), 0, 1);
         while first < all.len() {
             let fits = |end: &usize| width(headings, rows, &all[first..*end]) <= TEXT_WIDTH;
-            // Adding columns never makes the table narrower.
+            // Adding columns never makes a table narrower, so the first that does not fit ends it.
             let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
             let continued = if part > 1 { " (further columns)" } else { "" };
             text += &Tabular {
@@ -221,12 +221,12 @@ impl WideTable<'_> {
     }
 }
 
-/// Tables of a paper's item, with the packages that they need.
+/// The tables of a paper's item, preceded by the packages that they need.
 pub(super) fn of_papers(tables: &str) -> String {
     with_breaks(&(NEEDS.to_owned() + tables))
 }
 
-/// The name of a table, for `\ref`.
+/// The label of a table, for `\ref`.
 fn slug(parts: &[&str]) -> String {
     let text: String =
         parts.join(" ").chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();

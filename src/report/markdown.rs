@@ -1,4 +1,4 @@
-//! `summary.md`: the page to read.
+//! `summary.md`, the page for readers.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,8 @@ use spattn_eval::summary::columns::SummaryRow;
 use spattn_eval::summary::prefill_savings::PrefillSavings;
 use spattn_eval::summary::warnings::in_short;
 
-/// The page: what was run, the verdicts, the means over tasks, a table for each task and length, the warnings of the self-checks, and
-/// links to the other files (paths relative to the page).
+/// Renders the page: what was run, the verdicts, the means over tasks, a table for each task and length, the warnings of the
+/// self-checks, and links to the other files (paths relative to the page).
 pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
@@ -32,7 +32,7 @@ pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
         let mut kv_type = kv_type::line(report, rows);
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report, &names));
-            // Once is enough: it is the same below all tables of a model.
+            // The line is the same below all tables of a model, so it is shown once.
             page.extend(kv_type.take().map(|line| format!("\n{}.\n", in_markdown(&capital(&line)))));
             page.push_str(&others(rows, &other_scores, &names));
         }
@@ -90,7 +90,7 @@ fn warnings(report: &Report) -> String {
     text
 }
 
-/// All warnings one by one, if [`warnings`] groups some of them.
+/// Lists all warnings one by one, if [`warnings`] groups some of them.
 fn all_warnings(report: &Report) -> String {
     if in_short(&report.warnings).len() == report.warnings.len() {
         return String::new();
@@ -102,9 +102,9 @@ fn all_warnings(report: &Report) -> String {
     text
 }
 
-/// What the columns of the tables mean: a line each.
+/// What the columns of the tables mean, one line for each column.
 fn about_columns(rows: &[SummaryRow]) -> String {
-    // What is explained has backticks around names, as Markdown has them.
+    // Explanations are Markdown already: names in them have backticks.
     let line = |(heading, about): (&str, &str)| format!("- **{}**: {about}\n", in_markdown(heading));
     let lines: String = legend(&columns(rows)).into_iter().map(line).collect();
     if rows.is_empty() { String::new() } else { format!("\n## What the columns mean\n\n{lines}") }
@@ -125,8 +125,8 @@ fn means(table: &MeanTable, names: &ShownParams) -> String {
     text + &below(table.detectable(), "Of these means")
 }
 
-/// The cells of a row with its method, marked where it costs more than dense attention, and what is to be shown of its
-/// parameters.
+/// The cells with a row's method and parameters. The method is marked if it costs more than dense attention; the parameters are those
+/// to be shown.
 fn name(row: &SummaryRow, names: &ShownParams) -> [String; 2] {
     [row.method.clone() + &excess::marks(row), names.in_row(&row.method, &row.params).to_owned()]
 }
@@ -139,7 +139,7 @@ fn below(line: Option<String>, about: &str) -> String {
 fn task(rows: &[SummaryRow], report: &Report, names: &ShownParams) -> String {
     let mut text = format!("\n### {}{}{}\n\n", in_markdown(&rows[0].task), at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
-    // Warnings about single settings are shown in their rows; those about the task stand above the table.
+    // Warnings about single settings are shown in their rows; warnings about the task are above the table.
     let checks = |row: &SummaryRow| {
         let own = report.warnings.iter().filter(|w| w.method.is_some() && w.is_about(row));
         own.map(|w| format!("`{}`", w.code)).collect::<Vec<_>>().join(", ")
@@ -157,7 +157,7 @@ fn task(rows: &[SummaryRow], report: &Report, names: &ShownParams) -> String {
     text
 }
 
-/// Tables of a pivot, each under its caption and with its notes.
+/// The tables of a pivot, each with its caption and notes.
 pub fn pivot(tables: &[PivotTable]) -> String {
     let one = |table: &PivotTable| {
         let shown = ShownNotes::of(&table.notes);
@@ -185,7 +185,7 @@ fn marks(numbers: &[usize]) -> String {
     if numbers.is_empty() { String::new() } else { format!("<sup>{}</sup>", numbers.join(",")) }
 }
 
-/// The scores of a task by further metrics; empty if there are none.
+/// The scores of a task by its other metrics; empty if there are none.
 fn others(rows: &[SummaryRow], all: &[OtherScore], names: &ShownParams) -> String {
     let is_here = |score: &&OtherScore| rows.iter().any(|row| std::ptr::eq(score.row, row));
     let scores: Vec<&OtherScore> = all.iter().filter(is_here).collect();
@@ -237,12 +237,12 @@ fn at(length: usize) -> String {
     if length == 0 { String::new() } else { format!(", {} tokens", tokens(length)) }
 }
 
-/// A row of a table, from plain text.
+/// A row of a table, made from plain text.
 pub(super) fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
     line_of(cells.into_iter().map(|cell| in_markdown(cell.as_ref()).into_owned()))
 }
 
-/// A row of a table, from Markdown.
+/// A row of a table, made from Markdown.
 fn line_of(cells: impl IntoIterator<Item = String>) -> String {
     format!("| {} |\n", cells.into_iter().collect::<Vec<_>>().join(" | "))
 }

@@ -8,27 +8,27 @@ use spattn_eval::summary::columns::SummaryRow;
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
 
-/// Settings of a model under a protocol at a length, averaged over tasks that every one of them has.
+/// The settings of a model under a protocol at a length, averaged over tasks that all of them have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeanTable {
     /// The tasks, in the order of the summary.
     pub tasks: Vec<String>,
-    /// The number of tasks that any setting has.
+    /// The number of tasks that at least one setting has.
     pub of: usize,
-    /// A row for each setting, with the mean's name in place of a task's.
+    /// A row for each setting, with the mean's name instead of a task's.
     pub rows: Vec<SummaryRow>,
     /// Notes for the reader about these means, one line each.
     pub notes: Vec<String>,
 }
 
 impl MeanTable {
-    /// What is averaged, for a heading.
+    /// What the rows are means over, for a heading.
     pub fn title(&self) -> String {
         let title = title(&self.tasks, self.of);
         if self.is_partial() { format!("{title}: {}", self.tasks.join(", ")) } else { title }
     }
 
-    /// A line about the detectable differences of these means.
+    /// The line about the detectable differences of these means.
     pub fn detectable(&self) -> Option<String> {
         detectable_line(self.rows.iter().map(|r| (r.contexts, r.detectable)))
     }
@@ -46,9 +46,9 @@ fn title(tasks: &[String], of: usize) -> String {
     }
 }
 
-/// The means over tasks with scores, for each model, protocol and length with several. Means over different tasks are
-/// never in one table: there is one for each set of tasks that a setting has (of settings that have at least these),
-/// and one for the tasks that all have. `rows` and `cells` belong together.
+/// The means over tasks with scores, for each model, protocol and length with several such tasks. A table never mixes
+/// means over different tasks: there is one for each set of tasks that a setting has (with the settings that have at
+/// least these), and one for the tasks that all have. `cells` are those of `rows`.
 pub fn over_tasks(rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<MeanTable> {
     let scored: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].measure.is_score()).collect();
     let place = |i: &usize| (rows[*i].model.as_str(), rows[*i].protocol.as_str(), rows[*i].length);
@@ -87,14 +87,14 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<
         }
     };
     let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();
-    // A table of dense attention alone compares nothing.
+    // A table of dense attention alone compares nothing, so it is left out if there are others.
     if tables.len() > 1 {
         tables.retain(|table| table.rows.iter().any(|row| !row.is_reference()));
     }
     tables
 }
 
-/// Each of the sets, and the intersection of all; the largest first.
+/// Each of the sets, and the intersection of all of them; the largest first.
 pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     let common = sets.iter().cloned().reduce(|a, b| &a & &b);
     let mut shared = distinct(sets.iter().cloned().chain(common));
@@ -102,13 +102,13 @@ pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
     shared
 }
 
-/// A warning if the settings did not see the same examples: their scores are then not to be compared, but their
-/// differences to dense attention are.
+/// A warning if the settings ran different examples: then their scores cannot be compared, but their differences to
+/// dense attention can.
 fn other_examples(settings: &[Vec<usize>], cells: &[SummaryCell]) -> Option<String> {
     let examples = |of: &Vec<usize>| -> Vec<(&str, u64, usize)> {
         let records = of.iter().flat_map(|i| &cells[*i].records);
         let mut seen: Vec<_> = records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect();
-        // They are in order within a cell, and mostly across cells.
+        // The examples are in order within a cell, and mostly across cells, so sorting is cheap.
         seen.sort();
         seen.dedup();
         seen
@@ -133,7 +133,7 @@ fn name(tables: &mut [MeanTable]) {
     }
 }
 
-/// The row of the mean over rows of one setting, without a name yet.
+/// The row of the mean over the rows of one setting, without a name yet.
 fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
     (!of_rows.is_empty()).then(|| SummaryRow::mean_over_tasks(&of_rows))
@@ -148,7 +148,7 @@ mod tests {
     use spattn_eval::summary::cells::group;
     use spattn_eval::summary::summarize::summarize;
 
-    /// (task, method, scores).
+    /// Makes the tables from (task, method, scores).
     fn tables(given: &[(&str, &str, &[f64])]) -> Vec<MeanTable> {
         let of = |(task, method, scores): &(&str, &str, &[f64])| -> Vec<Record> {
             scores.iter().enumerate().map(|(i, score)| record(task, method, i, *score)).collect()
@@ -194,14 +194,14 @@ mod tests {
             ]
         );
         assert_eq!(made[1].title(), "mean over 2 of 4 tasks: c, d");
-        // Neither has the other's tasks: each is compared only with dense attention.
+        // `quest` and `topk` share no task, so each is compared only with dense attention.
         let made = tables(&[of("full", &all), of("quest", &all[..2]), of("topk", &all[2..])].concat());
         let methods = |t: &MeanTable| t.rows.iter().map(|r| r.method.clone()).collect::<Vec<_>>();
         assert_eq!(made.iter().map(methods).collect::<Vec<_>>(), [["full", "quest"], ["full", "topk"]]);
         assert!(made[0].rows[0].task != made[1].rows[0].task, "what is drawn by name is not mixed");
     }
 
-    /// A row with every number that can be averaged replaced by `value`.
+    /// A row in which `value` replaces every number that can be averaged.
     fn with_numbers(row: &SummaryRow, value: f64) -> SummaryRow {
         let mut json = serde_json::to_value(row).unwrap();
         for (key, field) in json.as_object_mut().unwrap() {
@@ -214,7 +214,7 @@ mod tests {
 
     const WORDS: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
     const COUNTS: [&str; 2] = ["n", "contexts"];
-    /// Fields without a mean over tasks: numbers of texts, and ends of intervals, which have their own rules.
+    /// Fields without a mean over tasks: measures of given text. `ENDS` have rules of their own.
     const NO_MEAN: [&str; 5] = ["word_perplexity", "bits_per_byte", "kl_mean", "kl_p99", "same_top"];
     const ENDS: [&str; 7] =
         ["ci_low", "ci_high", "delta_low", "delta_high", "decode_ms_low", "decode_ms_high", "detectable"];
@@ -235,7 +235,7 @@ mod tests {
                 _ => assert_eq!(found.as_f64(), Some(3.0), "{key}: {found}"),
             }
         }
-        // A value that only one row has is not the mean's, and neither is a value in which rows differ.
+        // A value that only one row has, or in which rows differ, is not in the mean.
         let mut lacking = rows.clone();
         let bare = summarize(&records[1..], &[]).remove(0);
         lacking[1] = SummaryRow { timed: Some("elsewhere".to_owned()), latency: Some(Latency::Solo), ..bare.clone() };

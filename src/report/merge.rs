@@ -25,7 +25,7 @@ pub use self::source::Source;
 /// Several runs, merged.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Merged {
-    /// One record for each key, without densities by layer. Different models with the same name have different names here.
+    /// One record for each key, without densities by layer. Different models of the same name have been given different names.
     pub records: Vec<Record>,
     /// The methods as (method, params), in the users' order.
     pub order: Vec<(String, String)>,
@@ -33,19 +33,19 @@ pub struct Merged {
     pub sources: Vec<Source>,
     /// Notes for the reader on how runs were merged, one line each.
     pub notes: Vec<String>,
-    /// The models of which a short name stands in the records, with what stood there ([`shorten_models`](Self::shorten_models)).
+    /// The short names of models in the records, each with the name that it replaced ([`shorten_models`](Self::shorten_models)).
     pub full_models: BTreeMap<InternedStr, InternedStr>,
 }
 
 impl Merged {
-    /// Removes all times, which differ between any two runs.
+    /// Removes all times, because they differ between any two runs.
     pub fn leave_out_times(&mut self) {
         self.records.par_iter_mut().for_each(Record::leave_out_times);
         self.notes.push("times are left out".to_owned());
     }
 
-    /// Names models by the last name of their path, as tables and figures show them; manifests keep the path. What tells runs apart stays
-    /// behind the name. Models that would get one name keep theirs.
+    /// Shortens models' names to the last part of their paths, for tables and figures; manifests keep the paths. Suffixes that tell runs
+    /// apart stay. Models that would get the same name keep their paths.
     pub fn shorten_models(&mut self) {
         let ids: BTreeSet<String> = self
             .sources
@@ -54,7 +54,7 @@ impl Merged {
             .filter_map(|identity| identity["model"].as_str().map(str::to_owned))
             .collect();
         let of_path = |model: &str| {
-            // The longest id that it begins with: one may begin another.
+            // An id may be the beginning of another one, so take the longest that fits.
             let id = ids.iter().filter(|id| is_of(model, id)).max_by_key(|id| id.len())?;
             let name = privacy::name_of_source(id);
             Some(format!("{}{}", name.strip_suffix(".gguf").unwrap_or(&name), &model[id.len()..]))
@@ -79,19 +79,20 @@ impl Merged {
 
 /// The parts of a run's identity that its records contain, so that rows keep them apart, or that only add fields to records.
 const IN_RECORDS: [&str; 5] = ["model", "protocol", "seed", "fidelity", "latency"];
-/// Whether a run recorded its model's configuration. Old runs did not.
+/// The name of the part that states whether a run recorded its model's configuration. Old runs did not.
 const CONFIGURATION: &str = "configuration";
 const NOT_RECORDED: &str = "not recorded";
-/// Parts that matter only if two runs have records of the same task and length.
+/// The parts that matter only if two runs have records of the same task and length.
 const OF_TASKS: [&str; 2] = ["data", "positions"];
 
-/// Reads the runs in some folders. Each folder is a run's, or holds such folders at any depth.
+/// Reads the runs in some folders. A folder is either a run's, or holds folders of runs at any depth.
 ///
-/// Records with the same key that answer the same question are one record; the first counts. Runs with the same model name but other
+/// Records with the same key that answer the same question count as one record, the first one. Runs with the same model name but other
 /// weights, configuration, tokenizer, chat template, precision or program version do not mix: the difference is added to the model's name
-/// in all of their records, which gives them separate rows, and a note says so. The same applies to runs that made the same task and length
-/// from other data, or that used other calibrations of a method. If a task has the same name in several runs but has different questions, the
-/// run's name is added to the task's; if it has the same questions under another limit or metric, that is added to the model's. Forms of a method that compute differently get separate rows.
+/// in all of their records, which gives them separate rows, and a note says so. The same holds for runs that made the same task and length
+/// from other data, or that used other calibrations of a method. If several runs have a task of the same name with different questions, the
+/// run's name is added to the task's. If the questions are the same but the limit or metric differs, that is added to the model's name.
+/// Forms of a method that compute differently get separate rows.
 ///
 /// # Errors
 /// If a folder has no records, if a record belongs to no run of its manifest, or if files cannot be read.
@@ -127,7 +128,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let of_shards = shards::notes(&merged.sources, &loaded);
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
-    // A record with the same key under another label is not a repetition, because the key does not contain the difference.
+    // The key does not contain what labels tell apart, so records with the same key under different labels are not repetitions.
     let repeated = drop_repeated(&mut merged.records, by_name);
     let others = differing(&merged.records, &repeated, by_name).len();
     if !repeated.is_empty() {
@@ -146,14 +147,14 @@ fn by_name(r: &Record) -> [&str; 3] {
     [&r.key, &r.model, &r.task]
 }
 
-/// The notes from when a folder's examples were made, above all which rows were left out.
+/// The notes from when a folder's examples were made, mainly about rows that were left out.
 fn told(manifest: &Value) -> impl Iterator<Item = String> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     let notes = std::iter::once(manifest).chain(resumed).flat_map(|manifest| manifest[NOTES].as_array()).flatten();
     notes.filter_map(|note| note.as_str().map(str::to_owned))
 }
 
-/// Names models anew, and gives the manifest without the user.
+/// Replaces the models' names by anonymous ones, and returns the manifest without the user's data.
 fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
     let models = privacy::models(manifest);
     let (mut named, mut parameters) = (BTreeMap::<InternedStr, InternedStr>::new(), BTreeMap::new());
@@ -164,7 +165,7 @@ fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
         };
         let name = named.entry(record.model.clone()).or_insert_with_key(new);
         record.model = name.clone();
-        // A method that is a command of the user has paths in its parameters.
+        // A method that runs a command of the user has paths in its parameters.
         if record.params.contains('/') {
             let plain = |old: &InternedStr| InternedStr::from(privacy::text(old));
             record.params = parameters.entry(record.params.clone()).or_insert_with_key(plain).clone();
@@ -176,13 +177,13 @@ fn leave_out_user(loaded: &mut LoadedRecords, manifest: &Value) -> Value {
     privacy::manifest(manifest, &models)
 }
 
-/// Leaves out densities by layer, which no report shows, and which are long for a large model.
+/// Leaves out densities by layer. No report shows them, and they are long for a large model.
 fn without_layers((mut loaded, manifest): (LoadedRecords, Value)) -> Result<(LoadedRecords, Value)> {
     loaded.records.iter_mut().for_each(|r| r.density_by_layer = Box::default());
     Ok((loaded, manifest))
 }
 
-/// The folders with records in `dir` or below, by name. Folders below a run are not searched.
+/// The folders with records in `dir` or below it, by name. Folders below a run are not searched.
 fn runs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     if dir.join(SAMPLES).is_file() {
         return Ok(vec![dir.to_owned()]);
@@ -217,7 +218,7 @@ fn names(runs: &[PathBuf]) -> Vec<String> {
     parts.iter().map(|p| p[alike.min(p.len().saturating_sub(1))..].join("/")).collect()
 }
 
-/// The settings of a run's methods; those of resumed runs follow the first.
+/// The settings of a run's methods, followed by those of later runs that resumed it.
 fn order(manifest: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of = |manifest: &Value| -> Vec<(String, String)> {
@@ -228,7 +229,7 @@ fn order(manifest: &Value) -> Vec<(String, String)> {
     std::iter::once(manifest).chain(resumed).flat_map(of).collect()
 }
 
-/// Adds to the names of models what differs between runs with the same model name.
+/// Adds to models' names what differs between runs with the same model name.
 fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let has: Vec<Has> = loaded.par_iter().map(|records| Has::of(records)).collect();
     for model in distinct(has.iter().flat_map(|has| has.models.iter().cloned())) {
@@ -237,7 +238,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
             runs.iter().map(|i| (*i, identity(&sources[*i].manifest, &model))).collect();
         let keys: BTreeSet<&String> = identities.values().flat_map(BTreeMap::keys).collect();
         let differs = |key: &&&String| {
-            // The tasks and lengths of the runs with each value.
+            // For each value, the tasks and lengths of the runs that have it.
             let mut places: BTreeMap<Option<&String>, BTreeSet<&Place>> = BTreeMap::new();
             for (run, identity) in &identities {
                 let value = identity.get(**key);
@@ -269,7 +270,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
     }
 }
 
-/// Gives records of different forms of a method separate rows, because these forms compute differently.
+/// Gives different forms of a method separate rows, because they compute differently.
 fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     let mut forms: BTreeMap<(InternedStr, InternedStr), BTreeSet<u16>> = BTreeMap::new();
     for r in loaded.iter().flatten() {
@@ -297,8 +298,8 @@ fn tell_revisions_apart(loaded: &mut [Vec<Record>], merged: &mut Merged) {
     }
 }
 
-/// Whether a run without a value may have had the same one: a calibration that it did not need, or something that old versions did not
-/// record.
+/// Whether a run that lacks a value may still have had the same one: a calibration that it did not need, or something that old versions did
+/// not record.
 fn may_be_unknown(key: &str, identity: &BTreeMap<String, String>) -> bool {
     let is_content = CONTENT.iter().any(|part| key.split('.').next() == Some(part));
     key.starts_with(CALIBRATION) || is_content && identity[CONFIGURATION] == NOT_RECORDED
@@ -308,7 +309,7 @@ fn is_of_tasks(key: &str) -> bool {
     OF_TASKS.contains(&key) || key.starts_with(CALIBRATION)
 }
 
-/// A value shortened for a label; digests are cut further.
+/// A value, shortened for a label. Digests are cut to fewer characters.
 fn shortened(key: &str, value: &str) -> String {
     let digits = if is_of_tasks(key) || key.ends_with("_sha256") { 8 } else { 16 };
     value.chars().take(digits).collect()
@@ -320,7 +321,7 @@ type Place = (InternedStr, InternedStr, usize);
 /// The models, tasks and lengths in a run.
 #[derive(Default)]
 struct Has {
-    /// In the order of the records.
+    /// The models, in the order of the records.
     models: Vec<InternedStr>,
     places: BTreeSet<Place>,
 }
@@ -328,7 +329,7 @@ struct Has {
 impl Has {
     fn of(records: &[Record]) -> Self {
         let mut has = Self::default();
-        // Adjacent records mostly have the same task.
+        // Adjacent records mostly have the same task, so look at only one of each group.
         let of = |r: &Record| (r.model.address(), r.protocol.address(), r.task.address(), r.length);
         for r in records.chunk_by(|a, b| of(a) == of(b)).map(|alike| &alike[0]) {
             if !has.models.contains(&r.model) {
@@ -340,8 +341,8 @@ impl Has {
     }
 }
 
-/// What determines a run's records of a model and is not in the records, by name. If a model has several identities in a run, they differ
-/// only in what records contain.
+/// What determines a run's records of a model without being in them, by name. If a model has several identities in a run, they differ only
+/// in what records contain.
 fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let all = identities(manifest);
@@ -351,14 +352,14 @@ fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let identity = fields(own).into_iter().filter(|(key, _)| !IN_RECORDS.contains(&key.as_str()));
     let calibration = fields(calibration).into_iter().map(|(kind, hash)| (format!("{CALIBRATION}.{kind}"), hash));
     let mut all = BTreeMap::new();
-    // Old runs are kept apart by this entry alone, not by everything that they did not record.
+    // Old runs are told apart by this entry alone, not by each value that they did not record.
     let is_recorded = CONTENT.iter().all(|key| !own[*key].is_null());
     all.insert(CONFIGURATION.to_owned(), if is_recorded { "recorded" } else { NOT_RECORDED }.to_owned());
     identity.chain(calibration).for_each(|(key, value)| flatten(key, &value, &mut all));
     all
 }
 
-/// The fields of a value, nested ones with dots in their names; numbers and lists as JSON.
+/// Collects the fields of a value. Names of nested fields are joined by dots; numbers and lists are written as JSON.
 fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| flatten(format!("{key}.{name}"), value, into)),
@@ -375,7 +376,7 @@ mod tests {
     use spattn_eval::records::store::{OpenMode, Store};
     use spattn_eval::records::testing::record;
 
-    /// A run of the fixture's model, protocol and seed, with further identity fields.
+    /// A run of the fixture's model, protocol and seed, with further fields in its identity.
     fn run(dir: &Path, facts: Value, calibration: Value, records: &[Record]) -> PathBuf {
         let mut identity = json!({"model": "builtin", "protocol": "question", "seed": 1});
         identity.as_object_mut().unwrap().extend(facts.as_object().unwrap().clone());
@@ -460,7 +461,7 @@ mod tests {
         let (names, full) = shown(&runs);
         assert_eq!(names, ["SmolLM2-135M.Q4_1", "Llama-3.2-1B", "Qwen/Qwen3-0.6B", "builtin"]);
         assert_eq!(full, [folder, file]);
-        // Two models of one name keep their paths.
+        // Two models with the same last name keep their paths.
         let two = [of("5", "/a/checkpoint"), of("6", "/b/checkpoint")];
         assert_eq!(shown(&two).0, ["/a/checkpoint", "/b/checkpoint"]);
     }
@@ -480,7 +481,7 @@ mod tests {
         Record { example_sha256: Some(what.to_owned().into()), ..record("jsonl:validation", method, sample, 1.0) }
     }
 
-    /// RULER names all of its files `validation.jsonl`.
+    /// RULER names all its files `validation.jsonl`, so different tasks have the same name.
     #[test]
     fn tasks_of_one_name_are_told_apart_by_what_they_ask() {
         let dir = tempfile::tempdir().unwrap();
@@ -511,13 +512,13 @@ mod tests {
             two.notes,
             ["`jsonl:validation` has different questions in vt, qa: each is shown as a separate task"]
         );
-        // No example in common, and made from other data.
+        // They have no example in common, and different data.
         assert_eq!(tasks(&merged(&[&vt, &other_shard])).len(), 2);
-        // A folder that a file of another run was put into.
+        // A folder into which a file of another run was copied.
         let mixed = of("mixed", json!("a"), &[asking("full", 0, "v0"), asking("quest", 0, "q0")]);
         let told = "records of `jsonl:validation` in mixed answer different questions under the same number: their scores cannot be compared";
         assert_eq!(merged(&[&mixed]).notes, [told]);
-        // Edited references: the digest is still that of the original question.
+        // The references were edited, but the digest is still that of the original question.
         let with_key = |name: &str, key: &str| {
             let record = Record { references: vec![key.to_owned()].into(), ..asking("full", 0, "v0") };
             of(name, json!("a"), &[record])
@@ -527,7 +528,7 @@ mod tests {
         assert_eq!((tasks(&edited).len(), edited.records.len()), (2, 2));
         let told = "`jsonl:validation` has different answers for the same questions in rome, oslo: each is shown as a separate task";
         assert_eq!(edited.notes, [told]);
-        // The same questions, with another limit: one task in two settings, each in rows of its own.
+        // The same questions with another limit: one task in two settings, each with its own rows.
         let limited = |name: &str, limit: usize, what: &str| {
             let record = |i: usize| Record {
                 max_new_tokens: limit,
@@ -542,13 +543,13 @@ mod tests {
         let told = "`jsonl:validation` has the same questions in long, short, with max_new_tokens=64 and max_new_tokens=24: the runs have \
                     separate rows, and no mean counts a document twice";
         assert_eq!(settings.notes, [told]);
-        // Edited scores: the first record counts, and a note says so.
+        // The scores were edited: the first record counts, and a note says so.
         let scored = |name: &str, score| of(name, json!("a"), &[Record { score, ..asking("full", 0, "v0") }]);
         let one = merged(&[&scored("one", 1.0), &scored("half", 0.5)]);
         assert_eq!((one.records.len(), one.records[0].score), (1, 1.0));
         let told = "1 records are in several of the runs; each counts once; of 1 that differ in score or answer, the first counts";
         assert_eq!(one.notes, [told]);
-        // Old records have no digest, but they have their questions.
+        // Old records have no digest, but they hold their questions.
         let old = |name: &str, question: &str| {
             let record = Record { question: question.into(), example_sha256: None, ..asking("full", 0, "") };
             run(&dir.path().join(name), json!({}), json!({}), &[record])

@@ -1,8 +1,8 @@
 //! Tables, plots and the page, all drawn from stored records and summary rows. [`mod@bench`] draws benchmarks, [`analyses`] the results of
 //! analyses, [`tuning`] and [`shapes`] the budgets that `spattn tune` found.
 //!
-//! [`lm_eval`] and [`mod@kvpress`] write results as these programs store them. Each format has a file that turns rows into text; only functions named `write` touch the disk. The same records give the same bytes.
-//! Nothing here measures or scores.
+//! [`lm_eval`] and [`mod@kvpress`] write results in the formats of these programs. Each format has a file that turns rows into text; only
+//! functions named `write` write to disk. The same records give the same bytes. Nothing here measures or scores.
 
 pub mod analyses;
 pub mod bench;

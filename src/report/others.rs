@@ -1,4 +1,4 @@
-//! `metrics.csv`: mean scores by every metric, for tasks that record more than one.
+//! `metrics.csv`: the mean scores by every metric, for tasks that record several.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,12 +10,12 @@ use spattn_eval::summary::cells::place;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_stats::mean;
 
-/// The mean score of a summary row by one further metric.
+/// The mean score of a summary row by a metric other than its main one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherScore<'a> {
     /// The row.
     pub row: &'a SummaryRow,
-    /// Name of the metric.
+    /// The name of the metric.
     pub metric: String,
     /// Number of examples.
     pub n: usize,
@@ -23,7 +23,7 @@ pub struct OtherScore<'a> {
     pub score: f64,
 }
 
-/// The further scores of the summary's rows, in the order of the rows and then by the metric's name.
+/// The scores of the summary's rows by other metrics, in the order of rows, then of metrics' names.
 pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<OtherScore<'a>> {
     let mut by_row: HashMap<RowKey<'_>, ByMetric<'_>> = HashMap::new();
     for r in records.iter().filter(|r| !r.other_scores.is_empty()) {
@@ -45,15 +45,15 @@ pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<Other
     rows.iter().flat_map(of_row).collect()
 }
 
-/// The key of a row: [`place`], method and parameters.
+/// The key of a row: its [`place`], method and parameters.
 type RowKey<'r> = ((&'r str, &'r str, &'r str, usize), &'r str, &'r str);
 /// The scores of examples, by metric.
 type ByMetric<'r> = BTreeMap<&'r str, BTreeMap<(u64, usize), f64>>;
 
-/// The scores as CSV with a heading line.
+/// Renders the scores as CSV with a heading line.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(scores: &[OtherScore]) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["model", "task", "length", "method", "params", "protocol", "metric", "n", "score"])?;

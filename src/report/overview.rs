@@ -1,4 +1,4 @@
-//! The means in the page's overview, with their intervals. The page looks them up and computes none.
+//! The means in the page's overview, with their intervals. The page looks them up and computes none itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use super::means::shared_sets;
 use spattn_eval::summary::columns::{SummaryRow, mean_delta, mean_score};
 use spattn_stats::Estimate;
 
-/// The dimensions that the overview's columns can have.
+/// The dimensions that the overview can show as columns.
 const DIMENSIONS: [&str; 4] = ["task", "length", "protocol", "model"];
 
 /// Indices of rows in the summary, in its order.
 type Rows = Vec<usize>;
 
-/// Score and difference to dense attention, each as mean and interval ends, for all sets of rows that the overview averages. The key of a
-/// set is its rows' indices, joined by commas.
+/// The score and the difference to dense attention, each with the ends of its interval, for all sets of rows that the overview averages.
+/// The key of a set is the indices of its rows, joined by commas.
 pub fn means(rows: &[SummaryRow]) -> BTreeMap<String, Value> {
     DIMENSIONS.iter().flat_map(|by| averaged(rows, by)).map(|of| (key(&of), mean(&of, rows))).collect()
 }
@@ -31,12 +31,12 @@ fn mean(of: &[usize], rows: &[SummaryRow]) -> Value {
     json!({"score": told(mean_score(&of)), "delta_full": told(mean_delta(&of))})
 }
 
-/// The row's task and length, without the one that the column shows.
+/// A row's task and length, except for the one that the column shows.
 fn scope<'a>(row: &'a SummaryRow, by: &str) -> (&'a str, usize) {
     (if by == "task" { "" } else { &row.task }, if by == "length" { 0 } else { row.length })
 }
 
-/// The sets of rows that are averaged: for each cell with several rows, all of them, and those with a task or length that all cells have.
+/// The sets of rows that are averaged in a cell: all its rows, and those with a task or length that all cells have.
 fn averaged(rows: &[SummaryRow], by: &str) -> BTreeSet<Rows> {
     let mut cells: BTreeMap<(&str, &str, &str, &str, String), Rows> = BTreeMap::new();
     for (i, r) in rows.iter().enumerate().filter(|(_, r)| r.measure.is_score()) {
@@ -75,7 +75,7 @@ mod tests {
         });
         let rows = summarize(&records.concat(), &[]);
         let made = means(&rows);
-        // Rows are sorted by task: a full, a topk, b full, b topk. A mean is over the tasks of one method.
+        // Rows are sorted by task: full on a, topk on a, full on b, topk on b. Each mean is over the tasks of one method.
         assert_eq!(made.keys().collect::<Vec<_>>(), ["0,2", "1,3"]);
         assert_eq!((&made["1,3"]["score"][0], &made["1,3"]["delta_full"][0]), (&json!(75.0), &json!(-25.0)));
         let [low, high] = [1, 2].map(|end| made["1,3"]["score"][end].as_f64().unwrap());

@@ -1,8 +1,8 @@
 //! `report.html`: the whole report in one file that needs no network and no server.
 //!
-//! The page is `page/page.{html,css,js}`, with the data inserted: summary rows and warnings as JSON, figures as SVG, and the samples as
-//! compressed columns, so that tens of thousands of them load at once. Text of models and data sets is never markup: it is inserted as JSON
-//! and shown as text.
+//! The template `page/page.{html,css,js}` gets the data: summary rows and warnings as JSON, figures as SVG, and the samples as compressed
+//! columns, so that tens of thousands of them load at once. Text of models and data sets is never markup: it is inserted as JSON and shown
+//! as text.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
@@ -36,7 +36,7 @@ const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
-/// The page. `samples` comes from [`samples`].
+/// Renders the page. `samples` comes from [`samples`].
 ///
 /// # Errors
 /// None in practice; the writers' signatures have one.
@@ -54,7 +54,7 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
         ("samples", samples),
         ("script", SCRIPT),
     ];
-    // One pass over the template, so that inserted text is not searched for placeholders.
+    // The template is read in one pass, so that inserted text is not searched for placeholders.
     let mut page = String::new();
     let mut rest = HTML;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -66,7 +66,7 @@ pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<Strin
     Ok(page + rest)
 }
 
-/// The data of the tables.
+/// The data that the tables show.
 fn facts(report: &Report) -> Result<Value> {
     let warnings: Vec<Value> = report
         .warnings
@@ -111,7 +111,7 @@ fn facts(report: &Report) -> Result<Value> {
     }))
 }
 
-/// What keys and values are in, a line for each model that has shares of them; with the model's name where there are several.
+/// The type of keys and values, a line for each model with shares of them. If there are several models, the line begins with the name.
 fn kv_types(report: &Report) -> Vec<String> {
     let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
     let line = |model: &&str| {
@@ -122,7 +122,7 @@ fn kv_types(report: &Report) -> Vec<String> {
     models.iter().filter_map(line).collect()
 }
 
-/// The columns that the table offers: key in a row, heading, what it is, how numbers look, which are better, whether it is shown at first.
+/// The columns that the table offers: key, heading, explanation, number format, better direction, whether shown at first.
 fn columns() -> Vec<Value> {
     let form = |column: &SummaryColumn| match column.unit {
         ColumnUnit::Text => "text",
@@ -142,7 +142,7 @@ fn columns() -> Vec<Value> {
     on_page().into_iter().map(column).collect()
 }
 
-/// JSON that cannot end the script it stands in.
+/// JSON that cannot end the script that it is inserted in.
 fn in_script(value: &Value) -> String {
     value.to_string().replace('<', "\\u003c")
 }
@@ -151,12 +151,12 @@ fn escaped(text: &str) -> String {
     in_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The most bytes of one figure, and of all, in the page; larger ones stay separate files. Heat maps by layer and head grow with the model
-/// and the number of methods.
+/// The most bytes of one figure, and of all figures, in the page; others stay separate files. Heat maps by layer and head grow with the
+/// model and the number of methods.
 const FIGURE_BYTES: usize = 400_000;
 const ALL_FIGURES_BYTES: usize = 4_000_000;
 
-/// The first figures; the others in a part that can be opened; and which were left out.
+/// The first figures, a part to unfold with the others, and lines that name figures that were left out.
 fn drawings(figures: &Figures) -> String {
     let mut left = ALL_FIGURES_BYTES;
     let drawn = |f: &Figure| {
@@ -181,7 +181,7 @@ fn drawings(figures: &Figures) -> String {
     html
 }
 
-/// The entry of a figure that is not in the page.
+/// The entry of a figure that is too large for the page.
 fn beside(figure: &Figure) -> String {
     let Figure { file, title, svg } = figure;
     let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
@@ -195,7 +195,7 @@ fn beside(figure: &Figure) -> String {
 fn figure(figure: &Figure) -> String {
     let Figure { file, title, svg } = figure;
     let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
-    // The drawing scales with the page, up to its own size. The links work if the page lies beside the files; otherwise the page's script
+    // The drawing scales with the page, up to its own size. The links work if the files are beside the page; otherwise the page's script
     // saves the drawing.
     let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
     format!(
@@ -213,10 +213,10 @@ pub fn samples(report: &Report) -> Result<String> {
     packed(&Samples::new(report, &prompts))
 }
 
-/// The most bytes of prompts in a page; further ones stay files.
+/// The most bytes of prompts in a page; further prompts stay in files.
 const PROMPT_BYTES: usize = 32 << 20;
 
-/// The stored prompts of runs, by file.
+/// The stored prompts of runs, by the path of their file.
 #[derive(Default)]
 struct Prompts {
     texts: BTreeMap<PathBuf, String>,
@@ -258,16 +258,16 @@ impl Prompts {
 }
 
 fn packed(value: &impl Serialize) -> Result<String> {
-    // In one write, because the compressed bytes depend on how the input is split.
+    // One write, because the compressed bytes depend on how the input is divided.
     let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     writer.write_all(&serde_json::to_vec(value)?)?;
     Ok(STANDARD.encode(writer.finish()?))
 }
 
-/// The records by column. Each example and each text is stored once.
+/// The samples, column by column. Each example and each text is stored once.
 #[derive(serde::Serialize, Default)]
 struct Samples<'a> {
-    /// All texts. Text columns hold indices into these.
+    /// All texts. Text columns hold indices into this list.
     texts: Vec<&'a str>,
     examples: Examples,
     records: Records<'a>,
@@ -292,7 +292,7 @@ struct Examples {
     prefill_s: Vec<f64>,
 }
 
-/// The columns that need a lookup. The others are read from the records during serialisation.
+/// The columns of records that need a lookup. The others are read from the records during serialisation.
 #[derive(Default)]
 struct Records<'a> {
     all: Vec<&'a Record>,
@@ -342,7 +342,7 @@ struct Places<'a> {
 }
 
 impl<'a> Samples<'a> {
-    /// In the order of the summary, one record for each example and setting.
+    /// The samples in the order of the summary, one record for each example and setting.
     fn new(report: &Report<'a>, prompts: &'a Prompts) -> Self {
         let (mut samples, mut places) = (Self::default(), Places::default());
         for record in report.cells.iter().flat_map(|cell| cell.records.iter().copied()) {
@@ -352,7 +352,7 @@ impl<'a> Samples<'a> {
         samples
     }
 
-    // Indices have 32 bits; a page cannot hold more texts.
+    // The index of a text. Indices have 32 bits, because a page cannot hold more texts.
     fn text(&mut self, text: &'a str, places: &mut Places<'a>) -> u32 {
         *places.texts.entry(text).or_insert_with(|| {
             self.texts.push(text);

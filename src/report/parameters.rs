@@ -1,7 +1,8 @@
-//! Which parameters a table, a page or a legend shows with its settings, and which it says once.
+//! Which parameters a table, a page or a legend shows with its settings, and which it states once.
 //!
-//! What all settings share tells none of them from another, and makes lines so long that they have to be cut: then two may
-//! look alike. So it is said once, in a line beside them. Settings never look alike, whatever the room.
+//! Parameters that all settings share tell none apart. In each row, they would make lines so long that they are cut and
+//! look alike. So they are stated once, in a line beside the settings. Settings never look alike, however little space
+//! there is.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +10,18 @@ use super::format::{distinct, setting_name};
 use spattn_eval::records::record::{REFERENCE, is_reference};
 use spattn_eval::summary::columns::SummaryRow;
 
-/// The parameters of the settings of a table: shown in rows, or said once.
+/// The parameters of a table's settings: shown in rows, or stated once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ShownParams {
-    /// Parameters that all settings but dense attention have, in their order.
+    /// The parameters that all settings except dense attention share, in their order.
     of_all: Vec<String>,
     /// Whether dense attention is among the settings.
     has_reference: bool,
-    /// By method, parameters that all of its settings have, in the order of the methods.
+    /// For each method, the parameters that all its settings share, in the order of the methods.
     of_method: Vec<(String, Vec<String>)>,
-    /// What rows show, by method and its parameters.
+    /// The text that a row shows, by method and parameters.
     in_rows: BTreeMap<(String, String), String>,
-    /// Settings that are too long for a row: they are numbered from 1.
+    /// The settings that are too long for a row. Rows show their number, counted from 1.
     numbered: Vec<String>,
 }
 
@@ -28,13 +29,13 @@ pub(super) struct ShownParams {
 type Setting<'r> = (&'r str, &'r str);
 
 impl ShownParams {
-    /// Of the settings of rows.
+    /// Divides the parameters of rows' settings.
     pub(super) fn of_rows<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Self {
         Self::of(rows.into_iter().map(|row| (row.method.as_str(), row.params.as_str())), usize::MAX)
     }
 
-    /// Of settings, whose parameters have at most so many characters in a row. Longer ones of a method with one setting are
-    /// said once; others get a number, which has at least two characters.
+    /// Divides the parameters of settings so that a row shows at most `most` characters of them. Longer parameters of a
+    /// method with a single setting are stated once; others are replaced by a number, which has at least two characters.
     pub(super) fn of<'r>(settings: impl IntoIterator<Item = Setting<'r>>, most: usize) -> Self {
         let settings = distinct(settings);
         let is_reference = |(method, params): &&Setting| is_reference(method, params);
@@ -58,7 +59,7 @@ impl ShownParams {
             pairs(params).into_iter().filter(is_own).collect::<Vec<_>>().join(",")
         };
         let short: Vec<String> = all.iter().map(|params| own(params)).collect();
-        // Pairs in another order would be the same without those that are shared.
+        // Without their shared pairs, settings with the same pairs in another order would look the same.
         let is_distinct = distinct(short.iter()).len() == short.len();
         let (mut said, texts) = if is_distinct { (of_method, short) } else { (Vec::new(), owned(all)) };
         let is_alone = all.len() == 1;
@@ -81,27 +82,27 @@ impl ShownParams {
         }
     }
 
-    /// What a row shows of a setting's parameters; all of them if the setting is not among those that it was made of.
+    /// The parameters that a row shows of a setting; all of them for an unknown setting.
     pub(super) fn in_row<'s>(&'s self, method: &str, params: &'s str) -> &'s str {
         self.in_rows.get(&(method.to_owned(), params.to_owned())).map_or(params, String::as_str)
     }
 
-    /// The method with what a row shows of its parameters.
+    /// The method, with the parameters that a row shows.
     pub(super) fn name(&self, method: &str, params: &str) -> String {
         setting_name(method, self.in_row(method, params))
     }
 
-    /// The most characters of what a row shows.
+    /// The number of characters in the longest text that a row shows.
     pub(super) fn longest(&self) -> usize {
         self.in_rows.values().map(|text| text.chars().count()).max().unwrap_or(0)
     }
 
-    /// A line for a table with what is said once; `None` if rows show everything.
+    /// The line for a table that states the rest; `None` if rows show everything.
     pub(super) fn line(&self) -> Option<String> {
         self.said("rows")
     }
 
-    /// The same for a figure.
+    /// The same line for a figure.
     pub(super) fn note(&self) -> Option<String> {
         self.said("settings")
     }
@@ -123,18 +124,18 @@ fn owned(all: &[&str]) -> Vec<String> {
     all.iter().map(|text| (*text).to_owned()).collect()
 }
 
-/// With a space behind each comma, at which a line may break.
+/// The parameters with a space after each comma, so that a line can break there.
 fn spaced(params: &str) -> String {
     pairs(params).join(", ")
 }
 
-/// The parameters as `key=value`. A value may have commas.
+/// The parameters as `key=value` pairs. A value may contain commas.
 fn pairs(params: &str) -> Vec<&str> {
     let mut pairs: Vec<&str> = Vec::new();
     let mut start = 0;
     let ends = params.match_indices(',').map(|(at, _)| at).chain([params.len()]);
     for end in ends {
-        // What has no key is of the value before it.
+        // A part without a key belongs to the value before it.
         let begins_one =
             params[end..].get(1..).is_none_or(|rest| rest.split(',').next().is_some_and(|p| p.contains('=')));
         if begins_one && start < end {
@@ -145,7 +146,7 @@ fn pairs(params: &str) -> Vec<&str> {
     pairs
 }
 
-/// The parameters that all of several settings have, in the order of the first; none of fewer than two settings.
+/// The parameters that several settings share, in the order of the first; empty for fewer than two settings.
 fn shared<'p>(all: impl Iterator<Item = &'p str>) -> Vec<String> {
     let all: Vec<Vec<&str>> = all.map(pairs).collect();
     let Some((first, others)) = all.split_first().filter(|(_, others)| !others.is_empty()) else { return Vec::new() };
@@ -210,7 +211,7 @@ mod tests {
     }
 
     proptest! {
-        /// Settings of a table: methods with parameters of few keys and values, so that many are shared.
+        /// Takes settings with few keys and values, so that many are shared.
         #[test]
         fn no_setting_looks_like_another(
             settings in prop::collection::vec(
@@ -229,7 +230,7 @@ mod tests {
             let names: Vec<(&str, String)> =
                 distinct(given()).into_iter().map(|(method, params)| (method, shown.name(method, params))).collect();
             prop_assert_eq!(distinct(names.iter()).len(), names.len(), "{:?}", names);
-            // Nothing is lost: a row and the line have all parameters of a setting between them.
+            // Nothing is lost: the row and the line together have all parameters of a setting.
             let line = shown.line().unwrap_or_default();
             for (method, params) in given() {
                 for pair in pairs(params) {

@@ -1,8 +1,8 @@
-//! Which method is the best at a budget, in a line for each budget of a table of verdicts.
+//! The best method at each budget: a line for each budget in a table of verdicts.
 //!
-//! Methods asked for at one budget are compared on the same examples; what is called better is corrected for all comparisons of the table
-//! ([`best`]). Where examples are too few to tell two methods apart, the line says so. Oracles and floors are named beside, never as the
-//! best.
+//! Methods with the same requested budget are compared on the same examples, and "better" is corrected for all comparisons of the table
+//! ([`best`]). If examples are too few to tell two methods apart, the line says so. Oracles and floors are named as well, but never as
+//! the best.
 
 use spattn_attention::Role;
 use spattn_eval::summary::cells::SummaryCell;
@@ -14,11 +14,11 @@ use super::best::{self, ComparedSetting};
 use super::verdict::matrix::VerdictMatrix;
 use super::verdict::words;
 
-/// At most this many of the settings that cannot be told from the best are named.
+/// The most settings that are named among those that cannot be told from the best.
 const NAMED: usize = 3;
 
-/// The lines of a table of verdicts, and one about how settings were compared; none if at no budget there are two methods. `rows` and
-/// `cells` belong together, and the table was made from them.
+/// The lines of a table of verdicts, and one about how settings were compared; empty if no budget has two methods. `cells` are those of
+/// `rows`, and the table was made from both.
 pub fn lines(table: &VerdictTable, rows: &[SummaryRow], cells: &[SummaryCell]) -> Vec<String> {
     let ranking = Ranking { table, names: words::row_names(table), rows, cells };
     let budgets = VerdictMatrix::of(table).budgets;
@@ -45,7 +45,7 @@ pub fn lines(table: &VerdictTable, rows: &[SummaryRow], cells: &[SummaryCell]) -
 
 struct Ranking<'t, 'r, 'a> {
     table: &'t VerdictTable,
-    /// The names of its settings.
+    /// The names of the table's settings.
     names: Vec<String>,
     rows: &'r [SummaryRow],
     cells: &'r [SummaryCell<'a>],
@@ -88,7 +88,7 @@ impl<'r, 'a> Ranking<'_, 'r, 'a> {
         format!("{at}: {}{rivals}{beside}", self.scored(methods[found.first]))
     }
 
-    /// Its name without the budget.
+    /// A setting's name without the budget.
     fn name(&self, setting: &JudgedSetting) -> String {
         let at = self.table.settings.iter().position(|other| std::ptr::eq(other, setting));
         format!("`{}`", at.map_or(setting.method.as_str(), |at| self.names[at].as_str()))
@@ -98,7 +98,7 @@ impl<'r, 'a> Ranking<'_, 'r, 'a> {
         format!("{} {}", self.name(setting), words::score(self.table, setting.score))
     }
 
-    /// The cells of a setting on the tasks of the table.
+    /// The cells of a setting for the tasks of the table.
     fn cells_of(&self, setting: &JudgedSetting) -> Vec<&'r SummaryCell<'a>> {
         let table = self.table;
         let is_its = |row: &SummaryRow| {
@@ -111,7 +111,7 @@ impl<'r, 'a> Ranking<'_, 'r, 'a> {
     }
 }
 
-/// The first setting with the best mean in a role.
+/// The first setting with the best mean among those of a role.
 fn best_of<'s>(of: &[&'s JudgedSetting], role: Role, is_less_better: bool) -> Option<&'s JudgedSetting> {
     let sign = if is_less_better { 1.0 } else { -1.0 };
     let in_role = of.iter().copied().filter(|setting| setting.role == role);
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn means_over_tasks_are_compared_by_the_examples_of_all() {
         let on = |task: &str, method: &str, lost: usize| run(task, method, "density=0.1", lost, 20);
-        // A task without any difference halves the mean difference, but not its certainty.
+        // A task without any difference halves the mean difference, but leaves it as certain.
         let both = said(&[on("a", "h2o", 8), on("b", "h2o", 2), on("a", "quest", 0), on("b", "quest", 2)]);
         assert_eq!(both, ["at 10 %: `quest` 95.0, better than the other"]);
     }

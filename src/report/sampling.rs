@@ -1,4 +1,4 @@
-//! The line that says how answers were sampled, from the manifests of the runs. Greedy answers need no line.
+//! The line that says how answers were sampled, from the manifests of the runs. If all answers are greedy, there is none.
 
 use serde_json::Value;
 
@@ -6,8 +6,8 @@ use super::Report;
 use super::format::distinct;
 use super::heading::{counted, identities};
 
-/// "Answers are sampled: temperature 0.7, top-p 0.95, seed 42, 4 answers to each example. ..."; `None` if all answers are greedy, or no
-/// manifest is known.
+/// "Answers are sampled: temperature 0.7, top-p 0.95, seed 42, 4 answers to each example. ..."; `None` if all answers are greedy, or if
+/// no manifest is known.
 pub fn line(report: &Report) -> Option<String> {
     let identities: Vec<&Value> = report.sources.iter().flat_map(|source| identities(&source.manifest)).collect();
     let ways = distinct(identities.iter().filter_map(|identity| way(identity)));
@@ -32,7 +32,7 @@ fn way(identity: &Value) -> Option<String> {
     Some(format!("temperature {temperature}, {top_p}{} to each example", counted(repeats(identity), "answer")))
 }
 
-/// Answers to each example.
+/// The number of answers to each example.
 fn repeats(identity: &Value) -> usize {
     identity["repeats"].as_u64().map_or(1, |repeats| repeats as usize)
 }

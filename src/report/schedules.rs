@@ -1,4 +1,4 @@
-//! The results of `spattn tune --schedules`: schedules of equal total, side by side.
+//! Renders the results of `spattn tune --schedules`: schedules of equal total budget, side by side.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use spattn_lab::tune::shapes::Interval;
 
 const HEADINGS: [&str; 5] = ["schedule", "error\npredicted", "error\nmeasured", "beside\nuniform", "attended"];
 
-/// The table of schedules, the conclusion, and the spec on a line of its own.
+/// The table of schedules, the conclusion, and the spec on its own line.
 pub fn terminal(outcome: &ScheduleOutcome) -> String {
     let rows = (0..outcome.schedules.len()).map(|at| cells(outcome, at)).collect();
     let mut text = format!("{}\n\n", question(outcome));
@@ -46,7 +46,7 @@ fn cells(outcome: &ScheduleOutcome, at: usize) -> Vec<String> {
     vec![format!("{mark}{}", of.name), error(of.predicted), measured(&of.error), less, number(of.density.mean)]
 }
 
-/// All errors have the same number of decimals, because they are compared down a column.
+/// An error as text. All have the same number of decimals, because they are compared down a column.
 fn error(x: f64) -> String {
     format!("{x:.4}")
 }
@@ -58,12 +58,12 @@ fn measured(interval: &Interval) -> String {
     }
 }
 
-/// Whether the interval of a difference lies below 0.
+/// Whether the interval of a difference is below 0.
 fn is_below(difference: &Interval) -> bool {
     difference.high.is_some_and(|high| high < 0.0)
 }
 
-/// The conclusion from the table, in a sentence.
+/// The conclusion from the table, as a sentence.
 fn conclusion(outcome: &ScheduleOutcome) -> String {
     let chosen = &outcome.schedules[outcome.chosen];
     let uniform = &outcome.schedules[0];
@@ -102,10 +102,10 @@ fn notes(outcome: &ScheduleOutcome) -> Vec<String> {
     notes
 }
 
-/// CSV with a row for each schedule and layer.
+/// Renders CSV with a row for each schedule and layer.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(outcome: &ScheduleOutcome) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["schedule", "value", "layer", "budget", "error", "entropy", "chosen"])?;
@@ -123,7 +123,7 @@ pub fn csv(outcome: &ScheduleOutcome) -> Result<String> {
 /// All results as JSON.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the JSON writer's signature has one.
 pub fn json(outcome: &ScheduleOutcome, facts: &Value) -> Result<String> {
     let mut found = serde_json::to_value(outcome)?;
     found["levels"] = LEVELS.to_vec().into();

@@ -1,4 +1,4 @@
-//! The results of `spattn tune --target` for K and L: predictions and measurements side by side.
+//! Renders the results of `spattn tune --target` for K and L: predictions and measurements side by side.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const HEADINGS: [&str; 8] = [
     "table\nbits",
 ];
 
-/// The table of checked shapes, the conclusion, and the spec on a line of its own.
+/// The table of checked shapes, the conclusion, and the spec on its own line.
 pub fn terminal(outcome: &ShapeOutcome) -> String {
     let rows = outcome.checked.iter().enumerate().map(|(at, checked)| cells(outcome, at, checked)).collect();
     let mut text = format!("{}\n\n", question(outcome));
@@ -73,7 +73,7 @@ fn cells(outcome: &ShapeOutcome, at: usize, checked: &Checked) -> Vec<String> {
     ]
 }
 
-/// The conclusion from the table, in a sentence.
+/// The conclusion from the table, as a sentence.
 fn conclusion(outcome: &ShapeOutcome) -> String {
     let shape = |c: &Checked| format!("K={}, L={}", c.predicted.shape.bits, c.predicted.shape.tables);
     let reached = |c: &Checked| match outcome.target {
@@ -125,10 +125,10 @@ fn notes(outcome: &ShapeOutcome) -> Vec<String> {
     notes
 }
 
-/// All shapes of the grid as CSV, with measurements for the checked ones.
+/// Renders all shapes of the grid as CSV, with measurements for those that were checked.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(outcome: &ShapeOutcome) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record([
@@ -163,7 +163,7 @@ pub fn csv(outcome: &ShapeOutcome) -> Result<String> {
 /// All results as JSON.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the JSON writer's signature has one.
 pub fn json(outcome: &ShapeOutcome, facts: &Value) -> Result<String> {
     let mut found = serde_json::to_value(outcome)?;
     found["conclusion"] = conclusion(outcome).into();

@@ -1,4 +1,4 @@
-//! Checks whether the shards of a run are complete: which are missing, which come from different splits, and which did not finish.
+//! Checks whether a run's shards are complete: which ones are missing, come from different splits, or did not finish.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -9,13 +9,13 @@ use spattn_eval::plan::shard_statement::Stated;
 use spattn_eval::records::manifest_keys::IDENTITY;
 use spattn_eval::records::record::Record;
 
-/// At most this many missing shards are named.
+/// The most missing shards that are named.
 const NAMED: usize = 8;
 
-/// A run, the shards that it holds, and its records.
+/// A run's folder, the shards that it holds, and its records.
 type Run<'a> = (&'a Source, Vec<Stated>, &'a [Record]);
 
-/// Notes about the shards among some runs, given with their records, one line each.
+/// Notes about the shards among some runs, one line each. `records` are those of the runs.
 pub fn notes(sources: &[Source], records: &[Vec<Record>]) -> Vec<String> {
     let mut matrices: BTreeMap<String, Vec<Run>> = BTreeMap::new();
     for (source, records) in sources.iter().zip(records) {
@@ -32,7 +32,7 @@ pub fn notes(sources: &[Source], records: &[Vec<Record>]) -> Vec<String> {
     matrices.values().flat_map(of_matrix).collect()
 }
 
-/// Whether runs together have all records of their matrix, as far as their manifests state the number.
+/// Whether runs together have all records of their matrix. `false` if their manifests do not state how many that are.
 fn are_whole(runs: &[Run]) -> bool {
     let stated: BTreeSet<Option<usize>> = runs.iter().flat_map(|(_, stated, _)| stated).map(|s| s.whole).collect();
     let known = if stated.len() == 1 { stated.first().copied().flatten() } else { None };
@@ -42,25 +42,25 @@ fn are_whole(runs: &[Run]) -> bool {
     all.len() == whole
 }
 
-/// The shards in a run's folder: the one that it started with, and others that it was resumed with.
+/// The shards in a run's folder: the one that it started with, and any that it was resumed with.
 fn all_stated(manifest: &Value) -> Vec<Stated> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     let mut all: BTreeMap<(usize, usize), Stated> = BTreeMap::new();
     for stated in std::iter::once(manifest).chain(resumed).filter_map(Stated::of) {
         let known = all.entry((stated.of, stated.index)).or_insert(stated);
-        // A folder may be resumed with a smaller matrix than it started with. Then the number of all records is unknown.
+        // A folder may be resumed with a smaller matrix than it started with. Then the number of records in all shards is unknown.
         known.whole = known.whole.filter(|whole| Some(*whole) == stated.whole);
         known.records = known.records.max(stated.records);
     }
     all.into_values().collect()
 }
 
-/// What all shards of a run have in common.
+/// What all shards of a run have in common, as text.
 fn matrix(manifest: &Value) -> String {
     format!("{}\n{}", manifest[IDENTITY], manifest["config"])
 }
 
-/// A note on the shards that a run lacks.
+/// A note on shards that a run lacks; `None` if it is complete.
 fn missing(runs: &[Run]) -> Option<String> {
     let mut splits: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
     for stated in runs.iter().flat_map(|(_, stated, _)| stated) {
@@ -71,7 +71,7 @@ fn missing(runs: &[Run]) -> Option<String> {
     let is_whole = splits.iter().any(|(of, shards)| shards.len() == *of);
     match (splits.len(), is_whole) {
         (1, true) => None,
-        // The missing shards are empty.
+        // The missing shards have no records.
         (1, false) if are_whole(runs) => None,
         (_, false) if are_whole(runs) => Some(format!(
             "shards from several splits of one run ({}) make up all of it; what occurs twice counts once",
@@ -100,7 +100,7 @@ fn missing(runs: &[Run]) -> Option<String> {
     }
 }
 
-/// The first of some names, and the number of the others. `count` is the number of all.
+/// The first few of some names, and how many others there are. `count` is the number of all.
 fn several(names: &[String], count: usize) -> String {
     let shown = &names[..names.len().min(NAMED)];
     let more = count.saturating_sub(shown.len());
@@ -111,7 +111,7 @@ fn listed(names: &[String]) -> String {
     several(names, names.len())
 }
 
-/// A note on a run that has fewer records than it should.
+/// A note on a run with fewer records than expected.
 fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
     let expected = stated.iter().try_fold(0usize, |sum, stated| Some(sum.saturating_add(stated.records?)))?;
     let shards: Vec<String> = stated.iter().map(|Stated { index, of, .. }| format!("{index}/{of}")).collect();
@@ -132,14 +132,14 @@ mod tests {
     use spattn_eval::plan::contexts::Shard;
     use spattn_eval::records::testing::record;
 
-    /// A shard's folder that lacks some of its records.
+    /// A shard's folder, without some of its records.
     fn source(shard: &str, lacking: usize) -> Source {
         let mut manifest = json!({"identity": {"model": "builtin"}, "config": {"samples": 30}});
         Stated::new(Shard::parse(shard).unwrap(), 30, 90).put(&mut manifest);
         Source { name: shard.replace('/', "-of-"), dir: "shard".into(), manifest, records: 30 - lacking }
     }
 
-    /// The notes on runs of whose records only the number is known.
+    /// The notes on runs for which only the number of records is known.
     fn notes(sources: &[Source]) -> Vec<String> {
         super::notes(sources, &vec![Vec::new(); sources.len()])
     }
@@ -160,12 +160,12 @@ mod tests {
         );
         let lacking = said(["1/2", "2/3"], [records(0..50), records(40..89)]);
         assert!(lacking[0].contains("share examples, which count once, and lack others"), "{lacking:?}");
-        // The third shard is empty.
+        // The third shard has no records.
         assert_eq!(said(["1/3", "2/3"], [records(0..50), records(50..90)]), [""; 0]);
         assert!(
             said(["1/3", "2/3"], [records(0..50), records(50..89)])[0].starts_with("shard 3/3 of a run is missing")
         );
-        // After a run was resumed with other methods, the number of all records is unknown.
+        // A run that was resumed with other methods does not tell the number of records in all shards.
         let mut grown = source("1/2", 0);
         grown.manifest["resumed"] = json!([{"shard": {"index": 1, "of": 2, "records": 60, "whole": 180}}]);
         let said = super::notes(&[grown, source("2/3", 0)], &[records(0..50), records(40..90)]);
@@ -217,7 +217,7 @@ mod tests {
         let said = notes(&[source("1/2", 0), source("2/2", 4)]);
         assert_eq!(said, ["2-of-2 (shard 2/2) has 26 of its 30 records: it did not finish, or parts of it failed"]);
         assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of its 30 records"));
-        // A run that was resumed with fewer methods started with more; one that was resumed as another shard holds both.
+        // One run started with more methods than it was resumed with. The other was resumed as another shard, and holds both.
         let mut resumed = source("1/3", 1);
         let less = json!({"shard": {"index": 1, "of": 3, "records": 10}});
         resumed.manifest["resumed"] = json!([less]);

@@ -1,4 +1,4 @@
-//! The note on a mean over tasks some of which stand in for published ones.
+//! The note on a mean over tasks of which some stand in for published ones.
 
 /// "2 of 13 tasks are synthetic stand-ins for published ones (...)", for the tasks of a mean; `None` if all are published ones.
 pub fn note(tasks: &[&str]) -> Option<String> {

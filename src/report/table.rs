@@ -13,7 +13,7 @@ use super::pivot::ShownNotes;
 use super::{MeanTable, Report, excess, kv_type, pivot, sampling};
 use spattn_eval::summary::columns::SummaryRow;
 
-/// A rule under the headings and nothing else.
+/// The style of tables: only a rule under the headings.
 const STYLE: TableStyle = TableStyle::new()
     .header_lines(ContentLineStyle::none().junction(' '))
     .header_separator(LineStyle::none().fill('─').junction('─'))
@@ -32,7 +32,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// The number of characters by which the longest line is too long. Lines include their line breaks.
+    /// By how many characters the longest line is too long. Line breaks at the end do not count.
     fn over(self, lines: &[String]) -> usize {
         let longest = || lines.iter().map(|line| line.trim_end().chars().count()).max().unwrap_or(0);
         self.width.map_or(0, |width| longest().saturating_sub(width))
@@ -42,7 +42,7 @@ impl Form {
         self.over(lines) == 0
     }
 
-    /// A line of words, wrapped at the width; continuation lines are indented.
+    /// A line of words, wrapped at the width. Continuation lines are indented.
     fn wrapped(self, line: &str) -> String {
         const SET_IN: &str = "\n  ";
         let Some(width) = self.width else { return format!("{line}\n") };
@@ -70,10 +70,11 @@ impl Form {
     }
 }
 
-/// The rows as aligned tables, one for each model, protocol and measure. Each task and length has a line above its methods.
+/// Renders the rows as aligned tables, one for each model, protocol and measure. Each task and length has a line above its methods.
 ///
-/// Parameters that settings share are said above the rows. If lines are too long, columns are left out, which a note lists, and then long
-/// parameters are said above, too; none is ever cut, so that no two settings look alike. Rows are in the given order, which is the summary's. Intervals are rounded to whole points; the files have all digits. Without rows, the text says so.
+/// Parameters that settings share are stated above the rows. If lines are too long, columns are left out, which a note lists, and then long
+/// parameters are stated above too. No parameter is ever cut, so no two settings look alike. Rows are in the given order, which is the
+/// summary's. Intervals are rounded to whole points; the files have all digits. If there are no rows, the text says so.
 pub fn render(report: &Report, form: Form) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
@@ -106,13 +107,12 @@ pub fn render(report: &Report, form: Form) -> String {
     text
 }
 
-/// A line above or below a table.
+/// A line above or below a table, wrapped.
 fn said(form: Form, line: Option<String>) -> String {
     line.map_or(String::new(), |line| form.wrapped(&line))
 }
 
-/// Tables of a pivot, each under its caption and with its notes.
-/// Where lines are longer than they may be, columns go on below.
+/// The tables of a pivot, each with its caption and notes. If lines are too long, columns are continued below.
 pub fn pivot(tables: &[pivot::PivotTable], form: Form) -> String {
     let one = |table: &pivot::PivotTable| {
         let shown = ShownNotes::of(&table.notes);
@@ -138,7 +138,7 @@ pub fn pivot(tables: &[pivot::PivotTable], form: Form) -> String {
     tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-/// Columns `0..count` divided into ranges that fit, with at least one column each.
+/// Divides the columns `0..count` into ranges that fit, of at least one column each.
 fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>> {
     let (mut parts, mut first) = (Vec::new(), 0);
     while first < count {
@@ -151,11 +151,11 @@ fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>>
 
 /// A table that fits its width.
 struct FittedTable {
-    /// Its lines.
+    /// The text of its lines.
     text: String,
-    /// What its rows show of their parameters.
+    /// The parameters that its rows show.
     names: ShownParams,
-    /// The headings of columns that it has no room for.
+    /// The headings of the columns that do not fit.
     left_out: Vec<&'static str>,
 }
 
@@ -166,15 +166,15 @@ fn one_table(rows: &[SummaryRow], form: Form) -> FittedTable {
     FittedTable { text: grouped(&fitted.lines, &groups), names: fitted.names, left_out: fitted.left_out }
 }
 
-/// The lines of a table, and what that cost.
+/// The lines of a table, and what had to be left out.
 struct FittedLines {
-    /// Those of the heading and of all rows.
+    /// The lines of the heading and of all rows.
     lines: Vec<String>,
     names: ShownParams,
     left_out: Vec<&'static str>,
 }
 
-/// The lines with as many columns as fit.
+/// The lines of a table, with as many columns as fit.
 fn fitted(rows: &[SummaryRow], columns: Vec<TableColumn>, form: Form, heading: fn(&str) -> String) -> FittedLines {
     let with = |columns: &[TableColumn], names: &ShownParams| {
         let headings =
@@ -183,7 +183,7 @@ fn fitted(rows: &[SummaryRow], columns: Vec<TableColumn>, form: Form, heading: f
     };
     let whole = ShownParams::of_rows(rows);
     let (columns, left_out) = fitting(columns, |columns| form.holds(&with(columns, &whole)));
-    // Parameters leave their rows last, and no more of them than needed.
+    // If leaving out columns is not enough, parameters leave the rows, but no more of them than needed.
     let names = match form.over(&with(&columns, &whole)) {
         0 => whole,
         over => ShownParams::of(settings(rows), whole.longest().saturating_sub(over).max(HEADING)),
@@ -191,17 +191,17 @@ fn fitted(rows: &[SummaryRow], columns: Vec<TableColumn>, form: Form, heading: f
     FittedLines { lines: with(&columns, &names), names, left_out }
 }
 
-/// The characters of the heading of parameters, which their column has in any case.
+/// The width of the heading of parameters, which their column always has.
 const HEADING: usize = "params".len();
 
 fn settings(rows: &[SummaryRow]) -> impl Iterator<Item = (&str, &str)> {
     rows.iter().map(|row| (row.method.as_str(), row.params.as_str()))
 }
 
-/// The lines of a table whose rows are in groups, each given by the line above it and its number of rows.
+/// The lines of a table with grouped rows. Each group is given by the line above it and its number of rows.
 pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
     let rows: usize = groups.iter().map(|(_, rows)| rows).sum();
-    // Rows are never wrapped, so the lines after the heading are the rows.
+    // Rows are never wrapped, so each line after the heading is one row.
     let (heading, body) = lines.split_at(lines.len().saturating_sub(rows));
     let mut text: String = heading.concat();
     let mut body = body.iter();
@@ -215,12 +215,12 @@ pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
     text
 }
 
-/// The line with task and length above its rows.
+/// The line with task and length above their rows.
 fn place(row: &SummaryRow) -> String {
     format!("{}{}{}\n", row.task, at(row), direction(row))
 }
 
-/// The means over tasks, below the tasks, and what was left out of them.
+/// The means over tasks, which are below the tasks, and the headings of columns left out of them.
 fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
     let FittedLines { lines, names, left_out } = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
     let notes: String = table.notes.iter().map(|note| form.wrapped(&format!("note: {note}"))).collect();
@@ -229,12 +229,12 @@ fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
     (format!("\n{title}{shared}{notes}{}{told}", lines.concat()), left_out)
 }
 
-/// The length of rows as text, to append.
+/// The length of a row as text to append.
 fn at(row: &SummaryRow) -> String {
     if row.length > 0 { format!(", {} tokens", tokens(row.length)) } else { String::new() }
 }
 
-/// A heading with line breaks, if it is longer than its numbers.
+/// A heading, with line breaks if it is longer than its numbers.
 fn broken(heading: &str) -> String {
     match heading {
         "score %" | "Δ full" | "FLOPs %" | "read %" | "index %" | "KL p99" => heading.to_owned(),
@@ -242,7 +242,7 @@ fn broken(heading: &str) -> String {
     }
 }
 
-/// Aligned lines: `text_columns` columns of text, then numbers aligned to the right.
+/// Aligned lines: first `text_columns` columns of text, then right-aligned numbers.
 pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
@@ -395,7 +395,7 @@ mod tests {
         let records = wide();
         let report = Report::new(&records, &[]);
         let whole = render(&report, Form::default());
-        // Sentences are not lines of a table.
+        // Sentences are not lines of the table, and may be longer.
         let is_sentence = |line: &&str| ["independent examples", "left out in"].iter().any(|part| line.contains(part));
         let longest =
             |text: &str| text.lines().filter(|line| !is_sentence(line)).map(|line| line.chars().count()).max().unwrap();
@@ -434,7 +434,7 @@ mod tests {
             let both = |sample| settings.iter().flat_map(move |p| ["quest", "magicpig"].map(|method| of(method, p, sample)));
             let records: Vec<Record> = (0..20).flat_map(both).collect();
             let text = render(&Report::new(&records, &[]), Form { width: Some(width), ..Form::default() });
-            // Of scores and costs all rows have the same.
+            // All rows have the same scores and costs, so only their parameters tell them apart.
             let rows: Vec<&str> = text.lines().filter(|line| line.contains("100.0 [83 100]")).collect();
             prop_assert_eq!(rows.len(), 2 * settings.len(), "{}", text);
             prop_assert_eq!(distinct(rows.iter()).len(), rows.len(), "{}", text);

@@ -1,4 +1,4 @@
-//! One LaTeX table: columns of numbers aligned at their points, widths, pages, marks of notes, and text escaped.
+//! One LaTeX table: numbers aligned at their decimal points, widths, pages, marks of notes, and escaped text.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::format::without_interval;
 use spattn_base::text::in_line;
 
-/// The mark of a note, from 1: a letter, which several stand side by side of, or a number where letters do not do.
+/// The mark of a note, numbered from 1: a letter, because several marks may be side by side; a number from 27 on.
 pub(super) fn mark(note: usize) -> String {
     match u8::try_from(note).ok().filter(|note| (1..=26).contains(note)) {
         Some(letter) => format!("\\textsuperscript{{{}}}", char::from(b'a' + letter - 1)),
@@ -18,18 +18,18 @@ pub(super) fn marked(notes: &[usize]) -> String {
     notes.iter().map(|note| mark(*note)).collect()
 }
 
-/// Points of the text of an article in letters of ten points.
+/// The width of an article's text in points, with letters of ten points.
 pub(super) const TEXT_WIDTH: f64 = 345.0;
-/// Points of the mark of a note.
+/// The width of a note's mark in points.
 const MARK: f64 = 4.3;
-/// Points between two columns.
+/// The space between two columns in points.
 const BETWEEN: f64 = 6.0;
-/// Points of a column of text, which breaks its lines, at least and at most.
+/// The least and the greatest width in points of a column of text, whose lines may break.
 pub(super) const NARROW: f64 = 84.0;
 const WIDE: f64 = 150.0;
 
-/// Widths of characters in Computer Modern at eight points (`\footnotesize` of an article), in hundredths of a point. A
-/// minus is that of formulas. What is not here is as wide as the widest.
+/// Widths of characters in Computer Modern at eight points (`\footnotesize` of an article), in hundredths of a point. The
+/// minus is the one of formulas. A character that is not listed counts as the widest.
 const WIDTHS: &[(&str, u32)] = &[
     ("il.,:;'!|[]", 236),
     ("fj", 260),
@@ -59,12 +59,12 @@ fn points(text: &str) -> f64 {
     text.chars().map(|c| f64::from(of(c))).sum::<f64>() / 100.0
 }
 
-/// Points of the widest part of a text that is never broken: [`escaped`] text breaks at spaces and behind `_` and `/`.
+/// The width in points of a text's widest unbreakable part. [`escaped`] text can break at spaces and after `_` and `/`.
 fn unbroken(text: &str) -> f64 {
     text.split(' ').flat_map(|word| word.split_inclusive(['_', '/'])).map(points).fold(0.0, f64::max)
 }
 
-/// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
+/// The widths in points of a table's text columns: that of the longest cell, within bounds.
 pub(super) fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
     let longest = |(at, heading): (usize, &&str)| {
         let cells = || texts.iter().map(|line| &line[at]);
@@ -74,7 +74,7 @@ pub(super) fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -
     headings.iter().enumerate().map(longest).collect()
 }
 
-/// Points of a whole table at least.
+/// The least width of a whole table in points.
 pub(super) fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers]) -> f64 {
     let of_texts: f64 = text_widths(headings, texts, NARROW).iter().sum();
     let of_numbers: f64 = columns.iter().map(Numbers::width).sum();
@@ -82,16 +82,16 @@ pub(super) fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers
     of_texts + of_numbers + BETWEEN * gaps as f64
 }
 
-/// A column of numbers, with a column of intervals behind it where there are any.
+/// A column of numbers, followed by a column of intervals if there are any.
 #[derive(Debug, Clone)]
 pub(super) struct Numbers {
     pub(super) heading: String,
-    /// What is shown of each line: a number, or something else.
+    /// The text of each line: a number, or something else.
     pub(super) values: Vec<String>,
-    /// Their intervals, in brackets.
+    /// The interval of each line, in brackets.
     pub(super) ends: Vec<String>,
     pub(super) marks: Vec<String>,
-    /// Lines that are bold.
+    /// The lines that are bold.
     pub(super) bold: Vec<usize>,
 }
 
@@ -101,7 +101,7 @@ impl Numbers {
             let found = cell.find(" [").zip(cell.find(']')).filter(|_| !no_intervals);
             found.map_or(String::new(), |(from, to)| cell[from + 1..=to].replace(' ', ", "))
         };
-        // The density that was asked for is among the parameters.
+        // The requested density is left out, because it is among the parameters.
         let value = |cell: &String| match heading {
             "density" => cell.split(" (").next().unwrap_or_default().to_owned(),
             _ => without_interval(cell),
@@ -127,17 +127,17 @@ impl Numbers {
         let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
         let marked =
             self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * MARK).fold(0.0, f64::max);
-        // A heading spans numbers and intervals.
+        // The heading spans numbers and intervals.
         (widest(&self.values).max(bold) + marked + widest(&self.ends)).max(heading)
     }
 
-    /// Whether all that it has are numbers.
+    /// Whether all values are numbers.
     fn is_plain(&self) -> bool {
         self.values.iter().all(|value| value.is_empty() || is_number(value))
     }
 
-    /// The form of the column: digits before and behind the point, and room for a sign; aligned to the right where not all
-    /// are numbers.
+    /// The format of the column: the digits before and after the decimal point, and room for a sign. A column that has other
+    /// values is right-aligned.
     pub(super) fn format(&self) -> String {
         if !self.is_plain() {
             return "r".to_owned();
@@ -150,7 +150,7 @@ impl Numbers {
             let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
             (before, behind) = (before.max(whole.len()), behind.max(part.len()));
         }
-        // Marks stand behind the room for numbers.
+        // Marks come after the space for numbers.
         let marks = match self.marks.iter().max_by_key(|mark| mark.len()).filter(|mark| !mark.is_empty()) {
             Some(widest) => format!(", table-space-text-post={{{widest}}}"),
             None => String::new(),
@@ -163,7 +163,7 @@ impl Numbers {
         let bold = if self.bold.contains(&line) { "\\bfseries " } else { "" };
         let value = match value.is_empty() {
             true => String::new(),
-            // What is no part of a number is in braces.
+            // Text that is not part of a number is in braces.
             false if !self.marks[line].is_empty() => {
                 format!("{bold}{}{{\\mdseries{}}}", escaped(value), self.marks[line])
             }
@@ -175,7 +175,7 @@ impl Numbers {
         }
     }
 
-    /// The lines of the heading, no longer than its longest word or its cells.
+    /// The lines of the heading, none longer than its longest word or the cells.
     fn heading_lines(&self) -> Vec<String> {
         let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
         let word = self.heading.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
@@ -190,7 +190,7 @@ impl Numbers {
         lines.iter().map(|line| escaped(line)).collect()
     }
 
-    /// Of one column, or of two.
+    /// The heading, over one column or two.
     fn heading(&self) -> String {
         let lines = self.heading_lines();
         let stacked = match lines.as_slice() {
@@ -204,7 +204,7 @@ impl Numbers {
     }
 }
 
-/// An interval whose signs are those of numbers.
+/// An interval with minus signs in math mode.
 fn in_math(ends: &str) -> String {
     match ends.strip_prefix('[').and_then(|ends| ends.strip_suffix(']')).and_then(|ends| ends.split_once(", ")) {
         Some((low, high)) => format!("[${low}$, ${high}$]"),
@@ -212,22 +212,22 @@ fn in_math(ends: &str) -> String {
     }
 }
 
-/// Whether `siunitx` takes it for a number; what has a power of ten is set by itself.
+/// Whether `siunitx` takes a text for a number. Numbers with a power of ten are typeset without it.
 fn is_number(text: &str) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite) && !text.contains(['e', 'E'])
 }
 
-/// A table in the making.
+/// The contents of a table.
 pub(super) struct Tabular {
     pub(super) caption: String,
     pub(super) label: String,
     pub(super) text_headings: Vec<String>,
     pub(super) texts: Vec<Vec<String>>,
-    /// Behind the text of each line.
+    /// The marks after the text of each line.
     pub(super) marks: Vec<String>,
     pub(super) columns: Vec<Numbers>,
     pub(super) notes: Vec<String>,
-    /// What concerns no single line.
+    /// Notes that are not about a single line.
     pub(super) general: Vec<String>,
 }
 
@@ -274,7 +274,7 @@ impl Tabular {
         text
     }
 
-    /// What a line of the table takes: its longest text, and the notes that it is marked with.
+    /// The space that a line of the table takes: that of its longest text, and the notes that it is marked with.
     fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> Height {
         let own = texts.iter().zip(widths).map(|(text, width)| printed_lines(text, *width)).max().unwrap_or(1);
         let notes = (0..self.notes.len()).filter(|note| line.contains(&mark(note + 1)));
@@ -291,25 +291,25 @@ impl Tabular {
     }
 }
 
-/// Printed lines that a page has room for beside a caption and a heading.
+/// The number of printed lines on a page, besides caption and heading.
 const MOST_LINES: usize = 46;
 
-/// What a line of a table takes of a page.
+/// The space that a line of a table takes on a page.
 #[derive(Debug, Clone)]
 pub(super) struct Height {
-    /// Printed lines of its own.
+    /// The number of its own printed lines.
     pub(super) own: usize,
-    /// Numbers of the notes that have to be on its page, from 0.
+    /// The indices of the notes that must be on its page.
     pub(super) notes: Vec<usize>,
 }
 
-/// Printed lines of a text that is broken at a width in points.
+/// The number of printed lines of a text that is broken at a width in points.
 fn printed_lines(text: &str, width: f64) -> usize {
     (points(text) / width).ceil().max(1.0) as usize
 }
 
-/// Lines of a table as pages hold them, with each note of a page once, of which the printed lines are given: at least one line
-/// each.
+/// Divides a table's lines into pages of at least one line. Each page has a note once. `of_notes` are the notes' printed
+/// lines.
 pub(super) fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
     let (mut pages, mut first, mut used, mut noted) = (Vec::new(), 0, 0, BTreeSet::new());
     for (line, height) in heights.iter().enumerate() {
@@ -329,12 +329,12 @@ pub(super) fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>>
     pages
 }
 
-/// Text as LaTeX shows it.
+/// A text, escaped for LaTeX.
 pub(super) fn escaped(text: &str) -> String {
     in_line(text)
         .chars()
         .map(|c| match c {
-            // Long names may be broken behind it.
+            // Long names may be broken after it.
             '_' => "\\_\\allowbreak{}".to_owned(),
             '/' => "/\\allowbreak{}".to_owned(),
             '&' | '%' | '$' | '#' | '{' | '}' => format!("\\{c}"),

@@ -1,4 +1,4 @@
-//! The results of `spattn tune`: tables on the terminal, CSV, JSON, a page and a plot.
+//! Renders the results of `spattn tune`: tables on the terminal, CSV, JSON, a page and a plot.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use spattn_lab::tune::{Answer, BudgetVerdict, CandidateRow, Goal, MethodOutcome,
 
 const HEADINGS: [&str; 5] = ["n", "loss", "bounds", "verdict", "attended"];
 
-/// The printed tables, each followed by its conclusion and the spec on a line of its own.
+/// The printed tables, each followed by its conclusion and by the spec on its own line.
 pub fn terminal(outcome: &TuneOutcome) -> String {
     let mut text = format!(
         "{}\n(losses in points, over n contexts of each task and length; * is the spec below)\n",
@@ -56,7 +56,7 @@ fn cells(method: &MethodOutcome, row: &CandidateRow) -> Vec<String> {
     vec![row.text.clone(), row.n.to_string(), decimal(row.loss), bounds, verdict, number(row.density)]
 }
 
-/// A share in points, with one decimal.
+/// A share as points, with one decimal.
 fn decimal(share: f64) -> String {
     let text = format!("{:.1}", 100.0 * share);
     if text == "-0.0" { "0.0".to_owned() } else { text }
@@ -71,13 +71,13 @@ fn percent(share: f64) -> String {
     number_of(100.0 * share)
 }
 
-/// A number without rounding noise in its last digits.
+/// A number without rounding errors in its last digits.
 fn number_of(x: f64) -> String {
     let text = format!("{x:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The conclusion from the table, in a sentence.
+/// The conclusion from the table, as a sentence.
 pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
     let name = |at: usize| format!("{}={}", method.parameter, method.rows[at].text);
     let (loss, sure) = (points(goal.limit), percent(goal.confidence));
@@ -163,16 +163,16 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
     notes
 }
 
-/// Text with a capital letter at its start, unless it starts with a parameter's name.
+/// Text with a capital first letter, unless it begins with a parameter's name.
 fn sentence(text: &str) -> String {
     let begins_with_parameter = text.split(' ').next().is_some_and(|word| word.contains('='));
     if begins_with_parameter { text.to_owned() } else { capital(text) }
 }
 
-/// All rows as CSV: losses in points, with all digits.
+/// Renders all rows as CSV, with losses in points and all digits.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(outcome: &TuneOutcome) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record([
@@ -218,7 +218,7 @@ pub fn csv(outcome: &TuneOutcome) -> Result<String> {
 /// All results as JSON, with losses as shares.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the JSON writer's signature has one.
 pub fn json(outcome: &TuneOutcome, facts: &Value) -> Result<String> {
     let methods = outcome.methods.iter().map(|method| {
         let mut value = serde_json::to_value(method)?;
@@ -259,7 +259,7 @@ pub fn page(outcome: &TuneOutcome, facts: &Value, figures: &[Figure]) -> String 
     text
 }
 
-/// The conditions under which an answer holds, one line each.
+/// The conditions under which the results hold, one line each.
 pub(super) fn facts_list(facts: &Value) -> String {
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The files of a report: all formats of all tables, and the figures.
+//! Writes the files of a report: all formats of all tables, and the figures.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,23 @@ use super::plots::{Figure, depths, png};
 use super::{csv, json, kv_type, latex, markdown, others, page, pivot, plots, verdict};
 use spattn_eval::folder::owned_files::{self, OwnFolder};
 
-/// What a report wrote.
+/// The files that a report wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// The paths of the files.
     pub files: Vec<PathBuf>,
-    /// A line that names plots that were not drawn because there are too many, and how to draw them.
+    /// A line that names plots with pages that were not drawn because there are too many, and says how to draw them.
     pub not_drawn: Option<String>,
 }
 
 impl Report<'_> {
-    /// Writes `summary.csv`, `summary.md`, `verdict.json`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder, which is created if
-    /// needed; also `depths.csv` if tasks have depths, and `metrics.csv` if they have several metrics.
+    /// Writes `summary.csv`, `summary.md`, `verdict.json`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,
+    /// which is created if needed. Also writes `depths.csv` if tasks have depths, and `metrics.csv` if they have several metrics.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub fn write_all(&self, dir: &Path) -> Result<Written> {
-        // The samples take most of the time and depend on nothing else.
+        // The samples take most of the time and depend on nothing else, so they are packed at the same time as figures are drawn.
         let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self, self.most_pages));
         let figures = figures?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
@@ -42,7 +42,7 @@ impl Report<'_> {
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
-        // What an earlier `spattn report` wrote would have other numbers than these.
+        // Existing files of an earlier `spattn report` are written again, so that they have the same numbers.
         let own = OwnFolder::of(dir)?;
         if own.has("summary.tex") {
             files.push(("summary.tex".to_owned(), latex::summary(self, false)));
@@ -50,13 +50,13 @@ impl Report<'_> {
         if own.has("summary.json") {
             files.push(("summary.json".to_owned(), json::summary(self)?));
         }
-        // The largest files come last, so that on a full disk the numbers are there.
+        // The largest files come last, so that the tables are complete even if the disk fills up.
         let paths = write_files(files, &[&figures.first[..], &figures.others].concat(), dir)?;
         Ok(Written { files: paths, not_drawn: figures.not_drawn_line() })
     }
 
-    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX and JSON; those
-    /// for LaTeX without intervals if `no_intervals`. Returns the paths of the files.
+    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX and JSON. If
+    /// `no_intervals`, those for LaTeX have no intervals. Returns the paths of the files.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -84,10 +84,10 @@ impl Report<'_> {
     }
 }
 
-/// Writes text files by name and, under `plots/`, figures as SVG and PNG into a folder; returns their paths.
+/// Writes text files by name, and figures as SVG and PNG under `plots/`, into a folder. Returns their paths.
 ///
 /// # Errors
-/// If a name belongs to a file of another program, which is checked before anything is written; if a figure cannot be drawn or a file
+/// If a name belongs to a file of another program, which is checked before anything is written; if a figure cannot be drawn; if a file
 /// cannot be written.
 pub(super) fn write_files<N: AsRef<str>>(
     files: Vec<(N, String)>,
@@ -109,7 +109,7 @@ pub(super) fn write_files<N: AsRef<str>>(
     Ok(paths)
 }
 
-/// The names of a figure's files: SVG and PNG.
+/// The names of a figure's two files, SVG and PNG.
 fn figure_names(file: &str) -> [String; 2] {
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     [format!("plots/{file}"), format!("plots/{stem}.png")]

@@ -73,7 +73,7 @@ fn threads_change_nothing() {
     assert_eq!(of("1"), of("3"));
 }
 
-/// `spattn reproduce` for an item that analyses attention, and for one that is judged by times.
+/// Runs `spattn reproduce`, for an item that analyses attention or one that is judged by times.
 fn reproduce(out: &Path, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     command.arg("reproduce").args(args.split_whitespace()).arg("--quiet").arg("--out").arg(out);
@@ -81,7 +81,7 @@ fn reproduce(out: &Path, args: &str) -> Output {
     command.output().unwrap()
 }
 
-/// The paper's own model is not here, and cannot be downloaded.
+/// The paper's own model is missing here, and cannot be downloaded.
 #[test]
 fn without_the_papers_model_the_built_in_one_is_named() {
     let temp = TempDir::new().unwrap();
@@ -99,7 +99,7 @@ fn without_the_papers_model_the_built_in_one_is_named() {
     assert!(!named.status.success() && !said.contains("with --builtin"), "the model was the user's choice: {said}");
 }
 
-/// Random tokens of `[floor]` run beside an item's methods, and neither throws the other's records away.
+/// The random tokens of `[floor]` run beside an item's methods, and neither run discards the other's records.
 #[test]
 fn random_tokens_for_the_floor_run_beside_the_items_methods() {
     let temp = TempDir::new().unwrap();
@@ -130,7 +130,7 @@ fn random_tokens_for_the_floor_run_beside_the_items_methods() {
     );
 }
 
-/// `[[more.builtin]]`: the named methods get further examples, and a claim about them counts these.
+/// With `[[more.builtin]]`, the named methods get further examples, and a claim about them counts these.
 #[test]
 fn single_columns_get_further_examples() {
     const ITEM: &str = r#"
@@ -164,7 +164,7 @@ test = { between = { rows = ["needle"], columns = ["Top-k"], at_least = 0 } }
     let temp = TempDir::new().unwrap();
     let item = temp.path().join("mine.toml");
     fs::write(&item, ITEM).unwrap();
-    // Dense attention gets the further examples, too. With `--samples 1` every method has one example of each task.
+    // Dense attention gets the further examples too. With `--samples 1`, every method has one example of each task.
     for (flags, [full, topk, quest], says) in
         [("", [7, 4, 7], Some("| samples of Quest | 5 (ruler/niah_single_2) |")), ("--samples 1", [2, 2, 2], None)]
     {
@@ -200,7 +200,7 @@ test = { between = { rows = ["needle"], columns = ["Top-k"], at_least = 0 } }
     }
 }
 
-/// A run of records: how many examples were run is shown, and that the item has another number, however often it goes on.
+/// However often a run is resumed, the page says how many examples were run, and that the item has another number.
 #[test]
 fn a_page_says_how_many_examples_were_run() {
     let temp = TempDir::new().unwrap();
@@ -256,7 +256,7 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     let result: Value = serde_json::from_str(&first).unwrap();
     let cell = &result["rows"][0]["cells"][0]["measured"];
     assert_eq!(cell["n"], 2);
-    // The mean is over the units' tables.
+    // The mean over the units' tables.
     let found = out.join("runs/builtin/topk/figure-5/found");
     let units = || -> Vec<_> {
         let all = fs::read_dir(&found).unwrap().map(|entry| entry.unwrap().path());
@@ -284,7 +284,7 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
         "{front}"
     );
     assert!(!front.contains("What is known now"), "one item is not all papers");
-    // As LaTeX, CSV and JSON, and with plots as pixels.
+    // The same results as LaTeX, CSV and JSON, and plots as PNG.
     let tex = run("topk/figure-5 --builtin --draw-only --format latex --png");
     assert!(tex.starts_with("% Needs \\usepackage{array,booktabs,siunitx}") && tex.contains("\\bottomrule"), "{tex}");
     assert_eq!(fs::read_to_string(out.join("topk/figure-5/table.tex")).unwrap(), tex);
@@ -293,10 +293,10 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     assert_eq!(csv, fs::read_to_string(out.join("topk/figure-5/table.csv")).unwrap());
     let json: Value = serde_json::from_str(&run("topk/figure-5 --builtin --draw-only --format json")).unwrap();
     assert_eq!((json[0]["variant"].as_str(), json[0]["samples"].as_u64()), (Some("builtin"), Some(2)));
-    // Drawing is no run: the command stays that of the run.
+    // Drawing is not a run, so the stored command stays that of the run.
     run("topk/figure-5 --builtin --draw-only");
     assert_eq!(judged(), first);
-    // A lost unit is analysed again, and the verdicts stay the same.
+    // A deleted unit is analysed again, and the verdicts stay the same.
     fs::remove_file(&files[1]).unwrap();
     run(item);
     assert_eq!(judged(), first);
@@ -406,7 +406,7 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     assert!(printed.contains("- measured on: 8 blocks of held-out text, by layer: 10 layers"), "{printed}");
     let judged = || fs::read_to_string(out.join("own/bits/result.json")).unwrap();
     let first = judged();
-    // A cell is the mean over layers of what `spattn calibrate` measures.
+    // A cell is the mean over layers of the values that `spattn calibrate` measures.
     let calibrated = temp.path().join("calibrated");
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     command.args([
@@ -430,7 +430,7 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
         losses.len() == 10 && cell["n"] == 10 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9,
         "{mean} {cell}"
     );
-    // A lost unit is learned again; the others stay unchanged.
+    // A deleted unit is learned again; the others stay unchanged.
     let learned = out.join("runs/builtin/own/bits/learned");
     let kept = fs::metadata(learned.join("00.json")).unwrap().modified().unwrap();
     fs::remove_file(learned.join("01.json")).unwrap();
@@ -460,8 +460,8 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     }
 }
 
-/// The outline of analyses and calibrations works for a model without weights, and for one that is too large for this machine. It states
-/// time and memory.
+/// Analyses and calibrations are outlined, with time and memory, for a model without weights and for one that is too large for this
+/// machine.
 #[test]
 fn items_are_outlined_for_a_model_without_weights() {
     const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192,
@@ -485,21 +485,21 @@ fn items_are_outlined_for_a_model_without_weights() {
         let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));
         let said = String::from_utf8(ran.stdout).unwrap();
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        // 70.6 billion weights of 2 bytes, and the memory of a prompt and of its indexes.
+        // 70.6 billion weights of 2 bytes each, and the memory for a prompt and its indexes.
         let megabytes = said.split("with up to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
         assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..250_000.0).contains(&mb)), "{said}");
         assert!(!out.exists(), "a dry run leaves nothing");
     }
 }
 
-/// The Python with numpy, if there is one: `SPATTN_PYTHON`, or `python3`.
+/// A Python with numpy, if there is one: `SPATTN_PYTHON`, or `python3`.
 fn python() -> Option<String> {
     let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let ran = Command::new(&python).args(["-c", "import numpy"]).output();
     ran.is_ok_and(|ran| ran.status.success()).then_some(python)
 }
 
-/// Runs the referee with a flag before a folder and one before the built-in calibration. Returns whether it agrees, and its output.
+/// Runs the referee: `flags[0]`, the folder, `flags[1]`, the built-in calibration. Returns whether it agrees, and its output.
 fn referee(python: &str, flags: [&[&str]; 2], out: &Path) -> (bool, String) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(python);
@@ -541,7 +541,7 @@ fn a_second_implementation_in_numpy_gives_the_same_numbers() {
     assert!(!agrees && text.contains("1 differ: MagicPIG: density"), "{text}");
 }
 
-/// 4-bit labels, also of tokens behind the prefix: each selected token is as good as any that is left out, within rounding.
+/// Labels of 4 bits, also for tokens after the prefix: each selected token is as good as any that is left out, within rounding.
 #[test]
 fn selections_by_labels_are_those_of_a_second_implementation() {
     let Some(python) = python() else {
@@ -557,7 +557,7 @@ fn selections_by_labels_are_those_of_a_second_implementation() {
     };
     let (agrees, text) = run("");
     assert!(agrees && text.matches("320 selections, 0 wrong").count() == 2, "{text}");
-    // The referee notices other labels: channels that are drawn.
+    // The referee notices different labels, here of randomly drawn channels.
     let (agrees, text) = run(",kind=random");
     assert!(!agrees && text.matches("OTHER").count() == 2, "{text}");
 }

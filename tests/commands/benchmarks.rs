@@ -1,4 +1,4 @@
-//! Needle maps, passkeys, pairs, lines, summaries and several questions, through the program on the built-in model.
+//! Needle maps, passkeys, pairs, lines, summaries and several questions, run by the program on the built-in model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,7 +75,7 @@ fn a_needle_map_is_written_as_cells_and_drawn() {
     let svg = fs::read_to_string(out.join("plots/depth_needle-number-steps-3.svg")).unwrap();
     assert!(svg.contains("depth (%)") && svg.contains("streaming_llm window=64"));
     assert!(fs::read_to_string(out.join("summary.md")).unwrap().contains("score by length and depth"));
-    // The examples of a sample with different depths begin alike, up to the first needle.
+    // The examples of a sample differ in depth, but begin alike up to the first needle.
     assert!(said.contains("of 6 examples begin like the one before"), "{said}");
     let reused: Vec<u64> = records.iter().map(|r| r["reused_tokens"].as_u64().unwrap()).collect();
     assert!(reused[10] > 400 && reused[0] == 0, "{reused:?}");
@@ -108,7 +108,7 @@ fn lists_are_read_once_and_asked_at_every_depth() {
     }
 }
 
-/// The built-in model in a folder of its own, with a chat template.
+/// The built-in model in its own folder, with a chat template.
 fn model_with_chat(dir: &Path) -> String {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
     let folder = dir.join("model");
@@ -178,7 +178,7 @@ fn every_command_that_makes_prompts_takes_a_system_prompt() {
     let read = |file: &str| fs::read_to_string(out(file)).unwrap();
     let json = |file: &str| serde_json::from_str::<Value>(&read(file)).unwrap();
 
-    // Exported and evaluated prompts are equal, as the stored prompt shows.
+    // Exported and evaluated prompts are equal: compare them with the stored prompt.
     run(&["eval", "-q", "-t", "ruler/vt", "-n", "1", "--no-full", "-m", "streaming_llm", "--keep-prompts"], "run");
     run(&["data", "export-eval", "-t", "ruler/vt", "-n", "1"], "rows.jsonl");
     let row = json("rows.jsonl");
@@ -210,7 +210,7 @@ fn every_command_that_makes_prompts_takes_a_system_prompt() {
     assert!(tokenizer.spell(&ids).unwrap().contains(&turn), "analyze reads what eval does");
 }
 
-/// The number of tokens in the header of a dump.
+/// The number of tokens in a dump's header.
 fn dumped_tokens(bytes: &[u8]) -> Vec<u32> {
     let (length, rest) = bytes.split_at(8);
     let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
@@ -237,7 +237,7 @@ fn turns_of_scbench_are_scored_apart_on_one_context() {
     assert!(second.iter().all(|r| r["reused_tokens"].as_u64() > Some(200)), "the context is read once: {second:?}");
 }
 
-/// A file with two contexts, asked about in turn.
+/// A file with two contexts and questions that alternate between them.
 fn questions(dir: &Path) -> String {
     let context = |who: &str| {
         format!("{} {who} lives in Oslo and is called by the number 482913.", "The sky is blue. ".repeat(40))
@@ -362,7 +362,7 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
     let second: Vec<Value> = of("gen/coqa").into_iter().filter(|r| r["sample"] == 1).collect();
     assert!(second.iter().all(|r| r["reused_tokens"].as_u64() > Some(0)), "a story is read once");
     assert_eq!(second[0]["references"], json!(["2", "2 cats"]));
-    // Each question shares the eight shots before it with the next question.
+    // Each question shares with the next one the eight shots before it.
     let later = of("gen/gsm8k_cot").into_iter().filter(|r| r["sample"] != 0);
     assert!(later.into_iter().all(|r| r["reused_tokens"].as_u64() > Some(500)));
     assert!(of("mcq/winogrande").iter().all(|r| r["choice"]["log_likelihoods"].as_array().unwrap().len() == 2));
@@ -371,19 +371,19 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
 
 // ---- some examples of every family ----
 
-/// Examples of each task: every right option of four comes up, and the first comes up again.
+/// The number of examples of each task, so that each of four options is right once, and the first again.
 const EXAMPLES: usize = 6;
 
-/// A family of tasks, and the files that it reads.
+/// A task of a family, and the files that it reads.
 struct Benchmark {
     /// The task; `{}` is the data folder.
     task: &'static str,
-    /// `--length`, for tasks that are made to one.
+    /// `--length`, for tasks that are generated at a length.
     length: Option<&'static str>,
-    /// `--samples`, chosen so that there are [`EXAMPLES`].
+    /// `--samples`, such that there are [`EXAMPLES`] examples.
     samples: usize,
     files: fn() -> Vec<(&'static str, String)>,
-    /// The metric of predictions; empty if likelihoods are scored.
+    /// The metric of predictions; empty if likelihoods are scored instead.
     metric: &'static str,
 }
 
@@ -395,7 +395,7 @@ const fn read(task: &'static str, metric: &'static str, files: fn() -> Vec<(&'st
     Benchmark { task, length: None, samples: EXAMPLES, files, metric }
 }
 
-/// Tasks that are generated at a length; one of every kind in RULER.
+/// Tasks that are generated at a length, with one of each kind in RULER.
 const MADE: &[Benchmark] = &[
     made("ruler/niah_single_2", "256", EXAMPLES, "string_match_all"),
     made("ruler/vt", "832", EXAMPLES, "string_match_all"),
@@ -412,7 +412,7 @@ const MADE: &[Benchmark] = &[
     made("longeval_lines:steps=2", "384", EXAMPLES / 2, "last_number"),
 ];
 
-/// Tasks with rows from files, in each benchmark's own fields, whose answers are generated.
+/// Tasks whose answers are generated, with rows from files in each benchmark's own fields.
 const ANSWERED: &[Benchmark] = &[
     Benchmark {
         samples: EXAMPLES / 2,
@@ -436,7 +436,7 @@ const ANSWERED: &[Benchmark] = &[
     read("longbench/passage_count", "count", || jsonl("longbench/passage_count.jsonl", |i| english(i, &i.to_string()))),
     read("longbench/lcc", "code_sim", || jsonl("longbench/lcc.jsonl", |i| english(i, &format!("    return x + {i};")))),
     Benchmark {
-        // Of each of three lengths.
+        // This many of each of three lengths.
         samples: EXAMPLES / 3,
         ..read("longbench_e/hotpotqa", "qa_f1", || {
             jsonl("longbench/hotpotqa_e.jsonl", |i| english(i, &format!("town{i}")))
@@ -512,7 +512,7 @@ const ANSWERED: &[Benchmark] = &[
     read("scbench_multi_turn/mf", "first_value", || jsonl("data/scbench_mf.jsonl", |i| shared(i, json!(i)))),
 ];
 
-/// Tasks scored by likelihoods: options and texts.
+/// Tasks that are scored by likelihoods, of options or of texts.
 const LIKELY: &[Benchmark] = &[
     read("mcq/mmlu", "", || vec![("mmlu/test/anatomy_test.csv", (0..20).map(mmlu).collect())]),
     read("mcq/mmlu:shots=1", "", || {
@@ -679,7 +679,7 @@ fn examples_of_tasks_made_to_a_length() {
     MADE.iter().for_each(run_examples);
 }
 
-/// Answers and options of tables are equal to those of the lines that the tables were made from.
+/// The hub's tables give the same answers and options as the lines from which they were made.
 #[test]
 fn tables_of_the_hub_are_run_as_they_are() {
     let dir = TempDir::new().unwrap();
@@ -696,7 +696,7 @@ fn tables_of_the_hub_are_run_as_they_are() {
     assert_eq!(references("mcq/arc_easy"), ["thing 0.0", "thing 1.1"]);
 }
 
-/// Archives and documents with the names and fields of `data fetch`.
+/// Archives and documents have the names and fields of those that `data fetch` gets.
 #[test]
 fn published_archives_and_documents_are_run_as_they_are() {
     let dir = TempDir::new().unwrap();
@@ -829,7 +829,7 @@ fn is_accuracy(task: &str, record: &Value, choice: &Value) {
     assert_eq!(record["score"], f64::from(u8::from(likeliest == sample % options)), "{task}: {choice}");
 }
 
-/// If the prediction is a right answer, every record scores 1; otherwise 0.
+/// Checks that each record scores 1 if the prediction is a right answer, and 0 otherwise.
 #[track_caller]
 fn known_predictions_score(task: &str, records: &[Value], folder: &Path) {
     for (known, expected) in [(true, 1.0), (false, 0.0)] {

@@ -14,7 +14,7 @@ use super::program::{Ran, Spattn, spattn};
 
 // ---- results of a run ----
 
-/// A folder for a run, which is removed with the test.
+/// A folder for a run, removed at the end of the test.
 struct Out {
     _temp: TempDir,
     dir: PathBuf,
@@ -94,12 +94,12 @@ fn lines(path: &Path) -> usize {
     fs::read(path).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
 }
 
-/// The smallest run of the built-in model: one task, one example, two methods; more arguments may follow.
+/// The smallest run of the built-in model: one task, one example, two methods. Further arguments may follow.
 fn tiny(out: &Out) -> Spattn {
     spattn(&["eval", "--out", out.arg(), "-t", "ruler/niah_single_1", "-l", "512", "-n", "1", "-m", "topk:k=16"])
 }
 
-/// A run that takes long enough to be stopped, with many short examples.
+/// A run of many short examples that takes long enough to be stopped.
 fn long<'a>(out: &'a Out, more: &[&'a str]) -> Spattn {
     let tasks = ["-t", "ruler/niah_single_2", "-t", "ruler/niah_multiquery", "-l", "1024", "-n", "4"];
     spattn(&["eval", "--json", "--out", out.arg(), "-m", "topk:k=16", "-m", "random:ratio=0.125"])
@@ -120,7 +120,7 @@ fn wait_for_records(child: &mut Child, dir: &Path, count: usize) {
 
 // ---- wrong arguments ----
 
-/// Expects exit status 2 before any work: the output folder is not created.
+/// Expects exit status 2 before any work: the output folder must not be created.
 fn refused(args: &[&str], what: &str, hint: &str) {
     let out = out();
     spattn(&["eval", "--out", out.arg()]).args(args).fails(2, what, hint);
@@ -341,7 +341,7 @@ fn overwrite(model: &Path, tensor: &str, bits: &[u16]) {
 
 #[test]
 fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
-    // In bf16.
+    // Numbers in bf16.
     const NAN: u16 = 0x7fc0;
     const LARGEST: u16 = 0x7f7f;
     const HUNDRED_THOUSAND: u16 = 0x47c3;
@@ -354,7 +354,7 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
     };
     let weight = "model.layers.1.mlp.down_proj.weight";
     broken(weight, &[0, 0, NAN], &[], "tensor `model.layers.1.mlp.down_proj.weight` holds NaN at [0, 2]");
-    // Finite weights that give infinite activations; the first two layers are fine.
+    // Finite weights that lead to infinite activations. The first two layers are fine.
     let norm = "model.layers.2.input_layernorm.weight";
     broken(weight, &[HUNDRED_THOUSAND], &["--dtype", "f16"], "holds 99840, beyond what f16 can hold");
     let large = vec![LARGEST; 256];
@@ -419,7 +419,7 @@ fn a_model_is_calibrated_and_evaluated() {
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
     assert_eq!(manifest["calibration"]["loki"], spattn::model::checksum::sha256_hex(&written));
     assert_eq!(manifest["calibration"].as_object().unwrap().len(), 2);
-    // Another calibration gives other records; those of other methods are unaffected.
+    // Another calibration gives this method other records, and leaves those of other methods unchanged.
     tiny(&other).args(&methods).ok();
     let (ours, theirs) = (out.records(), other.records());
     let common: Vec<&Value> =
@@ -447,7 +447,7 @@ fn a_calibration_is_outlined_and_refused_where_it_would_fail() {
     assert!(!dir.path().join("new").exists(), "nothing is made");
     let own = dry(&["hash_attention:steps=8", "--out", out]).ok();
     own.prints("  hash_attention:steps=8 -> ");
-    // What fails in earnest fails here, with the same words.
+    // What fails in a calibration fails in its dry run, with the same words.
     let file = dir.path().join("file");
     fs::write(&file, "mine").unwrap();
     let short = dir.path().join("short.txt");
@@ -480,7 +480,7 @@ fn a_calibration_is_outlined_and_refused_where_it_would_fail() {
     }
 }
 
-/// Sink, window and question are attended in any case: what is less than they are is said before any minute is spent.
+/// Sink, window and question are always attended. A density below theirs is reported before the run spends any time.
 #[test]
 fn a_dry_run_says_which_densities_cannot_be_met() {
     let notes = |args: &[&str]| {
@@ -495,13 +495,13 @@ fn a_dry_run_says_which_densities_cannot_be_met() {
         "{line}"
     );
     assert!(line.contains("--local 16 --tail indexed"), "the way is named: {line}");
-    // The way that it names leads there.
+    // The remedy that the note names works.
     assert_eq!(notes(&["-m", "quest:density=0.1", "--local", "16", "--tail", "indexed"]), [""; 0]);
     let json =
         spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "512", "-n", "1", "--dry-run", "--json"]).args(&low).ok();
     let plan: Value = serde_json::from_str(&json.stdout).unwrap();
     let least = plan[0]["densities_not_possible"][0]["least"].as_f64().unwrap();
-    // What the run attends is no less, and no method that picks next to nothing attends much more.
+    // The run attends no less than the note says, and a method that selects next to nothing attends little more.
     let out = out();
     spattn(&[
         "eval",
@@ -521,7 +521,7 @@ fn a_dry_run_says_which_densities_cannot_be_met() {
     assert!(least <= attended + 0.01 && attended < least + 0.03, "{least} {attended}");
 }
 
-/// The number that is named is the smallest: one example less is too few, by what the run itself says.
+/// The number in the note is the smallest: with one example less, the run itself says that there are too few.
 #[test]
 fn a_dry_run_says_when_so_few_examples_cannot_tell() {
     let line = |args: &[&str]| {
@@ -535,7 +535,7 @@ fn a_dry_run_says_when_so_few_examples_cannot_tell() {
         two.starts_with("note: with -n 2 every verdict will be \"too few examples\" (within 60 points, 95 % sure): "),
         "{two}"
     );
-    // A file that has as many rows as were asked for has no more.
+    // A file with as many rows as were asked for has no more.
     let folder = TempDir::new().unwrap();
     let row = "{\"context\": \"The key is 7.\", \"question\": \"What is the key?\", \"answer\": \"7\"}\n";
     fs::write(folder.path().join("rows.jsonl"), row.repeat(3)).unwrap();
@@ -550,7 +550,7 @@ fn a_dry_run_says_when_so_few_examples_cannot_tell() {
     let needed: usize = two.rsplit_once("from -n ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
     assert_eq!(line(&["-n", &needed.to_string(), "--safe-within", "60"]), None);
     assert!(line(&["-n", &(needed - 1).to_string(), "--safe-within", "60"]).is_some());
-    // Of more settings and a smaller limit, more.
+    // More settings and a smaller limit need more examples.
     let strict = line(&["-n", "20", "-m", "h2o:density=0.1", "--safe-within", "5"]).unwrap();
     assert!(
         strict.contains(
@@ -559,7 +559,7 @@ fn a_dry_run_says_when_so_few_examples_cannot_tell() {
         "{strict}"
     );
     assert_eq!(line(&["-n", "2", "--shard", "1/2"]), None, "a shard is a part");
-    // A run of that size is told; of one less it is not.
+    // A run with that many examples gives a verdict; a run with one less does not.
     let run = |n: usize| {
         let out = TempDir::new().unwrap();
         let (n, out) = (n.to_string(), out.path().join("run"));
@@ -590,14 +590,14 @@ fn a_missing_or_wrong_calibration_is_said_before_any_work_with_the_command_that_
     let elsewhere = ["-m", "loki", "--calibration", given];
     let command = format!("spattn calibrate loki --model builtin --out {given}`");
     refused(&elsewhere, "method `loki` needs a calibration of builtin", &command);
-    // The hint's command helps.
+    // The command in the hint works.
     calibrate(&["loki", "--model", folder]).ok();
     let artefact = model.path().join("calibration/loki.safetensors");
     assert_eq!(fs::read_dir(artefact.parent().unwrap()).unwrap().count(), 1);
     let out = out();
     tiny(&out).args(&own).ok();
     assert_eq!(out.records().len(), 3);
-    // A truncated file; a file of another kind; a file for another model.
+    // A truncated file, a file of another kind, and a file for another model.
     let whole = fs::read(&artefact).unwrap();
     fs::write(&artefact, &whole[..whole.len() - 10]).unwrap();
     refused(&own, "loki.safetensors: truncated", "spattn calibrate loki");
@@ -653,7 +653,7 @@ fn lengths_beyond_the_context_need_the_users_word() {
     let run = || tiny(&out).args(&["--model", folder]);
     run().fails(2, "512 tokens, is beyond the context of", "--allow-extrapolation");
     assert!(!out.dir.exists());
-    // Rows of files are checked before any is run.
+    // All rows of files are checked before any is run.
     let file = model.path().join("long.jsonl");
     fs::write(&file, format!("{}\n", row(1))).unwrap();
     let task = format!("jsonl:{}", file.display());
@@ -697,7 +697,7 @@ fn a_data_set_in_the_cache_is_used_and_its_commit_recorded() {
     assert!(recorded.starts_with(&format!("hub:org/data@{COMMIT}")), "{recorded}");
     assert_eq!(manifest["config"]["data"], "hub:org/data");
     assert!(out.records().values().all(|r| r["source"].as_str().unwrap().contains("essays=essays")));
-    // The same data named with its commit.
+    // The same data, named with their commit.
     run().args(&["--resume"]).ok();
     assert_eq!(out.records().len(), 2);
 }
@@ -728,7 +728,7 @@ fn an_output_that_cannot_be_written_is_one_line() {
     }
 }
 
-/// A file system of 64 KiB, removed with the test; `None` if the test may not create one.
+/// A file system of 64 KiB, removed at the end of the test; `None` if the test may not create one.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -752,8 +752,8 @@ fn a_full_disk_ends_a_run_that_can_be_resumed() {
     let Some(disk) = SmallDisk::mount() else {
         return eprintln!("SKIPPED: this user may not mount a small file system");
     };
-    // Enough space for the lock, the owner, the list of files, the manifest and a few records; without the ballast, also for tables and
-    // plots.
+    // Enough space for the lock, the owner, the list of files, the manifest and a few records. Without the ballast, there is also enough
+    // for tables and plots.
     let ballast = disk.0.path().join("ballast");
     fs::write(&ballast, vec![0; (2048 - 20) * 1024]).unwrap();
     let dir = disk.0.path().join("run");
@@ -857,7 +857,7 @@ fn ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     let ran = Ran::new(&Command::new("spattn eval"), child.wait_with_output().unwrap());
     let kept = out.records().len();
     ran.check(ran.status == Some(130) && ran.stdout.is_empty(), "status 130, no table");
-    // The folder was named in the command, and a flag that is given twice is refused.
+    // The command names the folder, and a flag given twice is refused.
     let expected = format!("interrupted: {kept} records are kept; go on with the same command and --resume\n");
     ran.check(ran.stderr == expected, &expected);
     assert!((3..24).contains(&kept), "{kept}");
@@ -904,7 +904,7 @@ fn a_report_says_which_shards_are_missing() {
     for (shard, out) in &shards {
         spattn(&["eval", "--out", out.arg(), "--shard", shard]).args(&small).ok();
     }
-    // The notes on standard error, in summary.md and on the page.
+    // The notes on standard error, in `summary.md` and on the page.
     let report = |which: &[usize]| -> [String; 3] {
         let both = out();
         let dirs: Vec<&str> = which.iter().map(|i| shards[*i].1.arg()).collect();
@@ -919,7 +919,7 @@ fn a_report_says_which_shards_are_missing() {
     says(&[3, 1], "shards from several splits of one run (1/2, 2/3)");
     let [stderr, page, _] = report(&[0, 1, 2]);
     assert!(!stderr.contains("shard") && !page.contains("- note:"), "{stderr}\n{page}");
-    // Its last record is lost.
+    // Delete its last record.
     let file = shards[2].1.dir.join("samples.jsonl");
     let text = read(&file);
     let kept: Vec<&str> = text.lines().collect();
@@ -927,7 +927,7 @@ fn a_report_says_which_shards_are_missing() {
     says(&[0, 1, 2], "(shard 3/3) has 3 of its 4 records");
 }
 
-/// A run of perplexity over a text file.
+/// Runs perplexity over a text file.
 fn perplexity<'a>(out: &'a Out, file: &Path, more: &[&'a str]) -> Spattn {
     let task = format!("ppl/file:{}:scored=48", file.display());
     spattn(&["eval", "--out", out.arg(), "-l", "256", "-n", "3", "-t", &task]).args(more)
@@ -943,7 +943,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     let ran = perplexity(&one, &file, &methods).args(&["--threads", "1"]).ok();
     ran.prints("ppl/file:text:scored=48, 256 tokens (perplexity: less is better)");
     assert_eq!(one.records().len(), 12);
-    // First one method alone, then `full` with the others.
+    // First one method without `full`, then all methods.
     perplexity(&two, &file, &["-m", "topk:k=8", "--no-full", "--threads", "2"]).ok();
     perplexity(&two, &file, &methods).args(&["--resume"]).ok();
     assert_eq!(one.records(), two.records());
@@ -960,7 +960,7 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     assert_eq!((&record["prompt_tokens"], &record["prefix_tokens"]), (&208.into(), &207.into()));
 }
 
-/// Rounded factors have eight bits, so single tokens differ, but the mean of a text hardly does.
+/// Rounded factors have eight significant bits, so single tokens differ, but the mean over a text hardly does.
 #[test]
 fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads() {
     let dir = TempDir::new().unwrap();
@@ -1014,8 +1014,8 @@ fn perplexity_of_full_is_the_same_in_one_pass() {
     );
 }
 
-/// A text read under a method from its middle on. With an exact tail, most attended tokens are not in the budget; with an indexed one, they
-/// are.
+/// A method reads a text from its middle on. With an exact tail, most attended tokens are outside the budget; with an indexed tail, they
+/// are within it.
 #[test]
 fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() {
     let folder = TempDir::new().unwrap();
@@ -1042,12 +1042,12 @@ fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() 
     assert_eq!((&topk["settings"]["tail"], &snapkv["settings"]["tail"]), (&json!("indexed"), &json!("exact")));
     assert_eq!(topk["params"], "k=8,sink=2,local=8,tail=indexed");
     assert_eq!(topk["free_share"].as_f64(), Some(0.0));
-    // 18 of 424 to 1,024 tokens.
+    // It attends 18 of 424 to 1,024 tokens.
     let density = topk["density"].as_f64().unwrap();
     assert!((0.015..0.05).contains(&density) && exact_density > 5.0 * density, "{exact_density}, then {density}");
 }
 
-/// Dense prefill with sparse decoding, sparse prefill with dense decoding, and both sparse, as rows of one run.
+/// One run has rows for dense prefill with sparse decoding, for sparse prefill with dense decoding, and for both sparse.
 #[test]
 fn one_method_reads_the_prompt_and_another_decodes() {
     let run = |methods: &[&str], more: &[&str]| {
@@ -1068,14 +1068,14 @@ fn one_method_reads_the_prompt_and_another_decodes() {
         let [to_full, to_topk, alone] =
             ["hip:k=64>full", "hip:k=64>topk", "hip"].map(|method| of(&records, method, sample));
         assert_eq!((&to_topk["params"], &to_topk["settings"]["prefill"]), (&json!("k=16"), &json!("hip:k=64")));
-        // The three share one prefill, and each counts all of it.
+        // The three share one prefill, and each counts its whole time.
         assert_eq!((&to_full["prefill_s"], &to_topk["prefill_s"]), (&alone["prefill_s"], &alone["prefill_s"]));
         let dense = [of(&records, "full", sample), of(&records, "full>topk", sample)];
         assert_eq!(dense[0]["prefill_s"], dense[1]["prefill_s"]);
         assert!(to_full["density"].as_f64() < dense[0]["density"].as_f64(), "the prompt was read sparsely");
         assert!(dense[1]["density"].as_f64() < dense[0]["density"].as_f64(), "the answer was");
     }
-    // A row does not depend on which others share its prefill or were read before it.
+    // A row does not depend on the rows that share its prefill, or on what was read before.
     for (spec, method) in [("hip:k=64>topk:k=16", "hip:k=64>topk"), ("topk:k=16>quest:k=16", "topk:k=16>quest")] {
         let alone = run(&[spec], &["--no-full"]);
         for sample in 0..2 {
@@ -1129,7 +1129,7 @@ fn options_are_scored_under_every_method() {
         }
     }
     assert!(likelihoods(&one, "random") != likelihoods(&one, "full"), "the method is live");
-    // The same question twice, with either answer right: one of the two is scored right, whatever the model prefers.
+    // The same question twice, with each answer right once: whichever the model prefers, one of the two scores.
     let piqa = rows.iter().find(|r| r["task"] == "mcq/piqa" && r["method"] == "full").unwrap();
     assert_eq!((&piqa["score"], &piqa["acc"], &piqa["acc_norm"]), (&50.0.into(), &50.0.into(), &50.0.into()));
     assert_eq!((rows.len(), &rows[0]["n"]), (6, &2.into()));
@@ -1214,7 +1214,7 @@ fn too_few_contexts_are_said_once_and_have_no_interval() {
     again.check(again.stderr.matches(said).count() == 1, "pivots say it as well");
 }
 
-/// The names of the columns that `docs/columns.md` promises, in its order, joined by commas.
+/// The names of the columns in `docs/columns.md`, in its order, joined by commas.
 fn columns() -> String {
     let page = include_str!("../../docs/columns.md");
     let names = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|(name, _)| name));
@@ -1226,7 +1226,7 @@ const FIELDS: &str = "task,length,sample,seed,method,params,prediction,reference
 
 #[test]
 fn methods_are_timed_alone_and_nothing_else_changes() {
-    // One task generates answers, the other is scored.
+    // One task generates answers, the other is scored by likelihood.
     let texts = TempDir::new().unwrap();
     let text: String = (0..200).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
     fs::write(texts.path().join("text.txt"), text).unwrap();
@@ -1241,7 +1241,7 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     ran.prints("\nlatency ms: median step of one token that runs the method alone, on all threads");
     ran.check(ran.stdout.contains(", solo timing "), "and how long that took");
     assert!(solo.dir.join("plots/score_vs_latency.svg").exists());
-    // The kind of timing is part of the key.
+    // The kind of timing is part of a record's key.
     let told = |out: &Out| -> BTreeSet<String> {
         let without_key = |mut record: Map<String, Value>| {
             record.remove("key");
@@ -1335,7 +1335,7 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!((&full["method"], &topk["method"]), (&"full".into(), &"topk".into()));
     assert!(topk["params"].as_str().unwrap().starts_with("k=16"));
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
-    // Compared with itself, exact attention has only rounding errors and misses nothing.
+    // Compared with itself, exact attention has only rounding errors and misses no tokens.
     assert!(number(full, "output_error") < 1e-5 && number(full, "recall") == 1.0, "{full}");
     assert_eq!(number(full, "density"), 1.0);
     assert!(number(topk, "output_error") > 1e-4 && (0.3..1.0).contains(&number(topk, "recall")), "{topk}");
@@ -1363,7 +1363,7 @@ fn json_is_the_summary_and_nothing_else() {
             );
         }
     }
-    // Without the flag, nothing is measured.
+    // Without the flag, these are not measured.
     let ran = tiny(&out).args(&["--json", "--overwrite"]).ok();
     assert!(summary(&ran).iter().all(|row| row["output_error"].is_null() && row["recall"].is_null()));
 }
@@ -1508,7 +1508,7 @@ fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
         match record["method"].as_str().unwrap() {
             "full" | "topk" => assert_eq!(held, context as f64),
             "streaming_llm" => assert_eq!(held, (4 + 64 + steps) as f64),
-            // Two query heads select separately, but share sink and window.
+            // The two query heads of a group select separately, but share sink and window.
             "snapkv" => assert!(held > (4 + 64 + 24 + steps) as f64 && held <= (4 + 64 + 48 + steps) as f64, "{held}"),
             other => panic!("{other}"),
         }
@@ -1544,7 +1544,7 @@ fn every_method_meets_a_density_on_the_builtin_model() {
     let methods = spattn(&["list", "methods", "--json"]).ok().json();
     let decoding = methods.as_array().unwrap().iter().filter(|m| m["phase"] != "prefill");
     let names = decoding.map(|m| m["name"].as_str().unwrap());
-    // A command would be needed: `external.rs` has some.
+    // `external` needs a command; `external.rs` tests it.
     let names = names.filter(|name| !["full", "external"].contains(name));
     let specs: Vec<String> = names.map(|name| format!("{name}:density=0.15")).collect();
     let run = spattn(&["eval", "--json", "--out", out.arg(), "-t", "ruler/cwe", "-l", "2048", "-n", "1"]);
@@ -1635,7 +1635,7 @@ fn help_version_and_completions() {
     ran.check((is_commit || commit == "unknown commit") && profile.contains("linux"), "it says what it was built from");
     let head =
         std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    // A copy without a repository has no commit.
+    // A copy of the sources without a repository has no commit.
     if let Some(head) = head
         .ok()
         .filter(|head| head.status.success() && Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.git")).exists())
@@ -1728,17 +1728,17 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
         let speedup = number(&rows[0], "time_us") / number(row, "time_us");
         assert!((number(row, "speedup_vs_full") / speedup - 1.0).abs() < 1e-9, "{row:?}");
     }
-    // Two sequences of 640 tokens and the steps after them (1 to 8, with warm-ups), two KV heads of 64 channels in 16 bits.
+    // Two sequences of 640 tokens and the steps after them (1 to 8, with warm-ups), with two KV heads of 64 channels in 16 bits.
     let full = 2.0 * 644.5 * 2.0 * 2.0 * 64.0 * 2.0;
     assert!((number(&rows[0], "bytes") - full).abs() <= 1.0, "{:?}", rows[0]);
     assert_eq!(number(&rows[0], "density"), 1.0);
     for (row, density) in rows[1..].iter().zip([0.25, 0.5, 0.25, 0.5, 0.25, 0.5]) {
         assert!((number(row, "density") - density).abs() < 0.02, "{row:?}");
     }
-    // A window reads what it attends and nothing else.
+    // A window reads only what it attends.
     assert!((number(&rows[3], "bytes") / full - number(&rows[3], "density")).abs() < 1e-3, "{:?}", rows[3]);
     assert!(rows[5]["index_ms"].as_f64().unwrap() > 0.0 && rows[0]["index_ms"].is_null());
-    // Bits for each token and KV head, over two sequences with two KV heads.
+    // Bits for each token and KV head, times tokens, sequences and KV heads.
     let bytes = number(&rows[5], "aux_bits") / 8.0 * 2.0 * 2.0 * 640.0;
     assert!((number(&rows[5], "aux_bytes") - bytes).abs() <= 1.0, "{:?}", rows[5]);
     for key in ["score_us", "pick_us"] {
@@ -1755,7 +1755,7 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
     assert!(manifest["machine"]["read_gbps"].as_f64().unwrap() > 0.0);
 }
 
-/// Each part of a time is between the ends of its interval.
+/// Checks that each part of a time is within its interval.
 fn has_intervals(row: &Map<String, Value>, parts: &[&str]) {
     for part in parts {
         let [low, median, high] = ["_low_us", "_us", "_high_us"].map(|end| row[&format!("{part}{end}")].as_f64());
@@ -1776,10 +1776,10 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     assert_eq!(names(&prefill), ["full", "hip"], "snapkv reads prompts as full does");
     let whole: Vec<_> =
         bench_rows(&spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json"]).ok());
-    // Each of four heads of 64 channels attends every token and all tokens before it: two products, two operations for each channel.
+    // Each of four heads of 64 channels attends every token and those before it: two products, with two operations for each channel.
     assert_eq!(whole[0]["flops"], json!(4 * 4 * 64 * (640 * 641 / 2)));
-    // The last rows alone: methods that plan on the whole prompt are left out, and so are methods whose blocks of 32 rows do not begin at
-    // the last 30.
+    // Only the last rows. Methods that plan on the whole prompt are left out, and so are methods with blocks of 32 rows if no block begins
+    // at the last 30 rows.
     let last =
         |rows: &str| bench_rows(&bench("prefill", &["--last", rows, "-m", "hip", "-m", "minference", "--json"]).ok());
     let (aligned, odd) = (last("32"), last("30"));
@@ -1806,7 +1806,7 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     }
 }
 
-/// A benchmark of the keys, values and queries that the built-in model computes.
+/// Times the keys, values and queries that the built-in model computes.
 fn captured(what: &str, more: &[&str]) -> Spattn {
     spattn(&["bench", what, "--kv-from", "builtin", "-c", "640", "--rounds", "3", "--quiet"]).args(more)
 }
@@ -1814,7 +1814,7 @@ fn captured(what: &str, more: &[&str]) -> Spattn {
 #[test]
 fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
     let out = out();
-    // The model has calibrations for all of these.
+    // The built-in model has calibrations for all these methods.
     let methods = ["-m", "topk", "-m", "loki", "-m", "double_sparsity", "-m", "hash_attention", "-m", "snapkv"];
     let ran = captured("attention", &[&methods[..], &["--density", "0.25", "--out", out.arg()]].concat()).ok();
     ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token has");
@@ -1823,7 +1823,7 @@ fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
     for row in &rows {
         assert_eq!((&row["shape"], &row["context"], &row["layers"]), (&json!("builtin"), &json!(640), &json!(1)));
     }
-    // 640 tokens and 1 to 5 after them, two KV heads of 64 channels in 16 bits.
+    // 640 tokens and 1 to 5 more, with two KV heads of 64 channels in 16 bits.
     assert!((rows[0]["bytes"].as_f64().unwrap() - 643.0 * 2.0 * 2.0 * 64.0 * 2.0).abs() <= 1.0, "{:?}", rows[0]);
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
     let from = &manifest["bench"]["kv_from"];
@@ -1857,7 +1857,7 @@ fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
 fn other_programs_take_turns_and_stand_in_the_same_table() {
     use std::os::unix::fs::PermissionsExt;
     let temp = TempDir::new().unwrap();
-    // A substitute for the peers' script that counts its turns.
+    // Stands in for the script of the peers, and counts turns.
     let speaks = r#"#!/bin/sh
 while read -r line; do
     case "$line" in
@@ -1915,7 +1915,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     let samples: BTreeSet<u64> = out.records().values().map(|record| record["sample"].as_u64().unwrap()).collect();
     assert_eq!(samples, BTreeSet::from([0, 2]));
 
-    // The note also reaches later readers: it is in the folder's files, and in a report of it elsewhere.
+    // The note is kept for later readers: in the folder's files, and in reports of the folder.
     let what = "1 row that builtin cannot read is left out";
     let manifest: Value = serde_json::from_str(&read(&out.dir.join("manifest.json"))).unwrap();
     assert!(manifest["notes"][0].as_str().unwrap().contains(what), "{}", manifest["notes"]);
@@ -1927,7 +1927,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
         assert!(read(&drawn.join(name)).contains(what), "{name}");
     }
 
-    // A plan for many machines has the same examples as the run.
+    // A plan for many machines has the same examples as a run here.
     let plan = temp.path().join("plan");
     let launch = [
         "sweep",
@@ -1946,7 +1946,7 @@ fn rows_longer_than_the_context_are_left_out_before_the_run_or_refused() {
     ran.check(ran.stdout.contains("4 records on 1 contexts in 1 shards"), "two methods on two rows of one context");
 }
 
-/// The same prompts in RULER's rows and in kvpress's rows give the same records.
+/// The same prompts give the same records, whether in RULER's rows or in kvpress' rows.
 #[test]
 fn rows_of_kvpress_give_the_records_of_rulers_rows() {
     let temp = TempDir::new().unwrap();
@@ -1958,7 +1958,7 @@ fn rows_of_kvpress_give_the_records_of_rulers_rows() {
     for line in read(&exported).lines() {
         let row: Value = serde_json::from_str(line).unwrap();
         let (input, task) = (row["input"].as_str().unwrap(), row["task"].as_str().unwrap());
-        // The place where kvpress's script splits prompts.
+        // The place where the script of kvpress splits prompts.
         let mark = if task.ends_with("vt") { "Question: Find all variables" } else { "What are all the special magic" };
         let (context, question) = input.split_at(input.rfind(mark).unwrap());
         let tokens = if task.ends_with("vt") { 30 } else { 128 };

@@ -1,11 +1,11 @@
-//! Inputs that fuzzers found (`fuzz/`), byte for byte, and similar ones.
+//! Files that fuzzers found (`fuzz/`), byte for byte, and similar ones.
 
 use std::fs;
 use std::path::Path;
 
 use spattn::tasks::rows::RowSource;
 
-/// A table from the tests of rows, with the byte at `at` changed.
+/// A table of the tests of rows, with the byte at `at` changed to `to`.
 fn changed(name: &str, at: usize, to: u8) -> Vec<u8> {
     let table =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tables/{name}-00000-of-00001.parquet"));
@@ -28,12 +28,12 @@ fn a_table_that_makes_its_reader_panic_is_refused() {
 fn a_table_whose_dictionary_would_fill_the_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.parquet");
-    // The third dictionary has 24 bytes, and claims 63 texts.
+    // The third dictionary has 24 bytes, but claims to have 63 texts.
     fs::write(&path, changed("data/validation", 233, 126)).unwrap();
     let error = RowSource::open(&path).unwrap_err();
     assert!(error.what.contains("rows.parquet: a dictionary of 24 bytes states 63 values"), "{error}");
 
-    // The file that the fuzzer found: it claims a thousand million texts, and has other damage.
+    // The file that the fuzzer found claims a thousand million texts, and has other damage.
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/damaged/dictionary.parquet");
     let error = RowSource::open(&table).unwrap_err();
     assert!(error.what.contains("dictionary.parquet: ") && !error.what.contains('\n'), "{error}");

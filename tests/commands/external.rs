@@ -1,4 +1,4 @@
-//! `-m external:COMMAND`: methods in other processes, from the command line to the records.
+//! Methods in other processes (`-m external:COMMAND`), from the command line to the records.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 type Record = Map<String, Value>;
 
-/// Answers each step with the first three candidates; `$steps` counts steps. `BEFORE` stands for what is done before an answer.
+/// Answers each step with the first three candidates. `$steps` counts steps; `BEFORE` is replaced by what precedes an answer.
 const FIRST_THREE: &str = r#"
 IFS= read -r line
 echo '{"protocol":1,"name":"first","version":"1","answers":"tokens"}'
@@ -79,11 +79,11 @@ fn records_depend_on_the_command_and_what_it_says_but_on_no_thread() {
             assert_eq!(record.get(unknown), Some(&Value::Null), "{unknown}");
         }
         assert!(record.get("comparable").is_none());
-        // Three tokens beside the static ones, which are 4, 64, and those behind the prefix.
+        // Three tokens, and those that are always attended: 4, 64, and all after the prefix.
         let (density, tokens) = (record["density"].as_f64().unwrap(), record["prompt_tokens"].as_f64().unwrap());
         assert!((70.0 / tokens..150.0 / tokens).contains(&density), "{density} of {tokens}");
     }
-    // What is unknown is empty, and not 0.
+    // An unknown value is empty, not 0.
     let mut csv = csv::Reader::from_path(dir.path().join("run/summary.csv")).unwrap();
     let rows: Vec<HashMap<String, String>> = csv.deserialize().map(Result::unwrap).collect();
     let row = rows.iter().find(|row| row["method"] == "external").unwrap();
@@ -91,7 +91,7 @@ fn records_depend_on_the_command_and_what_it_says_but_on_no_thread() {
     assert_eq!(["cost1", "cost_total", "aux_bits", "kv_bytes_per_token"].map(value), [""; 4]);
     assert!(!value("cost2").is_empty() && !value("density").is_empty());
 
-    // Nothing is run again, unless the command says another version of itself.
+    // Nothing is run again, unless the command reports another version of itself.
     run(dir.path(), &["--resume"]);
     assert_eq!(records(dir.path(), "external"), first);
     let text = fs::read_to_string(dir.path().join("scorer.sh")).unwrap();
@@ -128,7 +128,7 @@ fn a_command_that_fails_costs_its_own_records_alone() {
     assert!(said.contains(why) && said.contains("4 records are kept"), "{said}");
     let counts = || ["full", "random", "external"].map(|method| records(dir.path(), method).len());
     assert_eq!(counts(), [2, 2, 0], "{said}");
-    // The mended command goes on where the other ended.
+    // The repaired command continues where the failed one ended.
     script(dir.path(), ":");
     let output = sweep(&["--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -191,7 +191,7 @@ fn an_interrupt_ends_a_command_that_is_waited_for() {
     assert!(!runs(&command), "the command runs on");
 }
 
-/// A Python with some modules: `SPATTN_PYTHON`, or `python3`. The test that gets none says that it is skipped.
+/// A Python with some modules: `SPATTN_PYTHON`, or `python3`. A test without one says that it is skipped.
 fn python(modules: &str) -> Option<String> {
     let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let imports = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
@@ -207,7 +207,7 @@ fn example(python: &str, name: &str) -> String {
     format!("external:\"{python} '{}'\"", file.display())
 }
 
-/// What does not depend on who selected: all but the name of the method, its parameters, and what nobody counts.
+/// The parts of records that are the same whoever selects, without the method's name and values that only one counts.
 fn without_names(mut records: Vec<Record>) -> Vec<Record> {
     const OTHERS: [&str; 11] = [
         "key",

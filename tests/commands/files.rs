@@ -1,4 +1,4 @@
-//! Users' files: what may be lost from a results folder, rows and texts through pipes, and folders that disappear during a run.
+//! Users' files: what may be missing in a results folder, rows and texts from pipes, folders that disappear during a run.
 
 #![cfg(unix)]
 
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 
 use super::program::{self, Ran};
 
-/// One example, and two examples, of one task under two methods.
+/// Runs of one task under two methods: with one example, and with two.
 const TINY: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "1"];
 const TWO: [&str; 9] = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-m", "topk:k=16", "-n", "2"];
-/// Rows that fit any model.
+/// Rows that any model can read.
 const ROWS: &str = "{\"input\": \"Say a.\", \"outputs\": [\"a\"]}\n{\"input\": \"Say b.\", \"outputs\": [\"b\"]}\n";
 const METRIC: &str = "metric=string_match_all,max_new_tokens=2";
 
@@ -59,7 +59,7 @@ fn records(path: &Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// A run that takes long enough for changes to its folder, with that many records already.
+/// A run that takes long enough to change its folder meanwhile. Waits for its first records.
 fn long_run(dir: &Path, out: &str, samples: &str) -> Child {
     let args = ["eval", "--out", out, "-t", "ruler/niah_multiquery", "-l", "1024", "-m", "topk:k=16", "-n", samples];
     let child = begun(spattn(dir).args(args));
@@ -86,7 +86,7 @@ fn a_papers_folder_keeps_everything_whatever_is_asked_for() {
         || theirs.iter().for_each(|(path, bytes)| assert_eq!(fs::read(path).unwrap(), *bytes, "{}", path.display()));
     run(dir, &[&TINY[..], &["--out", ".", "--overwrite"]].concat()).ok();
     kept();
-    // The user's drawings beside the program's, after the folder holds a run.
+    // The user's drawings beside the program's, once the folder holds a run.
     fs::write(dir.join("plots/mine.svg"), "mine").unwrap();
     run(dir, &[&TINY[..], &["--out", ".", "--overwrite", "--seed", "7"]].concat()).ok();
     run(dir, &["report", "."]).ok();
@@ -127,7 +127,7 @@ fn a_folder_of_the_version_before_there_were_lists_goes_on_and_is_drawn_and_thro
     forget();
     let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
     assert_eq!(all(&dir.join("r")), before, "tables of the report are gone with the run\n{}", ran.stdout);
-    // A folder that `report` draws into has no manifest.
+    // A folder that `report` writes to has no manifest.
     run(dir, &["report", "r", "--out", "o"]).ok();
     fs::remove_file(dir.join("o/.written")).unwrap();
     run(dir, &["report", "r", "--out", "o"]).ok();
@@ -155,12 +155,12 @@ fn a_folder_that_lost_its_list_keeps_what_others_put_there() {
     let ran = run(dir, &[&TINY[..], &["--out", "r", "--overwrite"]].concat()).ok();
     kept();
     ran.check(records(&dir.join("r/samples.jsonl")) == 2, "two records");
-    // The same with the list.
+    // The same with the list of written files.
     run(dir, &["report", "r"]).fails(2, "summary.tex exists, and spattn did not write it", "move it away");
     kept();
 }
 
-/// The files of each command show that the program wrote them: they are replaced without the list too.
+/// Each command recognises its own files even without the list of written files, and replaces them.
 #[test]
 fn commands_know_their_files_without_the_list() {
     let temp = TempDir::new().unwrap();

@@ -64,7 +64,7 @@ fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
         assert_eq!(record["prediction"], predictions(record)[0]);
     }
     assert!(full.iter().any(|record| predictions(record).windows(2).any(|pair| pair[0] != pair[1])), "all are alike");
-    // What a record says does not depend on the methods beside it.
+    // A record does not depend on the methods that run beside it.
     let alone = records(dir.path(), 2, "-t ruler/vt -l 700 -n 3 --temperature 3 --top-p 0.99 --repeats 4");
     assert_eq!(of_method(&alone, "full"), full);
 }
@@ -97,11 +97,11 @@ fn tables_page_and_notes_say_that_answers_were_sampled_and_how() {
 #[test]
 fn methods_of_equal_logits_draw_equal_answers() {
     let dir = TempDir::new().unwrap();
-    // All tokens are within the budget, so this is `full` by another name.
+    // The budget covers all tokens, so this computes the same as `full`.
     let all = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 -m topk:k=100000 --temperature 1 --repeats 3");
     let answers = |method: &str| of_method(&all, method).iter().map(|r| json!(predictions(r))).collect::<Vec<_>>();
     assert_eq!(answers("full"), answers("topk"));
-    // Other draws under another seed.
+    // Another seed draws other answers.
     let other = records(dir.path(), 2, "-t ruler/vt -l 1K -n 3 --temperature 1 --repeats 3 --seed 7");
     assert_ne!(answers("full"), of_method(&other, "full").iter().map(|r| json!(predictions(r))).collect::<Vec<_>>());
 }
@@ -143,7 +143,7 @@ fn a_thought_is_kept_apart_from_the_answer() {
         records(dir.path(), 2, &format!("--model {model} -t ruler/niah_single_1 -l 512 -n 1 -m topk:k=64 {args}"))
     };
     for record in run("--thinking on --thinking-tokens 20") {
-        // The built-in model knows no thoughts, and ends none.
+        // The built-in model has no thoughts, so it never ends one.
         let most = record["max_new_tokens"].as_u64().unwrap();
         assert_eq!((record["prediction"].as_str(), record["thought"]["limit"].as_u64()), (Some(""), Some(20)));
         assert!(!record["thought"]["text"].as_str().unwrap().is_empty() && record["score"] == 0.0);
@@ -157,7 +157,7 @@ fn a_thought_is_kept_apart_from_the_answer() {
 #[test]
 fn a_model_that_ends_its_thought_is_scored_by_its_answer() {
     let dir = TempDir::new().unwrap();
-    // The thought is over before the model answers, as in templates that let no thought begin.
+    // The thought ends before the model answers, as in templates that allow none.
     let model =
         with_template(dir.path(), "{{ messages[0].content }}{% if enable_thinking %}<think></think>{% endif %}");
     let run = |args: &str| {

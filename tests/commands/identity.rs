@@ -1,5 +1,5 @@
-//! Numbers of two different questions never enter the same mean. Each case changes something that determines a prompt, its answer or its
-//! score under the same names; then the run is resumed, and reported together with a run of the changed version.
+//! Numbers from two different questions never enter the same mean. Each case changes something that determines a prompt, its answer or
+//! its score, but keeps the names. Then the run is resumed, and it is reported together with a run of the changed version.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ const FIRST: &[&str] = &["-m", "random:ratio=0.5"];
 const MORE: &[&str] = &["-m", "random:ratio=0.5", "-m", "topk:k=4"];
 const BESIDE: &[&str] = &["--no-full", "-m", "topk:k=4"];
 
-/// A folder with a tiny model, rows, texts and data sets, and what is run on them.
+/// A folder with a tiny model, rows, texts and data sets, and the runs on them.
 struct Place {
     dir: PathBuf,
 }
@@ -36,7 +36,7 @@ impl Place {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Replaces a text that must exist.
+    /// Replaces a text in a file, which must contain it.
     fn replace(&self, name: &str, from: &str, to: &str) {
         let text = self.read(name);
         assert!(text.contains(from), "{name} has no {from}");
@@ -59,7 +59,7 @@ impl Place {
         self.eval_from(["model", "data"], out, task, more)
     }
 
-    /// The same with the model and data at other paths.
+    /// Evaluates a task with the model and data at other paths.
     fn eval_from(&self, [model, data]: [&str; 2], out: &str, task: &str, more: &[&str]) -> Ran {
         let base = ["eval", "--model", model, "-t", task, "-n", "3", "--quiet", "--skip-bad", "--data", data];
         self.spattn(&[&base, more, &["--out", out]].concat())
@@ -93,7 +93,7 @@ fn needle_row(i: usize) -> Value {
            "question": format!("Where does person {i} live?"), "answers": [format!("house {}", i + 40)]})
 }
 
-/// LongBench's archive, and a file in it.
+/// LongBench's archive, and the name of a file in it.
 const ARCHIVE: &str = "data/data.zip";
 const MEMBER: &str = "data/2wikimqa.jsonl";
 
@@ -176,7 +176,7 @@ struct Case {
     then: Option<&'static str>,
     more: &'static [&'static str],
     change: Change,
-    /// The message of the refused resumption.
+    /// The message when the run is not resumed.
     says: &'static str,
 }
 
@@ -334,7 +334,7 @@ fn summary(ran: &Ran) -> Vec<Value> {
     serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}\n{}", ran.stdout, ran.stderr))
 }
 
-/// The faults in how a change is handled; empty if there are none.
+/// The faults in how a case is handled; empty if there are none.
 fn faults(case: &Case) -> String {
     let dir = TempDir::new().unwrap();
     let place = place(dir.path());
@@ -347,7 +347,7 @@ fn faults(case: &Case) -> String {
     let task = case.then.unwrap_or(case.task);
     let mut faults = String::new();
 
-    // With the same methods and with one more: nothing is written, and the message names the change.
+    // With the same methods, and with one more, nothing is written, and the message names the change.
     for methods in [FIRST, MORE] {
         let resumed = place.eval(RUN, task, &[case.more, methods, &["--resume"]].concat());
         let is_refused = resumed.status == Some(2) && resumed.stderr.contains(case.says);
@@ -359,7 +359,7 @@ fn faults(case: &Case) -> String {
         }
     }
 
-    // Together with a run of the changed version.
+    // Report it together with a run of the changed version.
     let now = place.eval("now", task, &[case.more, BESIDE].concat());
     if now.status != Some(0) {
         return format!("{faults}the run of what it is now fails: {}", now.stderr);
@@ -392,7 +392,7 @@ fn no_change_of_what_is_asked_goes_unnoticed() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Records of another run in a folder are noticed, although the manifest is unchanged.
+/// Records of another run in a folder are noticed even if the manifest is unchanged.
 #[test]
 fn records_of_another_run_are_not_gone_on_with() {
     let dir = TempDir::new().unwrap();
@@ -404,7 +404,7 @@ fn records_of_another_run_are_not_gone_on_with() {
     place.write("run/samples.jsonl", &place.read("other/samples.jsonl"));
     let resumed = place.eval(RUN, ROWS, &[MORE, &["--resume"]].concat());
     assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
-    // Both under the same name and number.
+    // Records of both runs, with the same names and numbers.
     place.write("run/samples.jsonl", &format!("{own}{}", place.read("other/samples.jsonl")));
     let resumed = place.eval(RUN, ROWS, &[FIRST, &["--resume"]].concat());
     assert!(resumed.status == Some(2) && resumed.stderr.contains("is not what was recorded"), "{}", resumed.stderr);
@@ -412,7 +412,7 @@ fn records_of_another_run_are_not_gone_on_with() {
     assert!(report.stderr.contains("answer different questions under the same number"), "{}", report.stderr);
 }
 
-/// A row that was removed cannot be compared; the others are still the same questions.
+/// A deleted row cannot be compared, but the other rows still ask the same questions.
 #[test]
 fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
     let dir = TempDir::new().unwrap();
@@ -428,7 +428,7 @@ fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
     assert!(rows.iter().all(|r| r["delta_full"].is_number()), "{rows:?}");
 }
 
-/// Changes that do not affect answers are allowed: the run is resumed, and both runs form one table.
+/// Changes that do not affect answers are allowed: the run is resumed, and both runs share a table.
 #[test]
 fn what_decides_nothing_may_change() {
     let changes: [(&str, &str, Change); 8] = [
@@ -469,7 +469,7 @@ fn what_decides_nothing_may_change() {
     }
 }
 
-/// Other paths to the same model and data, and a copy of the data: the run is resumed, and nothing is run twice.
+/// If the model and data are at other paths, or are copies, the run is resumed, and nothing is run twice.
 #[test]
 fn what_is_reached_by_another_path_is_the_same() {
     const SETS: [(&str, &[&str]); 3] =
@@ -504,7 +504,7 @@ fn what_is_reached_by_another_path_is_the_same() {
     assert!(refused.status == Some(2) && refused.stderr.contains("`--data` was"), "{}", refused.stderr);
     let weights = place.path("model/model.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
-    // The lowest digit of the last number.
+    // Flip the lowest bit of the last number.
     let at = bytes.len() - 2;
     bytes[at] ^= 1;
     fs::write(&weights, bytes).unwrap();
@@ -539,7 +539,7 @@ fn files_of_one_name_are_told_apart() {
     assert!(named("topk")["delta_full"].is_null());
 }
 
-/// A folder from before records had a digest is resumed if the fields of its records agree, with a note that the rest is unchecked.
+/// A folder whose records have no digest yet is resumed if their fields agree, with a note that the rest is unchecked.
 #[test]
 fn folders_of_older_versions_are_resumed_and_told_apart() {
     let dir = TempDir::new().unwrap();
@@ -554,7 +554,7 @@ fn folders_of_older_versions_are_resumed_and_told_apart() {
     }
     let identity = Value::Object(identity.clone()).to_string();
     place.write("old/manifest.json", &manifest.to_string());
-    // Keys as old versions made them.
+    // Keys as old versions computed them.
     let key = |sample: u64, method: &str| {
         format!("{:x}", sha256(&format!("{identity}\njsonl:rows\n0\n{sample}\n{method}")))[..32].to_owned()
     };

@@ -1,4 +1,4 @@
-//! What people type who come from lm-eval, kvpress and llama.cpp, and files for the tools of these programs.
+//! What users of lm-eval, kvpress and llama.cpp type, and files for the tools of these programs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ fn ok(dir: &Path, line: &str) -> Ran {
     spattn(dir, line).ok()
 }
 
-/// The files below a folder, by their paths in it.
+/// The files below a folder, by their paths relative to it.
 fn files_below(dir: &Path) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let mut folders = vec![dir.to_owned()];
@@ -80,7 +80,7 @@ fn a_config_in_yaml_is_told_what_configs_are() {
     assert_eq!((ran.status, ran.stderr.as_str()), (Some(2), expected));
 }
 
-/// A run by kvpress' spelling goes on by ours without a new record.
+/// A run given in kvpress' spelling is resumed in ours without a new record.
 #[test]
 fn a_compression_ratio_is_the_share_that_is_kept_less_than_all() {
     let dir = TempDir::new().unwrap();
@@ -93,8 +93,8 @@ fn a_compression_ratio_is_the_share_that_is_kept_less_than_all() {
     for line in before.lines() {
         let record: Value = serde_json::from_str(line).unwrap();
         assert_eq!(record["settings"]["keep"], "0.25", "{line}");
-        // What is evicted is three quarters of the prefix, up to rounding: all that follows stays. With `per=query_head` the heads of a
-        // group may keep other tokens each.
+        // Three quarters of the prefix are evicted, up to rounding, and everything after it stays. With `per=query_head`, each query
+        // head of a GQA group may keep other tokens.
         let (context, held) =
             (record["kv_tokens"]["context"].as_f64().unwrap(), record["kv_tokens"]["held"].as_f64().unwrap());
         let prefix = record["prefix_tokens"].as_f64().unwrap();
@@ -126,7 +126,7 @@ fn prompts_of_own_rows_are_shown_in_their_parts() {
     assert!(whole.len() > 2 * long.len() && !whole.contains("shown with --whole"));
 }
 
-/// The kind of a JSON value, by Python's name of it.
+/// The kind of a JSON value, named as in Python.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "NoneType",
@@ -138,7 +138,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What `ours` lacks of the fields in `theirs`, or has of another type; null stands for any.
+/// The fields of `theirs` that `ours` lacks or has with another type. Null matches any type.
 fn missing_fields(ours: &Value, theirs: &Value, place: &str) -> Vec<String> {
     let fields = theirs.as_object().unwrap().iter();
     let fault = |(name, theirs): (&String, &Value)| match (ours.get(name).map(kind), theirs.as_str().unwrap()) {
@@ -149,7 +149,7 @@ fn missing_fields(ours: &Value, theirs: &Value, place: &str) -> Vec<String> {
     fields.filter_map(fault).collect()
 }
 
-/// Compares files with the fields of lm-eval's own, which `scripts/check_lm_eval_format.py --write-fields` wrote.
+/// Compares files with the fields of lm-eval's own files, as `scripts/check_lm_eval_format.py --write-fields` stored them.
 fn faults_of_lm_eval_files(folder: &Path) -> Vec<String> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lm_eval_fields.json");
     let theirs: Value = serde_json::from_str(&fs::read_to_string(golden).unwrap()).unwrap();
@@ -175,7 +175,7 @@ fn faults_of_lm_eval_files(folder: &Path) -> Vec<String> {
     faults
 }
 
-/// Generated answers, and text whose likelihood is scored.
+/// Checked with generated answers, and with a text whose likelihood is scored.
 #[test]
 fn files_for_lm_eval_have_the_fields_of_its_own() {
     let dir = TempDir::new().unwrap();
@@ -185,7 +185,7 @@ fn files_for_lm_eval_have_the_fields_of_its_own() {
     ok(dir.path(), "report run --format lm-eval");
     let folder = dir.path().join("run/lm-eval");
     assert_eq!(faults_of_lm_eval_files(&folder), [""; 0]);
-    // A field that is gone, and one of another type.
+    // Delete one field, and change the type of another.
     let name = files_below(&folder).into_iter().find(|name| name.contains("samples_ruler_vt")).unwrap();
     let text = fs::read_to_string(folder.join(&name)).unwrap();
     fs::write(
@@ -197,7 +197,7 @@ fn files_for_lm_eval_have_the_fields_of_its_own() {
     assert!(faults.contains("`doc_id` is str, not number") && faults.contains("`target_hash` is missing"), "{faults}");
 }
 
-/// The Python with lm-eval in it: `LM_EVAL_PYTHON`, or `python3` if it has it.
+/// A Python with lm-eval: `LM_EVAL_PYTHON`, or `python3` if that has it.
 fn python_with_lm_eval() -> Option<PathBuf> {
     let python = std::env::var_os("LM_EVAL_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let found = Command::new(&python).args(["-c", "import lm_eval"]).output();

@@ -1,5 +1,5 @@
-//! Ctrl-C in every long command: an answer within a second or two, one line that says what is kept, exit status 130. And what bars and logs
-//! say of the time that is left.
+//! Ctrl-C in every long command: it is answered within a second or two, with one line that says what is kept, and exit status 130. Also,
+//! what bars and logs say about the remaining time.
 
 #![cfg(unix)]
 
@@ -19,14 +19,14 @@ fn spattn(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to the end.
+/// Runs a command to its end.
 fn done(dir: &Path, args: &[&str]) -> Output {
     let output = spattn(dir, args).output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
 }
 
-/// Presses Ctrl-C; what the program says then. It has two seconds, and some more on a machine with much to do.
+/// Presses Ctrl-C, and returns what the program says. It has two seconds, and more on a busy machine.
 fn interrupted(child: Child) -> String {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let start = Instant::now();
@@ -37,7 +37,7 @@ fn interrupted(child: Child) -> String {
     said
 }
 
-/// The only line that begins with `interrupted: `, which is the last.
+/// The only line that begins with `interrupted: `, which must be the last one.
 fn answer(said: &str) -> &str {
     let lines: Vec<&str> = said.lines().collect();
     let count = lines.iter().filter(|line| line.starts_with("interrupted: ")).count();
@@ -70,7 +70,7 @@ fn a_calibration_keeps_the_blocks_that_were_read_and_goes_on_to_the_same_files()
     let kept: usize = line.split(' ').nth(1).unwrap().parse().unwrap_or_else(|_| panic!("{line}"));
     let rest = "of 16 blocks of double_sparsity, loki are kept; go on with the same command and --resume";
     assert!((1..16).contains(&kept) && line == format!("interrupted: {kept} {rest}"), "{line}");
-    // What is kept is no calibration, whatever it is called.
+    // No file that is kept has the name of a calibration.
     let names = || -> Vec<String> {
         let mut names: Vec<String> =
             fs::read_dir(&stopped).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -115,7 +115,7 @@ fn every_long_command_answers_at_once() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", server.local_addr().unwrap());
     let cases: [(&[&str], &str); 8] = [
-        // In the middle of the first prompt.
+        // Stopped in the middle of the first prompt.
         (&["eval", "-t", "ruler/vt", "-l", "32K", "-n", "9", "-m", "topk", "--out", "e"], "nothing was "),
         (&["analyze", "mass", "-t", "ruler/vt", "-l", "16K", "-n", "9", "--out", "a"], "nothing was written"),
         (&["bench", "attention", "-c", "32K", "--rounds", "9999", "--out", "b"], "nothing was written"),
@@ -146,7 +146,7 @@ fn every_long_command_answers_at_once() {
     assert!(!left(dir.path()).iter().any(|name| name.to_string_lossy().ends_with(".part")), "{:?}", left(dir.path()));
 }
 
-/// On a terminal, the bar says what is read before there is a basis, and then a time in plain words.
+/// On a terminal, the bar says what is being read until the remaining time can be estimated; then it says that in plain words.
 #[test]
 fn a_bar_says_nothing_of_the_time_before_there_is_a_basis() {
     let dir = TempDir::new().unwrap();
@@ -178,7 +178,7 @@ fn a_dry_run_needs_no_weights_and_fails_where_the_run_would() {
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs::copy(ours.join(file), model.join(file)).unwrap();
     }
-    // Shorter than what the paper's table asks for.
+    // The model's context is shorter than the paper's table requires.
     let config = fs::read_to_string(model.join("config.json")).unwrap();
     fs::write(model.join("config.json"), config.replace("32768", "8192")).unwrap();
     let own = ["--model", "model", "-t", "ruler/vt", "-l", "1K", "-n", "3", "--dry-run", "--out", "out"];
@@ -202,12 +202,12 @@ fn a_dry_run_needs_no_weights_and_fails_where_the_run_would() {
         assert!(refused.status.code() == Some(2) && said.contains(what), "{more:?}: {said}");
         assert!(refused.stdout.is_empty(), "{more:?}");
     }
-    // Of an item of a paper nothing can run: no length fits.
+    // No length of the paper's item fits, so there is nothing to run.
     let item = ["reproduce", "magicpig/table-3", "--model", "model", "--dry-run", "--out", "papers"];
     let refused = spattn(dir.path(), &item).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(refused.status.code() == Some(2) && said.contains("error: "), "{said}");
-    // Dense attention could run, and a method without its calibration could not: the run would fail, and so does the plan.
+    // Dense attention could run, but a method without its calibration could not. The run would fail, so the plan fails too.
     let text = "title = 'a'\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\nlengths = [1024]\nsamples = 1\n\
                 [[row]]\nname = 'a'\nmethod = 'METHOD'\n";
     for (method, status) in [("loki", 2), ("quest", 0)] {

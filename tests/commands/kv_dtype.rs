@@ -1,4 +1,4 @@
-//! Quantised KV caches (`kv_dtype`): rows with and without beside each other, what they read, and where they are refused.
+//! Quantised KV caches (`kv_dtype`): rows with and without them in one run, what they read, and where they are refused.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn records(folder: &Path, method: &str, params: &str) -> Vec<Value> {
     own
 }
 
-/// What a record says but for times.
+/// Records without times.
 fn untimed(records: Vec<Value>) -> Vec<Value> {
     let without = |mut record: Value| {
         let fields = record.as_object_mut().unwrap();
@@ -45,7 +45,7 @@ fn rows_with_and_without_stand_beside_each_other_and_full_stays_the_reference() 
     run(&both, &methods);
     run(&plain, &["-m", "topk:k=64"]);
     run(&threads, &[&methods[..], &["--threads", "1"]].concat());
-    // Who has no quantised keys and values has the records of a run without any.
+    // Settings without quantised keys and values have the same records as in a run without any quantisation.
     for (method, params) in [("full", ""), ("topk", "k=64")] {
         let [beside, alone] = [&both, &plain].map(|folder| untimed(records(folder, method, params)));
         assert_eq!((beside.len(), &beside), (2, &alone), "{method}");
@@ -59,7 +59,8 @@ fn rows_with_and_without_stand_beside_each_other_and_full_stays_the_reference() 
     let [exact, q8, q4] = [("full", ""), ("full", "kv_dtype=q8"), ("full", "kv_dtype=q4")].map(|(m, p)| of(m, p));
     let topk = [("topk", "k=64"), ("topk", "k=64,kv_dtype=q4")].map(|(m, p)| of(m, p));
     assert_eq!(q4["settings"]["kv_dtype"], "q4");
-    // Of 64 channels, a row is 128 bytes in 16 bits, 72 with codes of 8 bits and 40 with 4; what follows the prefix stays.
+    // A row of 64 channels is 128 bytes in 16 bits, 72 in 8-bit codes, 40 in 4-bit codes. Tokens after the prefix stay
+    // exact.
     for (record, row) in [(&q8, 72.0), (&q4, 40.0)] {
         let share = number(record, "kv_bytes_per_token") / number(&exact, "kv_bytes_per_token");
         assert!(share > row / 128.0 && share < row / 128.0 + 0.12, "{share}");
@@ -70,14 +71,14 @@ fn rows_with_and_without_stand_beside_each_other_and_full_stays_the_reference() 
         }
     }
     assert!(number(&topk[1], "kv_bytes_per_token") < 0.5 * number(&topk[0], "kv_bytes_per_token"));
-    // The error is that to attention over what the model computed.
+    // The error is relative to exact attention over the keys and values that the model computed.
     let error = |record: &Value| {
         let layers = record["fidelity"]["output_error"].as_array().unwrap();
         layers.iter().map(|error| error.as_f64().unwrap()).sum::<f64>() / layers.len() as f64
     };
     assert!(error(&exact) < 1e-6 && error(&q8) > 1e-5, "{} {}", error(&exact), error(&q8));
     assert!(error(&q8) < error(&q4) && error(&q4) < 0.2 && error(&topk[0]) < error(&topk[1]));
-    // The table compares all with the exact `full`.
+    // The table compares all rows with `full` without quantisation.
     let table = fs::read_to_string(both.join("summary.csv")).unwrap();
     let mut lines = csv::Reader::from_reader(table.as_bytes());
     let heads = lines.headers().unwrap().clone();

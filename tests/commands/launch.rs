@@ -1,4 +1,4 @@
-//! `spattn sweep --launch slurm` and `spattn status` as users run them, with substitutes for Slurm's commands that store their arguments.
+//! `spattn sweep --launch slurm` and `spattn status` as users run them, with stand-ins for Slurm's commands that store their arguments.
 //! `scripts/slurm_check.sh` does the same with a real Slurm.
 
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ fn shards_of_other_splits_that_are_all_of_a_run_lack_nothing() {
     let union: BTreeSet<String> = of("a").chain(of("b")).collect();
     assert_eq!(union.len() < 32, lacking.contains("lack others"), "{} of 32: {lacking}", union.len());
     assert!(!said(&["a", "c"]).contains("missing"));
-    // As many shards as there are contexts, and one more, which is empty.
+    // There are as many shards as contexts, and one more, which is empty.
     for number in 1..=8 {
         shard(&format!("{number}/9"), &format!("nine/{number}"));
     }
@@ -50,7 +50,7 @@ fn shards_of_other_splits_that_are_all_of_a_run_lack_nothing() {
     assert!(said(&["nine"]).contains("shards 3/9, 9/9 of a run are missing"), "{}", said(&["nine"]));
 }
 
-/// A folder with a matrix and substitutes for Slurm's commands: sbatch returns the number 71 and stores its arguments, squeue prints a
+/// A folder with a matrix and stand-ins for Slurm's commands: sbatch prints the job number 71 and stores its arguments, squeue prints a
 /// file.
 fn site() -> Site {
     let temp = TempDir::new().unwrap();
@@ -110,7 +110,7 @@ impl Site {
         shards.iter().map(|shard| shard["state"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Runs a shard as its task would.
+    /// Runs a shard as its task in Slurm would.
     #[track_caller]
     fn task(&self, shard: usize, of: usize, status: i32) -> Output {
         let mut command = Command::new("bash");
@@ -165,13 +165,13 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     assert!(text.contains("\nthe longest of 4 completed shards over their mean: 1.00 by estimated work, "), "{text}");
     for shard in site.status()["shards"].as_array().unwrap() {
         let (seconds, processor) = (shard["seconds"].as_u64().unwrap(), shard["processor_s"].as_f64().unwrap());
-        // One thread uses at most as many processor seconds as pass on the clock, which counts whole seconds.
+        // With one thread, processor time cannot exceed wall time, which is counted in whole seconds.
         assert!(processor > 0.0 && processor < seconds as f64 + 2.0, "{shard}");
     }
     assert!(text.contains("scores so far\n  builtin ruler/niah_multiquery 400 question  full "), "{text}");
     assert!(stdout(&site.launch(&["--resume"], 0)).contains("nothing to submit"));
 
-    // The merged records equal those of a single run.
+    // The merged records equal those of a run without shards.
     site.run(&["sweep", "matrix.toml", "--out", "whole", "--quiet"], 0);
     assert_eq!(keys(&site.path("out/shards")), keys(&site.path("whole")));
     for (dir, out) in [("out", "many"), ("whole", "one")] {
@@ -180,7 +180,7 @@ fn a_sweep_is_planned_submitted_run_and_put_together() {
     let mut compared = 0;
     for entry in ["", "tables", "plots"] {
         for file in fs::read_dir(site.path("one").join(entry)).into_iter().flatten().map(|file| file.unwrap().path()) {
-            // The page lists machines and commands.
+            // The page lists machines and commands, so it may differ.
             if file.is_file() && !file.ends_with("report.html") {
                 let other = site.path("many").join(entry).join(file.file_name().unwrap());
                 assert!(fs::read(&file).unwrap() == fs::read(other).unwrap(), "{}", file.display());
@@ -221,7 +221,7 @@ fn what_is_missing_is_submitted_and_what_failed_only_if_asked() {
             .unwrap()
     };
     assert_eq!((resumed(&[]).as_str(), resumed(&["--retry-failed"]).as_str()), ("3", "1,3"));
-    // Another matrix is another sweep, which needs its own folder.
+    // Another matrix is another sweep, and needs its own folder.
     let other = stderr(&site.launch(&["--resume"], 2));
     assert!(other.contains("was planned with other settings"), "{other}");
     let again = stderr(&site.launch(&jobs, 2));
@@ -256,7 +256,7 @@ fn a_sites_template_is_honoured_and_refusals_of_sbatch_are_told() {
     assert!(stdout(&site.launch(&["--resume"], 0)).contains("as job 72"));
 }
 
-/// Sends a signal to a run when it has records, and checks how it ends.
+/// Sends a signal to a run once it has records, and checks how it ends.
 fn stopped(signal: &str, ends: impl Fn(&Output)) {
     let site = site();
     let args = ["sweep", "matrix.toml", "-n", "40", "--shard", "1/2", "--out", "run", "--resume", "--quiet"];
@@ -270,7 +270,7 @@ fn stopped(signal: &str, ends: impl Fn(&Output)) {
     Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     ends(&output);
-    // The folder is free, its records are complete, and the attempt is logged.
+    // The folder is unlocked, its records are complete, and the attempt is logged.
     let records = store::load_records(&site.path("run")).unwrap();
     assert!(records.notices.is_empty() && records.records.len() >= 4 && records.records.len().is_multiple_of(2));
     assert!(!site.path("run/.owner").exists());
@@ -308,10 +308,10 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
     assert!(said.contains(&format!("is being written by process {}", first.id())), "{said}");
     first.kill().unwrap();
     first.wait().unwrap();
-    // A killed process leaves its name. Because no other process on this machine holds the lock, that does not prevent a resumption.
+    // A killed process leaves its name behind. No other process on this machine holds the lock, so the run can be resumed.
     assert!(site.path("run/.owner").exists());
     site.run(&["sweep", "matrix.toml", "-n", "1", "--out", "run", "--resume", "--quiet"], 0);
-    // A process on another machine, whose lock is not visible here, shows that it lives.
+    // A process on another machine renews its name, because its lock is not visible here.
     let owner = site.path("run/.owner");
     let line = |count: u32| format!("{{\"host\":\"elsewhere\",\"pid\":7,\"since\":1,\"count\":{count}}}\n");
     fs::write(&owner, line(0)).unwrap();
@@ -325,7 +325,7 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
     assert!(stderr(&output).contains("is being written by process 7 on elsewhere"), "{}", stderr(&output));
 }
 
-/// Writes shards with the records of a run: `methods` on examples of two tasks at two lengths.
+/// Writes shards with records: `methods` on examples of two tasks at two lengths.
 fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
     site.run(
         &[
@@ -389,7 +389,7 @@ fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
     shards * contexts * methods.len()
 }
 
-/// Plans a thousand shards, makes their records and looks at them; prints the seconds of each step. No command may use more than
+/// Plans a thousand shards, writes their records and looks at their status. Prints the seconds of each step. No command may use more than
 /// `most_kilobytes` of address space.
 fn a_thousand_shards(contexts: usize, most_kilobytes: u64) {
     let site = site();

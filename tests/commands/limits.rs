@@ -1,4 +1,4 @@
-//! Limits of a machine or its administrator: a command that needs more than is available ends with one error line, never by a signal.
+//! Limits of the machine or its administrator: a command that needs more ends with one error line, never by a signal.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// The program in a folder, after a shell command such as one that sets a limit.
+/// The program in a folder, run after a shell command, for example one that sets a limit.
 fn under(setup: &str, dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{setup}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_spattn")]).args(args);
@@ -22,7 +22,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Checks that it ended without a signal, and with exactly one error line if it failed.
+/// Checks that the program ended without a signal, and with exactly one error line if it failed.
 #[track_caller]
 fn ends(output: &Output, what: &str) {
     let text = said(output);
@@ -53,7 +53,7 @@ fn folder() -> TempDir {
 fn weights_that_the_limit_does_not_hold_are_refused_by_every_command() {
     let dir = folder();
     let model = "random:llama-3.1-8b";
-    // As published: 8.03 billion numbers of 2 bytes; and the largest tensor once more, 128,256 x 4,096.
+    // The published size: 8.03 billion numbers of 2 bytes, and the largest tensor, 128,256 x 4,096, once more.
     let error = "the weights of random:llama-3.1-8b take 17.1 GB of memory, and the limit on address space (`ulimit -v`) leaves";
     let eval = ["eval", "--random-weights", "llama-3.1-8b", "-l", "1K", "-n", "1", "--threads", "2"];
     let sweep = ["sweep", "quick", "--model", model, "-l", "1K", "-n", "1", "--threads", "2"];
@@ -117,7 +117,7 @@ fn absurd_configs_are_refused_on_any_machine() {
             );
         }
     }
-    // All at their maximum: 2^58 bytes and more for the layers alone.
+    // All sizes at their maximum: the layers alone take more than 2^58 bytes.
     config(&keys);
     fails(&run(), 2, "the weights of random:c.json take", "--dtype bf16");
 }
@@ -130,7 +130,7 @@ fn no_limit_on_memory_ends_a_run_by_a_signal() {
         let out = format!("run{megabytes}");
         let args = ["eval", "-t", "ruler/niah_single_1", "-l", "2K", "-n", "1", "--threads", "2", "--out", &out];
         let output = under(&format!("ulimit -v {megabytes}000"), dir.path(), &args).output().unwrap();
-        // A limit too small to start the program cannot be handled by it.
+        // If the limit is too small to start the program, it cannot report that.
         if said(&output).contains("error while loading") || output.status.code() == Some(127) {
             continue;
         }
@@ -142,8 +142,8 @@ fn no_limit_on_memory_ends_a_run_by_a_signal() {
 
 // ---- threads ----
 
-/// A command with a limit on processes, which counts threads, in a world-readable folder with a copy of the program. Root runs it as
-/// `user`, a different one in each test, because processes are counted by user.
+/// A command with a limit on processes, which includes threads, in a world-readable folder with a copy of the program. Processes are
+/// counted by user, so root runs it as `user`, which is different in each test.
 fn with_processes(most: usize, user: u32, dir: &Path, args: &[&str]) -> Command {
     // Limits on processes do not apply to root.
     let is_root = fs::read_to_string("/proc/self/status").unwrap().lines().any(|line| line == "Uid:\t0\t0\t0\t0");
@@ -181,7 +181,7 @@ fn an_address_that_cannot_be_looked_up_for_lack_of_a_thread_is_one_line() {
     }
     assert!(said.iter().all(|said| said.contains("error: ") && !said.contains("panicked")), "{said:?}");
     let has = |part: &str| said.iter().any(|said| said.contains(part));
-    // Other processes of that user count too, so there may be no limit at which only this thread is missing.
+    // Other processes of the user count too, so there may be no limit at which only this thread cannot start.
     assert!(has("cannot start threads: ") || has("(failed to spawn thread"), "{said:?}");
 }
 
@@ -219,7 +219,7 @@ fn where_there_are_no_threads_every_command_says_so() {
 fn a_limit_on_the_size_of_files_is_told_as_a_full_disk_is() {
     let dir = folder();
     let args = ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", "4", "--threads", "2", "--out", "run"];
-    // Blocks have 512 or 1,024 bytes.
+    // The shell counts in blocks of 512 or 1,024 bytes.
     let output = under("ulimit -f 16", dir.path(), &args).output().unwrap();
     fails(&output, 1, "samples.jsonl: File too large", "--resume");
     fails(&output, 1, "samples.jsonl: File too large", "raise `ulimit -f`");
@@ -235,7 +235,7 @@ fn a_limit_on_the_size_of_files_is_told_as_a_full_disk_is() {
     }
 }
 
-/// Starts a run of so many examples, sends it a signal when it has records, and waits for it.
+/// Starts a run with this many examples, sends it a signal once it has records, and waits for its end.
 fn interrupted(setup: &str, signal: &str, dir: &Path, samples: &str) -> Output {
     let args =
         ["eval", "-t", "ruler/niah_single_1", "-l", "512", "-n", samples, "--threads", "2", "--out", "run", "--quiet"];
@@ -262,7 +262,7 @@ fn a_closed_terminal_ends_a_run_with_its_records_kept_unless_it_was_told_to_outl
     let text = said(&output);
     assert!(text.contains("told to stop: ") && text.contains("records are kept; go on with"), "{text}");
     assert!(!dir.path().join("run/.owner").exists());
-    // As started by `nohup`: it goes on to its end.
+    // Started as by `nohup`, it runs to its end.
     let dir = folder();
     let output = interrupted("trap '' HUP", "-HUP", dir.path(), "6");
     assert!(output.status.success(), "{:?}, {}", output.status, said(&output));
@@ -277,7 +277,7 @@ fn thousands_of_missing_models_and_a_million_seeds_are_told_at_once() {
     let sweep = |text: String| {
         fs::write(dir.path().join("c.toml"), text).unwrap();
         let start = Instant::now();
-        // A tenth of what a copy of the list for each model would take.
+        // A tenth of the memory for a copy of the list for each model.
         let output =
             under("ulimit -v 1500000", dir.path(), &["sweep", "c.toml", "--dry-run", "--threads", "2"]).output();
         assert!(start.elapsed() < Duration::from_secs(60));
@@ -290,11 +290,11 @@ fn thousands_of_missing_models_and_a_million_seeds_are_told_at_once() {
     assert!(text.lines().count() < 120 && text.contains("failed: 9899 more\n"), "{text}");
     let output = sweep(format!("seed = [{}]", list(1_000_000, &|i| i.to_string())));
     fails(&output, 2, "c.toml:1: `seed`: 1000000 values were given", "10000 at most");
-    // Each seed runs on each model under each protocol.
+    // Each seed would run on each model under each protocol.
     let seeds = list(6000, &|i| i.to_string());
     let output = sweep(format!("seed = [{seeds}]\nsparse_from = ['decode', 'question']"));
     fails(&output, 2, "1 models, 6000 seeds and 2 protocols were asked for", "into several runs");
-    // Only some of thousands of methods are probed.
+    // Of thousands of methods, only some are probed.
     let methods = list(3000, &|i| (i + 1).to_string());
     let output = sweep(format!("methods = ['streaming_llm:window={{{methods}}}']\nsamples = 1"));
     assert!(output.status.success(), "{}", said(&output));

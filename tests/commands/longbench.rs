@@ -28,7 +28,7 @@ fn fails(args: &[&str], status: i32, words: &[&str]) {
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-/// `count` rows of one set, each with about `words` words.
+/// `count` rows of a set, of about `words` words each.
 fn rows(set: &str, count: usize, words: usize) -> Vec<Value> {
     let text = |row: usize| -> String {
         let facts = (0..words / 8).map(|i| format!("The river at town {} is {} miles long. ", row * 31 + i, i * 7 + 1));
@@ -62,7 +62,7 @@ fn records(out: &Path) -> Vec<Map<String, Value>> {
 
 const SETS: [(&str, usize, usize); 3] = [("hotpotqa", 8, 60), ("samsum", 6, 400), ("trec", 6, 120)];
 
-/// A data folder with twenty rows of three sets.
+/// A data folder with twenty rows in each of three sets.
 fn twenty_rows() -> TempDir {
     let dir = TempDir::new().unwrap();
     for (set, count, words) in SETS {
@@ -114,7 +114,7 @@ fn twenty_rows_are_run_cut_scored_and_scored_again() {
         assert!(set != "samsum" || record["new_tokens"].as_u64().unwrap() >= 1);
     }
 
-    // The records get the same scores as when they were made.
+    // Scored again, the records get the same scores as in the run.
     let again = ok(&["score", out_arg]);
     assert!(again.stderr.is_empty(), "{}", again.stderr);
     assert!(
@@ -257,7 +257,7 @@ fn data_sets_are_fetched_from_a_mirror_listed_and_checked() {
     assert_eq!(refused.status, Some(1));
     assert!(refused.stderr.contains("differs from the published file: it has 2 bytes"), "{}", refused.stderr);
     assert!(!data.join("squad/dev-v2.0.json").exists(), "nothing is left of it");
-    // The published number of bytes, but other bytes.
+    // A file of the published size with other bytes.
     fs::create_dir(mirror.join("winogrande")).unwrap();
     fs::write(mirror.join("winogrande/winogrande_1.1.zip"), vec![0; 3_395_492]).unwrap();
     let refused = fetch("winogrande");

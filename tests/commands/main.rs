@@ -1,7 +1,7 @@
-//! The program as users run it, and scores and reports by its library: commands, output, files, signals, limits and errors.
+//! The program as users run it, and scores and reports through the library: commands, output, files, signals, limits and errors.
 //!
-//! One binary, so that the program is linked once and the tests of all files run at the same time. `cargo test --test commands sweep::` runs
-//! those of `sweep.rs`.
+//! All files are one binary, so that the program is linked once and all tests run at the same time. `cargo test --test commands sweep::`
+//! runs the tests of `sweep.rs`.
 
 mod analyze;
 mod benchmarks;

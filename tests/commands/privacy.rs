@@ -1,4 +1,4 @@
-//! What is written about a user, and that `--anonymous` leaves it out: the tests search all files that commands write for the user's own
+//! What is written about a user, and that `--anonymous` leaves it out. The tests search all files that commands write for the user's own
 //! words.
 
 #![cfg(unix)]
@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A part of all paths of this user, with a space.
+/// Part of all paths of this user; it contains a space.
 const USER: &str = "alice smith";
 const PROMPT: &str = "Answer as Alice would.";
 
@@ -70,7 +70,7 @@ impl Home {
     }
 }
 
-/// The built-in model in a folder, with a chat template and changed weights at some bytes from the end.
+/// The built-in model in a folder, with a chat template, and with some bytes of its weights changed, counted from the end.
 fn model(folder: &Path, changed: &[usize]) {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
     fs::create_dir_all(folder).unwrap();
@@ -87,7 +87,7 @@ fn model(folder: &Path, changed: &[usize]) {
     fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
 }
 
-/// All files below a folder as text, with the compressed parts of pages unpacked. Pictures are drawn from the text beside them.
+/// All files below a folder as text, with the compressed parts of pages unpacked. Pictures are drawn from these texts.
 fn texts(folder: &Path) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -146,20 +146,20 @@ fn a_run_leaves_the_user_out_and_goes_on() {
     assert_eq!(manifest["config"]["tasks"], json!(["jsonl:rows.jsonl"]));
     assert!(manifest["identity"]["system_prompt"].as_str().unwrap().starts_with("sha256:"), "{manifest}");
 
-    // Another prompt is another run, even if it is not stored.
+    // Another system prompt makes another run, even if the prompt is not stored.
     let other = ["eval", "-q", "--model", &model, "-t", &rows, "-m", "topk:k=8", "--system-prompt", "Other."];
     let refused = home.run(&[&other[..], &["-n", "2", "--anonymous", "--resume"]].concat(), "run");
     assert!(
         refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("`--system-prompt` was")
     );
-    // A folder is resumed with the setting that it started with.
+    // A folder can only be resumed with the setting that it started with.
     for (out, flag) in [("run", None), ("open", Some("--anonymous"))] {
         let refused = home.run(&[&args[..], &["-n", "2", "--resume"], flag.as_slice()].concat(), out);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(refused.status.code() == Some(2) && said.contains("--anonymous"), "{said}");
     }
 
-    // A report of the run that was made without it.
+    // Report the run that was made without the flag.
     let report = home.ok(&["report", open.to_str().unwrap(), "--anonymous"], "published");
     assert_eq!(home.found(&report), [""; 0]);
     for name in ["summary.csv", "summary.md", "summary.tex", "report.html", "tables/method_by_task.md"] {
@@ -194,7 +194,7 @@ fn folders_of_one_name_are_told_apart_in_a_sweep_and_attempts_name_nobody() {
         attempts.contains("not there") && attempts.contains("\"job-") && attempts.contains("\"pid\":0"),
         "{attempts}"
     );
-    // A report of the sweep that was made without it.
+    // Report the sweep that was made without the flag.
     let ran = home.run(&args, "open");
     assert_eq!(ran.status.code(), Some(1));
     let open = home.dir.join("open");
@@ -233,7 +233,7 @@ fn other_commands_leave_the_user_out_too() {
         let anonymous = home.ok(&[&args[..], &["--anonymous"]].concat(), &format!("{name} 2"));
         assert_eq!(home.found(&anonymous), [""; 0], "{name}");
     }
-    // A benchmark that was made without it is drawn again.
+    // Draw a benchmark again that was made without the flag.
     let bench = home.path("bench");
     let refused = home.run(&["report", &bench, "--anonymous"], "bench");
     assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
@@ -242,7 +242,7 @@ fn other_commands_leave_the_user_out_too() {
     assert_eq!(home.found(&drawn), [""; 0]);
 }
 
-/// Items of the papers, with a length and a task that suit the built-in model.
+/// Items of the papers, changed to a length and a task that suit the built-in model.
 fn items(home: &Home) -> [String; 2] {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/papers");
     ["topk/figure-5", "hip/figure-20"].map(|name| {
@@ -274,7 +274,7 @@ fn papers_are_reproduced_without_the_user() {
         assert_eq!(result(&out), result(&open), "{name}: all is as it is without the flag");
         assert!(!home.run(&[&args[..], &[&gone, "--anonymous"]].concat(), &name).status.success());
         assert_eq!(home.found(&out), [""; 0], "{name}");
-        // The run on a model that is not there leaves the results of the other as they were.
+        // The failed run on a missing model leaves the results of the other run unchanged.
         assert_eq!(result(&out), result(&open), "{name}");
     }
 }
@@ -296,7 +296,7 @@ fn the_page_lists_what_a_run_writes() {
         };
         assert!(page.contains(&listed), "{name} is not in docs/privacy.md");
     }
-    // The fields that say where and by whom a run was made are known; the others contain no words of the user.
+    // The fields that state where and by whom a run was made are known. All others contain no words of the user.
     let known = [
         "program",
         "created",

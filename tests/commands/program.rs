@@ -1,4 +1,4 @@
-//! The program as a test runs it, and what came of that. A check that does not hold prints all of it.
+//! Runs the program in tests. A check that fails prints the command and all its output.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A command of the program, which prints all its details if it does not behave as expected.
+/// A command of the program. If it does not behave as expected, all its details are printed.
 pub(crate) struct Spattn {
     pub(crate) command: Command,
 }
@@ -39,7 +39,7 @@ impl Spattn {
         self
     }
 
-    /// In a folder.
+    /// Runs it in a folder.
     pub(crate) fn within(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
         self
@@ -118,7 +118,7 @@ impl Ran {
         self
     }
 
-    /// Expects an error line that contains `what`, and a hint that contains `hint`, whatever else is said.
+    /// Expects an error line that contains `what` and a hint that contains `hint`, whatever else is printed.
     #[track_caller]
     pub(crate) fn fails(&self, status: i32, what: &str, hint: &str) {
         self.check(self.status == Some(status), &format!("status {status}"));

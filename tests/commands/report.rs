@@ -1,10 +1,10 @@
-//! Scorers, statistics, the run folder and reports, through the public interface.
+//! Scorers, statistics, the run folder and reports, through the library's public interface.
 
 use serde_json::Value;
 use spattn::tasks::metrics::Metric;
 use spattn::tasks::metrics::datasets::Dataset;
 
-/// Strings of a JSON list.
+/// The strings in a JSON list.
 fn strings(value: &Value) -> Vec<String> {
     value.as_array().map(Vec::as_slice).unwrap_or_default().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
 }
@@ -24,7 +24,7 @@ fn metrics_agree_with_our_golden_values() {
         let score = metric.score(&prediction, &strings(&row["references"]), &strings(&row["all_classes"]));
         assert!(close(score, row["score"].as_f64().unwrap()), "{score} for {row}");
     }
-    // AIME is compared with the published program beside the metric's own tests.
+    // AIME is also compared with the published program, in the metric's own tests.
     let aime: Vec<Value> = serde_json::from_str(include_str!("../golden/aime.json")).unwrap();
     for row in &aime {
         let text = |key: &str| row[key].as_str().unwrap().to_owned();
@@ -74,7 +74,7 @@ fn metrics_agree_with_the_official_golden_values() {
     }
 }
 
-/// Percent with two decimals, as the official tools print a mean.
+/// Whether a mean equals the percentage with two decimals that the official tools print.
 fn same_percent(scores: &[f64], printed: &Value) -> bool {
     let mean = 100.0 * scores.iter().sum::<f64>() / scores.len() as f64;
     (mean - printed.as_f64().unwrap()).abs() <= 0.005 + 1e-9
@@ -198,7 +198,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
     }
 }
 
-/// Four tasks, `full` and five settings, twelve samples.
+/// Records of four tasks, `full` and five settings, with twelve samples each.
 fn sweep() -> Vec<Record> {
     let settings =
         [("full", ""), ("topk", "k=16"), ("topk", "k=64"), ("quest", "k=64"), ("random", "k=64"), ("topp", "")];
@@ -228,7 +228,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
     assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
 }
 
-/// The files of a report of some records, by name.
+/// The files of a report on some records, by name.
 fn written(records: &[Record]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let files = Report::new(records, &[]).write_all(dir.path()).unwrap().files;
@@ -251,7 +251,8 @@ fn a_large_sweep_shows_a_handful_and_links_the_rest() {
     }
     let files = written(&records);
     let figures: Vec<&String> = files.keys().filter(|name| name.ends_with(".svg")).collect();
-    // Score against three costs at four lengths, against length, and 240 bars of time on several pages.
+    // Score against three costs at four lengths, score against length, and 240 bars of time on several
+    // pages.
     assert!(figures.len() > 3 * 4 + 1 + 4, "{figures:?}");
     for name in &figures {
         let height: u32 = files[*name].split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
@@ -286,7 +287,7 @@ fn figures_of_one_number_are_left_out_and_told_of() {
 #[test]
 fn a_method_has_one_colour_in_all_figures() {
     let mut records = Vec::new();
-    // In one figure it comes first, in the other after two more.
+    // `quest` comes first in one figure, and after two others in the second.
     for (length, methods) in [(1024, &["quest", "loki"][..]), (4096, &["snapkv", "h2o", "quest"])] {
         for (i, method) in methods.iter().enumerate() {
             let made = record("ruler/vt", method, "", 0, i as f64 / 4.0);

@@ -1,4 +1,4 @@
-//! `spattn report` as users run it, and the page it writes in a real browser.
+//! `spattn report` as users run it, and its page in a real browser.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ fn path(dir: &Path) -> &str {
     dir.to_str().unwrap()
 }
 
-/// All drawn files below a folder, by name.
+/// All drawings below a folder, by name.
 fn drawn(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -100,7 +100,7 @@ fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
     assert_eq!((keys.pop().map(String::as_str), &whole[0]["kv_dtype"]), (Some("kv_dtype"), &Value::from("bf16")));
     assert_eq!(csv.lines().next().unwrap().split(',').collect::<Vec<_>>(), keys);
 
-    // A run that goes on makes again what a report has added to its folder.
+    // A resumed run writes the files again that a report has added to its folder.
     ok(&["report", path(&dir("run"))]);
     let tex = || fs::read_to_string(dir("run").join("summary.tex")).unwrap();
     let (before, json) = (tex(), fs::read(dir("run").join("summary.json")).unwrap());
@@ -114,7 +114,7 @@ fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
 
 const METHODS: [(&str, &str); 4] = [("full", ""), ("topk", "k=16"), ("quest", "page=16"), ("magicpig", "K=8,L=75")];
 
-/// A run with `samples` examples of two tasks at two lengths under four methods. `quest` loses the odd samples.
+/// Writes a run with `samples` examples of two tasks at two lengths under four methods. `quest` fails on the odd samples.
 fn write_run(dir: &Path, samples: usize, weights: &str) {
     let methods = METHODS.map(|(method, params)| json!({"method": method, "params": params}));
     let manifest = json!({
@@ -220,7 +220,7 @@ fn tables_keep_to_the_columns_of_the_terminal() {
 
 // ---- the page in a browser ----
 
-/// A page loaded in a browser: the document after its scripts ran, their console output, and the time.
+/// A page loaded in a browser: its document after its scripts ran, its console output, and the time it took.
 struct Loaded {
     document: String,
     console: Vec<String>,
@@ -241,7 +241,7 @@ fn load(browser: &str, page: &Path) -> Loaded {
     load_at(browser, page, "")
 }
 
-/// Loads it in a frame of that width, because browsers have no windows as narrow as a phone.
+/// Loads a page in a frame of this width, because browser windows cannot be as narrow as a phone.
 fn load_in_frame(browser: &str, page: &Path, address: &str, width: usize) -> Loaded {
     let frame = format!(
         "<iframe src=\"{}{}\" width={width} height=844 style=\"border: 0\"></iframe><pre id=\"found\"></pre>\
@@ -251,7 +251,7 @@ fn load_in_frame(browser: &str, page: &Path, address: &str, width: usize) -> Loa
     );
     let around = page.with_file_name("around.html");
     fs::write(&around, frame).unwrap();
-    // On a busy machine the browser may return the document before the frame has reported.
+    // On a busy machine, the browser may return before the frame has reported.
     let loads = (0..5).map(|_| load(browser, &around));
     loads
         .into_iter()
@@ -259,7 +259,7 @@ fn load_in_frame(browser: &str, page: &Path, address: &str, width: usize) -> Loa
         .expect("the frame says what it found")
 }
 
-/// Loads it with this text after the page's address.
+/// Loads a page, with this text after its address.
 fn load_at(browser: &str, page: &Path, address: &str) -> Loaded {
     let profile = TempDir::new().unwrap();
     let start = Instant::now();
@@ -279,12 +279,12 @@ fn load_at(browser: &str, page: &Path, address: &str) -> Loaded {
     }
 }
 
-/// The page with the script that operates it.
+/// The page, with the script that operates it.
 fn driven(dir: &Path) -> PathBuf {
     with_script(dir, "driven.html", include_str!("../page/drive.js"), |page| page)
 }
 
-/// The page, changed, with a script of the test in it.
+/// The page after a change, with a script of the test in it.
 fn with_script(dir: &Path, name: &str, script: &str, change: impl Fn(String) -> String) -> PathBuf {
     let page = change(fs::read_to_string(dir.join("report.html")).unwrap());
     let (before, after) = page.rsplit_once("</body>").unwrap();
@@ -293,8 +293,8 @@ fn with_script(dir: &Path, name: &str, script: &str, change: impl Fn(String) -> 
     changed
 }
 
-/// A page of settings that share parameters, some of which cost more than dense attention: as a screen shows it, and as
-/// paper does.
+/// Two pages of settings that share parameters, of which some cost more than dense attention: one as a screen shows it, one as it is
+/// printed.
 fn write_costly(run: &Path) -> [PathBuf; 2] {
     write_run(run, 30, "ab");
     let samples = run.join("samples.jsonl");
@@ -327,7 +327,7 @@ fn pages_are_whole_at_every_width_in_light_and_dark() {
             let found = found(&load_in_frame(browser, &screen, &format!("#theme={theme}"), width));
             assert_eq!((&found["width"], &found["page"][1]), (&json!(width), &json!(paper)), "{theme}");
             assert!(found["wide"].as_u64().unwrap() <= width as u64, "{width} {theme}: {found:#}");
-            // Tables that are wider than the window scroll in their frames.
+            // Tables wider than the window scroll in their frames.
             for table in found["tables"].as_array().unwrap() {
                 assert!(table["cut"] == 0 || table["scrolls"] == true, "{width} {theme}: {table}");
             }
@@ -342,7 +342,7 @@ fn what_is_printed_is_whole() {
     let temp = TempDir::new().unwrap();
     let run = temp.path().join("run");
     let [_, paper] = write_costly(&run);
-    // A4 and letter, less margins of 12 mm, and dark as the reader had it.
+    // A4 and letter without margins of 12 mm, in the dark theme that the reader chose.
     for width in [703, 725] {
         let found = found(&load_in_frame(browser, &paper, "#print&theme=dark", width));
         assert!(found["wide"].as_u64().unwrap() <= width as u64, "{found:#}");
@@ -357,7 +357,7 @@ fn what_is_printed_is_whole() {
             (&found["head"], &found["page"]),
             (&json!("table-header-group"), &json!(["rgb(29, 33, 38)", "rgb(255, 255, 255)"]))
         );
-        // Browsers draw no buttons in headings that they repeat.
+        // Browsers do not draw buttons in headings that they repeat on each page.
         assert_eq!((&found["buttons"], &found["broken"]), (&json!("contents"), &json!([])), "{found:#}");
         let all = |key: &str, value: &str| found[key].as_array().unwrap().iter().all(|x| x == value);
         assert!(all("shaded", "exact") && all("filters", "none"), "{found:#}");
@@ -512,7 +512,7 @@ fn the_page_says_what_was_run_and_what_it_comes_to() {
         "2 RULER tasks (vt, cwe) at 1K, 4K tokens, 60 examples each, builtin on the CPU, 3 sparse methods, sparse from \
          question, 2026-01-01, spattn 0.1.0 (c4c38b2)"
     );
-    // magicpig loses nothing, but 60 examples cannot show a point; quest loses half, at the same cost.
+    // magicpig loses nothing, but 60 examples cannot prove a loss below a point. quest loses half, at the same cost.
     let said = |part: usize| -> Vec<String> {
         found["heading"][part].as_array().unwrap().iter().map(|line| line.as_str().unwrap().to_owned()).collect()
     };
@@ -527,8 +527,8 @@ fn the_page_says_what_was_run_and_what_it_comes_to() {
     assert!(cells.iter().any(|cell| cell.starts_with("not safe: loses at least ")), "{cells:?}");
     assert!(cells.iter().any(|cell| cell.starts_with("too few examples: about ")), "{cells:?}");
     assert!(cells.iter().any(|cell| cell.starts_with("oracle, for comparison")), "{cells:?}");
-    // A better value has a deeper colour, in either direction: full, topk, quest and magicpig at densities 1, 1/2, 1/3, 1/4. `full` has no
-    // difference to itself.
+    // A better value has a deeper colour, whether larger or smaller values are better: full, topk, quest and magicpig have densities 1,
+    // 1/2, 1/3 and 1/4. `full` has no difference to itself.
     let shades = |depths: &[&str]| json!(depths.iter().map(|d| format!("rgba(var(--good), {d})")).collect::<Vec<_>>());
     assert_eq!(found["colours"]["score"], shades(&["0.500", "0.500", "0.250", "0.500"]));
     assert_eq!(found["colours"]["delta"], shades(&["0.500", "0.000", "0.500"]));
@@ -547,7 +547,7 @@ fn figures_are_enlarged_and_what_is_shown_is_saved() {
         found["zoom"],
         json!({"open": [true, true, true], "grew": ["1.40", "1.40"], "moved": 30, "fit": true, "closed": true, "focused": true})
     );
-    // Filtered and sorted, with the columns of the file.
+    // The table as filtered and sorted, with the columns of the CSV file.
     let table = &found["saveTable"];
     assert_eq!((&table["name"], &table["type"]), (&json!("rows.csv"), &json!("text/csv")));
     let mut lines = table["text"].as_str().unwrap().lines();
@@ -557,7 +557,7 @@ fn figures_are_enlarged_and_what_is_shown_is_saved() {
     let quest = |task, length| vec!["builtin", task, length, "quest"];
     let [vt, cwe] = ["ruler/vt", "ruler/cwe"];
     assert_eq!(saved, [quest(vt, "4096"), quest(cwe, "4096"), quest(vt, "1024"), quest(cwe, "1024")]);
-    // The examples that were found, with the names of samples.jsonl.
+    // The examples that the search found, with the field names of `samples.jsonl`.
     let samples: Vec<Value> =
         found["saveSamples"]["text"].as_str().unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!((samples.len(), &found["saveSamples"]["name"]), (16, &json!("examples.jsonl")));
@@ -597,7 +597,7 @@ fn the_address_keeps_the_view_and_a_narrow_window_scrolls_only_in_tables() {
     assert!(gone.starts_with("#plots&value=density&find=quest&"), "a link within the page keeps the view: {gone}");
     assert_eq!(address["set"], json!(["topk", "4 of 16 rows", "score", true]));
     assert_eq!(address["empty"], json!(["", "16 of 16 rows", ""]));
-    // What stays in place while a table scrolls below it, except for the line around the table.
+    // The parts that stay in place while a table scrolls below them, except for the line around the table.
     assert_eq!(plain["sticky"], json!([120, 90, 1, 1, 1]));
 
     let view = "#samples&by=length&value=delta_full&find=quest&sort=-length&columns=method,length,score&theme=dark&show=lost&example=1";
@@ -612,7 +612,7 @@ fn the_address_keeps_the_view_and_a_narrow_window_scrolls_only_in_tables() {
     assert!(opened["top"].as_u64().unwrap() > 900, "at the samples: {opened:#}");
     assert_eq!(opened["width"], 390);
     assert!(opened["wide"].as_u64().unwrap() <= 390, "{opened:#}");
-    // Addresses from before there were views.
+    // An address as it was before the page had views.
     let opened = &found(&load_at(browser, &page, "#warning-3"))["opened"];
     assert_eq!((&opened["warned"], &opened["theme"]), (&json!(true), &json!("")));
 }
@@ -647,6 +647,6 @@ fn fifty_thousand_samples_open_quickly() {
     assert!(size < 4 << 20, "{size} bytes");
     let loaded = load(browser, &driven(&run));
     assert_eq!(found(&loaded)["samples"][0], "1 to 50 of 12500 examples (12500 in all, 50000 records)");
-    // Loading, all clicks of the script and the browser's start, on machines that have other work.
+    // Includes loading, all clicks of the script and the start of the browser, on busy machines.
     assert!(loaded.took < Duration::from_secs(30), "{:?}", loaded.took);
 }

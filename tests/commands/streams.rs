@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_spattn");
-/// A run of about a second.
+/// The arguments of a run that takes about a second.
 const TINY: [&str; 8] = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "2", "-m", "topk:k={8,16}"];
 
 fn spattn(args: &[&str]) -> Command {
@@ -35,7 +35,7 @@ fn ended(output: &Output, status: i32, stderr: &str) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// The folder of a finished run, which is made once.
+/// The folder of a finished run, which is made only once.
 fn finished_run() -> &'static str {
     static RUN: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, dir) = RUN.get_or_init(|| {
@@ -149,7 +149,7 @@ fn standard_output_on_a_full_disk_is_one_line() {
 
 // ---- full disks ----
 
-/// Every file below a folder with its bytes, except for the list of files, which grows line by line.
+/// Each file below a folder with its bytes, except for the list of files, which grows line by line.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![dir.to_owned()];
@@ -169,7 +169,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// A file system of 2 MB, removed with the test; `None` if the test may not create one.
+/// A file system of 2 MB, removed at the end of the test; `None` if the test may not create one.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -188,14 +188,14 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Runs a command in which no file can be larger than `kib`.
+/// Runs a command whose files cannot be larger than `kib`.
 fn with_largest_file(kib: usize, args: &[&str]) -> Output {
     let mut limited = Command::new("bash");
     limited.args(["-c", "trap '' XFSZ; ulimit -f \"$0\" && exec \"$@\"", &kib.to_string(), PROGRAM]).args(args);
     limited.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").output().unwrap()
 }
 
-/// Checks that the error names a file below the folder, and that existing files equal those of `whole`.
+/// Checks that the error names a file below the folder, and that existing files equal those in `whole`.
 #[track_caller]
 fn check_whole_files(output: &Output, dir: &Path, whole: &BTreeMap<String, Vec<u8>>) {
     ended(output, 1, &format!("error: cannot write {}/", dir.display()));
@@ -273,7 +273,7 @@ fn script(shell: &str) -> (TempDir, PathBuf) {
     (temp, path)
 }
 
-/// What a shell offers at the end of a command line, where `name` is expected; `None` if the shell is not installed.
+/// Returns what a shell offers at the end of a command line; `name` is expected. `None` if the shell is not installed.
 type Complete = fn(&Path, &str, &str) -> Option<String>;
 
 fn bash(script: &Path, line: &str, _: &str) -> Option<String> {

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use super::cells;
 
-/// Two tasks, two seeds, two protocols with the longer prefix first, three methods: 48 records.
+/// Two tasks, two seeds, two protocols (the longer prefix first) and three methods: 48 records.
 const MATRIX: &str = "
 tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']
 lengths = [600]
@@ -51,7 +51,7 @@ impl Matrix {
         command
     }
 
-    /// Runs it to the end, and checks its exit status.
+    /// Runs the sweep to its end, and checks its exit status.
     #[track_caller]
     fn run(&self, out: &str, more: &[&str], status: i32) -> Output {
         finished(self.command(out, more), status)
@@ -121,7 +121,7 @@ fn records(dir: &Path) -> BTreeMap<String, Map<String, Value>> {
     by_key(&loaded.records)
 }
 
-/// A summary printed with `--json`.
+/// The rows of a summary printed with `--json`.
 fn rows(output: &Output) -> Vec<Map<String, Value>> {
     let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
     rows.as_array().unwrap().iter().map(without_times).collect()
@@ -131,10 +131,10 @@ fn lines(dir: &Path) -> usize {
     fs::read(dir.join("samples.jsonl")).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
 }
 
-/// How many times the sweep is killed.
+/// The number of times that the sweep is killed.
 const KILLS: usize = 20;
 
-/// Starts the sweep, waits for `records` new records and then for `moment`, and kills it. It is killed earlier if it has `most` new
+/// Starts the sweep, waits for `records` new records and then for `moment`, and kills it. Kills it earlier once it has `most` new
 /// records, so that some are missing after all kills.
 fn start_and_kill(m: &Matrix, records: usize, moment: Duration, most: usize) {
     let dir = m.out("killed");
@@ -190,7 +190,7 @@ fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     }
     assert!(progress.len() > KILLS / 3, "they are spread over the run: {progress:?}");
 
-    // A kill during a write leaves an incomplete line, here of a record that is still missing.
+    // A kill during a write leaves an incomplete line; here it is part of a record that is still missing.
     let whole = fs::read_to_string(m.out("whole").join("samples.jsonl")).unwrap();
     let missing = whole.lines().find(|line| kept.keys().all(|key| !line.contains(key))).unwrap();
     let samples = dir.join("samples.jsonl");
@@ -220,7 +220,7 @@ fn two_shards_merged_are_one_run() {
     let merged = merge::read(&[m.out("first"), m.out("second")]).unwrap();
     assert!(merged.notes.is_empty(), "{:?}", merged.notes);
     let mut whole = records(&m.out("whole"));
-    // No report shows it.
+    // No report shows densities by layer.
     whole.values_mut().for_each(|record| drop(record.shift_remove("density_by_layer")));
     assert_eq!(by_key(&merged.records), whole);
     let summary = |records: &[Record]| {
@@ -228,10 +228,10 @@ fn two_shards_merged_are_one_run() {
         rows.iter().map(|row| without_times(&serde_json::to_value(row).unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(summary(&merged.records), summary(&store::load_records(&m.out("whole")).unwrap().records));
-    // Another precision gives rows of its own, and a note.
+    // Another precision gives separate rows, and a note.
     m.run("other", &["--shard", "2/2", "--dtype", "f32"], 0);
     let merged = merge::read(&[m.out("first"), m.out("other")]).unwrap();
-    // So neither one has the other's missing shard.
+    // So neither run has the shard that the other lacks.
     let missing = |own: &str, other: &str| {
         format!("shard {other} of a run is missing ({own} here): its examples are not in any of these numbers")
     };
@@ -243,7 +243,7 @@ fn two_shards_merged_are_one_run() {
 
 #[test]
 fn protocols_share_a_prefill_and_change_no_record() {
-    // Methods that need no prompt statistics, and one method for each kind of statistics.
+    // Methods without prompt statistics, and one method for each kind of statistics.
     let m = matrix(
         "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [450]\nsamples = 2\nseed = 1
          sparse_from = ['decode', 'question', 'last:40']
@@ -256,7 +256,7 @@ fn protocols_share_a_prefill_and_change_no_record() {
     let other_order = ["question", "last:40", "decode"].map(|protocol| ["--sparse-from", protocol]).concat();
     m.run("other order", &other_order, 0);
     assert_eq!(all, records(&m.out("other order")));
-    // The records of separate evaluations, with keys.
+    // The records of separate evaluations, by key.
     let mut single = BTreeMap::new();
     for protocol in ["question", "decode", "last:40"] {
         m.run(protocol, &["--sparse-from", protocol], 0);
@@ -331,7 +331,7 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
     assert_eq!(rows(&ran).len(), 2);
     let run: Vec<_> = records(&m.out("out")).into_values().map(|r| r["method"].clone()).collect();
     assert_eq!(run.len(), 2, "{run:?}");
-    // A resumption reports the same, and keeps the existing records.
+    // A resumption reports the same failures, and keeps the existing records.
     m.run("out", &["--resume"], 1);
     assert_eq!(records(&m.out("out")).len(), 2);
     // Rows that do not fit are found before the run. The other rows of the file are run, and so are other tasks.
@@ -383,7 +383,7 @@ fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
             stderr(&ran)
         );
     }
-    // Records of another version of the program's results.
+    // Records of another results version.
     let path = m.out("out").join("manifest.json");
     let manifest = fs::read_to_string(&path).unwrap();
     fs::write(&path, manifest.replace(&format!("\"results_version\": {RESULTS_VERSION}"), "\"results_version\": 0"))
@@ -462,7 +462,7 @@ fn the_doctor_says_what_is_there_and_how_to_get_what_is_not() {
     assert_eq!(states.len(), 1, "the states of all data sets stand in one column\n{text}");
 }
 
-/// `spattn reproduce` for an item with 30 records, into its own folder.
+/// `spattn reproduce` in its own folder, for an item with 30 records.
 fn reproducing(out: &Path) -> Command {
     let out = out.to_str().unwrap();
     let mut command = spattn(&["reproduce", "hip/figure-20", "--builtin", "-n", "2", "--quiet", "--out", out]);
@@ -470,18 +470,18 @@ fn reproducing(out: &Path) -> Command {
     command
 }
 
-/// Columns of a folder's `log.csv`.
+/// Some columns of a folder's `log.csv`.
 fn logged<const N: usize>(out: &Path, columns: [&str; N]) -> Vec<[String; N]> {
     let mut log = csv::Reader::from_path(out.join("log.csv")).unwrap();
     let rows: Vec<HashMap<String, String>> = log.deserialize().map(|row| row.unwrap()).collect();
     rows.iter().map(|row| columns.map(|column| row[column].clone())).collect()
 }
 
-/// The verdicts, without times.
+/// The verdicts on the item, without times.
 fn judged(out: &Path) -> Value {
     let mut result: Value =
         serde_json::from_str(&fs::read_to_string(out.join("hip/figure-20/result.json")).unwrap()).unwrap();
-    // It names the folder.
+    // The command names the folder, which differs.
     result["command"].take();
     result
 }

@@ -1,8 +1,7 @@
-//! Foreign names on a terminal, in drawings and in files: whatever they contain, none of it is interpreted as a command, a formula or
-//! markup.
+//! Foreign names on a terminal, in drawings and in files: no part of a name is interpreted as a command, a formula or markup.
 //!
-//! A table lists the places that a name can come from. For each, a child process runs with names that contain commands, and its output and
-//! errors are searched for bytes that a terminal interprets.
+//! A table lists the places that names can come from. For each place, a child process runs with names that contain commands, and its
+//! output and errors are searched for bytes that a terminal interprets.
 
 #![cfg(unix)]
 
@@ -17,10 +16,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Stands before the hostile text: if a name is shown, this is visible.
+/// Precedes the hostile text, to see whether a name is shown.
 const MARK: &str = "HOSTILE";
-/// The text after the mark: first a title, the clipboard and colours; second the same without ESC; third a reversal of the direction of
-/// text.
+/// The hostile text after the mark. The first one sets the title, the clipboard and colours; the second does the same without ESC; the
+/// third reverses the direction of text.
 const HOSTILE: [&str; 3] = [
     "\u{1b}]0;title\u{7}\u{1b}]52;c;aGk=\u{7}\u{1b}[31m\u{8}",
     "\u{9b}31m\u{9d}0;title\u{9c}\u{7f}\u{85}\r",
@@ -30,7 +29,7 @@ const HOSTILE: [&str; 3] = [
 /// A short task.
 const NEEDLE: &str = "needle/number:depths=50";
 
-/// Whether a terminal interprets the character, or a reader is misled by it.
+/// Whether a terminal interprets the character, or it misleads a reader.
 fn is_command(c: char) -> bool {
     (c.is_control() && c != '\n' && c != '\t') || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -69,7 +68,7 @@ fn model(dir: &Path, file: &str, bytes: &[u8]) -> String {
     folder.to_str().unwrap().to_owned()
 }
 
-/// A run with a model's folder in which one value of a JSON file is replaced.
+/// A run with a copy of a model's folder, in which one value of a JSON file is replaced.
 fn of_model(dir: &Path, file: &str, pointer: &str, value: Value) -> Command {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin").join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
@@ -129,7 +128,7 @@ fn report(dir: &Path, with: &[(&str, Value)], more: &[&str]) -> Command {
     command
 }
 
-/// A hub that returns this text as a commit.
+/// A run with a hub that returns this text as a commit.
 fn of_hub(dir: &Path, commit: &str) -> Command {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -158,7 +157,7 @@ fn doctor(dir: &Path, name: &str, more: &[&str]) -> Command {
     command
 }
 
-/// A bench's folder.
+/// A report of a bench's folder that contains the name.
 fn bench(dir: &Path, name: &str) -> Command {
     const REFERENCE: &str = "results/reference/h200/bench";
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join(REFERENCE);
@@ -185,7 +184,7 @@ fn csv_rows(text: &str) -> Vec<Vec<String>> {
     reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect()
 }
 
-/// The folder of a sweep.
+/// The status of a sweep's folder that contains the name.
 fn status(dir: &Path, name: &str, more: &[&str]) -> Command {
     let sweep = dir.join("sweep");
     fs::create_dir_all(sweep.join("shards/1")).unwrap();
@@ -224,7 +223,7 @@ fn item(dir: &Path, name: &str) -> Command {
     command
 }
 
-/// As JSON, except that TOML needs one more character escaped.
+/// The text as a string in TOML: as in JSON, but with one more character escaped.
 fn toml_string(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007F")
 }
@@ -242,7 +241,7 @@ fn whole_run(dir: &Path, name: &str) -> Command {
     command
 }
 
-/// A place that names come from, and a command that shows them.
+/// A place that names come from, and a command that shows a name from there.
 type Place = (&'static str, fn(&Path, &str) -> Command);
 
 const PLACES: &[Place] = &[
@@ -325,7 +324,7 @@ const PLACES: &[Place] = &[
     }),
 ];
 
-/// All output of a command as text.
+/// The output and errors of a command as text.
 fn said(command: &mut Command) -> String {
     let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
@@ -336,12 +335,12 @@ fn said(command: &mut Command) -> String {
 fn check(place: &str, said: &str) {
     let wrong: Vec<char> = said.chars().filter(|c| is_command(*c)).collect();
     assert!(wrong.is_empty(), "{place}: {wrong:?} in {said:?}");
-    // The name was shown with the text after the mark, as `\u{1b}`, or `\u001b` in JSON. LaTeX and Markdown write the backslash in their
-    // own ways.
+    // The text after the mark was shown escaped, as `\u{1b}`, or `\u001b` in JSON. LaTeX and Markdown write the backslash in their own
+    // ways.
     let ways = ["\\u", "\\\\u", "\\textbackslash{}u"];
-    // The argument parser removes what it takes for colours.
+    // The argument parser removes sequences that look like colours.
     let is_of_parser = place.ends_with("that there is not") && said.contains(MARK);
-    // Errors from a template have already lost their commands.
+    // Errors raised by a template have lost their control characters already.
     let is_raised = place.starts_with("raise_exception") && said.contains(MARK);
     let is_shown = is_of_parser || is_raised || ways.iter().any(|way| said.contains(&format!("{MARK}{way}")));
     assert!(is_shown, "{place}: the name is not shown in {said}");
@@ -367,7 +366,7 @@ fn the_owner_of_a_folder_commands_no_terminal() {
         json!({"host": format!("{MARK}{}{}", HOSTILE[0], HOSTILE[2]), "boot": "x", "pid": 1, "since": 1, "count": 1});
     fs::write(run.join(".owner"), owner.to_string()).unwrap();
     let mut child = eval(dir.path(), &["-t", NEEDLE]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // The note appears while it waits for the lock to be renewed; the test does not wait for the end.
+    // The note appears while the process waits for the lock to be renewed. The test does not wait for the end.
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -375,7 +374,7 @@ fn the_owner_of_a_folder_commands_no_terminal() {
     check(".owner", &line);
 }
 
-/// On a terminal, with bars and fitted tables.
+/// Runs on a terminal, with bars and tables that fit it.
 #[test]
 fn no_name_commands_a_real_terminal() {
     let dir = TempDir::new().unwrap();
@@ -395,7 +394,7 @@ fn no_name_commands_a_real_terminal() {
     };
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains(&format!("{MARK}\\u{{1b}}")), "{said:?}");
-    // Bars move the cursor, but no part of the name is interpreted.
+    // Bars move the cursor, but no part of the name is obeyed.
     for command in ["]0;title", "]52;c;"] {
         let is_obeyed = said.match_indices(command).any(|(at, _)| said[..at].ends_with('\u{1b}'));
         assert!(!is_obeyed, "{command}: {said:?}");
@@ -432,7 +431,7 @@ fn errors_are_bounded() {
 
 // ---- files to read ----
 
-/// A report of records with this name as model, task, method and parameters.
+/// A report of records that have this name as model, task, method and parameters.
 fn drawn(name: &str) -> (TempDir, PathBuf) {
     let dir = TempDir::new().unwrap();
     let with = ["model", "task"].map(|key| (key, json!(name)));
@@ -484,20 +483,20 @@ fn spreadsheets_compute_nothing_of_a_name() {
                 let begins = cell.chars().next().unwrap_or('x');
                 let is_number = cell.parse::<f64>().is_ok();
                 assert!(is_number || !['=', '+', '-', '@', '\t', '\r'].contains(&begins), "{path:?}: {cell:?}");
-                // A terminal that shows the file interprets nothing either.
+                // A terminal that shows the file does not interpret the name either.
                 seen += usize::from(cell == format!("'{}", name.replace('\r', "\\u{d}")));
             }
         }
         assert!(seen > 0, "{name:?} is in a table, as text");
     }
-    // Differences are signed numbers, and stay numbers.
+    // Differences are signed numbers, and are not escaped.
     let (_dir, run) = drawn("plain");
     let rows = csv_rows(&fs::read_to_string(run.join("summary.csv")).unwrap());
     let at = rows[0].iter().position(|column| column == "delta_full").unwrap();
     assert!(rows.iter().any(|row| row[at] == "-25.0000"), "{rows:?}");
 }
 
-/// The page's own table, as its script saves it: the same rule.
+/// The table that the page's script saves is escaped by the same rule.
 #[test]
 fn what_the_page_saves_is_computed_by_no_spreadsheet() {
     let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/page/page.js")).unwrap();
@@ -532,7 +531,7 @@ fn names_are_no_markup_in_markdown() {
                 let is_bare = page.match_indices(markup).any(|(at, _)| !page[..at].ends_with('\\'));
                 assert!(!is_bare, "{path:?}: {markup} in\n{page}");
             }
-            // Every line of a table has as many cells as its heading.
+            // Each line of a table has as many cells as its heading.
             for table in page.split("\n\n").filter(|part| part.starts_with('|')) {
                 let cells = |line: &str| line.replace("\\|", "").matches('|').count();
                 let counts: Vec<usize> = table.lines().take_while(|line| line.starts_with('|')).map(cells).collect();

@@ -26,11 +26,11 @@ fn found(out: &Path) -> Value {
     serde_json::from_str(&text(&out.join("tune.json"))).unwrap()
 }
 
-/// A search that few samples can decide: below the boundary nearly everything is lost, above it nothing.
+/// A search that needs few samples: below the boundary nearly all is lost, above it nothing.
 const QUICK: &str = "tune -q -m random -t ruler/niah_single_1,ruler/niah_single_2 -l 600 --range 0.12..0.99 --steps 3 --delta 40 \
                      --confidence 0.8 -n 32";
 
-/// A run takes long, so one is looked at and then made again in other ways.
+/// A search takes long, so one is checked and then repeated in other ways.
 #[test]
 fn the_smallest_budget_is_found_and_neither_threads_nor_a_stop_on_the_way_change_a_byte() {
     let temp = TempDir::new().unwrap();
@@ -79,7 +79,7 @@ fn is_found_and_can_be_pasted(temp: &TempDir, out: &Path, printed: &str) {
     assert!(page.contains(&format!("```\n{spec}\n```")) && page.contains("(plots/tune.svg)"), "{page}");
     assert!(out.join("plots/tune.svg").exists() && out.join("plots/tune.png").exists());
 
-    // The folder is a run's, and `eval` accepts the spec.
+    // The folder is that of a run, and `eval` accepts the spec.
     let report = temp.path().join("report");
     let command = format!("report {}", out.display());
     assert!(String::from_utf8(spattn(&command, &report).stdout).unwrap().contains("random"));
@@ -96,13 +96,13 @@ fn is_the_same_on_other_threads_and_after_a_stop(out: &Path) {
     let drawn = |out: &Path| ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name)));
     let whole = drawn(out);
     let path = out.join("samples.jsonl");
-    // The records are written anew, by one thread instead of three.
+    // The records are made again with one thread instead of three.
     let made = text(&path);
     spattn(&format!("{QUICK} --overwrite --threads 1"), out);
     let records = text(&path);
     assert_ne!(records, made, "other times were measured");
     assert_eq!(whole, drawn(out));
-    // Some of the records are missing, and the last line of the others is incomplete.
+    // Some records are missing, and the last of the remaining lines is incomplete.
     for percent in [3, 60] {
         fs::write(&path, &records[..records.len() * percent / 100]).unwrap();
         spattn(&format!("{QUICK} --resume"), out);
@@ -165,12 +165,12 @@ fn k_and_l_are_predicted_and_then_measured() {
     assert_eq!(predicted.len(), 9 * 14);
     let chosen = &checked[usize::try_from(shapes["chosen"].as_u64().unwrap()).unwrap()];
     assert!(chosen["density"]["mean"].as_f64().unwrap() <= 0.2, "{chosen}");
-    // The law agrees with the shares from real tables.
+    // The predicted densities agree with those of real tables.
     for shape in checked {
         let [foretold, real] = [&shape["predicted"]["density"], &shape["density"]["mean"]].map(|x| x.as_f64().unwrap());
         assert!((real / foretold - 1.0).abs() < 0.25, "{shape}");
     }
-    // More tables never sample less; more bits never sample more.
+    // More tables never sample fewer tokens, and more bits never sample more.
     for pair in predicted.windows(2).filter(|pair| pair[0]["bits"] == pair[1]["bits"]) {
         assert!(pair[0]["density"].as_f64() <= pair[1]["density"].as_f64(), "{pair:?}");
     }
@@ -190,7 +190,7 @@ fn k_and_l_are_predicted_and_then_measured() {
     assert!(densities.iter().all(|density| (0.05..0.4).contains(density)), "{densities:?}");
 }
 
-/// The files of a command, without its measurements.
+/// The files of results, without the measurements.
 fn answer(out: &Path) -> Vec<String> {
     ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name))).to_vec()
 }
@@ -223,7 +223,7 @@ fn a_target_is_gone_on_with_after_a_kill_and_another_asked_of_what_was_measured(
     let command = "tune -q -m magicpig --target density=0.2 -t ruler/niah_single_2,ruler/vt -l 1K --prompts 2 --queries 2 --draws 2";
     spattn(command, &whole);
     let measured = text(&whole.join("measured.jsonl"));
-    // The first line holds the identity; four prompts are used for predictions, and three shapes are checked on four others.
+    // The first line holds the identity. Four prompts serve for predictions, and three shapes are checked on four others.
     assert!(measured.lines().count() > 1 + 4 + 3 * 4 - 1, "{measured}");
     killed(command, &part, 2);
     let before = text(&part.join("measured.jsonl"));
@@ -231,7 +231,7 @@ fn a_target_is_gone_on_with_after_a_kill_and_another_asked_of_what_was_measured(
     assert_eq!(answer(&part), answer(&whole));
     assert_eq!(text(&part.join("measured.jsonl")), measured);
     assert!(measured.starts_with(before.trim_end_matches(|c| c != '\n')), "what was measured is kept");
-    // Cut within a line, and resumed with another number of threads.
+    // Cut in the middle of a line, and resumed with another number of threads.
     fs::write(part.join("measured.jsonl"), &measured[..measured.len() * 3 / 5]).unwrap();
     spattn(&format!("{command} --resume --threads 1"), &part);
     assert_eq!((answer(&part), text(&part.join("measured.jsonl"))), (answer(&whole), measured.clone()));
@@ -269,7 +269,7 @@ fn budgets_are_dealt_out_to_layers_at_the_same_total() {
             "greedy has the least that was foretold"
         );
     }
-    // A schedule in proportion to entropy.
+    // A schedule that is proportional to the entropy.
     let (entropies, shares) = (numbers(&found["entropies"]), numbers(&schedules[3]["multiples"]));
     let mean = entropies.iter().sum::<f64>() / 9.0;
     assert!(

@@ -1,5 +1,5 @@
-//! The verdict as users meet it: at the end of the terminal's output, in `verdict.json`, in the exit status of `--safe-within`, and in runs
-//! that add examples until it is told.
+//! The verdict as users see it: at the end of the terminal's output, in `verdict.json`, in the exit status of `--safe-within`, and in runs
+//! that add examples until it is reached.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use tempfile::TempDir;
 
 use super::program::{self, Ran};
 
-/// The program on a terminal of 80 columns.
+/// Runs the program on a terminal of 80 columns.
 fn spattn(args: &[&str]) -> Ran {
     program::spattn(args).env("COLUMNS", "80").run()
 }
 
-/// A run of a method that attends half of the context, and of one that attends hardly anything.
+/// A run of a method that attends half of the context, and of one that attends almost nothing.
 const RUN: [&str; 11] = [
     "eval",
     "-q",
@@ -70,12 +70,12 @@ fn the_verdict_ends_the_output_and_decides_the_status_if_asked() {
             "{name}"
         );
     }
-    // The same records within a wider limit, and without being asked.
+    // The same records, with a wider limit and without `--safe-within`.
     let report = |more: &[&str]| spattn(&[&["report", dir.to_str().unwrap()][..], more].concat());
     let wide = report(&["--safe-within", "60"]);
     assert_eq!((wide.status, wide.stderr.trim()), (Some(0), "safe within 60 points: quest 60 %"));
     assert_eq!(verdict(&dir)["rule"]["limit"], 60.0);
-    // What the run was asked is kept, and taken where nothing else is said; only the flag decides on the status.
+    // The limit that the run was given is kept, and is used if no other is given. Only the flag sets the exit status.
     assert_eq!((report(&[]).status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(5.0)));
     assert_eq!(
         report(&["--safe-within", "60", "--confidence", "0.9999"]).status,
@@ -106,7 +106,7 @@ fn merged_runs_with_other_limits_are_held_to_the_strictest() {
     let (said, limit) = report(&["--safe-within", "3"]);
     assert!(!said.contains("different limits"), "{said}");
     assert_eq!(limit, Some(3.0));
-    // A resumed run that says nothing is held to what it was asked before.
+    // A resumed run without the flag keeps the earlier limit.
     let dir = temp.path().join("five");
     let again = run(&dir, &["-n", "2", "--resume"]);
     assert_eq!((again.status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(5.0)), "{}", again.stderr);
@@ -115,7 +115,7 @@ fn merged_runs_with_other_limits_are_held_to_the_strictest() {
     assert_eq!((spattn(&["report", &five]).status, verdict(&dir)["rule"]["limit"].as_f64()), (Some(0), Some(4.0)));
 }
 
-/// The records without times, in their order.
+/// The records in their order, without times.
 fn records(dir: &Path) -> Vec<Record> {
     let mut records = load_records(dir).unwrap().records;
     records.iter_mut().for_each(Record::leave_out_times);
@@ -138,7 +138,7 @@ fn examples_are_added_until_it_is_told_and_are_those_of_a_run_of_that_size() {
     assert!((10..60).contains(&n), "{n}");
     assert_eq!(run(&whole, &["-n", &n.to_string()]).status, Some(0));
     assert_eq!(records(&added), records(&whole));
-    // Whoever draws it later takes the bounds that hold at every look; those for a fixed number are narrower.
+    // A later report uses bounds that hold at every look. Those for a fixed number of examples are narrower.
     assert_eq!(spattn(&["report", added.to_str().unwrap(), "--safe-within", "30"]).status, Some(0));
     let [any, fixed] = [&added, &whole].map(|dir| {
         assert_eq!(spattn(&["report", dir.to_str().unwrap(), "--safe-within", "30"]).status, Some(0));

@@ -1,4 +1,4 @@
-//! `spattn verify` on tiny checkpoints, beside what transformers computed with them (`scripts/make_golden_models.py verify`): a sound model
+//! `spattn verify` on tiny checkpoints, against what transformers computed for them (`scripts/make_golden_models.py verify`): a sound model
 //! passes, and planted faults are named.
 
 use std::fs;
@@ -16,7 +16,7 @@ fn golden(path: &str) -> PathBuf {
     root.join("tests/golden").join(path)
 }
 
-/// A golden checkpoint with the tokenizer of bytes, in a folder of its own.
+/// A golden checkpoint with a byte-level tokenizer, in its own folder.
 struct Checkpoint {
     name: &'static str,
     folder: TempDir,
@@ -30,7 +30,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// Bytes of a row.
+    /// The number of bytes in a row.
     fn row(&self) -> usize {
         self.bytes.len() / self.shape[0]
     }
@@ -87,7 +87,7 @@ impl Checkpoint {
         serde_json::from_slice(&ran.stdout).unwrap()
     }
 
-    /// What is found beside the reference.
+    /// The result of the checks against the reference.
     fn against(&self, status: i32) -> Value {
         let reference = golden("verify").join(format!("{}.safetensors", self.name));
         self.verify(&["--reference", reference.to_str().unwrap()], status)
@@ -98,7 +98,7 @@ fn tensor<'t>(tensors: &'t mut [Tensor], name: &str) -> &'t mut Tensor {
     tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
 }
 
-/// The checks that failed.
+/// The names of the failed checks.
 fn failed(verdict: &Value) -> Vec<&str> {
     let checks = verdict["checks"].as_array().unwrap().iter();
     checks.filter(|check| check["result"] == "fail").map(|check| check["name"].as_str().unwrap()).collect()
@@ -188,7 +188,7 @@ fn a_swapped_norm_is_named() {
 
 #[test]
 fn a_cut_vocabulary_is_named() {
-    // 200 of 256 tokens: the rest of the tables is gone, and so is the rest of the tokenizer.
+    // Keep 200 of 256 tokens: the rest is cut from the tables and from the tokenizer.
     let cut = |tensors: &mut Vec<Tensor>| {
         let table = tensor(tensors, "model.embed_tokens.weight");
         table.bytes.truncate(200 * table.row());

@@ -1,11 +1,11 @@
-//! The digest of measured cells, as a reader of an item's `table.csv` finds it.
+//! The digest of measured cells, computed as a reader of an item's `table.csv` would.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use spattn::model::checksum::sha256_hex;
 
-/// The SHA-256 of the cells that a run has in a table: the fields that say what was measured, a line for each cell. Empty if it has none.
+/// The SHA-256 of a run's cells in a table: a line for each cell, with the fields that say what was measured. Empty if the run has none.
 pub fn digest(table: &Path, variant: &str, model: &str) -> String {
     let mut read = csv::Reader::from_path(table).unwrap();
     let mut written = csv::Writer::from_writer(Vec::new());

@@ -1,4 +1,4 @@
-//! The numbers that the first page of the papers and the answers of the papers' pages state are those of the tables that they are about.
+//! The numbers stated on the papers' front page and in the answers on their pages are those of the tables that they refer to.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::root;
 
-/// The numbers of `61.7 [58.3 65.0]` or `20 [15 to 24]` in a sentence: a value and the ends of its interval.
+/// The numbers of texts such as `61.7 [58.3 65.0]` or `20 [15 to 24]` in a sentence: a value and the ends of its interval.
 fn with_intervals(sentence: &str) -> Vec<[f64; 3]> {
     let mut found = Vec::new();
     for (before, after) in sentence.match_indices(" [").map(|(at, _)| (&sentence[..at], &sentence[at + 2..])) {
@@ -33,7 +33,7 @@ fn what_the_first_finding_states_is_in_the_table_of_all_methods() {
         .filter(is_of_ruler)
         .map(|row| ["measured", "ci_low", "ci_high"].map(|key| row[key].parse::<f64>().ok()))
         .collect();
-    // Stated with one decimal.
+    // Numbers are stated with one decimal.
     let is = |stated: &[f64; 3], cell: &[Option<f64>; 3]| {
         stated.iter().zip(cell).all(|(stated, cell)| cell.is_some_and(|cell| (cell - stated).abs() <= 0.05 + 1e-9))
     };
@@ -42,17 +42,17 @@ fn what_the_first_finding_states_is_in_the_table_of_all_methods() {
     }
 }
 
-/// A number that a finding states, and the cell that it is of.
+/// A number that a finding states, and the cell that it comes from.
 struct Stated {
     finding: usize,
-    /// The words around the number, as they stand there.
+    /// The words around the number.
     words: &'static str,
     number: f64,
-    /// Half of the last digit that is stated.
+    /// The tolerance: half a unit of the last digit stated.
     within: f64,
     /// Item, run, row and column.
     cell: [&'static str; 4],
-    /// A row of the same column: the number is how much less the cell has.
+    /// Another row of the same column. The number is how much lower the cell is than that row.
     below: Option<&'static str>,
 }
 
@@ -60,13 +60,13 @@ const fn is(finding: usize, words: &'static str, number: f64, within: f64, cell:
     Stated { finding, words, number, within, cell, below: None }
 }
 
-/// Points that a method loses to dense attention in MagicPIG's table 3.
+/// The points that a method loses against dense attention in MagicPIG's table 3.
 const fn loss(words: &'static str, number: f64, row: &'static str) -> Stated {
     let cell = ["magicpig/table-3", "real", row, "16K"];
     Stated { finding: 1, words, number, within: 0.5, cell, below: Some("Full") }
 }
 
-/// What the findings but the first state.
+/// The numbers that all findings except the first state.
 const STATED: [Stated; 14] = [
     loss("(10,150) loses 20 [", 20.0, "MagicPIG (10,150)"),
     loss("and 8 [", 8.0, "MagicPIG (9,120)"),
@@ -116,7 +116,7 @@ fn the_second_findings_intervals_are_those_of_its_claims() {
     let result: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let claims = result["claims"].as_array().unwrap().iter().flat_map(|claim| claim["why"].as_array().unwrap());
     let differences: Vec<[f64; 3]> = claims.flat_map(|why| with_intervals(why.as_str().unwrap())).collect();
-    // A loss is a difference below zero.
+    // A loss is stated as positive, but its difference is below zero.
     let is = |[loss, low, high]: &[f64; 3], [difference, from, to]: &[f64; 3]| {
         [(loss, difference), (low, to), (high, from)].iter().all(|(stated, own)| (*stated + *own).abs() <= 0.5 + 1e-9)
     };
@@ -127,29 +127,29 @@ fn the_second_findings_intervals_are_those_of_its_claims() {
 
 const MODEL: &str = "Qwen2.5-Coder-0.5B-Instruct";
 
-/// A part of an answer's text with its numbers, and what the result on [`MODEL`] must have for it.
+/// A part of an answer that has numbers, and what the result on [`MODEL`] must contain for it.
 enum Part {
-    /// The run's length.
+    /// The length of the run.
     Length(&'static str, &'static str, usize),
-    /// How many tasks the run has, and how many examples of each a cell.
+    /// The number of tasks in the run, and of examples of each in a cell.
     Examples(&'static str, [&'static str; 3], usize, usize),
-    /// A measured number: item, row and column, the number, and half of the last digit.
+    /// A measured number: item, row and column, the number, and half a unit of its last digit.
     Cell(&'static str, [&'static str; 3], f64, f64),
-    /// A cell's number with its interval, with one digit behind the point.
+    /// A cell's number and its interval, with one decimal.
     Interval(&'static str, [&'static str; 3]),
-    /// The size of a difference with its interval, with one digit behind the point: item and what is compared.
+    /// The size of a difference and its interval, with one decimal: item, and what is compared.
     Difference(&'static str, [&'static str; 2]),
-    /// The verdict on a claim, by what it says.
+    /// The verdict on a claim, which is found by its words.
     Verdict(&'static str, [&'static str; 3]),
-    /// A comparison that is open, by its first words.
+    /// A comparison that is undecided, found by its first words.
     Open(&'static str, [&'static str; 2]),
-    /// Numbers of settings and tables, which are names.
+    /// Numbers in the names of settings and tables.
     Name(&'static str),
 }
 
 use Part::{Cell, Difference, Examples, Interval, Length, Name, Open, Verdict};
 
-/// The papers' answers, each by all of its parts with numbers.
+/// The papers' answers, each as all its parts that have numbers.
 const ANSWERS: [(&str, &[Part]); 5] = [
     (
         "magicpig",
@@ -288,14 +288,14 @@ fn result(item: &str) -> Value {
     serde_json::from_str(&fs::read_to_string(root().join(file)).unwrap()).unwrap()
 }
 
-/// What a result says of its run.
+/// A fact that a result states about its run.
 fn fact(item: &str, what: &str) -> String {
     let result = result(item);
     let found = result["ran"].as_array().unwrap().iter().find(|fact| fact[0] == what);
     found.unwrap_or_else(|| panic!("{item} says no {what}"))[1].as_str().unwrap().to_owned()
 }
 
-/// The measured number of a cell on [`MODEL`], the ends of its interval, and its number of examples.
+/// A cell's measured number on [`MODEL`], the ends of its interval, and its number of examples.
 fn cell([item, row, column]: [&str; 3]) -> [Option<f64>; 4] {
     let mut table = csv::Reader::from_path(root().join("results/papers").join(item).join("table.csv")).unwrap();
     let rows = table.deserialize::<HashMap<String, String>>().map(|row| row.unwrap());
@@ -304,7 +304,7 @@ fn cell([item, row, column]: [&str; 3]) -> [Option<f64>; 4] {
     ["measured", "ci_low", "ci_high", "n"].map(|field| found[field].parse().ok())
 }
 
-/// The comparisons of a result's claims and experiments that begin with some words.
+/// The comparisons of a result's claims and experiments that begin with these words.
 fn comparisons(item: &str, begin: &str) -> Vec<String> {
     let result = result(item);
     let claims = result["claims"].as_array().unwrap().iter();
@@ -317,13 +317,13 @@ fn comparisons(item: &str, begin: &str) -> Vec<String> {
     own
 }
 
-/// Whether stated numbers are others, rounded to one digit behind the point.
+/// Whether stated numbers are rounded from others to one decimal.
 fn is_rounded(stated: &[f64; 3], own: &[f64; 3]) -> bool {
     stated.iter().zip(own).all(|(stated, own)| (stated - own).abs() <= 0.05 + 1e-9)
 }
 
 impl Part {
-    /// The words in the answer.
+    /// The words of this part in the answer.
     fn words(&self) -> &'static str {
         match self {
             Length(words, ..) | Examples(words, ..) | Cell(words, ..) | Interval(words, ..) => words,
@@ -331,7 +331,7 @@ impl Part {
         }
     }
 
-    /// Why the results do not have it; `None` if they do.
+    /// Why the results do not contain this part; `None` if they do.
     fn fault(&self) -> Option<String> {
         let (is_so, own) = match *self {
             Name(_) => (true, String::new()),
@@ -355,7 +355,7 @@ impl Part {
             Difference(words, [item, begin]) => {
                 let own = comparisons(item, begin);
                 let [stated] = with_intervals(words)[..] else { return Some("no interval is stated".to_owned()) };
-                // A loss is a difference below zero.
+                // A loss is stated as positive, but its difference is below zero.
                 let sizes = own.iter().flat_map(|why| with_intervals(why));
                 let mut sizes = sizes.map(|own| if own[0] < 0.0 { [-own[0], -own[2], -own[1]] } else { own });
                 (sizes.any(|own| is_rounded(&stated, &own)), own.join("; "))

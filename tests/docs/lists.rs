@@ -1,4 +1,4 @@
-//! Every list on a page is that of the registry that it names: methods, models, tasks, configs, analyses, papers, commands.
+//! Every list on a page equals the registry that it is about: methods, models, tasks, configs, analyses, papers, commands.
 
 use std::collections::{BTreeSet, HashMap};
 use std::process::Command;
@@ -15,7 +15,7 @@ use spattn_lab::papers::PAPERS;
 
 use super::{Page, golden_model, markdown_under, page};
 
-/// The most bytes of pages that are read first.
+/// The most bytes of pages that readers see first.
 const MOST_BYTES: [(&str, usize); 2] = [("README.md", 12_288), ("ARCHITECTURE.md", 7_168)];
 
 #[test]
@@ -40,7 +40,7 @@ fn every_page_is_in_the_index() {
     }
 }
 
-/// The numbers of publications, such as `2406.10774`.
+/// The arXiv numbers in a text, such as `2406.10774`.
 fn publications(text: &str) -> BTreeSet<&str> {
     text.match_indices("arXiv:").map(|(at, prefix)| &text[at + prefix.len()..][..10]).collect()
 }
@@ -76,14 +76,14 @@ fn the_readme_counts_methods_right() {
     assert!(text.contains(&format!("{} methods", METHODS.len())), "there are {} methods", METHODS.len());
 }
 
-/// The paragraph, or the entry of a list, of a page that begins with a text.
+/// A page's paragraph or list entry that begins with a text.
 fn paragraph<'a>(page: &'a Page, begin: &str) -> &'a str {
     let mut parts = page.text.split("\n\n").flat_map(|part| part.trim_start_matches("- ").split("\n- "));
     let found = parts.find(|part| part.starts_with(begin));
     found.unwrap_or_else(|| panic!("{}: no paragraph begins with `{begin}`", page.name))
 }
 
-/// The page of downloads has a row for each data set: its size and hosts are those of the registry.
+/// The page of downloads has a row for each data set, with the registry's size and hosts.
 #[test]
 fn the_page_of_downloads_says_where_each_data_set_comes_from() {
     let text = page("docs/downloads.md").text;
@@ -118,7 +118,7 @@ fn pages_name_every_family_of_models() {
     }
 }
 
-/// The row of each family names the golden checkpoints of its class: all that there are, and at least one.
+/// The row of each family names all golden checkpoints of its class, and there is at least one.
 #[test]
 fn the_page_of_models_says_what_was_held_to_the_reference() {
     let mut checkpoints: HashMap<String, BTreeSet<String>> = HashMap::new();
@@ -164,7 +164,7 @@ fn the_page_of_tasks_has_every_family() {
     }
 }
 
-/// The names in the second cell of a table's row that begins with a text: those in code, as far as they are names.
+/// The names in the second cell of a table's row that begins with `row`: its spans of code that are names.
 fn names_in_row(page: &Page, row: &str) -> BTreeSet<String> {
     let line = page.text.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("{}: {row}", page.name));
     line[row.len()..].split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -227,13 +227,13 @@ fn section<'a>(page: &'a Page, heading: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("{}: no heading `{heading}`", page.name))
 }
 
-/// The names in code in the first cells of a table's rows, in order; of links their text.
+/// The names in code in the first cells of a table's rows, in order. For links, this is their text.
 fn first_cells(table: &str) -> Vec<String> {
     let rows = table.lines().filter_map(|line| line.strip_prefix("| ")).filter(|row| row.starts_with(['`', '[']));
     rows.flat_map(|row| code_in(row.split(" | ").next().unwrap())).collect()
 }
 
-/// The spans of code of a text.
+/// The spans of code in a text.
 fn code_in(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -247,20 +247,20 @@ fn with_braces_expanded(name: &str) -> Vec<String> {
     choices.split(',').map(|choice| format!("{before}{choice}{after}")).collect()
 }
 
-/// The names of a family's tasks without the family.
+/// The names of a family's tasks, without the family's name.
 fn tasks_of(family: &str) -> BTreeSet<String> {
     let name = |task: TaskInfo| Some(task.name.strip_prefix(family)?.strip_prefix('/')?.to_owned());
     catalog().into_iter().filter_map(name).collect()
 }
 
-/// A number in digits, or in words up to twelve.
+/// A number in digits, or up to twelve in words.
 fn number(word: &str) -> Option<usize> {
     const WORDS: [&str; 13] =
         ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
     word.parse().ok().or_else(|| WORDS.iter().position(|known| *known == word))
 }
 
-/// The number before a word on a page, where a text begins with `begin`.
+/// The number before `word`, in the line of a page that contains `begin`.
 fn number_before(page: &Page, begin: &str, word: &str) -> usize {
     let line = page.text.lines().find(|line| line.contains(begin)).unwrap_or_else(|| panic!("{}: {begin}", page.name));
     let rest = &line[line.find(begin).unwrap() + begin.len()..];
@@ -321,7 +321,7 @@ fn the_readme_names_every_command() {
     let readme = page("README.md");
     let table = first_cells(section(&readme, "The commands"));
     let named: BTreeSet<&str> = table.iter().map(|name| name.trim_start_matches("spattn ")).collect();
-    // Those that print something about the program itself.
+    // Commands that print something about the program itself.
     let others = BTreeSet::from(["completions", "help"]);
     assert_eq!(named, &commands - &others);
 }

@@ -1,11 +1,11 @@
-//! The committed results of the papers: what their log has can be checked, and their pages leave nothing open that the results say.
+//! The committed results of the papers: their log can be checked, and their pages leave open nothing that the results decide.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use super::{Page, cells, markdown_under, root};
 
-/// The rows of the log whose results are the stored ones: the last of each item, variant and model.
+/// The last row of the log for each item, variant and model. The stored results come from these rows.
 fn last_rows(log: &Path) -> Vec<HashMap<String, String>> {
     let mut log = csv::Reader::from_path(log).unwrap();
     let rows: Vec<HashMap<String, String>> = log.deserialize().map(|row| row.unwrap()).collect();
@@ -28,7 +28,7 @@ fn the_digests_of_the_log_are_those_of_the_tables() {
     assert!(other.is_empty(), "the log has another digest of {other:#?}");
 }
 
-/// The lines of all pages that are wrong, with their pages.
+/// The lines of all pages for which `is_wrong` holds, with their pages.
 fn lines(is_wrong: impl Fn(&Page, &str) -> bool) -> Vec<String> {
     let pages = markdown_under("results/papers");
     assert!(pages.len() > 90, "{}", pages.len());
@@ -50,7 +50,7 @@ fn every_number_of_examples_in_a_verdict_is_of_named_or_counted_tasks() {
 #[test]
 fn no_page_lists_a_fact_or_a_setting_without_a_value() {
     let is_fact = |line: &str| line.starts_with("- ") && line.trim_end().ends_with(':');
-    // Tables of numbers have empty cells; those of settings stand behind the heading.
+    // Tables of numbers have empty cells. Tables of settings come after the heading.
     let is_setting = |page: &Page, line: &str| {
         let settings = page.text.split_once("\n## Settings").map_or("", |(_, settings)| settings);
         line.starts_with("| ") && line.contains("|  |") && settings.contains(line)

@@ -1,4 +1,4 @@
-//! `docs/coming-from.md` has every row of the tables of foreign flags, commands and presses, as they are.
+//! `docs/coming-from.md` has every row of the tables of foreign flags, commands and presses, verbatim.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn cells(cells: &[&str]) -> String {
     format!("| {} |\n", cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | "))
 }
 
-/// A line with its flags in code; what is in code already stays.
+/// A line with its flags marked as code, except those that are marked already.
 fn in_code(line: &str) -> String {
     let flags = |part: &str| {
         let word = |word: &str| {

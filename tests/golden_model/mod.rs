@@ -35,7 +35,7 @@ fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-/// The shape of a checkpoint's decoder, and its weights.
+/// The dimensions of a checkpoint's decoder, and its weights.
 pub fn opened(name: &str, dtype: KvDtype) -> (Dimensions, Weights) {
     let folder = root().join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
@@ -52,7 +52,7 @@ pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
     Decoder::load(&dimensions, &weights, device).unwrap()
 }
 
-/// The names of those that the kernels for GPUs take.
+/// The names of the checkpoints that the GPU kernels support.
 pub fn names_on_gpus() -> Vec<String> {
     let is_taken = |name: &String| {
         let config = std::fs::read_to_string(root().join(name).join("config.json")).unwrap();
@@ -77,8 +77,8 @@ pub fn load(name: &str, device: Device) -> Golden {
 }
 
 impl Golden {
-    /// Greedy continuation of the prompt, whose first `prefix` tokens are prefilled and the others read by `full`; with the logits of the
-    /// last step.
+    /// The greedy continuation of the prompt, and the logits of the last step. The first `prefix` tokens are prefilled, the others read
+    /// by `full`.
     pub fn continues(&self, prefix: usize) -> (Vec<u32>, Vec<f32>) {
         let (decoder, n) = (&self.decoder, self.prompt.len());
         let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();

@@ -11,7 +11,7 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// The folder that holds them, where the tests are run or where they were built.
+/// The folder of the golden checkpoints, relative to where the tests run or where they were built.
 pub fn root() -> PathBuf {
     const MODELS: &str = "tests/golden/models";
     let here = Path::new(MODELS);

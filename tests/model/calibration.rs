@@ -1,6 +1,6 @@
-//! The quality of the shipped calibration on the built-in model, with real prefills and real queries.
+//! The quality of the shipped calibrations on the built-in model, with real prefills and real queries.
 //!
-//! Nothing here depends on the values in the shipped files, only on their fitting the shipped model.
+//! The tests do not depend on the values in the shipped files, but only on whether they fit the shipped model.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -63,7 +63,7 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
     assert!(configured("loki").artefact.is_some() && configured("topk").artefact.is_none());
 }
 
-/// Mean recall over layers and heads while further tokens are read after a prefix of essays.
+/// Mean recall over layers and heads while more tokens are read after a prefix of essays.
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
     let mut fork: Sequence = cache.fork(&configured(spec), true).unwrap();
     let prompt = prefill.prefix.tokens() + unread.len();
@@ -136,7 +136,7 @@ fn labels_in_four_bits_score_as_labels_in_sixteen_on_the_models_keys() {
 
 #[test]
 fn what_is_observed_is_what_is_cached() {
-    // Longer than a chunk, so that positions must continue in the next one.
+    // More than a chunk, so positions must continue in the next chunk.
     let ids = tokens(2500);
     let (mut seen, mut order) = (Vec::new(), Vec::new());
     let prefill = MODEL
@@ -158,7 +158,7 @@ fn what_is_observed_is_what_is_cached() {
     assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).unwrap().logits);
 }
 
-/// Prompts of the evaluation, which no calibration reads.
+/// Prompts of an evaluation, which no calibration reads.
 fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
     let names = ["ruler/niah_multikey_1", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/qa_synth"].map(str::to_owned);
     let prompt = |task: Box<dyn Task>| {
@@ -169,11 +169,11 @@ fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
     resolve(&names, &TaskOptions::default()).unwrap().into_iter().map(prompt).collect()
 }
 
-/// Tokens at the end of a prompt whose queries select; the prefix ends before them.
+/// The number of tokens at the end of a prompt whose queries select. The prefix ends before them.
 const ASKED: usize = 24;
 
-/// For each method and layer, the share of the exact top 64 that it selects, by number and by attention: means over prompts, KV heads and
-/// the last tokens' queries.
+/// The share of the exact top 64 that each method selects in each layer, by number and by attention weight: means over prompts, KV heads
+/// and the last tokens' queries.
 fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]>> {
     let methods: Vec<Configured> = specs.iter().map(|spec| configured(spec)).collect();
     let exact = configured("topk:k=64");
@@ -283,7 +283,7 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
         "lsh_bits:bits=32,ratio=0.0625",
         "lsh_bits:bits=32,ratio=0.0625,center=true",
         "lsh_bits:bits=256,ratio=0.0625",
-        // Two bf16 vectors for each page of 64 tokens are 32 bits for each token.
+        // Two bf16 vectors of 64 channels for a page of 64 tokens are 32 bits for each token.
         "quest:page=64,ratio=0.0625",
         "quest:page=16,ratio=0.0625",
     ];
@@ -301,7 +301,7 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
     }
 }
 
-/// Trains on a few prompts, stopping after some blocks if told to.
+/// Trains on a few prompts, until `stop_after` blocks are done.
 fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<CalibrationOutcome>> {
     let orders = CalibrationOrder::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
     let texts: [Text; 1] = [orders[0].calibration.reading.text.into()];

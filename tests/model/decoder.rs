@@ -39,7 +39,7 @@ fn logits_equal_the_reference_at_positions_beyond_1000() {
     }
 }
 
-/// What is run on a GPU is compared there. A family that its kernels do not take is left out here by name.
+/// A checkpoint that the GPU kernels cannot take would have to be left out here by name.
 #[test]
 fn kernels_for_gpus_take_every_checkpoint() {
     assert_eq!(names_on_gpus(), names());
@@ -80,7 +80,7 @@ fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
     let dense = g.decoder.prefill(&tokens, tokens.len()).unwrap();
     let pieces =
         |layer: usize, bounds: &[usize]| bounds.windows(2).map(|w| (layer, w[0], w[1] - w[0])).collect::<Vec<_>>();
-    // Every token is on a vertical or in the window, so the sparse prefill must equal the dense one.
+    // Every token is in a vertical or in the window, so sparse prefill must equal dense prefill.
     for (spec, bounds) in [("vertical_slash:vertical=2300", &[0, 2300][..]), ("a_shape:window=2300", &[0, 2048, 2300])]
     {
         let method = method(spec);

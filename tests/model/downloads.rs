@@ -1,5 +1,5 @@
-//! Downloads from a misbehaving hub: two servers, the hub and, on another host, the store that it redirects to, as the public hub does for
-//! large files.
+//! Downloads from a misbehaving hub. Two servers stand in for the public hub: the hub itself, and on another host the store that it
+//! redirects to for large files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,7 +43,7 @@ struct Asked {
     path: String,
     authorization: Option<String>,
     range: Option<String>,
-    /// The number of earlier requests to this host with this method and path.
+    /// The number of earlier requests to this host with the same method and path.
     earlier: usize,
 }
 
@@ -58,33 +58,33 @@ impl Asked {
     }
 }
 
-/// How a request is answered.
+/// How a request is answered wrongly, or rightly.
 #[derive(Debug, Clone, Copy)]
 enum Behaviour {
     Right,
-    /// With another status and further headers.
+    /// With this status, and these further headers.
     Status(&'static str, &'static str),
-    /// The body ends after so many bytes, although all were announced.
+    /// The body ends after this many bytes, although all bytes were announced.
     Torn(usize),
-    /// The body ends after so many bytes, and no length was announced.
+    /// The body ends after this many bytes, and no length was announced.
     TornUnannounced(usize),
     /// Nothing is sent for this long.
     Silent(Duration),
-    /// So many bytes are sent, and then nothing for this long.
+    /// This many bytes are sent, then nothing for this long.
     Stalled(usize, Duration),
     /// Correct, but slow.
     Slow(Duration),
-    /// So many bytes, then one byte at this interval.
+    /// This many bytes are sent, then one byte at each interval.
     Trickling(usize, Duration),
     /// One bit of the first byte is flipped.
     Flipped,
-    /// One byte more, without announcement.
+    /// One byte too many is sent, unannounced.
     Longer,
-    /// The whole file, whatever part is requested.
+    /// The whole file is sent, whatever part is requested.
     WithoutRanges,
-    /// Another part than requested.
+    /// Another part than the requested one is sent.
     OtherPart,
-    /// No header about a part, a length or an end.
+    /// No header states the part, the length or the end.
     Unannounced,
 }
 
@@ -131,7 +131,7 @@ impl Hub {
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     let server = server.clone();
-                    // A connection may stall while others continue.
+                    // Each connection has a thread, because one may stall while others continue.
                     std::thread::spawn(move || server.serve(stream.unwrap()));
                 }
             });
@@ -143,7 +143,7 @@ impl Hub {
         self.asked.lock().unwrap().clone()
     }
 
-    /// The parts of the weights that were requested from the store.
+    /// The ranges of the weights that were requested from the store.
     fn ranges(&self) -> Vec<Option<String>> {
         self.asked().into_iter().filter(Asked::is_weights).map(|asked| asked.range).collect()
     }
@@ -221,7 +221,7 @@ impl Server {
 fn gguf_architecture(file: &[u8]) -> Option<String> {
     const KEY: &[u8] = b"general.architecture";
     let at = file.starts_with(b"GGUF").then(|| file.windows(KEY.len()).position(|window| window == KEY))?? + KEY.len();
-    // The kind of the value, its length, and the text.
+    // The type of the value, its length, then the text.
     let length = u64::from_le_bytes(file[at + 4..at + 12].try_into().unwrap()) as usize;
     Some(String::from_utf8(file[at + 12..at + 12 + length].to_vec()).unwrap())
 }
@@ -350,12 +350,12 @@ fn assert_whole(cache: &TempDir, hub: &Hub) {
     }
 }
 
-/// Whether no file passes for the complete weights.
+/// Whether no file could be mistaken for the complete weights.
 fn is_absent(cache: &TempDir, hub: &Hub) -> bool {
     !blob(cache, hub).exists() && !cached(cache, WEIGHTS).exists()
 }
 
-/// The message of an error and its hint, and whether it is a mistake of the user.
+/// The message and hint of an error, and whether it is the user's mistake.
 fn told(error: &anyhow::Error) -> (String, String, bool) {
     let usage = error.downcast_ref::<UsageError>().map(|e| (e.what.clone(), e.hint.clone().unwrap_or_default(), true));
     let failure = error.downcast_ref::<RunFailure>().map(|e| (e.what.clone(), e.hint.clone(), false));
@@ -364,7 +364,7 @@ fn told(error: &anyhow::Error) -> (String, String, bool) {
     told
 }
 
-/// Downloads from a hub whose store gives these answers to the first requests for the weights, and correct ones to all others.
+/// Downloads from a hub whose store answers the first requests for the weights like this, and all others correctly.
 fn with_weights_served(first: &'static [Behaviour]) -> (Hub, TempDir, anyhow::Result<ModelFiles>) {
     let hub = Hub::start(checkpoint(), move |asked| match asked.is_weights() {
         true => first.get(asked.earlier).copied().unwrap_or(Behaviour::Right),
@@ -381,7 +381,7 @@ fn ranges(hub: &Hub) -> Vec<String> {
 
 // --- Refusals before a download ---
 
-/// `config.json` with other keys.
+/// Files whose `config.json` has some keys changed.
 fn with_config(mut files: BTreeMap<String, Vec<u8>>, changes: &Value) -> BTreeMap<String, Vec<u8>> {
     let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
     config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -452,7 +452,7 @@ fn a_repository_without_safetensors_is_refused_by_its_list_of_files() {
 
 const GGUF: &str = "m-Q4_K_M.gguf";
 
-/// A repository with a model in three types, one of them in a folder.
+/// A repository with one model in three types, one of them in a subfolder.
 fn gguf_repository() -> BTreeMap<String, Vec<u8>> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/mixed.gguf");
     let model = fs::read(golden).unwrap();
@@ -479,7 +479,7 @@ fn a_gguf_file_of_a_repository_is_fetched_by_its_name_or_its_type() {
         assert_eq!(found.weights.sha256().unwrap(), sha256_hex(&hub.files[file]));
         let asked: Vec<String> = hub.asked().into_iter().map(|asked| asked.path).collect();
         assert!(asked[1..].iter().all(|path| path.ends_with(file)), "only the file is asked for: {asked:?}");
-        // Again, and without network.
+        // Fetch it again, and without a network.
         let before = hub.asked().len();
         fetch_named(spec, &options(&cache, &hub)).unwrap();
         let offline = HubOptions { offline: true, ..options(&cache, &hub) };
@@ -514,7 +514,7 @@ fn a_gguf_file_that_is_not_there_is_told_with_those_that_are() {
 #[test]
 fn a_gguf_model_that_cannot_be_run_is_refused_before_it_is_asked_for() {
     let mut files = gguf_repository();
-    // As long as `llama`.
+    // A name of the same length as `llama`.
     files.values_mut().for_each(|file| {
         let key = b"general.architecture";
         if let Some(at) = file.windows(key.len()).position(|window| window == key) {
@@ -550,7 +550,7 @@ fn a_gguf_file_that_was_cut_off_or_damaged_in_the_cache_is_found() {
 
 #[test]
 fn the_token_goes_to_the_hub_and_nowhere_else() {
-    // Another host, and the same host at another port.
+    // The store is on another host, or at another port of the same host.
     for store in ["localhost", "127.0.0.1"] {
         let hub = Hub::with_store_at(store, checkpoint(), |asked| match asked.is_weights() && asked.earlier == 0 {
             true => Behaviour::Torn(1000),
@@ -858,7 +858,7 @@ fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
         false => Behaviour::Right,
     });
     let (cache, started) = (TempDir::new().unwrap(), Instant::now());
-    // Every pause is shorter than the stall limit.
+    // Each pause is shorter than the stall limit.
     let timeouts = Timeouts { stall: Duration::from_millis(500), ..Timeouts::default() };
     let slow = || fetch(&HubOptions { timeouts, ..options(&cache, &hub) });
     let (what, hint, is_usage) = told(&slow().unwrap_err());
@@ -877,7 +877,7 @@ fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
 #[test]
 fn each_refusal_has_its_own_hint() {
     struct Case {
-        /// Part of the path of refused requests.
+        /// A part of the path of the requests to refuse.
         place: &'static str,
         host: Host,
         status: &'static str,
@@ -990,7 +990,7 @@ fn each_refusal_has_its_own_hint() {
     }
 }
 
-/// The address of a server that does not speak TLS, as an https address.
+/// The https address of a server that does not speak TLS.
 fn address_without_tls() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://{}", listener.local_addr().unwrap());
@@ -1038,7 +1038,7 @@ fn a_full_disk_is_called_so() {
     let hub = Hub::start(checkpoint(), |_| Behaviour::Right);
     let cache = TempDir::new().unwrap();
     fs::create_dir_all(root(&cache).join("blobs")).unwrap();
-    // Accepts no byte, like a full disk.
+    // A file that accepts no bytes, as on a full disk.
     std::os::unix::fs::symlink("/dev/full", blob(&cache, &hub).with_extension("incomplete")).unwrap();
     let (what, hint, is_usage) = told(&fetch(&options(&cache, &hub)).unwrap_err());
     assert!(what.contains("`model.safetensors`") && what.contains(".incomplete: No space left on device"), "{what}");
@@ -1048,7 +1048,7 @@ fn a_full_disk_is_called_so() {
 
 // --- More than one process ---
 
-/// The program with this hub, and without any other settings of this machine.
+/// The program with this hub, and without this machine's own settings.
 fn spattn(hub: &Hub, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"] {
@@ -1059,7 +1059,7 @@ fn spattn(hub: &Hub, home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Downloads the model and runs a minimal evaluation.
+/// The command that downloads the model and runs a minimal evaluation.
 fn evaluate(hub: &Hub, home: &TempDir, out: &str) -> Command {
     let out = home.path().join(out);
     let model = ["eval", "--model", "org/model", "--no-chat", "--task", "ruler/vt", "--length", "1024", "-n", "1"];
@@ -1198,7 +1198,7 @@ fn a_file_of_which_nothing_is_known_needs_an_end() {
     let why = download(&hub, folder.path(), Expected::default()).unwrap_err();
     assert!(why.starts_with("its size and hash are not known, and the server states no size"), "{why}");
     assert!(!folder.path().join("file").exists());
-    // The size alone shows that something is missing.
+    // Only the size shows that bytes are missing.
     let expected = Expected { bytes: Some(hub.weights().len() as u64), digest: None };
     let why = download(&hub, folder.path(), expected).unwrap_err();
     assert!(why.contains(&format!("broke (after 1000 of {} bytes)", hub.weights().len())), "{why}");
@@ -1208,7 +1208,7 @@ fn a_file_of_which_nothing_is_known_needs_an_end() {
 
 #[test]
 fn data_sets_are_fetched_in_spite_of_a_busy_mirror() {
-    // A mirror of two files, each under its path in a data folder. It is busy at first.
+    // A mirror of two files, each at its path in a data folder. At first it is busy.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mirror = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {

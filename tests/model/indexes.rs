@@ -17,9 +17,9 @@ use spattn::model::tokenizer::TokenizerOptions;
 use spattn::tasks::text::essays::Essays;
 
 const TOKENS: usize = 2000;
-/// The number of last tokens whose queries search.
+/// The number of last tokens whose queries search the index.
 const ASKING: usize = 16;
-/// Tokens between the candidates and the searching tokens, which are attended anyway.
+/// The number of tokens between the candidates and the searching tokens. They are always attended.
 const LOCAL: usize = 64;
 const SINK: usize = 4;
 
@@ -27,7 +27,7 @@ struct Scene {
     model: Model,
     prefill: Prefill,
     stats: PromptStats,
-    /// By layer, `[token][head][d]` of the searching tokens.
+    /// The queries of the searching tokens, by layer, as `[token][head][d]`.
     queries: Vec<Vec<f32>>,
 }
 
@@ -59,7 +59,7 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
     Scene { model, prefill, stats, queries }
 });
 
-/// The tokens selected for every query of every layer, and the cost.
+/// The tokens selected for each query of each layer, and the total cost.
 fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     let Scene { model, prefill, stats, queries } = &*SCENE;
     let (shape, tokens) = (model.shape(), prefill.prefix.tokens());
@@ -121,7 +121,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     (picks, cost)
 }
 
-/// The share of the exact top-k that a method selects, as mean and as the least of a layer; and its inner products as a share of all.
+/// The share of the exact top-k that a method selects, as mean and as the minimum over layers; and its share of all inner products.
 fn recall(spec: &str, exact: &str) -> (f64, f64, f64) {
     let ((found, cost), (wanted, scan)) = (picks(spec), picks(exact));
     let share = |(found, wanted): (&Vec<u32>, &Vec<u32>)| {

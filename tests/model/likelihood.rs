@@ -1,5 +1,5 @@
-//! Likelihoods of given text, compared with Hugging Face transformers (`scripts/make_golden_models.py likelihood`), and token by token with
-//! one pass over all tokens.
+//! Likelihoods of given text, compared with those of Hugging Face transformers (`scripts/make_golden_models.py likelihood`), and token by
+//! token with one pass over all tokens.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -45,12 +45,12 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
     (decoder, prompt.into_iter().map(|id| id as u32).collect())
 }
 
-/// An example, and the text that is scored behind it.
+/// An example, and the text after it that is scored.
 #[derive(Clone, Copy)]
 struct Asked<'a>(ExampleRequest<'a>, GivenText<'a>);
 
 impl Asked<'_> {
-    /// The same without comparing it with `full`.
+    /// The same example, not compared with `full`.
     fn not_compared(self) -> Self {
         Self(self.0, GivenText { compare: false, ..self.1 })
     }
@@ -93,7 +93,7 @@ fn windowed_perplexity_is_that_of_transformers() {
     assert_eq!(expected.len(), text.len() / window);
     for (tokens, nll) in text.chunks_exact(window).zip(&expected) {
         let (prompt, scored) = tokens.split_at(window - scored);
-        // Sparse from the last prompt token, from the start of the prompt, and from the token after the first scored one.
+        // The prefix ends before the last prompt token, after the first token, and after the whole prompt.
         for prefix in [prompt.len() - 1, 1, prompt.len()] {
             let ours = run(&decoder, request(prompt, prefix, &[scored.into()], &full)).runs[0].answers[0].nll;
             assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} from a prefix of {prefix}");
@@ -118,7 +118,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
             TextToScore::from(&text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize])
         })
         .collect();
-    // If it selects all tokens, a method with an index that all options share is exact too.
+    // A method whose index is shared by all options is exact too if it selects all tokens.
     let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
     let outcomes = [
         run(&decoder, request(prompt, prompt.len() - 1, &options, &all).not_compared()),
@@ -136,7 +136,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
         "the last prompt token counts once an option"
     );
     assert!((live.density - 1.0).abs() < 1e-9);
-    // All products that `topk` took are attention's, none of those that `quest` took with bounds is.
+    // `topk` shares its inner products with attention; `quest`, which scores by bounds, shares none.
     assert!(live.cost1 == Some(0.0) && outcomes[0].runs[2].costs.cost1 > Some(0.0));
 }
 

@@ -1,4 +1,4 @@
-//! All files of a model, compared with references made by `scripts/make_golden_models.py`.
+//! All files of a model, compared with references that `scripts/make_golden_models.py` made.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,7 +52,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 
 // --- RoPE ---
 
-/// A config.json with the RoPE keys of a golden entry.
+/// A config with the RoPE keys of a golden entry.
 fn config_with(entry: &Value) -> ModelConfig {
     let rotates_a_part = entry["config"]["rope_parameters"].get("partial_rotary_factor").is_some();
     let class = if rotates_a_part { "GlmForCausalLM" } else { "LlamaForCausalLM" };
@@ -91,7 +91,7 @@ fn rope_equals_the_reference() {
             let mut table = RopeTable::new(&rope, length);
             table.grow(length);
             let position = case["position"].as_u64().unwrap() as usize;
-            // One ulp of a frequency changes an angle by this much.
+            // An error of one ulp in a frequency changes an angle by this much.
             let tolerance = 2e-6 + position as f32 * 1.2e-7;
             let cos = largest_difference(table.cos(position), &floats(&case["cos"]));
             let sin = largest_difference(table.sin(position), &floats(&case["sin"]));
@@ -130,7 +130,7 @@ fn config_of(name: &str) -> ModelConfig {
     ModelConfig::parse(&fs::read_to_string(&path).unwrap(), name).unwrap()
 }
 
-/// Names and shapes of all tensors of a model with this config.
+/// The names and shapes of all tensors that a model with this config has.
 fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let mut all = vec![
@@ -177,7 +177,7 @@ fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     all
 }
 
-/// Matrices of a layer's second branch: name, rows, columns, and whether there is a bias.
+/// The matrices of a layer's feed-forward network: name, rows, columns, and whether there is a bias.
 fn feed_forward(c: &ModelConfig, layer: usize) -> Vec<(String, usize, usize, bool)> {
     let (h, inner, bias) = (c.hidden_size, c.intermediate_size, c.block.mlp_bias);
     let network = |[gate, up, down]: [String; 3], inner: usize| {
@@ -254,7 +254,7 @@ fn stored_types_and_shards_are_read() {
 
 #[test]
 fn the_identity_of_a_single_file_is_its_hash() {
-    // An empty list of tensors, so that the value can be checked with sha256sum.
+    // The list of tensors is empty, so that sha256sum can confirm the value.
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
     let one = Weights::open_folder(folder.path()).unwrap().sha256().unwrap();
@@ -283,7 +283,7 @@ fn resolve(folder: &Path) -> anyhow::Result<ModelFiles> {
     ModelSource::parse(folder.to_str().unwrap())?.resolve()
 }
 
-/// The error of an unusable folder, without the folder's path.
+/// The error message of an unusable folder, without the folder's path.
 fn fault(folder: &TempDir) -> String {
     let message = match resolve(folder.path()) {
         Err(error) => format!("{error:#}"),
@@ -350,7 +350,7 @@ fn each_fault_of_a_folder_is_one_line() {
 
 // --- Tensors that are stored but not read ---
 
-/// Tensors of a file by name: type, shape, bytes.
+/// The tensors of a file by name: type, shape, bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 fn edit_tensors(folder: &TempDir, edit: impl FnOnce(&mut Tensors)) {
@@ -389,7 +389,7 @@ fn logits(folder: &TempDir) -> Vec<f32> {
     model.decoder.all_logits(&[5, 9, 200, 17]).unwrap()
 }
 
-/// Adds an output matrix equal to the embeddings; `other` changes it.
+/// Adds an output matrix equal to the embeddings, or different from them if `other`.
 fn add_head(tensors: &mut Tensors, other: bool) {
     let (dtype, shape, mut data) = tensors["model.embed_tokens.weight"].clone();
     assert_eq!(dtype, Dtype::F16);
@@ -400,7 +400,7 @@ fn add_head(tensors: &mut Tensors, other: bool) {
     tensors.insert("lm_head.weight".to_owned(), (dtype, shape, data));
 }
 
-/// As `PreTrainedModel.tie_weights` of transformers 5: a stored head that differs is not tied, with a warning.
+/// In `PreTrainedModel.tie_weights` of transformers 5, a stored head that differs is not tied, and a warning is given.
 #[test]
 fn a_stored_head_counts_where_it_differs_from_the_embeddings() {
     let (plain, equal, other, stated) = (copy_of("llama3"), copy_of("llama3"), copy_of("llama3"), copy_of("llama3"));
@@ -420,14 +420,14 @@ fn a_stored_head_counts_where_it_differs_from_the_embeddings() {
         said[0].starts_with("DIR/model.safetensors: `lm_head.weight` is stored and differs from the embeddings"),
         "{said:?}"
     );
-    // If two matrices are the same, either one may be stored.
+    // If two matrices are equal, either of them may be stored alone.
     let alone = copy_of("llama3");
     edit_tensors(&alone, |t| {
         let embedding = t.remove("model.embed_tokens.weight").unwrap();
         t.insert("lm_head.weight".to_owned(), embedding);
     });
     assert_eq!((logits(&alone), notes(&alone)), (logits(&plain), vec![]));
-    // The same numbers in another type are not a difference.
+    // The same numbers in another type count as equal.
     edit_tensors(&equal, |t| {
         let (_, shape, data) = t["lm_head.weight"].clone();
         let wide = data.as_chunks::<2>().0.iter().flat_map(|word| f16::from_le_bytes(*word).to_f32().to_le_bytes());
@@ -448,7 +448,7 @@ fn tensors_that_nothing_reads_are_named() {
     };
     let with =
         |names: &'static [&str]| told(&|folder| edit_tensors(folder, |t| names.iter().for_each(|n| vector(t, n))));
-    // Buffers that transformers computes itself and ignores silently (`_adjust_missing_and_unexpected_keys`).
+    // Buffers that transformers computes itself and silently ignores (`_adjust_missing_and_unexpected_keys`).
     assert_eq!(with(&["model.layers.0.self_attn.rotary_emb.inv_freq", "model.embeddings.position_ids"]), [""; 0]);
     assert_eq!(with(&["score.weight"]), ["DIR/model.safetensors: 1 tensor is not read: `score.weight`"]);
     assert_eq!(
@@ -555,7 +555,7 @@ fn checkpoints_of_other_formats_are_called_by_their_names() {
                 fs::remove_file(f.path().join("config.json")).unwrap();
                 write(f, "x.Q4_K_M.gguf");
             },
-            // Its only model is that file.
+            // The file is the folder's only model.
             "x.Q4_K_M.gguf: not a GGUF file",
             "fetch it again",
         ),
@@ -618,7 +618,7 @@ fn nothing_is_to_be_said_of_the_built_in_model() {
 fn notes_on_a_model_are_printed_once_and_kept_in_the_manifest() {
     let folder = built_in();
     edit_tensors(&folder, |t| drop(t.insert("score.weight".to_owned(), (Dtype::F32, vec![2], vec![0; 8]))));
-    // As SmolLM2: the tokenizer adds no BOS, but each turn of the template begins with one.
+    // As in SmolLM2: the tokenizer adds no BOS, but the template begins each turn with one.
     edit_json(&folder, "tokenizer.json", json!({"post_processor": null}));
     let template = "<s>user\n{{ messages[0].content }}</s>\n<s>assistant\n";
     edit_json(&folder, "tokenizer_config.json", json!({"chat_template": template}));
@@ -685,7 +685,7 @@ fn load_with(options: TokenizerOptions, change: impl FnOnce(&mut ModelFiles)) ->
     Tokenizer::load(&files, &files.config().unwrap(), options)
 }
 
-/// `tokenizer_config.json` of the built-in model with further keys.
+/// Adds keys to the built-in model's `tokenizer_config.json`.
 fn settings(files: &mut ModelFiles, extra: Value) {
     let mut all: Value = serde_json::from_str(&files.tokenizer_config.as_ref().unwrap().text).unwrap();
     all.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -706,7 +706,7 @@ fn ids_and_texts_equal_the_reference() {
         let ids: Vec<u32> = serde_json::from_value(entry["ids"].clone()).unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), text(entry, "decoded"), "{input:?}");
         assert_eq!(tokenizer.encode_text(input, false).unwrap()[..], ids[1..], "{input:?}");
-        // Only a text that contains its own BOS differs: the reference would add a second one.
+        // Only a text with its own BOS differs: the reference would add a second one.
         if !input.starts_with("<s>") {
             let prompt = tokenizer.encode_prompt(input, "").unwrap();
             assert_eq!(prompt.ids, ids, "{input:?}");
@@ -739,22 +739,22 @@ fn there_is_exactly_one_bos_however_it_comes() {
     assert_eq!(first(&with_chat(template)), (1, 1));
     assert_eq!(first(&with_chat(without)), (1, 1));
     assert_eq!(first(&builtin_with(|_| ()).unwrap()), (1, 1));
-    // The config applies if the tokenizer itself adds nothing.
+    // The config's key applies if the tokenizer itself adds nothing.
     let stated = builtin_with(|f| {
         no_processor(f);
         settings(f, json!({"add_bos_token": true}));
     });
     assert_eq!(first(&stated.unwrap()), (1, 1));
     assert_eq!(first(&builtin_with(no_processor).unwrap()).1, 0);
-    // But a false there does not stop a tokenizer that adds one.
+    // But a key of `false` does not stop a tokenizer that adds one.
     assert_eq!(first(&builtin_with(|f| settings(f, json!({"add_bos_token": false}))).unwrap()), (1, 1));
     let written = builtin_with(|_| ()).unwrap().encode_prompt("<s>hi <s>", "").unwrap();
     assert_eq!(written.bos_count, 2);
 }
 
-/// As published models have it: whether the post-processor of tokenizer.json adds BOS, keys of tokenizer_config.json, and what is told. With
-/// transformers 5.24 `tokenizer(text)` begins with BOS where the post-processor adds one, whatever the keys say; `apply_chat_template`, where
-/// the template prints one.
+/// Combinations that published models have: whether the post-processor of tokenizer.json adds BOS, keys of tokenizer_config.json, and the
+/// note. In transformers 5.24, `tokenizer(text)` begins with BOS if the post-processor adds it, whatever the keys say, and
+/// `apply_chat_template` if the template prints it.
 #[test]
 fn a_note_on_bos_is_given_where_prompts_differ_from_transformers() {
     let bare = "[user] {{ messages[0].content }} [end]";
@@ -818,7 +818,7 @@ fn the_chat_template_wraps_the_turn_and_opens_the_answer() {
     let question = "  context. ".len();
     let token = prompt.token_of_user_byte(question);
     assert!(prompt.text[prompt.offsets[token].0..].trim_start().starts_with("Question?"));
-    // A separate file takes precedence, a list has a default, and the template can be left out.
+    // A separate file takes precedence, a list has a default template, and the template can be left out.
     let own = builtin_with(|f| {
         settings(f, json!({"chat_template": template}));
         f.chat_template =
@@ -891,7 +891,7 @@ fn the_question_starts_with_the_first_token_that_holds_a_byte_of_it() {
     let (start, end) = prompt.offsets[token];
     assert!(start <= context.len() && context.len() < end);
     assert!(prompt.offsets[..token].iter().all(|(_, end)| *end <= context.len()));
-    // In the middle of a word, the straddling token belongs to the question.
+    // In the middle of a word, the token across the boundary belongs to the question.
     let inside = prompt.token_of_user_byte(1);
     assert_eq!((inside, prompt.offsets[inside]), (1, (0, 3)));
     assert_eq!(prompt.token_at(prompt.text.len()), prompt.ids.len());
@@ -900,7 +900,7 @@ fn the_question_starts_with_the_first_token_that_holds_a_byte_of_it() {
 
 #[test]
 fn offsets_are_bytes_also_behind_wide_characters() {
-    // A post-processor that trims offsets, as in Llama 3, must not shift them.
+    // A post-processor that trims offsets, as in Llama 3, must not shift the boundaries.
     let trimming = |f: &mut ModelFiles| {
         edit_tokenizer(f, |j| {
             let byte_level =
@@ -959,8 +959,8 @@ fn ends_that_make_no_sense_are_refused_in_whatever_file() {
     }
 }
 
-/// As `_from_pretrained` of transformers 5: `special_tokens_map.json` and `added_tokens.json` count if `tokenizer_config.json` has no
-/// `added_tokens_decoder`; the first then takes precedence.
+/// As in `_from_pretrained` of transformers 5: `special_tokens_map.json` and `added_tokens.json` are used if `tokenizer_config.json` has no
+/// `added_tokens_decoder`. The former takes precedence over the latter.
 #[test]
 fn special_tokens_are_read_where_transformers_reads_them() {
     let file = |name: &str, json: Value| Some(TextFile { name: name.into(), text: json.to_string().into() });
@@ -1024,7 +1024,7 @@ fn special_tokens_are_read_where_transformers_reads_them() {
 
 #[test]
 fn special_tokens_are_never_split() {
-    // The reference marks named tokens even if tokenizer.json lists them as plain.
+    // The reference treats named tokens as special even if tokenizer.json lists them as plain.
     let unmarked = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["added_tokens"] = json!([]));
     let tokenizer = builtin_with(unmarked).unwrap();
     assert_eq!(tokenizer.encode_text("</s>", false).unwrap(), [2]);
@@ -1057,8 +1057,8 @@ fn special_tokens_that_the_tokenizer_lacks_are_told_of() {
     assert!(notes(json!({"bos_token": null, "add_bos_token": true}))[0].contains("no `bos_token` is named"));
 }
 
-/// The expected tokens around a text come from transformers 5.24.0 and 4.46.3 (`LlamaTokenizer`), run on such files: version 5 uses
-/// `tokenizer.json` alone, version 4 the flags.
+/// The expected tokens around a text are from transformers 5.24.0 and 4.46.3 (`LlamaTokenizer`), run on such files. Version 5 uses only
+/// `tokenizer.json`, version 4 uses the flags.
 #[test]
 fn flags_that_differ_from_the_tokenizers_own_front_are_told_of() {
     let notes = |has_front: bool, changes: Value| {
@@ -1176,7 +1176,7 @@ fn only_bos_tokens_at_the_beginning_are_counted() {
     };
     let usual = builtin_with(|_| ()).unwrap();
     assert_eq!(["hi", "hi <s> and <s>", "<s>hi", "<s><s>hi"].map(|text| leading(&usual, text)), [1, 1, 1, 2].map(Some));
-    // As SmolLM2: no BOS is added, but each turn of the template begins with one. As Qwen: no prompt has one.
+    // As in SmolLM2: no BOS is added, but the template begins each turn with one. As in Qwen: no prompt has one.
     let none = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
     let turns = builtin_with(|f| {
         none(f);
@@ -1184,12 +1184,12 @@ fn only_bos_tokens_at_the_beginning_are_counted() {
     });
     assert_eq!(leading(&turns.unwrap(), "hi"), Some(1));
     assert_eq!(leading(&builtin_with(none).unwrap(), "hi"), None);
-    // A template that writes one BOS too many.
+    // A template that prints one BOS too many.
     let twice = builtin_with(|f| {
         settings(f, json!({"chat_template": "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}"}))
     });
     assert_eq!(leading(&twice.unwrap(), "hi"), Some(2));
-    // The prompt of another tokenizer, without this one's first tokens.
+    // A prompt of another tokenizer, which does not begin with this one's first tokens.
     assert_eq!(usual.leading_bos(&[5, 1]), Some(0));
 }
 
@@ -1202,7 +1202,7 @@ fn faults_of_a_tokenizer_are_one_line() {
     };
     let broken = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: "{\n}".into() });
     assert!(broken.starts_with("t/tokenizer.json: not a tokenizer: "), "{broken}");
-    // The crate that parses it panics if the JSON is truncated at its decoder.
+    // The crate that parses it panics if the JSON is truncated at the decoder.
     let torn = r#"{"version": "1.0", "decoder": }"#;
     let torn = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: torn.into() });
     assert!(torn.starts_with("t/tokenizer.json: not a tokenizer: it is damaged: "), "{torn}");
@@ -1219,7 +1219,7 @@ fn faults_of_a_tokenizer_are_one_line() {
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A hub with the files of a folder as the model `org/model` and as the data set `org/data`.
+/// A hub that has the files of a folder as the model `org/model` and as the data set `org/data`.
 struct Hub {
     address: String,
     requests: Arc<AtomicUsize>,
@@ -1276,7 +1276,7 @@ fn serve(mut stream: TcpStream, folder: &Path) {
     let _ = stream.write_all(&answer);
 }
 
-/// Paths of all files, relative to the folder.
+/// The paths of all files, relative to the folder.
 fn names_below(folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -1352,7 +1352,7 @@ fn a_model_is_downloaded_once_and_then_needs_no_network() {
     }
     let commit = format!("org/model@{COMMIT}");
     assert!(ModelSource::parse(&commit).unwrap().resolve_with(&offline).is_ok());
-    // A shard that is missing from the cache is noticed before anything is loaded.
+    // A shard missing from the cache is noticed before anything is loaded.
     let snapshot = cache.path().join("models--org--model/snapshots").join(COMMIT);
     fs::remove_file(snapshot.join("model-00002-of-00002.safetensors")).unwrap();
     let error = hub_error("org/model", &offline);
@@ -1405,7 +1405,7 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     let all = "`tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`, `special_tokens_map.json` and \
                `added_tokens.json` are";
     assert_eq!(files.notes, [doubt(all)]);
-    // Names that other tools looked for in vain raise no doubt, and neither do files that would not be read.
+    // Files that other tools looked for in vain give no warning, nor do files that would not be read.
     let notes_with = |file: &str| {
         fs::create_dir_all(root.join(".no_exist").join(COMMIT)).unwrap();
         fs::write(root.join(".no_exist").join(COMMIT).join(file), "").unwrap();
@@ -1417,7 +1417,7 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     assert_eq!(notes_with("chat_template.jinja"), [""; 0]);
     fs::remove_dir_all(root.join(".no_exist")).unwrap();
     fs::remove_file(snapshot.join("tokenizer_config.json")).unwrap();
-    // With a network, the rest is fetched, but not what is cached.
+    // With a network, the rest is downloaded, but nothing that is cached.
     let hub = Hub::start(remote.path().to_owned());
     let files = source.resolve_with(&options(&cache, &hub.address)).unwrap();
     assert!(files.notes.is_empty() && files.tokenizer_config.is_some());
@@ -1427,7 +1427,7 @@ fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
 #[test]
 fn without_network_the_error_says_what_to_do_and_comes_soon() {
     let cache = TempDir::new().unwrap();
-    // Accepts connections and never answers.
+    // A server that accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let started = Instant::now();
@@ -1570,7 +1570,7 @@ fn data_that_other_tools_have_cached_is_used_with_a_word_of_doubt() {
     fs::copy(remote.path().join("wordlists/a.txt"), snapshot.join("wordlists/a.txt")).unwrap();
     let part = data("hub:org/data", &offline).unwrap();
     assert_eq!(part.notes, ["org/data: the cache may not have all files of this data set (HF_HUB_OFFLINE is set)"]);
-    // Runs on a part of the data must not be recorded as runs on all of it.
+    // Runs on part of the data must not be recorded as runs on all of it.
     assert_eq!(part.id, format!("hub:org/data@{COMMIT} (files: 1)"));
 
     let hub = Hub::start(remote.path().to_owned());

@@ -1,4 +1,4 @@
-//! Examples that begin alike are read once, and give the same bits as if each were read alone.
+//! Examples that begin alike are read once, and give the same bits as if each was read alone.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
@@ -19,12 +19,12 @@ fn load(dtype: KvDtype) -> Model {
     Model::load(&ModelSource::Builtin, Some(dtype), TokenizerOptions::default()).unwrap()
 }
 
-/// The number of last tokens of a prefix that are read again for their queries.
+/// The number of last tokens of a prefix that are read again, because their queries are needed.
 const LAST: usize = RecentQueries::COUNT;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| load(KvDtype::F16));
 
-/// Text that no other seed gives.
+/// Text that differs for each seed.
 fn tokens(model: &Model, seed: u64, count: usize) -> Vec<u32> {
     let text = Essays::Grammar.reader(seed, 3).text(count);
     let mut ids = model.tokenizer.encode_text(&text, true).unwrap();
@@ -36,7 +36,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
     specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()).collect()
 }
 
-/// A prompt, the number of its tokens in the prefix, and the seeds of its context and of itself.
+/// A prompt, the number of its tokens in the prefix, the seed of its context and its own seed.
 struct Prompt(Vec<u32>, usize, u64, u64);
 
 fn run(
@@ -48,7 +48,7 @@ fn run(
     run_before(model, prompt, &[], methods, runner)
 }
 
-/// Runs a prompt; prefixes of the `longer` lengths follow.
+/// Runs a prompt that is followed by prefixes of the `longer` lengths.
 fn run_before(
     model: &Model,
     prompt: &Prompt,
@@ -86,7 +86,7 @@ fn runner(model: &Model) -> ExampleRunner<'_> {
     ExampleRunner::new(&model.decoder, &NEVER)
 }
 
-/// All of an outcome that is not a time.
+/// All of a result except times.
 fn bits(outcome: &ExampleResult<GeneratedAnswer>) -> Vec<String> {
     let of = |r: &MethodResult<GeneratedAnswer>| {
         format!(
@@ -107,7 +107,7 @@ fn bits(outcome: &ExampleResult<GeneratedAnswer>) -> Vec<String> {
     outcome.runs.iter().map(of).collect()
 }
 
-/// Runs prompts one after the other, and each alone. Returns how many tokens of each were reused.
+/// Runs prompts one after another, and each alone. Returns how many tokens of each were reused.
 fn compare(model: &Model, prompts: &[Prompt], specs: &[&str]) -> Vec<usize> {
     let methods = methods(specs);
     let mut in_turn = runner(model);
@@ -131,7 +131,7 @@ fn a_common_beginning_of_any_length_is_read_once() {
             let other = tokens(&model, 2, 900);
             [&all[..at], &other[1..1 + end - at]].concat()
         };
-        // Longer and shorter than the stored prefix, more and fewer than the tokens of a chunk, and too short.
+        // Prompts longer and shorter than the stored prefix, that share more and fewer tokens than a chunk, and too few.
         let prompts = [
             Prompt(all[..700].to_vec(), 690, 1, 1),
             Prompt(changed(333, 800), 790, 2, 2),
@@ -180,7 +180,7 @@ fn what_is_gathered_of_a_prompt_is_gathered_over_all_of_it() {
         Prompt(all.clone(), 800, 2, 3),
         Prompt(all.clone(), 800, 7, 7),
     ];
-    // If the reuse was not foreseen, the start is read again; the whole prefix is not, even if the random choices differ.
+    // Reuse that was not foreseen reads the beginning again, but not the whole prefix, even if the random choices differ.
     assert_eq!(compare(&MODEL, &prompts, &["full", "h2o:k=32"]), [0, 0, 800, 800 - LAST]);
     assert_eq!(compare(&MODEL, &prompts, &["full", "bigbird"]), [0, 490, 800, 800 - LAST]);
 }
@@ -190,7 +190,7 @@ fn prefixes_that_are_foreseen_share_what_is_gathered() {
     let all = tokens(&MODEL, 6, 2600);
     let specs = ["full", "snapkv:k=32", "h2o:k=32", "infllm:k=32", "quest:ratio=0.1", "retrieval_attention:k=32"];
     let methods = methods(&specs);
-    // Within and across the blocks of sums; with fewer and with more tokens between them than the last queries.
+    // Lengths within and across blocks of sums, with fewer and with more tokens between them than there are last queries.
     for lengths in [[500, 508, 590], [1900, 2048, 2300], [2400, 2401, 2590]] {
         let mut in_turn = runner(&MODEL);
         // Graphs and blocks over long prefixes would take most of the time.

@@ -19,34 +19,34 @@ pub const FIRST_REVISION: u16 = 1;
 /// A method with its parameters and policy resolved: what one cell of the evaluation matrix runs.
 #[derive(Clone)]
 pub struct Configured {
-    /// Bare name, such as `topk`; with a separate reader `hip:k=512>topk`.
+    /// Name without parameters, such as `topk`; with a separate reader `hip:k=512>topk`.
     pub name: String,
-    /// Canonical `key=value,...`: always what sets the budget; other parameters and the policy only if they are not the default.
+    /// Canonical `key=value,...`: always the budget; other parameters and the policy only if they are not the default.
     pub params: String,
     /// All parameters, defaults included.
     pub settings: Vec<Setting>,
-    /// Sink, window and dense layers.
+    /// The policy: sink, window, dense layers and the rest.
     pub policy: Policy,
     /// Revision of its arithmetic, from 1: records of different revisions are never mixed. With a separate reader, the
     /// revisions of both are combined.
     pub revision: u16,
     /// The method itself.
     pub method: Arc<dyn AnyMethod>,
-    /// SHA-256 of the artefact it was given, if it needs one.
+    /// SHA-256 of the artefact that the method was given, if it needs one.
     pub artefact: Option<String>,
-    /// The method that reads the prompt if sparse attention starts with prefill; `None` if it is the method itself.
+    /// The method that reads the prompt if sparse attention starts with prefill; `None` if the method itself does.
     pub reader: Option<Arc<Configured>>,
 }
 
 impl Configured {
-    /// The density that it was asked for, if its budget is one.
+    /// The requested density, if the budget is one.
     pub fn asked_density(&self) -> Option<f64> {
         let density = self.settings.iter().find(|setting| setting.key == crate::spec::DENSITY)?;
         density.value.parse().ok()
     }
 
-    /// Whether one launch can select for rows of both methods if they share an index: they are equal, or differ only
-    /// in their [budget units](crate::DeviceForm::budget_units).
+    /// Whether one launch can select for rows of both methods if they share an index: they are equal, or differ only in their [budget
+    /// units](crate::DeviceForm::budget_units).
     pub(crate) fn picks_with(&self, other: &Self) -> bool {
         let is_in_number = || self.method.device_form().is_ok_and(|form| form.units_encode_budget());
         let are_alike_beside =
@@ -56,8 +56,8 @@ impl Configured {
         self.name == other.name && tails_alike && params_alike
     }
 
-    /// Why the method selects on the host where a GPU holds the prefix of a model of this shape: what its parameters, the shape
-    /// and the policy ask for and no kernel does. Nothing if it selects on the GPU.
+    /// The reasons why the method selects on the host when a GPU holds the prefix of a model of this shape: what its parameters, the shape
+    /// or the policy require and no kernel does. Empty if it selects on the GPU.
     pub fn host_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = match self.method.device_form() {
             Ok(form) if self.method.manages_decoded_tokens() && !form.holds() => vec![HostReason::NoForm],
@@ -74,8 +74,8 @@ impl Configured {
         reasons
     }
 
-    /// The method calibrated with `artefact`, which must fit the model; unchanged if neither the method nor its reader needs an artefact of
-    /// that kind.
+    /// Returns the method calibrated with `artefact`, which must fit the model; unchanged if neither the method nor its reader needs an
+    /// artefact of that kind.
     ///
     /// # Errors
     /// If the artefact lacks what the method reads.
@@ -102,15 +102,16 @@ impl Configured {
         self.reader.as_deref().unwrap_or(self)
     }
 
-    /// What of the attention of any layer it cannot honour, in order, each once: nothing, or it must not run.
+    /// The features of any layer's attention that the method cannot honour, in order, each once. The method must not run unless there are
+    /// none.
     pub fn unsupported(&self, specs: &LayerSpecs) -> BTreeSet<SpecReason> {
         let own = specs.iter().flat_map(|spec| self.method.unsupported(spec));
         let in_windows = specs.selects_in_windows(&self.policy) && !self.can_select_in_windows();
         own.chain(in_windows.then_some(SpecReason::Selection)).collect()
     }
 
-    /// Whether its selection can be cut to a layer's window: the order of candidates alone decides on it, or their positions do, and the
-    /// candidates are those of the prefix.
+    /// Whether its selection can be cut to a layer's window. This requires that it depends only on the order or the positions of
+    /// candidates, and that the candidates are those of the prefix.
     fn can_select_in_windows(&self) -> bool {
         let with_sinks = AttentionSpec { sinks: Some([].into()), ..AttentionSpec::of_width(1) };
         !self.has_moving_candidates() && self.method.unsupported(&with_sinks).is_empty()
@@ -121,13 +122,13 @@ impl Configured {
         self.role() == Role::Reference
     }
 
-    /// What it is in comparisons.
+    /// Its role in comparisons.
     pub fn role(&self) -> Role {
         Role::of_setting(&self.name, &self.params)
     }
 
-    /// Whether both read a prompt in the same way, so that they can share one prefill. What the prefix is stored as afterwards changes
-    /// nothing.
+    /// Whether both read a prompt in the same way, so that they can share one prefill. The storage type that the prefix has afterwards does
+    /// not matter.
     pub fn reads_as(&self, other: &Self) -> bool {
         let params = |reader: &Self| -> Vec<Setting> {
             reader.settings.iter().filter(|setting| setting.is_named && setting.key != KV_DTYPE).cloned().collect()
@@ -157,7 +158,7 @@ impl Configured {
         self.method.manages_decoded_tokens() || self.policy.tail != Tail::Exact
     }
 
-    /// `name` or `name:params`, as a user would write it.
+    /// Returns `name` or `name:params`, as a user would write it.
     pub fn label(&self) -> String {
         if self.params.is_empty() { self.name.to_owned() } else { format!("{}:{}", self.name, self.params) }
     }

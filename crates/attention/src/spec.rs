@@ -1,6 +1,6 @@
-//! Specs of methods: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed access to their parameters.
+//! Method specs: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed access to their parameters.
 //!
-//! How the text of a spec is split, and quotes in it, are in `spec_text`.
+//! The module `spec_text` splits the text of a spec and handles quotes in it.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -11,19 +11,19 @@ use crate::spec_text::{COMMAND, begins_method, command_of, outside_quotes, split
 use crate::{Budget, Tuned};
 use spattn_base::error::{UsageError, nearest};
 
-/// A method's name with raw parameters, in the given order; grids are expanded already.
+/// A method's name with raw parameters, in the given order; grids are already expanded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MethodSpec {
     /// Name as written.
     pub name: String,
     /// `(key, value)` as written.
     pub params: Vec<(String, String)>,
-    /// The method that reads the prompt: what was written before a `+` or `>`.
+    /// The method that reads the prompt: the one written before a `+` or `>`.
     pub reader: Option<Box<MethodSpec>>,
 }
 
 impl MethodSpec {
-    /// A method with its default parameters.
+    /// The spec of a method with its default parameters.
     pub fn bare(name: &str) -> Self {
         Self { name: name.to_owned(), params: Vec::new(), reader: None }
     }
@@ -54,8 +54,8 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     Ok(readers.iter().flat_map(with).collect())
 }
 
-/// Splits at a `+`, which no shell interprets, or at the `>` of canonical names. A `+` within a value, as in `dense_layers=0+50%`, has no
-/// method's name behind it: names begin with two letters.
+/// Splits at a `+`, which no shell interprets, or at the `>` of canonical names. A `+` within a value, as in `dense_layers=0+50%`, is not
+/// followed by the name of a method, because names start with two letters.
 fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     let is_between = |(at, sign): &(usize, char)| match sign {
         '>' => true,
@@ -66,7 +66,7 @@ fn reader_and_decoder(text: &str) -> Option<(&str, &str)> {
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// Errs if a grid expands to too many specs.
+/// Returns an error if a grid expands to too many specs.
 fn check_count(text: &str, count: usize) -> Result<(), UsageError> {
     if count <= MOST_SPECS {
         return Ok(());
@@ -76,7 +76,7 @@ fn check_count(text: &str, count: usize) -> Result<(), UsageError> {
         .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")))
 }
 
-/// As [`expand_grid`], for one method.
+/// Like [`expand_grid`], for one method.
 fn expand_one(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let malformed = |why: &str| {
         UsageError::new(format!("method spec `{}`: {why}", shortened(text)))
@@ -118,7 +118,7 @@ fn expand_one(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     Ok(specs)
 }
 
-/// A spec shortened for an error message: a grid may be very long.
+/// Shortens a spec for an error message, because a grid may be very long.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 120;
     match text.char_indices().nth(LONGEST) {
@@ -143,7 +143,7 @@ fn expand_value(value: &str) -> Result<Vec<String>, String> {
     Ok(values)
 }
 
-/// Expands a value without braces, or one item within braces. A value in quotes is taken as it is, and `..` before a `/` is of a path.
+/// Expands a value without braces, or one item within braces. A quoted value is taken literally, and `..` before a `/` is part of a path.
 fn expand_item(value: &str) -> Result<Vec<String>, String> {
     if value.is_empty() || value == "\"\"" {
         return Err("a value is empty".to_owned());
@@ -165,7 +165,7 @@ fn expand_item(value: &str) -> Result<Vec<String>, String> {
 
 /// Expands `a..b/step`, both ends included. Numbers get as many decimals as the most precise of the three.
 fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, String> {
-    // f64 cannot represent more.
+    // An `f64` cannot represent more.
     const MOST_DECIMALS: usize = 17;
     let (last, step) = rest.split_once('/').unwrap_or((rest, "1"));
     let number = |s: &str| s.parse::<f64>().map_err(|_| format!("range `{text}` is not a..b or a..b/step"));
@@ -189,7 +189,7 @@ pub struct Setting {
     pub key: &'static str,
     /// Its value, given or default.
     pub value: String,
-    /// Whether it is part of the canonical form: what sets the budget always is, other parameters if they are not the default.
+    /// Whether it is part of the canonical form: the setting of the budget always is, others only if they are not the default.
     pub is_named: bool,
 }
 
@@ -197,13 +197,13 @@ pub struct Setting {
 pub struct ParamInfo {
     /// Key in a spec.
     pub key: &'static str,
-    /// Value if not given.
+    /// Default value.
     pub default: &'static str,
     /// What it is, in a few words.
     pub about: &'static str,
 }
 
-/// Raw parameters that a method reads; keeps track of the keys read, to refuse the others.
+/// Raw parameters that a method reads; keeps track of the keys read, to reject the others.
 #[derive(Debug)]
 pub struct Params {
     method: String,
@@ -211,7 +211,7 @@ pub struct Params {
     preset: Vec<(String, String)>,
     known: Vec<&'static str>,
     settings: Vec<Setting>,
-    /// Whether a budget of tokens was read that can be distributed over layers.
+    /// Whether the budget that was read is in tokens, so that it can be distributed over layers.
     has_layer_budgets: bool,
 }
 
@@ -238,7 +238,7 @@ impl Params {
         self.preset = preset.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     }
 
-    /// Takes the text of `key`, without making it part of the canonical form.
+    /// Takes the text of `key` without making it part of the canonical form.
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         let take_from = |pairs: &mut Vec<(String, String)>| {
@@ -254,7 +254,7 @@ impl Params {
         self.given.iter().chain(&self.preset).any(|(k, _)| k == key)
     }
 
-    /// Takes the one of `keys` that is given; if the spec gives one, the preset's are ignored.
+    /// Takes the one of `keys` that is given; if the spec gives one, those of the preset are ignored.
     fn take_one_of(&mut self, keys: &[&'static str]) -> Result<Option<(&'static str, String)>, UsageError> {
         if self.given.iter().any(|(key, _)| keys.contains(&key.as_str())) {
             self.preset.retain(|(key, _)| !keys.contains(&key.as_str()));
@@ -291,8 +291,7 @@ impl Params {
         })
     }
 
-    /// The value of `key`, or `default`; becomes part of the canonical form. `expected` describes valid values in error
-    /// messages.
+    /// Reads the value of `key`, or `default`; it becomes part of the canonical form. `expected` describes valid values in error messages.
     pub fn get<T: FromStr + Display>(
         &mut self,
         key: &'static str,
@@ -355,7 +354,7 @@ impl Params {
         Ok(value)
     }
 
-    /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
+    /// Reads one of `choices`, the first of which is the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
         let text = self.take(key).unwrap_or_else(|| choices[0].to_owned());
         let chosen = choices.iter().copied().find(|choice| *choice == text);
@@ -374,18 +373,18 @@ impl Params {
         self.settings.push(Setting { key, value: value.to_string(), is_named: value != default });
     }
 
-    /// A budget of tokens: `k` tokens, `ratio` of the context, or a `density`; `default` if none is given.
+    /// Reads a budget of tokens: `k` tokens, `ratio` of the context, or a `density`; `default` if none is given.
     pub fn budget(&mut self, default: Budget) -> Result<Budget, UsageError> {
         self.budget_of_at_least(1, default)
     }
 
-    /// As [`budget`](Self::budget), for methods that also accept `k=0`: they then attend only static tokens.
+    /// Like [`budget`](Self::budget), for methods that also accept `k=0`: they then attend only static tokens.
     pub fn budget_from_zero(&mut self, default: Budget) -> Result<Budget, UsageError> {
         self.budget_of_at_least(0, default)
     }
 
-    /// As [`budget_from_zero`](Self::budget_from_zero), for methods that evict once, when the prefix ends: they also accept the share of the
-    /// prefix that is kept.
+    /// Like [`budget_from_zero`](Self::budget_from_zero), for methods that evict once, when the prefix ends: they also accept the share of
+    /// the prefix that is kept.
     pub fn budget_of_evicting(&mut self, default: Budget) -> Result<Budget, UsageError> {
         match self.keep_instead_of(&BUDGET_KEYS)? {
             None => self.budget_from_zero(default),
@@ -396,7 +395,7 @@ impl Params {
         }
     }
 
-    /// The share of the prefix that is kept, if it is given; it takes the place of `others`, of which the spec must give none.
+    /// Reads the share of the prefix that is kept, if given. It replaces `others`, of which the spec must give none.
     pub fn keep_instead_of(&mut self, others: &[&str]) -> Result<Option<f64>, UsageError> {
         let other = self.given.iter().find(|(key, _)| others.contains(&key.as_str())).map(|(key, _)| key.clone());
         match (self.given.iter().any(|(key, _)| key == KEEP.key), other) {
@@ -417,12 +416,12 @@ impl Params {
         Ok(Some(share))
     }
 
-    /// Whether the budget is one of tokens, which a [`Schedule`](crate::Schedule) can distribute over layers.
+    /// Whether the budget is in tokens, which a [`Schedule`](crate::Schedule) can distribute over layers.
     pub(super) fn has_layer_budgets(&self) -> bool {
         self.has_layer_budgets
     }
 
-    /// Notes that the method distributes its budget over layers by its own rule.
+    /// Records that the method distributes its budget over layers by its own rule.
     pub(super) fn deals_to_layers_itself(&mut self) {
         self.has_layer_budgets = false;
     }
@@ -444,8 +443,8 @@ impl Params {
         Ok(budget)
     }
 
-    /// A budget in the method's own terms, `key`, or a `density` to solve it for; `default` if neither is given.
-    /// `expected` describes valid values of `key` in error messages.
+    /// Reads a budget in the method's own terms, `key`, or a `density` to solve it for; `default` if neither is given. `expected` describes
+    /// valid values of `key` in error messages.
     pub fn tuned<T: FromStr + Display>(
         &mut self,
         key: &'static str,
@@ -481,18 +480,18 @@ impl Params {
         self.tuned(key, default, &format!("a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// The error that a value is not as `expected`.
+    /// The error for a value that is not as `expected`.
     pub fn bad_value(&self, key: &str, value: &str, expected: &str) -> UsageError {
         UsageError::new(format!("method `{}`: `{key}={value}` is out of range", self.method))
             .hint(format!("`{key}` should be {expected}"))
     }
 
-    /// Keys read so far.
+    /// The keys read so far.
     pub fn known(&self) -> &[&'static str] {
         &self.known
     }
 
-    /// Ends reading: all settings in the order of reading, or an error if a given key was not read.
+    /// Ends reading: returns all settings in the order of reading, or an error if a given key was not read.
     pub fn finish(self) -> Result<Vec<Setting>, UsageError> {
         let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.settings) };
         let hint = match nearest(key, &self.known) {
@@ -512,7 +511,7 @@ impl Params {
 /// The key that sets the budget of any method.
 pub(super) const DENSITY: &str = "density";
 
-/// The parameter of methods that evict once: how much of the prefix is kept. It is 1 less kvpress' `compression_ratio`.
+/// The parameter of methods that evict once: the share of the prefix that is kept. It is 1 minus kvpress' `compression_ratio`.
 pub(super) const KEEP: ParamInfo = ParamInfo {
     key: "keep",
     default: "-",

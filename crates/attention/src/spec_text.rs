@@ -1,13 +1,13 @@
-//! How values are written in specs: what stands between double quotes is one value, with commas, blanks and braces as they are.
+//! How values are written in specs: text between double quotes is one value, with commas, blanks and braces taken literally.
 //!
-//! The text of a spec is taken apart here; what its parts mean is in `spec`.
+//! This module splits the text of a spec; `spec` interprets the parts.
 
 use std::borrow::Cow;
 
-/// The parameter that a first part without a key gives, if it is a [command](command_of): `external:my.py`.
+/// The parameter set by a first part without a key, if it is a [command](command_of): `external:my.py`.
 pub(crate) const COMMAND: &str = "cmd";
 
-/// Splits at commas that are outside of braces and quotes; nothing for an empty text. `None` if braces or quotes do not match.
+/// Splits at commas outside braces and quotes; returns nothing for an empty text. `None` if braces or quotes do not match.
 pub(crate) fn split_at_commas(text: &str) -> Option<Vec<&str>> {
     let (mut depth, mut is_quoted, mut start, mut parts) = (0usize, false, 0, Vec::new());
     for (i, c) in text.char_indices() {
@@ -29,12 +29,12 @@ pub(crate) fn split_at_commas(text: &str) -> Option<Vec<&str>> {
     (depth == 0 && !is_quoted).then_some(parts)
 }
 
-/// The parts `key=value` of a method's canonical parameters, as records have them.
+/// Splits a method's canonical parameters, as in records, into parts `key=value`.
 pub fn split_params(params: &str) -> Vec<&str> {
     split_at_commas(params).unwrap_or_else(|| params.split(',').collect())
 }
 
-/// A character of a text that is outside of quotes, with its place.
+/// Iterates over the characters outside quotes, with their byte positions.
 pub(crate) fn outside_quotes(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut is_quoted = false;
     text.char_indices().filter(move |(_, c)| {
@@ -43,12 +43,12 @@ pub(crate) fn outside_quotes(text: &str) -> impl Iterator<Item = (usize, char)> 
     })
 }
 
-/// What stands between the quotes of a value that is quoted as a whole.
+/// Returns the text between the quotes of a value that is quoted as a whole.
 pub fn unquoted(value: &str) -> Option<&str> {
     value.strip_prefix('"')?.strip_suffix('"').filter(|inner| !inner.contains('"'))
 }
 
-/// A value as a spec has to have it: between quotes if it would mean something else without them.
+/// Returns a value as a spec must contain it: in quotes if it would have another meaning without them.
 pub(crate) fn quoted(value: &str) -> Cow<'_, str> {
     let is_special = |c: char| c.is_whitespace() || matches!(c, ',' | '=' | '{' | '}' | '>');
     let is_range = value.match_indices("..").any(|(at, _)| !value[at + 2..].starts_with('/'));
@@ -59,12 +59,13 @@ pub(crate) fn quoted(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether a method's name may begin here: names begin with two letters.
+/// Whether a method's name may start here: names start with two letters.
 pub(crate) fn begins_method(text: &str) -> bool {
     text.bytes().take(2).filter(u8::is_ascii_alphabetic).count() == 2
 }
 
-/// The command in a part without a key: a text in quotes, or the name of a file, which has a `/` or ends in letters behind a dot.
+/// Returns the command in a part without a key: a quoted text, or a file name, which contains a `/` or ends in letters after a
+/// dot.
 pub(crate) fn command_of(part: &str) -> Option<&str> {
     let is_extension = |end: &str| !end.is_empty() && end.bytes().all(|b| b.is_ascii_alphabetic());
     let has_extension = || part.rsplit_once('.').is_some_and(|(stem, end)| !stem.is_empty() && is_extension(end));

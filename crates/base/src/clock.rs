@@ -1,8 +1,9 @@
 //! Processor time, counted exactly once, and the time of day.
 //!
-//! A thread that waits for others may take up other work meanwhile, which may be measured separately. A [`Section`] therefore measures what
-//! its thread did between the section's begin and end, less the sections that began and ended within it. So sums of sections never exceed
-//! what processors worked. Work that is [dealt out](deal) to other threads belongs to the section that deals it.
+//! A thread that waits for others may take up other work in the meantime, which may be measured separately. A [`Section`] therefore
+//! measures the work of its thread from the section's start to its end, minus the sections that started and ended within it. So sums of
+//! sections never exceed the time that processors worked. Work that is [distributed](deal) over other threads belongs to the section that
+//! distributes it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,22 +13,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rayon::prelude::*;
 
 thread_local! {
-    /// Nanoseconds of the sections that have ended on this thread, nested ones included, less the work that other threads did for a section
-    /// of this thread. May be negative.
+    /// Nanoseconds of the sections that have ended on this thread, nested ones included, minus the work that other threads did for a
+    /// section of this thread. May be negative.
     static ENDED: Cell<i64> = const { Cell::new(0) };
 }
 
 /// Processor time of selection, split into scoring and selecting by the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Parts {
-    /// Scoring.
+    /// Time of scoring.
     pub score: Duration,
-    /// Selecting by scores.
+    /// Time of selecting by scores.
     pub pick: Duration,
 }
 
 impl Parts {
-    /// Both together.
+    /// Time of both parts together.
     pub fn sum(self) -> Duration {
         self.score + self.pick
     }
@@ -49,11 +50,11 @@ impl Sub for Parts {
 }
 
 thread_local! {
-    /// Parts that have ended on this thread since they were requested; `None` if they are not requested.
+    /// The parts that have ended on this thread since they were requested; `None` if they are not requested.
     static PARTS: Cell<Option<Parts>> = const { Cell::new(None) };
 }
 
-/// Runs `work`; returns its result, and the time of its parts on this thread. Their sections are not part of outer sections.
+/// Runs `work`; returns its result, and the time of its parts on this thread. The sections of the parts are not part of outer sections.
 pub fn with_parts<T>(work: impl FnOnce() -> T) -> (T, Parts) {
     let outer = PARTS.replace(Some(Parts::default()));
     let done = work();
@@ -82,29 +83,29 @@ fn part<T>(work: impl FnOnce() -> T, own: fn(&mut Parts) -> &mut Duration) -> T 
     done
 }
 
-/// The work of one thread from a point in time on.
+/// The work of one thread from a point in time.
 #[derive(Debug)]
 pub struct Section {
     begun: Duration,
     ended_before: i64,
-    /// A section must end on the thread that it began on.
+    /// Keeps a section on the thread on which it started.
     on_thread: PhantomData<*const ()>,
 }
 
 impl Section {
-    /// Begins on this thread.
+    /// Starts a section on this thread.
     pub fn begin() -> Self {
         Self { begun: processor_time(), ended_before: ENDED.get(), on_thread: PhantomData }
     }
 
-    /// Runs `work`; returns its result, and the time that this thread took for it.
+    /// Runs `work`; returns its result, and the time that this thread spent on it.
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Duration) {
         let section = Self::begin();
         let done = work();
         (done, section.end())
     }
 
-    /// Ends the section and begins it anew; returns what this thread took since the last time, without nested sections.
+    /// Ends the section and restarts it; returns the time that this thread spent since the last lap, without nested sections.
     pub fn lap(&mut self) -> Duration {
         let now = processor_time();
         let whole = nanoseconds(now.saturating_sub(self.begun));
@@ -114,7 +115,7 @@ impl Section {
         Duration::from_nanos(u64::try_from(own).unwrap_or(0))
     }
 
-    /// Ends the section; returns what this thread took, without nested sections.
+    /// Ends the section; returns the time that this thread spent, without nested sections.
     pub fn end(mut self) -> Duration {
         self.lap()
     }
@@ -150,14 +151,14 @@ fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 pub fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Processor time of this process; `None` if the system does not provide it.
+/// Returns the processor time of this process; `None` if the system does not provide it.
 pub fn process_time() -> Option<Duration> {
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     {
@@ -168,22 +169,23 @@ pub fn process_time() -> Option<Duration> {
     None
 }
 
-/// Time since the first call, as the system does not provide the processor time of a thread.
+/// Returns the time since the first call, because the system does not provide the processor time of a thread.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn processor_time() -> Duration {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
     START.elapsed()
 }
 
-/// A time as `2025-01-31T12:00:00Z`. Times before 1970 or after the year 9999 (from a wrong clock) become the nearest in that range.
+/// Formats a time as `2025-01-31T12:00:00Z`. Times before 1970 or after the year 9999 (from a wrong clock) become the nearest in that
+/// range.
 pub fn date(time: SystemTime) -> String {
-    /// The last second of the year 9999, from the beginning of 1970.
+    /// The last second of the year 9999, counted from the start of 1970.
     const LAST: Duration = Duration::from_secs(253_402_300_799);
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(LAST);
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }
 
-/// Seconds from the beginning of 1970 to a time that [`date`] wrote; `None` for any other text.
+/// Returns the seconds from the start of 1970 to a time that [`date`] wrote; `None` for any other text.
 pub fn seconds_of_date(date: &str) -> Option<u64> {
     let time = humantime::parse_rfc3339(date).ok()?;
     time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
@@ -304,7 +306,7 @@ mod tests {
         let near = |time: Duration, least: u64| time >= ms(least) && time < ms(least + 2);
         let section = Section::begin();
         let ((), parts) = with_parts(|| {
-            // Another caller's parts in between.
+            // Another caller's parts, measured in between.
             let ((), inner) = with_parts(|| scoring(|| work(ms(2))));
             assert!(near(inner.score, 2) && inner.pick.is_zero(), "{inner:?}");
             select();

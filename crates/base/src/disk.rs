@@ -1,12 +1,12 @@
-//! Files that appear as a whole: they are written to a temporary file in the same folder, and then renamed.
+//! Files that are replaced as a whole: they are written to a temporary file in the same folder, and then renamed.
 //!
 //! A reader finds the old file or the new one, never a part, whatever stops the writer: a full disk, a kill. Files that grow during a run
 //! (records) are not written in this way.
 //!
 //! A file that a user names is written through links. In a folder that the program manages, links are not followed: functions whose names
-//! end in `here` refuse them.
+//! end in `here` reject them.
 //!
-//! Also detects Git LFS pointers, which stand in place of files that were not fetched.
+//! This module also detects Git LFS pointers, which stand in for files that were not fetched.
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -33,15 +33,15 @@ pub fn no_lfs_pointer(name: impl Display, bytes: &[u8]) -> Result<(), UsageError
     }
 }
 
-/// Whether bytes begin as a Git LFS pointer does.
+/// Whether bytes start like a Git LFS pointer.
 pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).starts_with(LFS_POINTER)
 }
 
-/// As [`no_lfs_pointer`], for a file that another reader opens: only its first bytes are read. Read errors are left to that reader.
+/// Like [`no_lfs_pointer`], for a file that another reader opens: reads only its first bytes. Read errors are left to that reader.
 ///
 /// # Errors
-/// As [`no_lfs_pointer`].
+/// Those of [`no_lfs_pointer`].
 pub fn no_lfs_pointer_at(path: &Path) -> Result<(), UsageError> {
     // A pipe can be read only once.
     if !path.is_file() {
@@ -68,45 +68,47 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Whether a folder can be written, or made where it is not there yet. Nothing is made: the system is asked for a file without a name.
+/// Checks that a folder is writable, or can be created if it does not exist. Leaves nothing behind: the check uses a file without a name.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason why it is not.
 pub fn check_writable(folder: &Path) -> io::Result<()> {
     existing(folder).map_or(Ok(()), |there| tempfile::tempfile_in(there).map(drop)).map_err(|e| innermost(&e))
 }
 
-/// The folder, or where it is not there yet, the nearest one above it that is.
+/// Returns the folder, or its nearest ancestor that exists.
 fn existing(folder: &Path) -> Option<PathBuf> {
     let named = |at: &'_ Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
     folder.ancestors().map(named).find(|at| at.symlink_metadata().is_ok())
 }
 
-/// Bytes that this user may still write to the disk of a folder, which need not be there yet; `None` if the system does not say.
+/// Returns the number of bytes that this user may still write to the disk of a folder, which need not exist yet; `None` if the system does
+/// not tell.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(existing(folder)?).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Bytes that this user may still write to the disk of a folder: the system is not asked.
+/// Returns `None`: on other systems, the free space is not determined.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// An empty file in a folder, to read and write, that has no name there: the system removes it when it is closed, whatever ends the process.
+/// Creates an empty, unnamed file in a folder, for reading and writing: the operating system removes it when it is closed, however the
+/// process ends.
 ///
 /// # Errors
-/// If there can be none.
+/// If it cannot be created.
 pub fn unnamed_file(folder: &Path) -> io::Result<File> {
     tempfile::tempfile_in(folder).map_err(|e| innermost(&e))
 }
 
-/// As [`write_whole`], but neither through a link nor into a device or a pipe.
+/// Like [`write_whole`], but writes neither through a link nor to a device or a pipe.
 ///
 /// # Errors
-/// As [`write_whole`], and if the path exists and is not a plain file.
+/// Those of [`write_whole`], and if the path exists and is not a plain file.
 pub fn write_whole_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(|e| named(path, &e))?;
@@ -114,10 +116,10 @@ pub fn write_whole_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_here(path, bytes)
 }
 
-/// As [`write_whole_here`], but the folder must exist.
+/// Like [`write_whole_here`], but the folder must exist.
 ///
 /// # Errors
-/// As [`write_whole_here`], and if the folder does not exist.
+/// Those of [`write_whole_here`], and if the folder does not exist.
 pub fn replace_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let place = check_plain(path).and_then(|_| Place::aside(path.to_owned())).map_err(|e| named(path, &e))?;
     let mut file = WholeFile { path: path.to_owned(), place: BufWriter::new(place) };
@@ -125,7 +127,7 @@ pub fn replace_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Opens a file, but neither through a link nor a device or a pipe, which might block for ever.
+/// Opens a file, but neither through a link nor a device or a pipe, which might block forever.
 ///
 /// # Errors
 /// If it is not a plain file, or cannot be opened; the error does not name the file.
@@ -136,7 +138,7 @@ pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // In case the path has become a link or a pipe since the check.
+        // The path may have become a link or a pipe since the check.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     }
     let file = options.open(path)?;
@@ -146,10 +148,10 @@ pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// At most `most` first bytes of a plain file.
+/// Reads at most the first `most` bytes of a plain file.
 ///
 /// # Errors
-/// As [`open_here`].
+/// Those of [`open_here`].
 pub fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_here(path, OpenOptions::new().read(true))?.take(most).read_to_end(&mut bytes)?;
@@ -177,14 +179,14 @@ fn not_plain(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, what)
 }
 
-/// A file being written, which gets its name when it is [finished](Self::finish). Errors name it.
+/// A file being written, which gets its name when it is [finished](Self::finish). Errors include the name.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
     place: BufWriter<Place>,
 }
 
-/// Where the bytes are written meanwhile.
+/// Where the bytes are written until the file is finished.
 #[derive(Debug)]
 enum Place {
     /// A temporary file, its final path, and its entry among the unfinished files.
@@ -193,15 +195,15 @@ enum Place {
     Itself(File),
 }
 
-/// The temporary files of this process that have not got their names yet.
+/// The temporary files of this process that have not been renamed yet.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
-    // A panic leaves the list whole.
+    // A panic leaves the list intact.
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An entry of [`UNFINISHED`], for as long as it lives.
+/// An entry of [`UNFINISHED`], removed when dropped.
 #[derive(Debug)]
 struct Unfinished(PathBuf);
 
@@ -218,8 +220,8 @@ impl Drop for Unfinished {
     }
 }
 
-/// Removes the temporary files of this process, for a thread that ends it at once. From then on no file is begun or finished: who tries
-/// waits for the end of the process.
+/// Removes the temporary files of this process, for a thread that ends it at once. Afterwards no file can be started or finished: threads
+/// that try wait for the end of the process.
 pub fn remove_unfinished() {
     let files = unfinished();
     files.iter().for_each(|path| drop(fs::remove_file(path)));
@@ -227,7 +229,7 @@ pub fn remove_unfinished() {
 }
 
 impl WholeFile {
-    /// Begins a file in an existing folder. If it is dropped unfinished, nothing remains.
+    /// Starts a file in an existing folder. If it is dropped unfinished, nothing remains.
     ///
     /// # Errors
     /// If the folder does not exist or is not writable; the error names the file.
@@ -239,7 +241,7 @@ impl WholeFile {
     /// Renames the file to its final name.
     ///
     /// # Errors
-    /// If the remaining bytes cannot be written; the old file is kept then.
+    /// If the remaining bytes cannot be written; the old file is then kept.
     pub fn finish(self) -> io::Result<()> {
         let Self { path, place } = self;
         let place = place.into_inner().map_err(|e| named(&path, e.error()))?;
@@ -273,7 +275,7 @@ impl Place {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut aside = tempfile::Builder::new();
         aside.prefix(".").suffix(".part");
-        // Permissions of any new file; by default, the crate makes the file unreadable for others.
+        // The permissions of any new file; by default, the crate makes the file unreadable for others.
         #[cfg(unix)]
         aside.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let aside = aside.tempfile_in(folder).map_err(|e| innermost(&e))?;
@@ -308,12 +310,12 @@ impl Write for Place {
     }
 }
 
-/// The file that a link leads to, so that the link itself is kept.
+/// Returns the file that a link leads to, so that the link itself is kept.
 fn behind_links(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// The system's message, without the temporary file's name.
+/// Returns the system's message without the temporary file's name.
 fn innermost(error: &io::Error) -> io::Error {
     let text = error.to_string();
     let said = text.split_once(" at path ").map_or(text.as_str(), |(said, _)| said);
@@ -341,7 +343,7 @@ mod tests {
         let free = free_bytes(folder.path()).unwrap();
         assert!(free > 0);
         let below = free_bytes(&folder.path().join("not/there")).unwrap();
-        // Others write to the disk meanwhile.
+        // Other processes may write to the disk at the same time.
         assert!(below.abs_diff(free) < 1 << 30, "{below} for {free}");
         #[cfg(target_os = "linux")]
         assert_eq!(free_bytes(Path::new("/proc")), Some(0), "nothing can be written there");

@@ -1,4 +1,4 @@
-//! Errors a user can cause and act on, and the "did you mean" search they share.
+//! Errors that a user can cause and act on, and the "did you mean" search they share.
 //!
 //! Every crate may return a [`UsageError`]; the command line turns it into exit status 2. Failures of a run (a truncated file, a full disk)
 //! are ordinary `anyhow` errors, or a [`RunFailure`] if there is a hint: exit status 1.
@@ -25,13 +25,13 @@ impl UsageError {
         Self { what: what.into(), hint: None }
     }
 
-    /// The same error with a hint.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// "unknown {kind} `name`", with the nearest of `known` or, if none is near, all of them as the hint.
+    /// Makes the error "unknown {kind} `name`", with the nearest of `known` or, if none is near, all of them as the hint.
     pub fn unknown<S: AsRef<str>>(kind: &str, name: &str, known: impl IntoIterator<Item = S>) -> Self {
         let known: Vec<String> = known.into_iter().map(|k| k.as_ref().to_owned()).collect();
         let hint = match nearest(name, &known) {
@@ -54,22 +54,22 @@ pub struct RunFailure {
     pub hint: String,
 }
 
-/// An error and its causes in one line of bounded length, as it is printed and stored.
+/// Returns an error and its causes in one line of bounded length, as it is printed and stored.
 pub fn in_one_line(error: &anyhow::Error) -> String {
     text::cut(&format!("{error:#}"), text::LONGEST_LINE).replace('\n', " ")
 }
 
-/// The most names that a hint lists.
+/// Largest number of names that a hint lists.
 const MOST_LISTED: usize = 40;
 
-/// The entry of `known` that `name` was most likely meant to be, if any is close enough.
+/// Returns the entry of `known` that `name` was most likely meant to be, if any is close enough.
 ///
 /// A name without its group (`cwe` for `ruler/cwe`), or another part of a name (`f1` for `qa_f1`), matches the shortest name that contains
 /// it; case is ignored.
 pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str> {
     const A_SLIP: usize = 1;
     const MOST_SLIPS: usize = 3;
-    // Longer than all known names: nothing is near, and distances would take long.
+    // No known name is this long: nothing is near, and computing distances would take long.
     const LONGEST: usize = 200;
     if name.len() > LONGEST {
         return None;
@@ -79,7 +79,7 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
     let same = || all().find(|(_, k)| k == name);
     let after_group = || all().find(|(_, k)| k.rsplit_once('/').is_some_and(|(_, last)| last == name));
     let containing = || all().filter(|(_, k)| is_part(name, k)).min_by_key(|(_, k)| k.len());
-    // At most a third of the letters may be wrong, and no more than a few; otherwise it is another name.
+    // At most a third of the letters may be wrong, and no more than a few; otherwise it is a different name.
     let similar = |most: usize| {
         all()
             .map(|(shown, k)| (strsim::damerau_levenshtein(name, &k), k.chars().count(), shown))
@@ -92,7 +92,7 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
     whole.or_else(|| similar(A_SLIP)).or_else(part).or_else(|| similar(MOST_SLIPS))
 }
 
-/// Whether `name` stands in `whole` between its ends, `/` or `_`.
+/// Whether `name` occurs in `whole` as a part bounded by the ends, `/` or `_`.
 fn is_part(name: &str, whole: &str) -> bool {
     let ends = |c: Option<char>| c.is_none_or(|c| matches!(c, '/' | '_'));
     !name.is_empty()
@@ -101,7 +101,7 @@ fn is_part(name: &str, whole: &str) -> bool {
             .any(|(at, found)| ends(whole[..at].chars().next_back()) && ends(whole[at + found.len()..].chars().next()))
 }
 
-/// A parser's message (of TOML or JSON) in one line, with plain words instead of Rust's for what was expected.
+/// Returns a parser's message (of TOML or JSON) in one line, with plain words instead of Rust's for what was expected.
 pub fn in_plain_words(message: &str) -> String {
     const WORDS: [(&str, &str); 13] = [
         ("expected a sequence", "expected a list, in brackets"),

@@ -1,4 +1,4 @@
-//! Turns panics of other crates' parsers on damaged files into errors.
+//! Converts panics of other crates' parsers on damaged files into errors.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use std::sync::Once;
 pub struct Panicked(String);
 
 impl Panicked {
-    /// Only the panic's message.
+    /// Returns the panic's message alone.
     pub fn said(&self) -> &str {
         &self.0
     }
@@ -20,7 +20,8 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `read`; a panic in it becomes an error, and its message is not printed.
+/// Runs `read`; converts a panic in it into an error, without printing its
+/// message.
 ///
 /// # Errors
 /// If it panics.
@@ -35,7 +36,7 @@ pub fn contain<T>(read: impl FnOnce() -> T) -> Result<T, Panicked> {
         }));
     });
     let before = CONTAINED.replace(true);
-    // What `read` left half done is dropped with it and never used again.
+    // Whatever `read` left half done is dropped with it and never used again.
     let result = catch_unwind(AssertUnwindSafe(read));
     CONTAINED.set(before);
     result.map_err(|panic| {

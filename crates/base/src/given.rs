@@ -1,8 +1,8 @@
-//! Files that a user gives to be read: rows, texts, configs. None of them can make the program wait silently, read without end or exhaust
-//! memory.
+//! Files that a user gives the program to read: rows, texts, configs. None of them can make the program wait silently, read without end or
+//! exhaust memory.
 //!
-//! A plain file is opened as it is. A pipe (`<(…)`, `/dev/stdin`, a FIFO) can be read only once and not from the middle, so it is copied to
-//! a temporary file, once per process, which readers then get. A device is refused.
+//! A plain file is opened directly. A pipe (`<(…)`, `/dev/stdin`, a FIFO) can be read only once and not from the middle, so it is copied to
+//! a temporary file, once per process, from which readers then read. A device is rejected.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::UsageError;
 
-/// The most bytes of a config, a prompt or another text of settings.
+/// Largest number of bytes of a config, a prompt or another text of settings.
 pub const MOST_OF_SETTINGS: u64 = 16 << 20;
-/// The most bytes of a text for a model: it is tokenised as a whole.
+/// Largest number of bytes of a text for a model, which is tokenised as a whole.
 pub const MOST_OF_TEXT: u64 = 2 << 30;
 /// The UTF-8 byte order mark.
 pub const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -26,7 +26,7 @@ struct PackedFormat {
     what: &'static str,
     /// Its first bytes.
     first: &'static [u8],
-    /// How to get its text; `FILE` stands for the file.
+    /// How to extract its text; `FILE` stands for the file.
     hint: &'static str,
 }
 
@@ -73,9 +73,9 @@ const PACKED_FORMATS: [PackedFormat; 9] = [
 /// Checks that bytes read from a text file are not packed; `name` names the file in messages.
 ///
 /// # Errors
-/// If they begin as a packed file does.
+/// If they start like a packed file.
 pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
-    // After bzip2's first bytes comes a digit, which differs between files.
+    // A digit that differs between files follows bzip2's first bytes.
     let is_so = |packed: &&PackedFormat| {
         bytes.starts_with(packed.first) && (packed.what != "bzip2" || bytes[3..].get(1..7) == Some(b"1AY&SY"))
     };
@@ -87,10 +87,10 @@ pub fn no_packed(name: &str, bytes: &[u8]) -> Result<(), UsageError> {
     }
 }
 
-/// As [`no_packed`], for a file that another reader opens: only its first bytes are read. Read errors are left to that reader.
+/// Like [`no_packed`], for a file that another reader opens: reads only its first bytes. Read errors are left to that reader.
 ///
 /// # Errors
-/// As [`no_packed`].
+/// Those of [`no_packed`].
 pub fn no_packed_at(path: &Path) -> Result<(), UsageError> {
     let mut first = Vec::new();
     match plain(path).and_then(|file| file.take(16).read_to_end(&mut first)) {
@@ -102,7 +102,7 @@ pub fn no_packed_at(path: &Path) -> Result<(), UsageError> {
 /// Limits for reading a pipe.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// The most bytes.
+    /// Largest number of bytes.
     bytes: u64,
     /// Time without a byte after which the user is told what the program waits for.
     tell: Duration,
@@ -111,9 +111,9 @@ struct Limits {
 }
 
 const LIMITS: Limits = Limits { bytes: 2 << 30, tell: Duration::from_secs(3), silence: Duration::from_secs(300) };
-/// Bytes read from a pipe at a time.
+/// Number of bytes read from a pipe at a time.
 const BLOCK: usize = 1 << 16;
-/// Blocks that may wait to be written.
+/// Largest number of blocks that wait to be written.
 const AHEAD: usize = 8;
 
 /// An open file that can be read at any position.
@@ -136,8 +136,8 @@ struct Copied {
 /// Opens a file that a user named.
 ///
 /// # Errors
-/// If it does not exist, is a folder or a device, or cannot be read; for a pipe also if nothing comes for five minutes, or more than 2 GiB
-/// do.
+/// If it does not exist, is a folder or a device, or cannot be read; for a pipe, also if it sends nothing for five minutes or more than 2
+/// GiB.
 pub fn open(path: &Path) -> io::Result<Given> {
     open_within(path, LIMITS)
 }
@@ -145,7 +145,7 @@ pub fn open(path: &Path) -> io::Result<Given> {
 /// Opens a file that a user named and that must be a plain file.
 ///
 /// # Errors
-/// As [`open`], and if it is a pipe.
+/// Those of [`open`], and if it is a pipe.
 pub fn plain(path: &Path) -> io::Result<File> {
     match Kind::of(&fs::metadata(path)?) {
         Kind::Plain => File::open(path),
@@ -154,20 +154,20 @@ pub fn plain(path: &Path) -> io::Result<File> {
     }
 }
 
-/// All bytes of a plain file that a user named.
+/// Returns all bytes of a plain file that a user named.
 ///
 /// # Errors
-/// As [`plain`], and if it cannot be read.
+/// Those of [`plain`], and if it cannot be read.
 pub fn plain_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     plain(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// All bytes of a file that a user named.
+/// Returns all bytes of a file that a user named.
 ///
 /// # Errors
-/// As [`open`], and if there are more than `most`.
+/// Those of [`open`], and if there are more than `most`.
 pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let given = open_within(path, Limits { bytes: most.min(LIMITS.bytes), ..LIMITS })?;
     let long = || wrong(format!("longer than {} MiB", most >> 20));
@@ -179,10 +179,10 @@ pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(long()) } else { Ok(bytes) }
 }
 
-/// The text of a file that a user named, without a byte order mark.
+/// Returns the text of a file that a user named, without a byte order mark.
 ///
 /// # Errors
-/// As [`bytes`], and if it is not UTF-8.
+/// Those of [`bytes`], and if it is not UTF-8.
 pub fn text(path: &Path, most: u64) -> io::Result<String> {
     let bytes = bytes(path, most)?;
     let text = std::str::from_utf8(bytes.strip_prefix(MARK).unwrap_or(&bytes));
@@ -234,13 +234,13 @@ impl Seek for Given {
     }
 }
 
-/// What a path leads to.
+/// The kind of file that a path leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
     Folder,
     Pipe,
-    /// Also a terminal, which is read like a pipe.
+    /// A device or a terminal; a terminal is read like a pipe.
     Device,
 }
 
@@ -273,7 +273,7 @@ fn open_within(path: &Path, limits: Limits) -> io::Result<Given> {
     }
 }
 
-/// A pipe is identified by its path and inode. `/dev/stdin` and `/dev/fd/0` count as two, but are not given together.
+/// Identifies a pipe by its path, device and inode. `/dev/stdin` and `/dev/fd/0` count as two, but are not given together.
 type Key = (PathBuf, u64, u64);
 
 /// The pipes copied so far.
@@ -281,7 +281,7 @@ static COPIED: LazyLock<Mutex<HashMap<Key, Copied>>> = LazyLock::new(Mutex::defa
 
 fn copied_once(path: &Path, found: &Metadata, limits: Limits) -> io::Result<Copied> {
     let key = key(path, found);
-    // Held while copying: others that want the same pipe wait for it.
+    // The lock is held while copying, so that others that need the same pipe wait for it.
     let mut all = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(copied) = all.get(&key) {
         return Ok(copied.clone());
@@ -302,7 +302,7 @@ fn key(path: &Path, _: &Metadata) -> Key {
     (path.to_owned(), 0, 0)
 }
 
-/// Copies a pipe to its end. A separate thread reads it, because only so can the program wait for a writer and give up. After giving up,
+/// Copies a pipe to its end. A separate thread reads it, because only then can the program wait for a writer and give up. After giving up,
 /// that thread waits until the program ends, which is soon.
 fn copy(path: &Path, limits: Limits) -> io::Result<Copied> {
     let (send, receive) = sync_channel(AHEAD);
@@ -323,7 +323,7 @@ fn copy(path: &Path, limits: Limits) -> io::Result<Copied> {
     Ok(Copied { file: Arc::new(Mutex::new(file)), length })
 }
 
-/// The next block; `None` at the end.
+/// Returns the next block; `None` at the end.
 fn next(receive: &Receiver<io::Result<Vec<u8>>>, path: &Path, limits: Limits) -> io::Result<Option<Vec<u8>>> {
     let (start, mut told) = (Instant::now(), false);
     loop {
@@ -344,7 +344,7 @@ fn next(receive: &Receiver<io::Result<Vec<u8>>>, path: &Path, limits: Limits) ->
 
 fn read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) {
     if let Err(error) = try_read_blocks(path, send) {
-        // The receiver may be gone.
+        // The receiver may no longer exist.
         let _ = send.send(Err(error));
     }
 }
@@ -361,7 +361,7 @@ fn try_read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) -> io::R
         if read == 0 {
             return Ok(());
         }
-        // A device without a byte, such as /dev/null, counts as an empty file.
+        // A device without a single byte, such as /dev/null, counts as an empty file.
         if !is_stream {
             return Err(wrong("it is a device, not a file"));
         }
@@ -439,7 +439,7 @@ mod tests {
         assert!(plain(Path::new("/dev/null")).unwrap_err().to_string().contains("save it as a file"));
     }
 
-    /// First bytes as written by `gzip`, `zstd`, `xz`, `bzip2`, `zip` and pyarrow.
+    /// Compares with the first bytes as written by `gzip`, `zstd`, `xz`, `bzip2`, `zip` and pyarrow.
     #[test]
     fn packed_files_are_told_by_their_first_bytes() {
         for (bytes, what, hint) in [
@@ -469,7 +469,7 @@ mod tests {
         assert!(text(&path, 5).unwrap_err().to_string().starts_with("longer than "));
         fs::write(&path, b"a\xff").unwrap();
         assert!(text(&path, 6).unwrap_err().to_string().starts_with("not UTF-8: "));
-        // A sparse file takes no room on the disk, but would take all memory.
+        // A sparse file takes no space on the disk, but would take all memory.
         File::create(&path).unwrap().set_len(1 << 42).unwrap();
         assert_eq!(text(&path, MOST_OF_TEXT).unwrap_err().to_string(), "longer than 2048 MiB");
     }

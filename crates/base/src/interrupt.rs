@@ -1,13 +1,14 @@
-//! Whether the user, or a scheduler, told the process to stop. Who waits for something that may never come looks here.
+//! Whether the user, or a scheduler, told the process to stop. Code that waits for something that may never come
+//! checks it.
 //!
-//! The program makes signals raise the flag; loops over examples have flags of their own, which they hand on.
+//! Signals raise the flag; loops over examples have flags of their own, which they pass on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// The flag, to be raised by signals.
+/// Returns the flag, for signals to raise.
 pub fn flag() -> Arc<AtomicBool> {
     STOP.clone()
 }

@@ -3,7 +3,7 @@
 //! Nothing here knows attention, models or benchmarks.
 
 /// Prints a line on standard error, and ignores failures: `std`'s macro panics if the other end of a pipe is closed (`spattn eval 2>&1 |
-/// head -1`). Control characters are escaped, so that no name in the line can command a terminal, and lines are cut to
+/// head -1`). Control characters are escaped, so that no name in the line can control a terminal, and lines are cut to
 /// [`text::LONGEST_LINE`].
 #[macro_export]
 macro_rules! eprintln {

@@ -1,4 +1,4 @@
-//! The memory limit of this process, to refuse what needs more before anything is allocated, and its peak memory.
+//! The memory limit of this process, to reject what needs more before anything is allocated, and its peak memory.
 
 use std::fmt;
 use std::fs;
@@ -31,10 +31,10 @@ impl fmt::Display for Bound {
     }
 }
 
-/// The most memory that this process can take.
+/// The largest amount of memory that this process can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
     /// What sets it.
     pub bound: Bound,
@@ -46,19 +46,20 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The least of the machine's memory, this process's limits and its control groups' limits. Memory that the process had already taken at
-/// the first call is subtracted from its own limits. `None` if the system does not provide limits. First called before weights are read.
+/// Returns the smallest of the machine's memory, this process's limits and its control groups' limits. Memory that the process had already
+/// taken at the first call is subtracted from its own limits. `None` if the system does not provide limits. Must first be called before
+/// weights are read.
 pub fn limit() -> Option<Limit> {
     static LIMIT: LazyLock<Option<Limit>> = LazyLock::new(|| least(Path::new("/")));
     *LIMIT
 }
 
-/// Address space that has to be left for threads that only help: each takes up to 200 MB of it when it first allocates, most of which stays
-/// unused. The smallest runs take a third of a gigabyte.
+/// Address space to leave free for helper threads: each takes up to 200 MB of it when it first allocates, most of which stays unused. The
+/// smallest runs take a third of a gigabyte.
 const ROOM_FOR_HELPERS: u64 = 1 << 30;
 
-/// Whether the address space has room for a thread that the work does not need, such as the one that draws progress. Under a low `ulimit -v` the
-/// work itself may need that space.
+/// Whether the address space has room for a thread that the work does not need, such as the one that draws progress. The work itself may
+/// need that space under a low `ulimit -v`.
 pub fn has_room_for_helpers() -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     leaves_room(&read("limits"), &read("status"))
@@ -69,7 +70,7 @@ fn leaves_room(limits: &str, status: &str) -> bool {
     of_process(limits, "Max address space").is_none_or(|limit| limit.saturating_sub(taken) >= ROOM_FOR_HELPERS)
 }
 
-/// Checks that `needed` bytes are available. `what` begins the error's sentence, with a verb: "the weights take".
+/// Checks that `needed` bytes are available. `what` starts the error's sentence and ends with a verb: "the weights take".
 ///
 /// # Errors
 /// If they are not; the error says how much is needed and how much is free.
@@ -84,7 +85,7 @@ fn within(limit: Option<Limit>, needed: u64, what: impl fmt::Display, hint: &str
     }
 }
 
-/// Bytes for people, with enough digits to compare what is needed with what there is.
+/// Formats bytes for people, with enough digits to compare needed and available memory.
 fn gigabytes(bytes: u64) -> String {
     match bytes as f64 / 1e9 {
         gb if gb < 1.0 => format!("{:.0} MB", 1e3 * gb),
@@ -93,28 +94,28 @@ fn gigabytes(bytes: u64) -> String {
     }
 }
 
-/// A product of sizes, saturating: sizes in a config may be absurd.
+/// Returns a product of sizes; it saturates, because sizes in a config may be absurd.
 pub fn product<const N: usize>(factors: [usize; N]) -> usize {
     factors.into_iter().fold(1, usize::saturating_mul)
 }
 
-/// A sum of sizes, saturating.
+/// Returns a sum of sizes; it saturates.
 pub fn sum<const N: usize>(parts: [usize; N]) -> usize {
     parts.into_iter().fold(0, usize::saturating_add)
 }
 
-/// The peak memory of this process so far, in bytes; `None` if the system does not provide it.
+/// Returns the peak memory of this process so far, in bytes; `None` if the system does not provide it.
 pub fn peak_bytes() -> Option<u64> {
     of_status(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
 // ---- what the system reports ----
 
-/// The least limit, from the files below `root`.
+/// Returns the smallest limit, from the files below `root`.
 fn least(root: &Path) -> Option<Limit> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (limits, status) = (read("proc/self/limits"), read("proc/self/status"));
-    // Memory that is taken already cannot be planned with.
+    // Memory that is already taken is not available.
     let left = |limit: &str, taken: &str| Some(of_process(&limits, limit)?.saturating_sub(of_status(&status, taken)?));
     let of_groups = groups(root, &read("proc/self/cgroup"), &read("proc/self/mountinfo"));
     [
@@ -128,24 +129,24 @@ fn least(root: &Path) -> Option<Limit> {
     .min_by_key(|limit| limit.bytes)
 }
 
-/// The kilobytes at a name in `/proc/self/status`, in bytes.
+/// Returns the value of a name in `/proc/self/status`, converted from kilobytes to bytes.
 fn of_status(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Memory and swap, from `/proc/meminfo`.
+/// Returns the sum of memory and swap, from `/proc/meminfo`.
 fn of_machine(meminfo: &str) -> Option<u64> {
     Some(of_status(meminfo, "MemTotal:")?.saturating_add(of_status(meminfo, "SwapTotal:").unwrap_or(0)))
 }
 
-/// A soft limit, from `/proc/self/limits`; `None` if it is unlimited.
+/// Returns a soft limit from `/proc/self/limits`; `None` if it is unlimited.
 fn of_process(limits: &str, name: &str) -> Option<u64> {
     limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// The least limit of the process's control groups and their ancestors, from `/proc/self/cgroup` and `/proc/self/mountinfo`: version 2, and
-/// version 1 if it controls memory.
+/// Returns the smallest limit of the process's control groups and their ancestors, from `/proc/self/cgroup` and `/proc/self/mountinfo`:
+/// version 2, and version 1 if it controls memory.
 fn groups(root: &Path, cgroup: &str, mountinfo: &str) -> Option<u64> {
     let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
     let of_line = |line: &str| {
@@ -160,7 +161,7 @@ fn groups(root: &Path, cgroup: &str, mountinfo: &str) -> Option<u64> {
 
 /// A mount of the control group file system.
 struct Mount {
-    /// The group at its top.
+    /// The group at the top of the mount.
     top: PathBuf,
     folder: PathBuf,
     /// Whether it is version 2.
@@ -178,7 +179,7 @@ impl Mount {
         (is_unified || is_memory).then_some(Self { top: top?.into(), folder: folder?.into(), is_unified })
     }
 
-    /// The least limit of a group and its visible ancestors.
+    /// Returns the smallest limit of a group and its visible ancestors.
     fn least(&self, root: &Path, group: &Path) -> Option<u64> {
         let file = if self.is_unified { "memory.max" } else { "memory.limit_in_bytes" };
         let top = root.join(self.folder.strip_prefix("/").unwrap_or(&self.folder));
@@ -219,7 +220,7 @@ mod tests {
         );
     }
 
-    /// A root folder with these files.
+    /// Creates a root folder with these files.
     fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -245,7 +246,7 @@ mod tests {
         let (space, data) = (limits("2048000", "unlimited"), limits("unlimited", "1024000"));
         let of = |bytes: u64, bound| Some(Limit { bytes, bound });
         let kb = |n: u64| n << 10;
-        // Files in addition to memory, status and limits, and the expected limit.
+        // Files in addition to those of memory, status and limits, and the expected limit.
         let v2 = |own: &'static str, above: &'static str| {
             vec![
                 ("proc/self/cgroup", "0::/slurm/job_7/step\n"),

@@ -12,15 +12,15 @@ use crate::memory::has_room_for_helpers;
 use crate::pace::{Count, Pace, Position, in_words};
 use crate::text;
 
-/// The time to the first line. Each further gap is half as long again, up to [`LONGEST`].
+/// The time to the first line. Each further interval is half as long again, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(300);
-/// Between two looks at the clock.
+/// The time between two looks at the clock.
 const TICK: Duration = Duration::from_millis(500);
-/// The bar's length in the library's count.
+/// The length of the bar in the library's units.
 const WHOLE: u64 = 1000;
 
-/// The display of some work's progress. It ends when it is dropped.
+/// The progress display of some work. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Meter {
     display: Option<Arc<Display>>,
@@ -30,7 +30,7 @@ pub struct Meter {
 #[derive(Debug)]
 struct Display {
     state: Mutex<State>,
-    /// Told when the display ends.
+    /// Notified when the display ends.
     ended: Condvar,
 }
 
@@ -38,11 +38,11 @@ struct Display {
 struct State {
     pace: Pace,
     shown: Shown,
-    /// The work of this count, if there are several.
+    /// The work that this count is for, if there are several.
     prefix: String,
-    /// What is done before the first step.
+    /// What the program is doing before the first step.
     doing: String,
-    /// The place, after a step.
+    /// The current place in the work, after a step.
     message: String,
     has_ended: bool,
 }
@@ -55,15 +55,15 @@ enum Shown {
     Lines(Lines),
 }
 
-/// The display that was begun last, so that it can be taken away from elsewhere.
+/// The most recent display, so that other code can clear it.
 static CURRENT: Mutex<Weak<Display>> = Mutex::new(Weak::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves no display half changed that would matter.
+    // A panic elsewhere cannot leave a display in a state that matters.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the bar away, if one is drawn, so that a last line stands alone.
+/// Clears the bar, if one is drawn, so that a last line stands alone.
 pub fn clear() {
     let current = locked(&CURRENT).upgrade();
     if let Some(display) = current
@@ -74,7 +74,8 @@ pub fn clear() {
 }
 
 impl Meter {
-    /// A display, of nothing if `is_quiet`. `doing` says what happens before the first step, as in `reading the first prompt`.
+    /// Creates a display, which shows nothing if `is_quiet`. `doing` says what happens before the first step, as in `reading the first
+    /// prompt`.
     pub fn new(is_quiet: bool, doing: &str) -> Self {
         if is_quiet {
             return Self::hidden();
@@ -100,13 +101,13 @@ impl Meter {
         let display = Arc::new(Display { state: Mutex::new(state), ended: Condvar::new() });
         *locked(&CURRENT) = Arc::downgrade(&display);
         let seen = display.clone();
-        // Without a thread, the display changes with the work only, and pauses count as work.
+        // Without the thread, the display changes only when the work does, and pauses count as work.
         let thread = || thread::Builder::new().name("progress".to_owned()).spawn(move || seen.tick()).ok();
         let ticker = if has_room_for_helpers() { thread() } else { None };
         Self { display: Some(display), ticker }
     }
 
-    /// A display that shows nothing.
+    /// Creates a display that shows nothing.
     pub fn hidden() -> Self {
         Self { display: None, ticker: None }
     }
@@ -115,7 +116,7 @@ impl Meter {
         self.display.as_ref().map(|display| locked(&display.state))
     }
 
-    /// Starts a new count, of the work that `prefix` names; `doing` as in [`new`](Self::new).
+    /// Starts a new count, of the work that `prefix` names; `doing` is as in [`new`](Self::new).
     pub fn begin(&mut self, prefix: &str, doing: &str) {
         let Some(mut state) = self.state() else { return };
         let now = Instant::now();
@@ -129,7 +130,7 @@ impl Meter {
         state.draw(now);
     }
 
-    /// Says what happens now, before the first step of a count.
+    /// Sets what happens now, before the first step of a count.
     pub fn doing(&mut self, doing: &str) {
         let Some(mut state) = self.state() else { return };
         state.doing = text::in_line(doing).into_owned();
@@ -142,7 +143,7 @@ impl Meter {
         self.at_position(Position { done: count(done), found: count(found), all: count(all) }, 1.0, message);
     }
 
-    /// Reports the position. Of the time since the last report, the share `of_amount` went with the amount of work, the rest with the
+    /// Reports the position. Of the time since the last report, the share `of_amount` depended on the amount of work, the rest on the
     /// number of items.
     pub fn at_position(&mut self, position: Position, of_amount: f64, message: impl FnOnce() -> String) {
         let Some(mut state) = self.state() else { return };
@@ -152,7 +153,7 @@ impl Meter {
         state.draw(now);
     }
 
-    /// Prints a line above the bar. In a log it is left out.
+    /// Prints a line above the bar; prints nothing in a log.
     pub fn say(&self, line: &str) {
         let Some(state) = self.state() else { return };
         if let Shown::Bar(bar) = &state.shown {
@@ -168,7 +169,7 @@ impl Meter {
         }
     }
 
-    /// Prints by `print` while no bar is drawn.
+    /// Calls `print` while no bar is drawn.
     pub fn aside<R>(&self, print: impl FnOnce() -> R) -> R {
         match self.state().as_deref() {
             Some(State { shown: Shown::Bar(bar), .. }) => bar.suspend(print),
@@ -176,7 +177,7 @@ impl Meter {
         }
     }
 
-    /// The time left in words with a comma before it; empty without a basis.
+    /// Returns the time left in words, after a comma; empty if there is no basis for an estimate.
     pub fn left(&self) -> String {
         let left = self.state().and_then(|state| state.pace.left(Instant::now()));
         left.map_or(String::new(), |left| format!(", {}", in_words(left)))
@@ -241,14 +242,14 @@ impl State {
     }
 }
 
-/// The text beside a bar.
+/// Returns the text beside a bar.
 fn in_bar(pace: &Pace, now: Instant, doing: &str, message: &str) -> String {
     let Some(position) = pace.position() else { return format!("{doing} ...") };
     let left = pace.left(now).map_or(String::new(), |left| format!(", {}", in_words(left)));
     format!("{}{left}  {message}", percent(position))
 }
 
-/// The text of a line in a log.
+/// Returns the text of a line in a log.
 fn in_log(pace: &Pace, now: Instant, doing: &str, message: &str) -> String {
     let Some(position) = pace.position() else {
         return format!("{doing}, for {} so far", rough(pace.elapsed(now)));
@@ -259,11 +260,11 @@ fn in_log(pace: &Pace, now: Instant, doing: &str, message: &str) -> String {
 }
 
 fn percent(position: &Position) -> String {
-    // Work that is not done is not called whole.
+    // Round down: unfinished work is never shown as complete.
     format!("{:.0} %", (100.0 * position.share()).floor())
 }
 
-/// A time that has passed.
+/// Formats an elapsed time.
 fn rough(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.2} s"),
@@ -276,7 +277,7 @@ fn rough(seconds: f64) -> String {
 /// Lines in a log, at growing intervals.
 #[derive(Debug)]
 struct Lines {
-    /// When the next line is due, and the gap before it.
+    /// The time of the next line, and the interval before it.
     next: Instant,
     gap: Duration,
 }
@@ -286,7 +287,7 @@ impl Lines {
         Self { next: now + FIRST, gap: FIRST }
     }
 
-    /// Whether a line is due; then the next one is later.
+    /// Whether a line is due; if so, schedules the next one.
     fn is_due(&mut self, now: Instant) -> bool {
         if now < self.next {
             return false;
@@ -335,7 +336,7 @@ mod tests {
         let mut pace = Pace::begin(start);
         let said = in_log(&pace, start + seconds(100), "reading the first prompt", "");
         assert_eq!(said, "reading the first prompt, for 2 min so far");
-        // 600 of 1000 were there; 40 more took 40 s, so the other 360 take six minutes.
+        // 600 of 1000 were done before; 40 more took 40 s, so the other 360 take six minutes.
         pace.at(start, position(600.0, 600.0, 1000.0), 1.0);
         pace.at(start + seconds(20), position(620.0, 600.0, 1000.0), 1.0);
         pace.at(start + seconds(40), position(640.0, 600.0, 1000.0), 1.0);

@@ -1,22 +1,22 @@
-//! How much longer work takes, judged by the work that is done: the one estimator behind all bars and lines of progress.
+//! Estimates how much longer work takes from the work that is done: the one estimator behind all bars and lines of progress.
 //!
-//! It is our own. That of `indicatif`, the library that draws the bars, smooths over the time between redraws: of a count that rises once
-//! in a minute it makes hours, then years. This one looks at what was done and how long that took, and says nothing before there is a basis.
-//! Nothing is drawn here ([`meter`](crate::meter)), and no clock is read: the caller says what time it is.
+//! The estimator of `indicatif`, the library that draws the bars, is not used. It smooths over the time between redraws: for a count that
+//! rises once a minute, it estimates hours, then years. This one uses what was done and how long that took, and gives no estimate before
+//! there is a basis for it. It draws nothing ([`meter`](crate::meter)) and reads no clock: the caller passes the time.
 
 use std::time::{Duration, Instant};
 
 /// An amount of work. Commands that count one thing leave `items` at zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Count {
-    /// What grows with the size of an item: multiplications, tokens, bytes.
+    /// The part that grows with the size of an item: multiplications, tokens, bytes.
     pub amount: f64,
-    /// What takes about the same time for each item, whatever its size: steps of answers, for example.
+    /// The part that takes about the same time for each item, whatever its size: steps of answers, for example.
     pub items: f64,
 }
 
 impl Count {
-    /// An amount, of no items.
+    /// An amount without items.
     pub fn of(amount: f64) -> Self {
         Self { amount, items: 0.0 }
     }
@@ -27,45 +27,45 @@ impl Count {
     }
 }
 
-/// How far work is.
+/// How far the work has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Position {
-    /// What is done, with what was found.
+    /// The work done, including that of an earlier run.
     pub done: Count,
-    /// What an earlier run had done. It says nothing of the pace of this one.
+    /// The work done by an earlier run, which says nothing about the pace of this one.
     pub found: Count,
     /// All of the work.
     pub all: Count,
 }
 
 impl Position {
-    /// The share that is done, from 0 to 1.
+    /// The share done, from 0 to 1.
     pub fn share(&self) -> f64 {
         let of = |done: f64, all: f64| if all > 0.0 { (done / all).clamp(0.0, 1.0) } else { 0.0 };
         if self.all.amount > 0.0 { of(self.done.amount, self.all.amount) } else { of(self.done.items, self.all.items) }
     }
 }
 
-/// A gap between two beats that is longer than this was a pause: the machine slept, or the program was stopped.
+/// A longer gap between two beats was a pause: the machine slept, or the program was stopped.
 const LONGEST_GAP: Duration = Duration::from_secs(10);
 /// An estimate needs this share of the work, or [`ENOUGH_STEPS`] with [`ENOUGH_TIME`] or [`SMALL_SHARE`].
 const ENOUGH_SHARE: f64 = 0.1;
 const SMALL_SHARE: f64 = 0.02;
 const ENOUGH_STEPS: u32 = 2;
 const ENOUGH_TIME: f64 = 30.0;
-/// The pace is that of the last steps, at least so many of them.
+/// The least number of last steps from which the pace is computed.
 const LEAST_STEPS: usize = 3;
-/// The most marks that are kept; of more, every second one is dropped.
+/// Largest number of marks kept; beyond it, every second one is dropped.
 const MOST_MARKS: usize = 256;
-/// Steps within this time become one mark.
+/// Steps within this time share one mark.
 const LEAST_TIME: f64 = 0.05;
 
-/// What had been done at a time of this count.
+/// The work done at a time of this count.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mark {
-    /// Seconds since the count began, without pauses.
+    /// Seconds since the count started, without pauses.
     time: f64,
-    /// Of these, the seconds that went with the amount, not with the number of items.
+    /// The part of these seconds that depended on the amount, not on the number of items.
     of_amount: f64,
     worked: Count,
 }
@@ -77,18 +77,18 @@ pub struct Pace {
     beat: Option<Instant>,
     paused: Duration,
     position: Option<Position>,
-    /// From the origin on, in order of time.
+    /// The marks from the origin on, in order of time.
     marks: Vec<Mark>,
     steps: u32,
 }
 
 impl Pace {
-    /// Work that begins now.
+    /// Starts the estimate of work that begins now.
     pub fn begin(now: Instant) -> Self {
         Self { begun: now, beat: None, paused: Duration::ZERO, position: None, marks: vec![Mark::default()], steps: 0 }
     }
 
-    /// Says that the program runs. If this is called regularly, pauses are noticed, and do not count.
+    /// Reports that the program runs. If this is called regularly, pauses are detected and do not count.
     pub fn beat(&mut self, now: Instant) {
         let gap = self.beat.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         if gap > LONGEST_GAP {
@@ -97,7 +97,7 @@ impl Pace {
         self.beat = Some(now);
     }
 
-    /// Takes the position. Of the time since the last step, the share `of_amount` went with the amount of work, the rest with the items.
+    /// Takes the position. Of the time since the last step, the share `of_amount` depended on the amount of work, the rest on the items.
     pub fn at(&mut self, now: Instant, position: Position, of_amount: f64) {
         if self.beat.is_some() {
             self.beat(now);
@@ -125,22 +125,22 @@ impl Pace {
         }
     }
 
-    /// How far the work is; `None` before the first step.
+    /// How far the work has come; `None` before the first step.
     pub fn position(&self) -> Option<&Position> {
         self.position.as_ref()
     }
 
-    /// Seconds since the work began, without pauses.
+    /// Number of seconds since the work started, without pauses.
     pub fn elapsed(&self, now: Instant) -> f64 {
         now.saturating_duration_since(self.begun).saturating_sub(self.paused).as_secs_f64()
     }
 
-    /// Seconds of a step on average, over all steps; `None` before the first.
+    /// Mean number of seconds of a step, over all steps; `None` before the first.
     pub fn seconds_of_step(&self) -> Option<f64> {
         (self.steps > 0).then(|| self.last().time / f64::from(self.steps))
     }
 
-    /// Seconds that are left; `None` before there is a basis.
+    /// Estimated number of seconds left; `None` if there is no basis yet.
     pub fn left(&self, now: Instant) -> Option<f64> {
         let position = self.position.filter(|_| self.has_basis(now))?;
         let rest = position.all.less(position.done);
@@ -155,7 +155,7 @@ impl Pace {
             (true, false) => part(seconds, rest.amount, worked.amount),
             (false, _) => part(seconds, rest.items, worked.items),
         };
-        // It counts down while a step is under way, but not below what is left behind that step.
+        // The estimate counts down during a step, but not below what is left after that step.
         let steps = self.marks.len() - self.first_of_window() - 1;
         let step = seconds / steps.max(1) as f64;
         let since = (self.elapsed(now) - last.time).max(0.0);
@@ -179,8 +179,8 @@ impl Pace {
         self.marks[self.first_of_window()]
     }
 
-    /// The mark from which on the pace is judged: that before the later half of the work, since work may begin slowly, and before a few
-    /// steps at least, since a single one may be anything.
+    /// Index of the mark from which the pace is computed: before the later half of the work, because work may start slowly, and before at
+    /// least a few steps, because a single one may be unusual.
     fn first_of_window(&self) -> usize {
         let last = self.last().worked;
         let is_before = |mark: &Mark| {
@@ -195,7 +195,7 @@ impl Pace {
     }
 }
 
-/// A time that is left, in plain words: `about 9 min left`.
+/// Formats the time left in plain words: `about 9 min left`.
 pub fn in_words(seconds: f64) -> String {
     let to = |step: f64, value: f64| (value / step).round().max(1.0) * step;
     let (minutes, hours) = (seconds / 60.0, seconds / 3600.0);
@@ -214,7 +214,7 @@ pub fn in_words(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    /// A step of simulated work: its seconds, what it does, and the share of its time that goes with the amount.
+    /// A step of simulated work: its seconds, its work, and the share of its time that depends on the amount.
     #[derive(Clone, Copy)]
     struct Step {
         seconds: f64,
@@ -227,8 +227,8 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    /// Runs work with a beat each half second; gives what `left` says after each step beside the seconds that are really left, by the
-    /// share of work that is done. The program is stopped for `pause` seconds after the step with that number.
+    /// Simulates work with a beat every half second. Returns, after each step, the share of work done, the estimate of `left`, and the
+    /// seconds that are really left. The program is stopped for `pause.1` seconds after step `pause.0`.
     fn simulate(steps: &[Step], pause: Option<(usize, f64)>) -> Vec<(f64, Option<f64>, f64)> {
         let mut now = Instant::now();
         let mut pace = Pace::begin(now);
@@ -257,13 +257,14 @@ mod tests {
         said
     }
 
-    /// What was said at the first moment with at least this share of the work done, over what is right.
+    /// Returns the ratio of estimate and truth at the first moment with at least this share of the work done.
     fn ratio(said: &[(f64, Option<f64>, f64)], share: f64) -> f64 {
         let (_, left, rest) = said.iter().find(|(done, ..)| *done >= share).unwrap();
         left.unwrap_or_else(|| panic!("nothing is said at {share}")) / rest
     }
 
-    /// At 10 % and 50 % within bounds, and from 10 % on never ten times what remains (once a second remains).
+    /// Checks that the estimates at 10 % and 50 % are within bounds, and that from 10 % on none is over ten times what remains (while at
+    /// least a second remains).
     fn check(name: &str, said: &[(f64, Option<f64>, f64)], at_tenth: f64, at_half: f64) {
         for (share, bound) in [(0.1, at_tenth), (0.5, at_half)] {
             let ratio = ratio(said, share);
@@ -274,7 +275,8 @@ mod tests {
         }
     }
 
-    /// Examples of four lengths, one task after the other. Reading grows faster than the length, an answer's steps are always the same.
+    /// Examples of four lengths, one task after the other. The time to read grows faster than the length; an answer's steps always take the
+    /// same time.
     fn examples(reading: f64, answer: f64) -> Vec<Step> {
         let one = |length: f64| {
             let amount = length + 0.1 * length * length;
@@ -290,7 +292,7 @@ mod tests {
         check("reading", &simulate(&examples(1.0, 0.01), None), 1.3, 1.2);
         check("steps", &simulate(&examples(0.001, 5.0), None), 1.3, 1.2);
         check("both", &simulate(&examples(0.5, 2.0), None), 1.3, 1.2);
-        // Few steps that take minutes each, as those of a calibration.
+        // A few steps that take minutes each, as in a calibration.
         let block = Step { seconds: 80.0, amount: 4096.0, items: 0.0, of_amount: 1.0 };
         check("blocks", &simulate(&[block; 8], None), 1.01, 1.01);
     }
@@ -345,7 +347,7 @@ mod tests {
         pace.at(start + secs(20.0), at(2.0), 1.0);
         let left = |seconds: f64| pace.left(start + secs(seconds)).unwrap().round();
         assert_eq!((left(20.0), left(24.0), left(30.0)), (980.0, 976.0, 970.0));
-        // A step that takes longer than others does not make those behind it shorter.
+        // A step that takes longer than others does not make later ones shorter.
         assert_eq!(left(500.0), 970.0);
     }
 

@@ -1,7 +1,7 @@
 //! What is left out of files about the user: one choice for the process, made by `--anonymous` before anything is read.
 //!
-//! Paths become their last names; hosts and jobs become marks that only tell them apart; command lines are left out; a system prompt
-//! becomes its hash. `docs/privacy.md` lists what is written otherwise.
+//! Only the last name of a path is kept; hosts and jobs become marks that only tell them apart; command lines are left out; a system
+//! prompt becomes its hash. `docs/privacy.md` lists what is written otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
-/// Settings with paths that are not arguments.
+/// Registered settings that contain paths and are not arguments.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Prefix of the names of models with random weights.
 const RANDOM: &str = "random:";
 /// Prefix of a hash.
 const HASHED: &str = "sha256:";
-/// Manifest keys whose values are paths or names of the hub.
+/// Manifest keys whose values are paths or names on the hub.
 const PATHS: [&str; 4] = ["data", "calibration", "model", "id"];
 /// Manifest key of a command line.
 const COMMAND: &str = "command";
@@ -30,7 +30,7 @@ pub fn leave_out() {
     LEFT_OUT.store(true, Ordering::Relaxed);
 }
 
-/// Registers a path, or a setting that contains one: with blanks in it, it could not be told from other text.
+/// Registers a path, or a setting that contains one: a path with blanks could not be recognised in other text.
 pub fn tell_of(text: &str) {
     TOLD.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
 }
@@ -40,46 +40,47 @@ pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// A path to write down: unchanged, or its last name.
+/// Returns a path for writing: unchanged, or only its last name.
 pub fn path(path: &Path) -> String {
     if is_left_out() { name_of(path) } else { path.display().to_string() }
 }
 
-/// A text that may contain paths (an error, a note, a task) to write down.
+/// Returns a text that may contain paths (an error, a note, a task) for writing.
 pub fn text(text: &str) -> String {
     if is_left_out() { without_paths(text, &known_paths()) } else { text.to_owned() }
 }
 
-/// A system prompt to write down: unchanged, or its hash.
+/// Returns a system prompt for writing: unchanged, or its hash.
 pub fn system_prompt(text: &str) -> String {
     if is_left_out() { hashed(text) } else { text.to_owned() }
 }
 
-/// The command line to write down.
+/// Returns the command line for writing.
 pub fn command() -> Vec<String> {
     // Arguments need not be UTF-8.
     let all = || std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     if is_left_out() { Vec::new() } else { all() }
 }
 
-/// A mark for a machine, which only tells whether two are the same. `start` is known only to this start of the machine.
+/// Returns a mark for a machine, which only shows whether two are the same. `start` is known only during this run of the machine,
+/// from boot to shutdown.
 pub fn machine(host: &str, start: &str) -> String {
     format!("machine-{}", &digest(&[host, start])[..8])
 }
 
-/// A mark for a scheduler's job in a folder. It has so few digits that very many jobs share it.
+/// Returns a mark for a scheduler's job in a folder. It has so few digits that very many jobs share it.
 pub fn job(job: &str, folder: &Path) -> String {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     format!("job-{}", &digest(&[job, &folder.to_string_lossy()])[..4])
 }
 
-/// The manifest without the user, with its [models] renamed. A manifest that is anonymous already stays unchanged.
+/// Returns the manifest without the user, with its [models] renamed. A manifest that is already anonymous stays unchanged.
 pub fn manifest(manifest: &Value, models: &BTreeMap<String, String>) -> Value {
     Eraser { models, known: known_paths() }.without_user("", manifest)
 }
 
-/// The anonymous names of the models of a run's manifest. Two folders with the same name are told apart by the first digits of their
-/// weights' hash.
+/// Returns the anonymous names of the models of a run's manifest. Two folders with the same name are distinguished by the first
+/// digits of their weights' hash.
 pub fn models(manifest: &Value) -> BTreeMap<String, String> {
     let (mut weights, mut from_folders) = (BTreeMap::new(), BTreeSet::new());
     for identity in one_or_several(&manifest["identity"]) {
@@ -87,7 +88,7 @@ pub fn models(manifest: &Value) -> BTreeMap<String, String> {
         weights.extend(identity["model"].as_str().map(|model| (model, hash)));
     }
     for model in one_or_several(&manifest["model"]) {
-        // A model of the hub has a commit; one from a folder has none.
+        // A model from the hub has a commit; one from a folder has none.
         from_folders.extend(model["id"].as_str().filter(|_| model["revision"].is_null()));
     }
     let name = |model: &str| match from_folders.contains(model) && !model.starts_with(RANDOM) {
@@ -106,7 +107,7 @@ pub fn models(manifest: &Value) -> BTreeMap<String, String> {
     named
 }
 
-/// The name of a model whose last name another model shares.
+/// Returns the name of a model whose last name another model shares.
 pub fn told_apart(name: &str, weights_sha256: &str) -> String {
     format!("{name}@{}", weights_sha256.chars().take(8).collect::<String>())
 }
@@ -132,7 +133,7 @@ fn hashed(text: &str) -> String {
     }
 }
 
-/// The last name of a path.
+/// Returns the last name of a path.
 fn name_of(path: &Path) -> String {
     let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     last(path).or_else(|| last(&path.canonicalize().ok()?)).unwrap_or_else(|| "folder".to_owned())
@@ -166,7 +167,7 @@ impl Eraser<'_> {
     }
 }
 
-/// The anonymous name of a model or a data set: the last name of a path. Names of the hub stay.
+/// Returns the anonymous name of a model or a data set: the last name of a path. Names on the hub stay unchanged.
 pub fn name_of_source(text: &str) -> String {
     let repo = text.split_once('@').map_or(text, |(repo, _)| repo);
     let is_repo = repo.matches('/').count() == 1 && !is_path(text) && !Path::new(text).exists();
@@ -183,7 +184,7 @@ fn is_path(text: &str) -> bool {
     begins && !text.starts_with("//") || matches!(text, "." | "..")
 }
 
-/// Paths known to this process, longest first, each with its replacement.
+/// Returns the paths known to this process, longest first, each with its replacement.
 fn known_paths() -> Vec<(String, String)> {
     let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let arguments = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
@@ -202,18 +203,18 @@ fn known_paths() -> Vec<(String, String)> {
     all
 }
 
-/// Parts of an argument that may be paths: `--out=DIR`, `jsonl:PATH:metric=f1`.
+/// Returns the parts of an argument that may be paths: `--out=DIR`, `jsonl:PATH:metric=f1`.
 fn parts(argument: &str) -> Vec<String> {
     argument.split(['=', ':', ',']).chain([argument]).map(str::to_owned).collect()
 }
 
-/// Replaces paths in a text by their last names: known paths, which may contain blanks, and whatever else looks like a path.
+/// Replaces paths in a text with their last names: known paths, which may contain blanks, and whatever else looks like a path.
 fn without_paths(text: &str, known: &[(String, String)]) -> String {
     const ENDS: [char; 18] =
         [' ', '\t', '\n', '"', '\'', '`', '(', ')', '[', ']', '{', '}', ',', ';', '=', ':', '<', '>'];
     let text = known.iter().fold(text.to_owned(), |text, (path, name)| whole_paths(&text, path, name));
     let mut out = String::with_capacity(text.len());
-    // Rows and texts of the user: `jsonl:PATH`, `ppl/file:PATH`.
+    // The user's rows and texts: `jsonl:PATH`, `ppl/file:PATH`.
     let names_file = |out: &str| out.ends_with("jsonl:") || out.ends_with("/file:");
     for piece in text.split_inclusive(ENDS) {
         let (word, end) = match piece.chars().next_back() {
@@ -229,7 +230,7 @@ fn without_paths(text: &str, known: &[(String, String)]) -> String {
     out
 }
 
-/// Replaces `path` by `name`; a path below it is replaced by its last name.
+/// Replaces `path` with `name`; a path below it is replaced with its last name.
 fn whole_paths(text: &str, path: &str, name: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -238,7 +239,7 @@ fn whole_paths(text: &str, path: &str, name: &str) -> String {
         let is_inside = before.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '~'));
         match (is_inside, after.strip_prefix('/')) {
             (true, _) => out.push_str(path),
-            // The rest is treated as a path of its own.
+            // The rest is later replaced as a separate path.
             (false, Some(_)) => out.push_str("/."),
             (false, None) => out.push_str(name),
         }
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(named(&[identity("/a/q", a), identity("/b/q", b)]), ["q@01234567", "q@98765432"]);
         assert_eq!(named(&[identity("/a/q", a), identity("/b/q", a)]), ["q@01234567", "q@01234567'"]);
         assert_eq!(named(&[identity("/a/q", a), identity("/b/r", b)]), ["q", "r"]);
-        // A folder that does not exist here; it is recognised by having no commit.
+        // A folder that does not exist here; it is recognised because it has no commit.
         let of = |revision: Value| {
             models(&json!({"identity": identity("org/q", a), "model": {"id": "org/q", "revision": revision}}))
         };
@@ -339,7 +340,7 @@ mod tests {
         assert_ne!(machine("node7", "boot"), machine("node8", "boot"));
         let mark = job("123456_7", Path::new("."));
         assert!(!mark.contains("123456") && mark == job("123456_7", Path::new(".")), "{mark}");
-        // A list of all jobs must not reveal the job: there are too few marks for that.
+        // Marks are so few that a list of all jobs does not reveal the job.
         let fitting =
             (0..200_000).filter(|n| job(&n.to_string(), Path::new("/x")) == job("7", Path::new("/x"))).count();
         assert!(fitting > 1);

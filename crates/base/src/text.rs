@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// The most characters in a line of an error or a note; the middle of a longer line is left out.
+/// Largest number of characters in a line of an error or a note; the middle of a longer line is left out.
 pub const LONGEST_LINE: usize = 1000;
 
 /// Whether a character must be escaped: control characters, some of which terminals obey; characters that reverse the order of letters
@@ -18,8 +18,8 @@ fn is_hidden(c: char) -> bool {
         | '\u{fffe}' | '\u{ffff}')
 }
 
-/// Whether a text shows nothing: only white space, and characters that Unicode leaves invisible (zero-width spaces and joiners, marks of
-/// order, fillers, variation selectors, tags).
+/// Whether a text shows nothing: only white space, and characters that Unicode leaves invisible (zero-width spaces and joiners,
+/// directional and byte order marks, fillers, variation selectors, tags).
 pub fn is_blank(text: &str) -> bool {
     let is_unseen = |c: char| {
         matches!(c,
@@ -28,11 +28,11 @@ pub fn is_blank(text: &str) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
             | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}')
     };
-    // Python counts four separators as white space, too.
+    // Python also counts four separators as white space.
     text.chars().all(|c| c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}') || is_unseen(c))
 }
 
-/// Text for people, with line ends and tabs kept; other hidden characters are escaped as `\u{1b}`.
+/// Returns text for people, with line ends and tabs kept; other hidden characters are escaped as `\u{1b}`.
 pub fn shown(text: &str) -> Cow<'_, str> {
     escaped(
         text,
@@ -43,7 +43,7 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     )
 }
 
-/// As [`shown`], in one line: line ends and tabs become blanks.
+/// Like [`shown`], in one line: line ends and tabs become blanks.
 pub fn in_line(text: &str) -> Cow<'_, str> {
     match shown(text) {
         text if text.contains(['\n', '\t']) => Cow::Owned(text.replace(['\n', '\t'], " ")),
@@ -51,8 +51,8 @@ pub fn in_line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// JSON for people: the same data, with hidden characters escaped as `\u009b`. They occur only in strings, and those that JSON itself
-/// escapes are escaped already.
+/// Returns JSON for people: the same data, with hidden characters escaped as `\u009b`. They occur only in strings, and those that JSON
+/// itself escapes are already escaped.
 pub fn shown_json(json: &str) -> Cow<'_, str> {
     escaped(
         json,
@@ -63,14 +63,14 @@ pub fn shown_json(json: &str) -> Cow<'_, str> {
     )
 }
 
-/// As [`shown`], with lines cut to [`LONGEST_LINE`].
+/// Like [`shown`], with lines cut to [`LONGEST_LINE`].
 pub fn for_log(text: &str) -> String {
     let lines: Vec<Cow<str>> = text.split('\n').map(|line| cut(line, LONGEST_LINE)).collect();
     let lines: Vec<Cow<str>> = lines.iter().map(|line| shown(line)).collect();
     lines.join("\n")
 }
 
-/// The beginning and the end of a text with `…` between them, if it has more than `most` characters.
+/// Returns the start and the end of a text with `…` between them, if it has more than `most` characters.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     // A text has at least as many bytes as characters.
     if text.len() <= most || text.chars().nth(most).is_none() {
@@ -96,8 +96,8 @@ fn escaped(text: &str, is_meant: impl Fn(char) -> bool, escape: impl Fn(&mut Str
     Cow::Owned(out)
 }
 
-/// A name within Markdown, in one line: it cannot be HTML, an image, a link or a reference to one, or the end of a cell. Text that cannot
-/// be taken for these stays unchanged: `[12.5 30.1]`, `p < 0.05`, `a_b`.
+/// Returns a name for use within Markdown, in one line: it cannot be HTML, an image, a link or a reference to one, or the end of a cell.
+/// Text that cannot be mistaken for these stays unchanged: `[12.5 30.1]`, `p < 0.05`, `a_b`.
 pub fn in_markdown(text: &str) -> Cow<'_, str> {
     let line = in_line(text);
     if !line.contains(['\\', '<', ']', '|', '&', ':', 'w', 'W']) {
@@ -111,7 +111,7 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
         let is_markup = match c {
             '\\' | '|' => true,
             '<' => next.is_none_or(|n| n.is_ascii_alphabetic() || matches!(n, '/' | '!' | '?')),
-            // An address or a reference would follow.
+            // An address or a reference would follow the bracket.
             ']' => next.is_some_and(|n| matches!(n, '(' | ':' | '[')),
             '&' => next.is_some_and(|n| n.is_ascii_alphanumeric() || n == '#'),
             // Addresses would become links.
@@ -128,7 +128,7 @@ pub fn in_markdown(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A table cell for spreadsheets: a formula becomes text by a leading apostrophe, and hidden characters are escaped. Numbers stay
+/// Returns a table cell for spreadsheets: a leading apostrophe makes a formula text, and hidden characters are escaped. Numbers stay
 /// unchanged, with a sign or without.
 pub fn in_cell(text: &str) -> Cow<'_, str> {
     match is_formula(text.trim_start_matches('\'')) {
@@ -137,8 +137,8 @@ pub fn in_cell(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A cell in a column of names, none of which is a number: text that a spreadsheet would take for a number, a date or a time also gets an
-/// apostrophe.
+/// Returns a cell for a column of names, none of which is a number: text that a spreadsheet would take for a number, a date or a time
+/// also gets an apostrophe.
 pub fn in_name_cell(name: &str) -> Cow<'_, str> {
     match is_like_number(name.trim_start_matches('\'')) {
         true => Cow::Owned(format!("'{}", shown(name))),
@@ -146,7 +146,7 @@ pub fn in_name_cell(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// The text of a cell that [`in_cell`] or [`in_name_cell`] wrote.
+/// Returns the text of a cell that [`in_cell`] or [`in_name_cell`] wrote.
 pub fn of_cell(cell: &str) -> &str {
     let is_meant = |text: &str| is_formula(text) || is_like_number(text);
     match cell.strip_prefix('\'') {
@@ -169,7 +169,7 @@ fn is_formula(text: &str) -> bool {
     }
 }
 
-/// A number of bytes in few digits: `55 KB`, `4.4 MB`, `1.2 GB`.
+/// Formats a number of bytes with few digits: `55 KB`, `4.4 MB`, `1.2 GB`.
 pub fn size(bytes: u64) -> String {
     match bytes {
         0 => "0 MB".to_owned(),

@@ -1,14 +1,14 @@
-//! Running a matrix: settings, examples under many methods, records, and what is computed from them.
+//! Runs a matrix: settings, examples under many methods, records, and what is computed from records.
 //!
 //! Each module imports only from those before it:
 //!
 //! 1. [`folder`]: a results folder on disk, its writer, and the files that this program wrote;
-//! 2. [`records`]: records and the file that they are stored in;
+//! 2. [`records`]: records and the file in which they are stored;
 //! 3. [`config`]: what a user asked for; [`summary`]: means, differences and self-checks of records;
 //! 4. [`examples`]: one example before it is run;
-//! 5. [`plan`]: what is to be run, on which shard, in how much memory;
+//! 5. [`plan`]: what to run, on which shard, in how much memory;
 //! 6. [`run`]: the loop over examples;
-//! 7. [`calibration`]: calibrating methods.
+//! 7. [`calibration`]: calibration of methods.
 //!
 //! Nothing here knows how results are drawn.
 

@@ -1,8 +1,8 @@
 //! The cache on disk, in the layout that other Hugging Face tools use.
 //!
-//! `blobs/` has each file under what the hub calls its version, for most files a hash; `snapshots/COMMIT/` has links to
-//! them under the names in the repository, `refs/` the commits of branches and tags, `.no_exist/COMMIT/` the names that
-//! were looked for in vain. Locks are in `.locks/`, beside the repositories.
+//! `blobs/` has each file under its version on the hub, for most files a hash; `snapshots/COMMIT/` has links to these under the
+//! names in the repository, `refs/` the commits of branches and tags, and `.no_exist/COMMIT/` the names of files that a commit does
+//! not have. Locks are in `.locks/`, beside the repositories.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,33 +13,33 @@ use hf_hub::{Cache, CacheRepo, Repo};
 
 use crate::checksum::Blob;
 
-/// A repository's folder in the cache. Names of folders are those of `hf_hub`; how they are filled is said here.
+/// A repository's folder in the cache. `hf_hub` gives the folders' names; this type fills them.
 #[derive(Debug)]
 pub(crate) struct RepoCache {
     /// The folder of the cache.
     pub cache: PathBuf,
-    /// The folder's name in it.
+    /// The folder's name in the cache.
     name: String,
     snapshots: CacheRepo,
-    /// How files are compared with what was published.
+    /// How files are compared with the published ones.
     damage: DamageCheck,
 }
 
-/// Says in what a file of the cache differs from the published one, by its name in the repository; nothing if it does not, as far as
-/// it is looked at.
+/// Says how a cached file differs from the published one, given its name in the repository; `None` if no difference is found by the
+/// check, which may be partial.
 pub type DamageCheck = fn(&str, &Blob) -> Option<String>;
 
-/// Compares all of a file with the hash that it is named by.
+/// Compares the whole file with the hash that is its name.
 pub fn by_hash(_: &str, blob: &Blob) -> Option<String> {
     blob.difference().unwrap_or_else(|e| Some(format!("it cannot be read: {e}")))
 }
 
-/// A file that is not in the cache as it should be.
+/// Why a file is not in the cache as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lack {
-    /// It is not there; with what errors call it.
+    /// It is missing; with its name in error messages.
     Missing(String),
-    /// It is there, and not what it was when it was published.
+    /// It exists, but is not what was published.
     Damaged {
         /// Its name in the repository.
         name: String,
@@ -49,7 +49,7 @@ pub enum Lack {
 }
 
 impl RepoCache {
-    /// That of a repository in the cache in a folder.
+    /// The folder of a repository in the cache folder `cache`.
     pub fn new(cache: PathBuf, repo: Repo, damage: DamageCheck) -> Self {
         let name = repo.folder_name();
         Self { snapshots: Cache::new(cache.clone()).repo(repo), cache, name, damage }
@@ -64,33 +64,33 @@ impl RepoCache {
         self.snapshots.pointer_path(commit)
     }
 
-    /// Where a version of a file is kept.
+    /// The path of a version of a file.
     pub fn blob(&self, version: &str) -> PathBuf {
         self.root().join("blobs").join(version)
     }
 
-    /// Where processes that download the same version wait for each other.
+    /// The lock on which processes that download the same version wait for each other.
     pub fn lock(&self, version: &str) -> PathBuf {
         self.cache.join(".locks").join(&self.name).join(format!("{version}.lock"))
     }
 
-    /// Where it is noted that a commit does not have a file.
+    /// The path of the note that a commit does not have a file.
     pub fn absence(&self, commit: &str, file: &str) -> PathBuf {
         self.root().join(".no_exist").join(commit).join(file)
     }
 
-    /// Where the names of all files of a commit of a data set are; no other tool reads them.
+    /// The path of the names of all files in a data set's commit; no other tool reads it.
     fn names_file(&self, commit: &str) -> PathBuf {
         self.root().join(".spattn").join(format!("{commit}.json"))
     }
 
-    /// The commit that a branch or tag was when it was asked for last.
+    /// The commit of a branch or tag when the hub was last asked.
     pub fn commit_of(&self, revision: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.root().join("refs").join(revision)).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// Notes the commit of a branch or tag.
+    /// Stores the commit of a branch or tag.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -98,14 +98,14 @@ impl RepoCache {
         write_aside(&self.root().join("refs").join(revision), commit)
     }
 
-    /// The names of all files of a commit, if they are noted.
+    /// The names of all files of a commit, if they are stored.
     pub fn names(&self, commit: &str) -> Option<Vec<String>> {
         let text = std::fs::read_to_string(self.names_file(commit)).ok()?;
         // If it is malformed, the hub is asked again.
         serde_json::from_str(&text).ok()
     }
 
-    /// Notes the names of all files of a commit.
+    /// Stores the names of all files of a commit.
     ///
     /// # Errors
     /// If they cannot be written.
@@ -113,15 +113,15 @@ impl RepoCache {
         write_aside(&self.names_file(commit), &serde_json::to_string(names)?)
     }
 
-    /// Notes that a commit does not have a file.
+    /// Stores that a commit does not have a file.
     pub fn note_absence(&self, commit: &str, name: &str) {
         let path = self.absence(commit, name);
-        // Only saves a request next time, so a failure does not matter.
+        // It only saves a request next time, so a failure does not matter.
         let _ = path.parent().map(std::fs::create_dir_all);
         let _ = std::fs::write(path, "");
     }
 
-    /// What is wrong with a file of a commit; nothing if it is there and, as far as it is looked at, what was published.
+    /// What is wrong with a file of a commit; `None` if it exists and the check finds no difference from the published one.
     pub fn lack(&self, commit: &str, name: &str) -> Option<Lack> {
         let path = self.snapshot(commit).join(name);
         if !path.is_file() {
@@ -131,7 +131,7 @@ impl RepoCache {
         difference.map(|difference| Lack::Damaged { name: name.to_owned(), difference })
     }
 
-    /// Gives a version of a file its name in a commit.
+    /// Links a version of a file to its name in a commit.
     ///
     /// # Errors
     /// If the link cannot be made.
@@ -141,11 +141,11 @@ impl RepoCache {
         if let Some(folder) = link.parent() {
             std::fs::create_dir_all(folder).with_context(cannot)?;
         }
-        // From the folder of the link up to that of the repository; links stay right when the cache is moved.
+        // A relative path from the link's folder to the repository's, so that links stay valid when the cache is moved.
         let up = "../".repeat(2 + name.matches('/').count());
         let aside = aside(&link);
         make_link(Path::new(&format!("{up}blobs/{version}")), &self.blob(version), &aside).with_context(cannot)?;
-        // Renamed, so that a link that is there already, perhaps to nowhere, is replaced at once.
+        // Renaming atomically replaces an existing link, which may be dangling.
         std::fs::rename(&aside, &link).with_context(cannot)
     }
 }
@@ -161,11 +161,11 @@ fn make_link(relative: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
 
 #[cfg(not(unix))]
 fn make_link(_relative: &Path, blob: &Path, link: &Path) -> io::Result<()> {
-    // Links to names need a privilege elsewhere.
+    // Symbolic links need a privilege on other systems.
     std::fs::hard_link(blob, link)
 }
 
-/// A name beside a path that no other process or thread uses.
+/// A path beside `path` that no other process or thread uses.
 fn aside(path: &Path) -> PathBuf {
     static USED: AtomicU64 = AtomicU64::new(0);
     let mut name = path.as_os_str().to_owned();
@@ -173,7 +173,7 @@ fn aside(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Writes a small file that is either there as a whole or not at all.
+/// Writes a small file atomically: it exists complete or not at all.
 fn write_aside(path: &Path, text: &str) -> Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     if let Some(folder) = path.parent() {

@@ -1,4 +1,4 @@
-//! Expected size and hash of a file, and comparing the file with them.
+//! Expected size and hash of a file, and the comparison of a file with them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,17 +10,17 @@ use sha2::{Digest as _, Sha256};
 const SHA256_LENGTH: usize = 64;
 const SHA1_LENGTH: usize = 40;
 
-/// A hash that tells a file from all others, in hexadecimal.
+/// A hash that identifies a file's content, in hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Digest<'a> {
-    /// SHA-256 of the content; what the hub states for large files.
+    /// SHA-256 of the content, which the hub states for large files.
     Sha256(&'a str),
-    /// SHA-1 of the content as git stores it; what the hub states for small files.
+    /// SHA-1 of the content as git stores it, which the hub states for small files.
     GitBlob(&'a str),
 }
 
 impl<'a> Digest<'a> {
-    /// Reads what the hub calls a version of a file, and names it by in its cache.
+    /// Reads the hub's version of a file, which is also the file's name in the cache.
     pub fn of_name(name: &'a str) -> Option<Self> {
         let is_hex = name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         match name.len() {
@@ -82,7 +82,7 @@ pub fn sha256_of_file(path: &Path) -> io::Result<String> {
     hash(File::open(path)?, Sha256::new())
 }
 
-/// What is known of a file before it is there.
+/// What is known of a file before it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Expected<'a> {
     /// Its size.
@@ -92,7 +92,7 @@ pub struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Says in what a file differs from what is expected; `None` if in nothing.
+    /// Describes how a file differs from what is expected; `None` if it does not.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -107,24 +107,25 @@ impl Expected<'_> {
         Ok((found != stated).then(difference))
     }
 
-    /// Says whether a size differs from the expected one.
+    /// Describes how a size differs from the expected one; `None` if it does not.
     pub fn difference_in_size(&self, bytes: u64) -> Option<String> {
         let expected = self.bytes.filter(|expected| *expected != bytes)?;
         Some(format!("it has {bytes} bytes, the published file {expected}"))
     }
 }
 
-/// A file of the hub's cache: what a model's folder there has are links to files that are named by their hashes.
+/// A file of the hub's cache. The files in a model's folder there are links to such files, which are named by
+/// their hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blob {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its name.
     pub name: String,
 }
 
 impl Blob {
-    /// What a path links to; `None` if it is no link, or to a file that is not named by a hash.
+    /// The target of a link; `None` if the path is not a link, or its target is not named by a hash.
     pub fn behind(link: &Path) -> Option<Self> {
         let to = std::fs::read_link(link).ok()?;
         let name = to.file_name()?.to_str()?.to_owned();
@@ -137,7 +138,7 @@ impl Blob {
         matches!(Digest::of_name(&self.name), Some(Digest::Sha256(_)))
     }
 
-    /// Says in what it differs from what its name says.
+    /// Describes how its content differs from the hash in its name; `None` if it does not.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -173,7 +174,7 @@ mod tests {
     fn only_hashes_are_taken_for_hashes() {
         assert_eq!(Digest::of_name(GIT), Some(Digest::GitBlob(GIT)));
         assert_eq!(Digest::of_name(SHA256), Some(Digest::Sha256(SHA256)));
-        // An MD5, a hash in capitals (git and the hub write none), part of one, a name.
+        // An MD5, an upper-case hash (git and the hub write none), a part of a hash, a file name.
         for other in ["d41d8cd98f00b204e9800998ecf8427e", &GIT.to_uppercase(), &SHA256[1..], "config.json", ""] {
             assert_eq!(Digest::of_name(other), None, "{other}");
         }

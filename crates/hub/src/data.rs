@@ -1,6 +1,6 @@
-//! Where a data set comes from: a folder, or a data set repository on the hub.
+//! The source of a data set: a folder, or a data set repository on the hub.
 //!
-//! What its files mean, and which are wanted, is known to those who ask.
+//! The callers know what its files mean and which ones are needed.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use crate::wanted::Wanted;
 use spattn_base::error::UsageError;
 use spattn_base::privacy;
 
-/// What tells a data set on the hub from a folder.
+/// The prefix that tells a data set on the hub from a folder.
 const PREFIX: &str = "hub:";
 
 /// A data set as the user named it.
@@ -37,14 +37,13 @@ pub enum DataSource {
 /// A data set on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFolder {
-    /// Where its files are.
+    /// The folder with its files.
     pub folder: PathBuf,
-    /// What a run is recorded with: the folder, or repository, commit and number of files.
+    /// The data set's name in a run's record: the folder, or repository, commit and number of files.
     ///
-    /// Branches move, so the commit stands for whatever name led to it; the number tells an incomplete
-    /// copy from a complete one.
+    /// Branches move, so the commit identifies the data whatever name was given; the number shows whether a copy is complete.
     pub id: String,
-    /// What the user should know about how the files were found, a line each.
+    /// What the user should know about how the files were found, one line each.
     pub notes: Vec<String>,
 }
 
@@ -52,7 +51,7 @@ impl DataSource {
     /// Reads `hub:org/name[@revision]`; anything else is a folder, which need not exist.
     ///
     /// # Errors
-    /// If what follows `hub:` is no such name.
+    /// If what follows `hub:` is not a valid name.
     pub fn parse(spec: &Path) -> Result<Self, UsageError> {
         let Some(id) = spec.to_str().and_then(|s| s.strip_prefix(PREFIX)) else {
             return Ok(Self::Folder(spec.to_owned()));
@@ -64,12 +63,12 @@ impl DataSource {
         Ok(Self::Hub { repo, revision })
     }
 
-    /// Finds the folder, downloading from the hub those files that match `patterns` (paths, with at most
-    /// one `*` in the last part) and are not in its cache; the environment decides on cache, endpoint,
-    /// token and being offline ([`HubOptions::from_env`]).
+    /// Finds the folder. For a data set on the hub, downloads the files that match `patterns` (paths, with at most one `*` in
+    /// the last part) and are not in the cache; the environment determines cache, endpoint, token and offline mode
+    /// ([`HubOptions::from_env`]).
     ///
     /// # Errors
-    /// A [`UsageError`] if the hub's data set is not to be had or has no such file.
+    /// A [`UsageError`] if the hub's data set is not available or has no such file.
     pub fn resolve(&self, patterns: &[&str]) -> Result<DataFolder> {
         match self {
             Self::Hub { .. } => self.resolve_with(patterns, &HubOptions::from_env()?),
@@ -77,7 +76,7 @@ impl DataSource {
         }
     }
 
-    /// As [`resolve`](Self::resolve), with given options for the hub.
+    /// Like [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, patterns: &[&str], options: &HubOptions) -> Result<DataFolder> {
         let Self::Hub { repo, revision } = self else { return self.resolve(patterns) };
         let snapshot = snapshot(repo, revision.as_deref(), &DataFiles(patterns), options)?;
@@ -89,11 +88,11 @@ impl DataSource {
 
 /// The files of a data set whose paths match one of these patterns.
 ///
-/// They do not say themselves whether one is missing, so the names of all files of a commit are kept in the cache beside them.
+/// Matching files alone do not show whether one is missing, so the cache also stores the names of all files of a commit.
 struct DataFiles<'a>(&'a [&'a str]);
 
 impl DataFiles<'_> {
-    /// The files that the commit has and that match, if its names are cached.
+    /// The commit's files that match, if the cache has its file names.
     fn names(&self, cached: &CachedCommit<'_>) -> Option<Vec<String>> {
         Some(cached.names()?.into_iter().filter(|name| is_match(name, self.0)).collect())
     }
@@ -135,7 +134,7 @@ impl Wanted for DataFiles<'_> {
             let what = format!("{}: the data set has none of the files that tasks read", commit.repo());
             return Err(UsageError::new(what).hint(format!("these are read: {}", self.0.join(", "))).into());
         }
-        // First, so that a download that was broken off is known to be one.
+        // Stored first, so that an interrupted download is recognised as incomplete.
         commit.note_names()?;
         names.into_iter().try_for_each(|name| commit.fetch(name))
     }

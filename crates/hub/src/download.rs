@@ -1,8 +1,8 @@
-//! Downloads of files, from the network or from a folder that stands in for it. A file is moved to its place only once it is complete
-//! and checked.
+//! Downloads of files, from the network or from a folder that replaces it. A file is moved to its place only when it is complete and
+//! checked.
 //!
-//! Bytes that have arrived are kept in a file beside it. A later attempt, also of another process, continues with them if the expected
-//! hash is known, since only that tells whether the parts belong together.
+//! Received bytes are kept in a file beside it. A later attempt, also by another process, resumes from them if the expected hash is
+//! known, since only the hash shows whether the parts belong together.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -19,9 +19,9 @@ use spattn_base::meter::Meter;
 use spattn_base::text::size;
 
 const LOCAL: &str = "file://";
-/// Failures in a row, without a further byte, after which a download is given up.
+/// Consecutive failures without a new byte after which a download is given up.
 const MOST_FAILURES: u32 = 5;
-/// Complete files with a wrong hash after which a download is given up: the first may have continued a bad part.
+/// Complete files with a wrong hash after which a download is given up: the first one may have resumed from a bad part.
 const MOST_WRONG: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// If a server asks to wait longer than this, the download ends with an error.
@@ -33,38 +33,38 @@ pub enum DownloadError {
     /// A request failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The content is not that of the published file.
+    /// The content differs from the published file.
     #[error("the download differs from the published file: {difference}")]
     Wrong {
-        /// In what it differs.
+        /// The difference.
         difference: String,
     },
-    /// Neither hash nor size is known, so nothing tells whether the file is complete.
+    /// Neither hash nor size is known, so it cannot be checked that the file is complete.
     #[error("its size and hash are not known, and the server states no size")]
     Unverifiable,
-    /// The file of a folder that stands in for the network cannot be read.
+    /// The source file in a folder that replaces the network cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file, its part or its lock cannot be written.
+    /// The file, its partial download or its lock cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Unwritable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The address is not one that requests can be sent to.
+    /// The URL is not one for requests.
     #[error(transparent)]
     Usage(#[from] UsageError),
 }
 
 impl DownloadError {
-    /// What the user can do about it; `again` says what the same command would do.
+    /// What the user can do about it; `again` says what happens if the same command is run again.
     pub fn hint(&self, again: &str) -> String {
         match self {
             Self::Http(error) => error.hint(again),
@@ -109,25 +109,25 @@ impl Retryable for DownloadError {
     }
 }
 
-/// What running the same command again does where a part is kept.
+/// What running the same command again does if partial downloads are kept.
 pub const GOES_ON: &str = "the same command resumes the download";
-/// What it does where no part is kept.
+/// What it does if they are not.
 pub const FROM_START: &str = "the same command downloads the file again";
 
 /// A file to download.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
-    /// What messages call it.
+    /// Its name in messages.
     pub name: &'a str,
-    /// Where it is: `https://`, `http://` or `file://`.
+    /// Its URL: `https://`, `http://` or `file://`.
     pub url: &'a str,
-    /// Where it is moved once it is complete and checked.
+    /// The path to which it is moved once it is complete and checked.
     pub target: &'a Path,
-    /// Where arrived bytes are kept until then.
+    /// The path of the partial download.
     pub unfinished: &'a Path,
-    /// Where another program may have kept a part, which is taken over.
+    /// The path of another program's partial download, which is taken over if it exists.
     pub earlier: Option<&'a Path>,
-    /// Where processes that want the same file wait for each other.
+    /// The lock on which processes that want the same file wait for each other.
     pub lock: &'a Path,
     /// Its expected size and hash.
     pub expected: Expected<'a>,
@@ -139,7 +139,7 @@ impl Job<'_> {
         if self.can_resume() { GOES_ON } else { FROM_START }
     }
 
-    /// Whether a part may be continued: a hash has to tell whether the parts belong together.
+    /// Whether a partial download may be resumed: a hash has to show whether the parts belong together.
     fn can_resume(&self) -> bool {
         self.expected.digest.is_some()
     }
@@ -154,18 +154,18 @@ impl Job<'_> {
 pub struct Downloader {
     /// Sends the requests.
     pub client: Client,
-    /// The pause before the second try; those that follow double.
+    /// The pause before the second try; it doubles for each further one.
     pub backoff: Duration,
     /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
 impl Downloader {
-    /// Downloads a file, unless it is complete once this process holds the lock. Waits, retries and damaged files are reported on
-    /// standard error.
+    /// Downloads a file, unless it is already complete when this process gets the lock. Waits, retries and damaged files are reported
+    /// on standard error.
     ///
     /// # Errors
-    /// [`DownloadError`]. Arrived bytes are kept if they can be continued.
+    /// [`DownloadError`]. Received bytes are kept if the download can be resumed.
     pub fn get(&self, job: &Job<'_>) -> Result<(), DownloadError> {
         let meter = Progress::new(job, self.progress);
         let waits = || meter.say(&format!("{}: another process downloads it; waiting", job.name));
@@ -201,7 +201,7 @@ impl Downloader {
             let failure = match tried {
                 Ok(()) => return Ok(()),
                 Err(failure @ DownloadError::Wrong { .. }) => {
-                    // Nothing of it can be trusted.
+                    // No part of it can be trusted.
                     remove(job.unfinished).map_err(|e| job.unwritable(e))?;
                     wrong += 1;
                     if wrong == MOST_WRONG || job.url.starts_with(LOCAL) {
@@ -231,7 +231,7 @@ impl Downloader {
         }
         let url = parse_url(job.url)?;
         let answer = match self.client.get(&url, part.bytes) {
-            // The part is no beginning of this file.
+            // The partial download does not belong to this file.
             Err(HttpError::Refused(Refusal { status: 416, .. })) if part.bytes > 0 => {
                 part.start_over()?;
                 self.client.get(&url, 0)
@@ -242,13 +242,13 @@ impl Downloader {
     }
 }
 
-/// A failure that is tried again.
+/// A failure after which the request is repeated.
 struct Wait<E> {
     reason: E,
     pause: Duration,
 }
 
-/// Failures since the last new byte.
+/// Counts failures since the last new byte.
 struct Failures {
     backoff: Duration,
     in_a_row: u32,
@@ -260,10 +260,10 @@ impl Failures {
         Self { backoff, in_a_row: 0, furthest: 0 }
     }
 
-    /// How long to wait after a failure that came when `arrived` bytes were there.
+    /// How long to wait after a failure at which `arrived` bytes had been received.
     ///
     /// # Errors
-    /// The failure, if there were too many or the server asks for too long a wait.
+    /// The failure itself, if there were too many or the server asks for too long a wait.
     fn wait_after<E: Retryable>(&mut self, reason: E, arrived: u64) -> Result<Wait<E>, E> {
         if arrived > self.furthest {
             (self.furthest, self.in_a_row) = (arrived, 0);
@@ -279,7 +279,7 @@ impl Failures {
     }
 }
 
-/// Between a half and one, so that processes that failed together do not come back together.
+/// A random number from a half to one, so that processes that failed together do not retry together.
 fn jitter() -> f64 {
     let random = RandomState::new().hash_one(std::process::id());
     0.5 + 0.5 * (random as f64 / u64::MAX as f64)
@@ -289,8 +289,8 @@ fn humane(pause: Duration) -> String {
     format!("{:.1} s", pause.as_secs_f64())
 }
 
-/// Tries a request for something small, with the pauses of a download, as long as a failure is `worth_another`. Messages call it
-/// `name`.
+/// Sends a request for something small, repeated with the pauses of a download as long as the failure is `worth_another` try. `name`
+/// is its name in messages.
 ///
 /// # Errors
 /// The last failure.
@@ -312,7 +312,7 @@ pub fn with_retries<T>(
     }
 }
 
-/// Whether the file is there and as expected.
+/// Whether the file exists and is as expected.
 fn is_right(path: &Path, expected: Expected<'_>) -> bool {
     path.is_file() && expected.difference(path).is_ok_and(|difference| difference.is_none())
 }
@@ -332,7 +332,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The bytes of a file that have arrived.
+/// A partial download.
 struct Part<'a> {
     job: &'a Job<'a>,
     file: File,
@@ -340,7 +340,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Opens what an earlier attempt has left, or an empty part.
+    /// Opens the partial download of an earlier attempt, or an empty one.
     fn open(job: &'a Job<'a>) -> Result<Self, DownloadError> {
         let open = || File::options().create(true).append(true).open(job.unfinished);
         let file = open().map_err(|e| job.unwritable(e))?;
@@ -381,10 +381,10 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Finds where in the file the answer begins, and the size of the file, if that is known.
+    /// Finds where in the file the answer begins. Returns the size of the file, if known.
     fn place(&mut self, answer: &Answer) -> Result<Option<u64>, DownloadError> {
         let total = match (answer.is_part, answer.range()) {
-            // All of the file, though perhaps only a part was asked for.
+            // The answer is the whole file, even if only a part was requested.
             (false, _) => {
                 self.start_over()?;
                 answer.length()
@@ -413,7 +413,7 @@ impl<'a> Part<'a> {
         self.file.write_all(bytes).map_err(|e| self.job.unwritable(e))
     }
 
-    /// Copies a file from a folder that stands in for the network.
+    /// Copies a file from a folder that replaces the network.
     fn copy(&mut self, from: &Path, meter: &Progress<'_>) -> Result<(), DownloadError> {
         let unreadable = |source| DownloadError::Unreadable { path: from.to_owned(), source };
         self.start_over()?;
@@ -435,11 +435,11 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The progress of a download in bytes, and notes beside it.
+/// The progress of a download in bytes, and messages beside it.
 struct Progress<'a> {
     meter: RefCell<Meter>,
     name: &'a str,
-    /// Bytes that were there when the download began, which say nothing of its pace.
+    /// Bytes that were there when the download began, which do not count for its rate.
     found: Cell<Option<u64>>,
 }
 

@@ -1,5 +1,5 @@
-//! What the environment says of the hub, by the variables of Hugging Face's own library (`huggingface_hub`), with its
-//! precedence: a value is the same here as there. An empty variable counts as none.
+//! The settings for the hub from the variables of Hugging Face's own library (`huggingface_hub`), with the same meaning and
+//! precedence. An empty variable counts as unset.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use spattn_base::error::UsageError;
 
-/// Variables that forbid to use the network. The first that is set decides.
+/// Variables that forbid network access. The first one that is set decides.
 const OFFLINE: [&str; 2] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
-/// Bytes of a token file, or of the list of users, that are read.
+/// The most bytes read of a token file or of the list of users.
 const MOST_READ: u64 = 1 << 16;
 
-/// The variables of this process, or of a test.
+/// The environment variables of this process, or those of a test.
 pub(crate) struct Variables<'a>(pub &'a dyn Fn(&str) -> Option<OsString>);
 
 impl Variables<'_> {
@@ -21,7 +21,7 @@ impl Variables<'_> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
-    /// As text; what is none has signs in it that stand for that.
+    /// The value as text; invalid Unicode is replaced.
     pub fn text(&self, name: &str) -> Option<String> {
         self.get(name).map(|value| value.to_string_lossy().into_owned())
     }
@@ -30,17 +30,17 @@ impl Variables<'_> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// The variable that forbids to use the network, if one does.
+    /// The variable that forbids network access, if one does.
     pub fn offline(&self) -> Option<&'static str> {
         let name = OFFLINE.into_iter().find(|name| self.get(name).is_some())?;
         let is_true = |value: String| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str());
         self.text(name).is_some_and(is_true).then_some(name)
     }
 
-    /// Where downloads are kept.
+    /// The folder for downloads.
     ///
     /// # Errors
-    /// If neither a variable nor a home folder says it.
+    /// If neither a variable nor a home folder determines it.
     pub fn cache(&self) -> Result<PathBuf, UsageError> {
         match self.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
             Some(cache) => self.expanded(cache),
@@ -48,7 +48,7 @@ impl Variables<'_> {
         }
     }
 
-    /// The folder of the library, for its cache and the token.
+    /// The folder of `huggingface_hub`, with its cache and the token.
     fn home(&self) -> Result<PathBuf, UsageError> {
         if let Some(home) = self.get("HF_HOME") {
             return self.expanded(home);
@@ -67,8 +67,7 @@ impl Variables<'_> {
         self.get("HOME").map(PathBuf::from).ok_or_else(no_home)
     }
 
-    /// The access token, without the blanks and ends of lines that copying leaves: of a variable, or else of the token
-    /// file.
+    /// The access token from a variable or else from the token file, without the blanks and line ends that copying leaves.
     pub fn token(&self) -> Option<String> {
         let clean = |text: &str| Some(text.replace(['\r', '\n'], "").trim().to_owned()).filter(|t| !t.is_empty());
         let named = self.first(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]);
@@ -82,8 +81,8 @@ impl Variables<'_> {
         })
     }
 
-    /// A path with `~` and variables in it as a shell has it: `~/x`, `~user/x`, `$HOME/x`, `${HOME}/x`. A variable that is not
-    /// set and a user that is not known stay as they are written.
+    /// Expands `~` and variables in a path like a shell: `~/x`, `~user/x`, `$HOME/x`, `${HOME}/x`. Unset variables and unknown
+    /// users are left as written.
     fn expanded(&self, path: OsString) -> Result<PathBuf, UsageError> {
         let Some(text) = path.to_str() else { return Ok(path.into()) };
         let text = match text.strip_prefix('~') {
@@ -112,7 +111,7 @@ impl Variables<'_> {
     }
 }
 
-/// The home folder of a user that this machine lists.
+/// The home folder of a user in this machine's list of users.
 fn home_of(user: &str) -> Option<String> {
     let users = read(Path::new("/etc/passwd"))?;
     let fields =
@@ -120,7 +119,7 @@ fn home_of(user: &str) -> Option<String> {
     fields.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
 }
 
-/// The name of a variable after `$`, and how many bytes it takes there with its braces; an empty name for none.
+/// The name of the variable that follows a `$`, and its length in bytes including braces; an empty name if there is none.
 fn variable(text: &str) -> (&str, usize) {
     if let Some((name, _)) = text.strip_prefix('{').and_then(|text| text.split_once('}')) {
         return (name, name.len() + 2);
@@ -129,7 +128,7 @@ fn variable(text: &str) -> (&str, usize) {
     (&text[..end], end)
 }
 
-/// A small file; nothing where there is none that could be read at once.
+/// The text of a small file; `None` if there is no readable regular file.
 fn read(path: &Path) -> Option<String> {
     if !path.is_file() {
         return None;
@@ -139,10 +138,10 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// That a token can be sent.
+/// Checks that a token can be sent.
 ///
 /// # Errors
-/// If it has a character that no header of a request can have. What it is, is not repeated.
+/// If it has a character that request headers do not allow. The error does not repeat the token.
 pub(crate) fn check_token(token: &str) -> Result<(), UsageError> {
     match token.bytes().all(|b| b.is_ascii_graphic()) {
         true => Ok(()),
@@ -158,8 +157,8 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Variables, then what huggingface_hub 2.4.0 reads of them: its constants `HF_HUB_CACHE`, `HF_TOKEN_PATH` (by a token
-    /// that lies there) and `HF_HUB_OFFLINE`, worked out by running it.
+    /// Variables, and the values that huggingface_hub 2.4.0 was seen to derive from them: its constants `HF_HUB_CACHE`,
+    /// `HF_TOKEN_PATH` (tested by a token in that file) and `HF_HUB_OFFLINE`.
     #[test]
     fn paths_are_those_of_the_library() {
         for (variables, cache) in [
@@ -218,7 +217,7 @@ mod tests {
             (&[("HF_TOKEN", " hf_\r\na ")], Some("hf_a")),
             (&[("HF_TOKEN", "hf_a"), ("HUGGING_FACE_HUB_TOKEN", "hf_b")], Some("hf_a")),
             (&[("HUGGING_FACE_HUB_TOKEN", "hf_b")], Some("hf_b")),
-            // What is set to blanks alone is looked at, and is none.
+            // A variable that is set to blanks hides later variables, but gives no token.
             (&[("HF_TOKEN", " "), ("HUGGING_FACE_HUB_TOKEN", "hf_b")], Some("hf_file")),
             (&[], Some("hf_file")),
             (&[("HF_TOKEN_PATH", "$HF_HOME/other")], Some("hf_other")),

@@ -1,6 +1,6 @@
 //! Names of repositories.
 
-/// Reads `organisation/name[@revision]`; `None` if it is no such name.
+/// Parses `organisation/name[@revision]`; `None` if it is not such a name.
 pub fn parse_id(id: &str) -> Option<(String, Option<String>)> {
     let (repo, revision) = match id.split_once('@') {
         Some((repo, revision)) => (repo, Some(revision)),
@@ -19,7 +19,8 @@ fn is_repo(repo: &str) -> bool {
 }
 
 fn is_revision(revision: &str) -> bool {
-    // It becomes part of a path in the cache, so it must not climb out of it.
+    // The name becomes part of a path in the cache, so it must not lead out
+    // of it.
     let part =
         |p: &str| !matches!(p, "" | "." | "..") && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
     revision.split('/').all(part)

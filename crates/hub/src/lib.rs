@@ -1,7 +1,7 @@
 //! Files from the network: HTTP, downloads that are resumed and checked, and the Hugging Face hub with its cache on disk.
 //!
-//! The cache has the layout that other Hugging Face tools use, so what one of them has downloaded is found. Nothing here knows what
-//! is in a model or a data set: who wants files of a repository says which, and in which order ([`Wanted`]).
+//! The cache has the layout of other Hugging Face tools, so their downloads are found. This crate knows nothing of the contents of
+//! models and data sets: its users say which files of a repository they want, and in which order ([`Wanted`]).
 
 #[macro_use]
 extern crate spattn_base;

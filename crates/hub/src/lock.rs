@@ -1,7 +1,7 @@
-//! Locks between processes: one downloads a file, others that want it wait.
+//! Locks between processes: one process downloads a file, and others that want it wait.
 //!
-//! The system releases a lock when its process ends, however it ends, so a lock file that was left behind blocks nobody. Other Hugging
-//! Face tools take the same locks.
+//! The system releases a lock whenever its process ends, so a leftover lock file blocks nobody. Other Hugging Face tools take the same
+//! locks.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -12,11 +12,11 @@ use std::path::Path;
 pub struct Lock(#[expect(dead_code, reason = "an open file is what holds the lock")] Option<File>);
 
 impl Lock {
-    /// Takes the lock of the file at `path`, which is made if it is not there. If another process holds it, `waiting` is called before
-    /// the wait. If the file system has no locks, `unlocked` is called with the reason, and nothing is locked.
+    /// Takes the lock on the file at `path`, which is created if it does not exist. If another process holds it, calls `waiting` and
+    /// then waits. If the file system has no locks, calls `unlocked` with the reason, and locks nothing.
     ///
     /// # Errors
-    /// If the file cannot be made.
+    /// If the file cannot be created.
     pub fn take(path: &Path, mut waiting: impl FnMut(), unlocked: impl FnOnce(&io::Error)) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
@@ -32,7 +32,7 @@ impl Lock {
                 Err(TryLockError::Error(e)) => Err(e),
             };
             match taken {
-                // Other tools remove the file when they are done; those that come then lock another one.
+                // Other tools remove the file when they are done, so later processes would lock another one.
                 Ok(()) if !is_at(&file, path)? => continue,
                 Ok(()) => return Ok(Self(Some(file))),
                 Err(e) => {
@@ -44,7 +44,7 @@ impl Lock {
     }
 }
 
-/// Whether a path still leads to an open file.
+/// Whether the file at a path is this open file.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -56,7 +56,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Elsewhere open files cannot be removed.
+/// Other systems do not let open files be removed.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)

@@ -14,36 +14,36 @@ const BACKOFF: Duration = Duration::from_secs(1);
 /// How to reach the hub and where its cache is.
 #[derive(Debug, Clone)]
 pub struct HubOptions {
-    /// Folder of the cache.
+    /// The cache folder.
     pub cache: PathBuf,
-    /// Address of the hub.
+    /// The URL of the hub.
     pub endpoint: String,
-    /// Access token for private and gated repositories; sent to the endpoint's scheme, host and port, and nowhere else.
+    /// The access token for private and gated repositories; it is sent only to the endpoint's scheme, host and port.
     pub token: Option<String>,
-    /// Whether only the cache may be used.
+    /// Whether network access is forbidden, so that only the cache is used.
     pub offline: bool,
-    /// How long the hub, and where it redirects to, may take.
+    /// How long the hub and the servers that it redirects to may take.
     pub timeouts: Timeouts,
-    /// The pause before the second try of a request; those that follow double.
+    /// The pause before the second try of a request; it doubles for each further one.
     pub backoff: Duration,
     /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
 impl HubOptions {
-    /// From the variables that other Hugging Face tools use: `HF_HUB_CACHE` (once `HUGGINGFACE_HUB_CACHE`), `HF_HOME`,
-    /// `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (once `HUGGING_FACE_HUB_TOKEN`; else the file `HF_TOKEN_PATH`),
-    /// `HF_HUB_OFFLINE` (else `TRANSFORMERS_OFFLINE`), and those of [`Timeouts::from_env`].
+    /// Reads the variables that other Hugging Face tools use: `HF_HUB_CACHE` (formerly `HUGGINGFACE_HUB_CACHE`),
+    /// `HF_HOME`, `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (formerly `HUGGING_FACE_HUB_TOKEN`; else the file
+    /// `HF_TOKEN_PATH`), `HF_HUB_OFFLINE` (else `TRANSFORMERS_OFFLINE`), and those of [`Timeouts::from_env`].
     ///
     /// # Errors
-    /// If no variable and no home folder says where the cache is, or one of them makes no sense.
+    /// If neither a variable nor a home folder determines the cache, or a variable is invalid.
     pub fn from_env() -> Result<Self, UsageError> {
         let (cache, token, timeouts) = (OWN.cache()?, OWN.token(), Timeouts::from_env()?);
         let offline = OWN.offline().is_some();
         Ok(Self { token, timeouts, offline, ..Self::new(cache, OWN.text("HF_ENDPOINT")) })
     }
 
-    /// A cache and, if it is not the public one, the address of the hub; no token, not offline.
+    /// Options with this cache and, if it is not the public hub, this endpoint; without a token, and not offline.
     pub fn new(cache: impl Into<PathBuf>, endpoint: Option<String>) -> Self {
         let endpoint = endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned());
         Self {
@@ -61,15 +61,15 @@ impl HubOptions {
 /// The variables of this process.
 const OWN: Variables<'static> = Variables(&|name| std::env::var_os(name));
 
-/// The variable that forbids to use the network, if one does: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+/// The variable that forbids network access, if one does: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
 pub fn offline_by() -> Option<&'static str> {
     OWN.offline()
 }
 
-/// A downloader of files that need no token, as the environment has it ([`Timeouts::from_env`]).
+/// A downloader for files that need no token, with the environment's timeouts ([`Timeouts::from_env`]).
 ///
 /// # Errors
-/// As [`Timeouts::from_env`].
+/// Those of [`Timeouts::from_env`].
 pub fn public_downloader() -> Result<Downloader, UsageError> {
     let client = Client::new(Timeouts::from_env()?);
     Ok(Downloader { client, backoff: BACKOFF, progress: true })

@@ -1,9 +1,9 @@
-//! Patterns of files' paths in a repository or folder.
+//! Patterns for paths of files in a repository or folder.
 
 use std::path::Path;
 
 /// Whether a path matches one of `patterns`: paths with `/` between parts and at most one `*`, in the
-/// last part, for anything within it.
+/// last part, which stands for any characters of that part.
 pub fn is_match(path: &str, patterns: &[&str]) -> bool {
     patterns.iter().any(|pattern| match pattern.split_once('*') {
         None => path == *pattern,

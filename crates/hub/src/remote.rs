@@ -1,4 +1,4 @@
-//! Requests to the hub: the files of a commit, and size and version of one of them.
+//! Requests to the hub: the files of a commit, and the size and version of a file.
 
 use hf_hub::RepoType;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::http::{Hop, HttpError, number, text};
 
 const LINKED_VERSION: &str = "x-linked-etag";
 const LINKED_SIZE: &str = "x-linked-size";
-/// More names than any repository has.
+/// The most bytes of a file list; no repository has that many names.
 const LONGEST_LISTING: usize = 256 << 20;
 const LONGEST_VERSION: usize = 128;
 
@@ -25,7 +25,7 @@ pub enum RepoKind {
 }
 
 impl RepoKind {
-    /// What messages call one.
+    /// Its name in messages.
     pub(crate) fn noun(self) -> &'static str {
         match self {
             Self::Model => "model",
@@ -33,7 +33,7 @@ impl RepoKind {
         }
     }
 
-    /// The option that tells the hub's own tool about the kind of repository.
+    /// The option of the hub's own tool for this kind of repository.
     pub(crate) fn tool_option(self) -> &'static str {
         match self {
             Self::Model => "",
@@ -41,7 +41,7 @@ impl RepoKind {
         }
     }
 
-    /// What addresses on the hub call them.
+    /// Its plural in the hub's URLs.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
@@ -74,7 +74,7 @@ pub(crate) struct Listing {
     #[serde(rename = "sha")]
     pub commit: String,
     siblings: Vec<Sibling>,
-    /// What the hub has read in GGUF files, where there are some.
+    /// What the hub has read from GGUF files, if there are any.
     gguf: Option<GgufSummary>,
 }
 
@@ -95,12 +95,12 @@ impl Listing {
         self.siblings.iter().map(|sibling| sibling.name.as_str())
     }
 
-    /// The architecture that GGUF files name, if the hub has read it.
+    /// The architecture that GGUF files state, if the hub has read it.
     pub fn gguf_architecture(&self) -> Option<&str> {
         self.gguf.as_ref()?.architecture.as_deref()
     }
 
-    /// Whether there is a file of this name.
+    /// Whether there is a file with this name.
     pub fn has(&self, name: &str) -> bool {
         self.names().any(|n| n == name)
     }
@@ -109,23 +109,23 @@ impl Listing {
 /// What the hub states about a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stated {
-    /// Its name for this version; usually a hash of the content.
+    /// Its version: a name for this content, usually a hash of it.
     pub version: String,
     bytes: Option<u64>,
 }
 
 impl Stated {
-    /// What the file has to be.
+    /// The expected size and hash of the file.
     pub fn expected(&self) -> Expected<'_> {
         Expected { bytes: self.bytes, digest: Digest::of_name(&self.version) }
     }
 }
 
 impl Remote<'_> {
-    /// The commit of a revision, and its files.
+    /// Asks for the commit of a revision, and its files.
     pub fn listing(&self, revision: &str) -> Result<Listing, HttpError> {
         let url = self.address(&["api", self.kind.plural()], &["revision", revision]);
-        // Without network the cache may do, and the user is not to wait for that.
+        // Without network the cache may be enough, so the user should not have to wait for retries.
         with_retries(self.repo, self.downloader.backoff, HttpError::is_busy, || {
             let answer = self.downloader.client.get(&url, 0)?;
             let no_listing = answer.unusable("it is not a list of files");
@@ -133,7 +133,7 @@ impl Remote<'_> {
         })
     }
 
-    /// Where a file of a commit is.
+    /// The URL of a file of a commit.
     pub fn file(&self, commit: &str, name: &str) -> Url {
         let mut last = vec!["resolve", commit];
         last.extend(name.split('/'));
@@ -143,9 +143,10 @@ impl Remote<'_> {
         }
     }
 
-    /// Asks for size and version of a file.
+    /// Asks for the size and version of a file.
     pub fn stated(&self, name: &str, url: &Url) -> Result<Stated, HttpError> {
-        // A redirect to where the file is stored says what the store does not know; the store is not asked then.
+        // The hub's redirect to the file's storage states what the storage does not know, so the storage is not
+        // asked.
         let enough = |hop: &Hop| hop.headers.contains_key(LINKED_VERSION);
         let label = format!("{}: `{name}`", self.repo);
         let (client, backoff) = (&self.downloader.client, self.downloader.backoff);
@@ -158,7 +159,7 @@ impl Remote<'_> {
 
     fn address(&self, first: &[&str], last: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
-        // Parts are escaped where they need to be. An address with a host always has parts.
+        // Parts are escaped if necessary. A URL with a host always has path segments.
         if let Ok(mut parts) = url.path_segments_mut() {
             parts.pop_if_empty().extend(first).extend(self.repo.split('/')).extend(last);
         }
@@ -166,7 +167,7 @@ impl Remote<'_> {
     }
 }
 
-/// What the hub itself said on the way counts most; the store's words only where it said nothing.
+/// The hub's own statements take precedence; those of the storage are used only if the hub states nothing.
 fn stated(hops: &[Hop]) -> Option<Stated> {
     let of_hub = || hops.iter().filter(|hop| hop.by_first_host);
     let linked = of_hub().find_map(|hop| text(&hop.headers, LINKED_VERSION));
@@ -180,7 +181,7 @@ fn stated(hops: &[Hop]) -> Option<Stated> {
     is_file_name(version).then(|| Stated { version: version.to_owned(), bytes: bytes.or_else(length) })
 }
 
-/// Versions are names of files in the cache, and must not lead out of it.
+/// Whether a version can be a file name in the cache: it must not lead out of it.
 fn is_file_name(version: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     !version.starts_with('.') && (1..=LONGEST_VERSION).contains(&version.len()) && version.bytes().all(allowed)

@@ -1,6 +1,6 @@
-//! One revision of one repository: its files in the cache, and fetching those that are not there.
+//! One revision of a repository: its files in the cache, and fetching those that are not there.
 //!
-//! Which files are wanted of it is said by [`Wanted`](crate::Wanted).
+//! [`Wanted`](crate::Wanted) says which files are needed.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ use crate::options::{HubOptions, offline_by};
 use crate::remote::{Listing, Remote, RepoKind};
 use spattn_base::error::{RunFailure, UsageError};
 
-/// What keeps from the hub.
+/// Why the hub was not or could not be asked.
 pub enum Obstacle {
-    /// A variable forbids to use the network.
+    /// A variable forbids network access.
     Offline,
-    /// The hub was asked in vain.
+    /// The request to the hub failed.
     Http(HttpError),
 }
 
@@ -31,13 +31,13 @@ impl std::fmt::Display for Obstacle {
     }
 }
 
-/// One revision of one repository.
+/// One revision of a repository.
 pub(crate) struct Repository<'a> {
     /// `organisation/name`.
     pub repo: &'a str,
     /// A branch, tag or commit.
     pub revision: &'a str,
-    /// What kind of repository it is.
+    /// The kind of repository.
     pub kind: RepoKind,
     /// Its folder in the cache.
     pub cache: RepoCache,
@@ -49,7 +49,7 @@ impl Repository<'_> {
     /// The repository on the hub.
     ///
     /// # Errors
-    /// If the hub's address or the token makes no sense.
+    /// If the hub's URL or the token is invalid.
     pub fn remote(&self) -> Result<Remote<'_>, UsageError> {
         let endpoint = parse_url(&self.options.endpoint)
             .map_err(|e| UsageError { what: format!("the hub's address (HF_ENDPOINT): {}", e.what), ..e })?;
@@ -65,16 +65,16 @@ impl Repository<'_> {
         Ok(Remote { downloader, endpoint, repo: self.repo, kind: self.kind })
     }
 
-    /// The commit that the cache has for the revision.
+    /// The commit of the revision according to the cache.
     pub fn cached_commit(&self) -> Option<String> {
         match self.cache.commit_of(self.revision) {
             Some(commit) => Some(commit).filter(|c| is_commit(c)),
-            // A full commit needs no reference.
+            // A full commit hash needs no reference.
             None => is_commit(self.revision).then(|| self.revision.to_owned()),
         }
     }
 
-    /// The error of what is lacking in the cache and cannot be asked for.
+    /// The error for something that the cache lacks and that cannot be requested.
     pub fn unreachable(&self, lack: &Lack, obstacle: &Obstacle) -> anyhow::Error {
         let cache = self.cache.cache.display();
         let lack = match lack {
@@ -89,7 +89,7 @@ impl Repository<'_> {
         }
     }
 
-    /// What to do about a failure; without network there is still another machine.
+    /// What to do about a failure; without network, another machine may download the files.
     fn advice(&self, error: &HttpError, again: &str) -> String {
         match error {
             HttpError::Unresolved { .. } | HttpError::Unconnected { .. } => {
@@ -110,7 +110,7 @@ impl Repository<'_> {
         )
     }
 
-    /// The error of a hub that says no to who asks, or to what is asked for.
+    /// The error for a hub that denies access or does not have the requested thing.
     fn denied(&self, refusal: &Refusal, file: Option<&str>) -> UsageError {
         let (repo, noun, endpoint) = (self.repo, self.kind.noun(), without_user(&self.options.endpoint));
         let (code, has_token) = (refusal.code.as_deref().unwrap_or_default(), self.options.token.is_some());
@@ -155,7 +155,7 @@ impl Repository<'_> {
         UsageError::new(format!("{repo}: {what} ({refusal})")).hint(hint)
     }
 
-    /// Gets a file into the cache, unless it is there as it was published.
+    /// Gets a file into the cache, unless it is already there as published.
     fn fetch(&self, remote: &Remote<'_>, commit: &str, name: &str) -> Result<()> {
         match self.cache.lack(commit, name) {
             None => return Ok(()),
@@ -196,7 +196,7 @@ impl Repository<'_> {
     }
 }
 
-/// What the cache has of a commit.
+/// The cached files of a commit.
 pub struct CachedCommit<'a> {
     pub(crate) cache: &'a RepoCache,
     pub(crate) commit: &'a str,
@@ -208,17 +208,17 @@ impl CachedCommit<'_> {
         self.cache.snapshot(self.commit)
     }
 
-    /// What is wrong with a file; nothing if it is there as it was published.
+    /// What is wrong with a file; `None` if it is cached as published.
     pub fn lack(&self, name: &str) -> Option<Lack> {
         self.cache.lack(self.commit, name)
     }
 
-    /// Whether it is noted that the commit has no file of this name.
+    /// Whether the cache has a note that the commit has no file with this name.
     pub fn is_known_to_be_absent(&self, name: &str) -> bool {
         self.cache.absence(self.commit, name).is_file()
     }
 
-    /// The names of all files of the commit, if they are noted.
+    /// The names of all files of the commit, if they are cached.
     pub fn names(&self) -> Option<Vec<String>> {
         self.cache.names(self.commit)
     }
@@ -242,27 +242,27 @@ impl FetchedCommit<'_> {
         self.listing.names().collect()
     }
 
-    /// Whether the commit has a file of this name.
+    /// Whether the commit has a file with this name.
     pub fn has(&self, name: &str) -> bool {
         self.listing.has(name)
     }
 
-    /// The architecture that the repository's GGUF files name, if the hub has read it.
+    /// The architecture that the repository's GGUF files state, if the hub has read it.
     pub fn gguf_architecture(&self) -> Option<&str> {
         self.listing.gguf_architecture()
     }
 
-    /// The folder in the cache with the commit's files.
+    /// The cache folder with the commit's files.
     pub fn folder(&self) -> PathBuf {
         self.repository.cache.snapshot(&self.listing.commit)
     }
 
-    /// Notes in the cache that the commit has no file of this name.
+    /// Stores in the cache that the commit has no file with this name.
     pub fn note_absence(&self, name: &str) {
         self.repository.cache.note_absence(&self.listing.commit, name);
     }
 
-    /// Notes the names of all files in the cache.
+    /// Stores the names of all files in the cache.
     ///
     /// # Errors
     /// If they cannot be written.
@@ -270,17 +270,17 @@ impl FetchedCommit<'_> {
         self.repository.cache.note_names(&self.listing.commit, &self.names())
     }
 
-    /// Gets a file into the cache, unless it is there as it was published.
+    /// Gets a file into the cache, unless it is already there as published.
     ///
     /// # Errors
-    /// One line with what to do about it: the hub refuses or cannot be reached, what arrives is another file, the cache cannot be
-    /// written.
+    /// One line with what to do about it: the hub refuses or cannot be reached, the received file is another one, or the cache
+    /// cannot be written.
     pub fn fetch(&self, name: &str) -> Result<()> {
         self.repository.fetch(self.remote, &self.listing.commit, name)
     }
 }
 
-/// Whether the hub itself says that who asks may not have it, or that there is no such thing.
+/// Whether the hub itself answers that access is denied, or that the requested thing does not exist.
 fn is_denial(refusal: &Refusal) -> bool {
     refusal.by_first_host && matches!(refusal.status, 401 | 403 | 404 | 410)
 }

@@ -1,8 +1,8 @@
-//! Finding what is wanted of a repository: in the cache, or on the hub and then in the cache.
+//! Finds the wanted files of a repository in the cache, or downloads them into it.
 //!
-//! What is complete in the cache needs no network. One commit is resolved first and all files are taken from it, so a snapshot never
-//! mixes versions. A file is in the cache once its size and its hash are those that the hub states; what is there is looked at again
-//! whenever it is used.
+//! Files that are complete in the cache need no network. The revision is resolved to a commit first and all files are taken from it,
+//! so a snapshot never mixes versions. A file enters the cache only if its size and hash are those that the hub states, and it is
+//! checked again whenever it is used.
 
 use std::path::PathBuf;
 
@@ -18,19 +18,19 @@ use crate::wanted::Wanted;
 /// A commit's files in the cache.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Where they are.
+    /// The folder with these files.
     pub folder: PathBuf,
     /// The commit.
     pub commit: String,
-    /// What the user should know about how they were found, a line each.
+    /// What the user should know about how the files were found, one line each.
     pub notes: Vec<String>,
 }
 
-/// Finds what is wanted in the cache or downloads it.
+/// Finds the wanted files in the cache or downloads them.
 ///
 /// # Errors
-/// One line with what to do about it: the hub has no such repository or file, denies it or cannot be reached, and the cache does not
-/// have all that is wanted.
+/// One line with what to do about it: the hub has no such repository or file, denies access or cannot be reached, and the cache does
+/// not have all wanted files.
 pub fn snapshot(repo: &str, revision: Option<&str>, wanted: &dyn Wanted, options: &HubOptions) -> Result<Snapshot> {
     let cache = std::path::absolute(&options.cache).with_context(|| format!("{}", options.cache.display()))?;
     let (kind, revision) = (wanted.kind(), revision.unwrap_or("main"));
@@ -55,7 +55,7 @@ pub fn snapshot(repo: &str, revision: Option<&str>, wanted: &dyn Wanted, options
     }
 }
 
-/// A repository, and what is wanted of it.
+/// A repository, and the files that are wanted.
 struct Search<'a> {
     repository: &'a Repository<'a>,
     wanted: &'a dyn Wanted,
@@ -70,7 +70,7 @@ impl Search<'_> {
         Snapshot { folder: self.repository.cache.snapshot(commit), commit: commit.to_owned(), notes }
     }
 
-    /// What the cache has, if that is enough, although something keeps from the hub.
+    /// The snapshot in the cache, used because of `obstacle`, if it has all required files.
     fn cache_alone(&self, cached: Option<String>, obstacle: &Obstacle) -> Result<Snapshot> {
         let lack = match &cached {
             Some(commit) => self.wanted.first_lack(&self.cached(commit)),

@@ -1,4 +1,4 @@
-//! What is wanted of a repository.
+//! The files that are wanted from a repository.
 
 use anyhow::Result;
 
@@ -6,27 +6,29 @@ use crate::cache::{DamageCheck, Lack, by_hash};
 use crate::remote::RepoKind;
 use crate::repository::{CachedCommit, FetchedCommit, Obstacle};
 
-/// What is wanted of a repository: which files, how to tell that the cache has them, and in which order they are fetched.
+/// The files that are wanted from a repository: which ones, how to tell whether the cache has them, and in which order they
+/// are fetched.
 pub trait Wanted {
-    /// The kind of repository that has such files.
+    /// The kind of repository that has these files.
     fn kind(&self) -> RepoKind;
 
-    /// What errors call missing where the cache has nothing at all.
+    /// What errors report as missing if nothing is cached.
     fn first(&self) -> Lack;
 
-    /// The first required file that the cache does not have, or not as it was published.
+    /// The first required file that is missing in the cache, or differs from the published one.
     fn first_lack(&self, cached: &CachedCommit<'_>) -> Option<Lack>;
 
-    /// Whether the cache tells that the commit has nothing more that is wanted.
+    /// Whether the cache shows that the commit has no further wanted files.
     fn is_known(&self, cached: &CachedCommit<'_>) -> bool;
 
-    /// What the user should know where the cache has to do because of `obstacle`, and may lack something that the commit has.
+    /// A note for the user if only the cache can be used because of `obstacle`, and the commit may have wanted files that it
+    /// lacks.
     fn doubt(&self, repo: &str, cached: &CachedCommit<'_>, obstacle: &Obstacle) -> Option<String>;
 
-    /// Gets all that is wanted into the cache.
+    /// Fetches all wanted files into the cache.
     ///
     /// # Errors
-    /// If the commit does not have it, or [a file cannot be fetched](FetchedCommit::fetch).
+    /// If the commit does not have them, or [a file cannot be fetched](FetchedCommit::fetch).
     fn fetch(&self, commit: &FetchedCommit<'_>) -> Result<()>;
 
     /// How files in the cache are compared with the published ones.

@@ -1,20 +1,20 @@
 //! Dot products of queries with quantised rows, stored as codes of 2 or 4 bits, column by column in groups of tokens.
 //!
-//! Codes are unpacked in registers, once for all queries of a group. Every sum goes over the columns in order, and factors are rounded so
-//! that a product with a code is exact. All instruction sets therefore give the same bits, whether or not they fuse a multiplication with
-//! an addition.
+//! Codes are unpacked in registers, once for all queries of a group. Every sum runs over the columns in order, and factors are rounded so
+//! that a product with a code is exact. So all instruction sets give the same bits, whether or not they fuse multiplications with
+//! additions.
 
 use super::simd::{Simd, dispatch};
 
-/// Tokens in a full group.
+/// Number of tokens in a full group.
 pub const GROUP: usize = 128;
 
-/// The values that a column's codes stand for within a group: `min + step · code`.
+/// The range of a column within a group, which codes are decoded with: `min + step · code`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CodeRange {
-    /// The least value.
+    /// The smallest value.
     pub min: f32,
-    /// Distance between the values of neighbouring codes.
+    /// Distance between the values of consecutive codes.
     pub step: f32,
 }
 
@@ -23,15 +23,15 @@ pub struct CodeRange {
 pub struct CodeGroup<'a> {
     /// For each column, the codes of all tokens, packed from the lowest bits up. Each column takes whole bytes.
     pub codes: &'a [u8],
-    /// One for each column.
+    /// One range for each column.
     pub ranges: &'a [CodeRange],
-    /// Bits of a code: 2 or 4.
+    /// Number of bits of a code: 2 or 4.
     pub bits: usize,
-    /// Tokens in the group.
+    /// Number of tokens in the group.
     pub tokens: usize,
 }
 
-/// Factors for some queries, by which the codes of a group are multiplied.
+/// Factors for some queries with which the codes of a group are multiplied.
 #[derive(Debug, Clone, Default)]
 pub struct Factors {
     /// `Σ_column query · min`, one for each query.
@@ -66,7 +66,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn set_factors_kernel<S: Simd>(queries: &[f32], ranges: &[CodeRange], least: &mut [f32], steps: &mut [f32]) {
     let columns = ranges.len();
-    // Sums of several queries are independent: no addition waits for another.
+    // Sums of several queries are independent, so no addition waits for another.
     for (column, range) in ranges.iter().enumerate() {
         for (query, least) in least.iter_mut().enumerate() {
             *least += queries[query * columns + column] * range.min;
@@ -87,8 +87,8 @@ fn shortened(x: f32) -> f32 {
     f32::from_bits(x.to_bits().wrapping_add(SPARE / 2 + 1) & !SPARE)
 }
 
-/// `out[query][first + token] = Σ_column query · min + Σ_column query · step · code` for the queries and ranges that `factors`
-/// were set for.
+/// Computes `out[query][first + token] = Σ_column query · min + Σ_column query · step · code` for the queries and ranges for which
+/// `factors` were set.
 ///
 /// # Panics
 /// If the slices do not have these shapes, or codes have another number of bits.
@@ -134,7 +134,7 @@ unsafe fn all_sums_kernel<S: Simd>(
         // SAFETY: `left` queries remain, and each arm takes no more; the CPU supports `S` (caller).
         let took = unsafe {
             match (bits, left) {
-                // As many queries as have their sums in registers.
+                // Take as many queries as have their sums in registers.
                 (4, 4..) if S::LANES == 16 => sums::<S, 2, 4>(codes, factors, query, tokens, out, to),
                 (4, 2..) => sums::<S, 2, 2>(codes, factors, query, tokens, out, to),
                 (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, to),
@@ -147,7 +147,7 @@ unsafe fn all_sums_kernel<S: Simd>(
     }
 }
 
-/// Computes the sums for `QUERIES` queries from `first_query` on, with `PER_BYTE` codes in a byte. Returns `QUERIES`.
+/// Computes the sums for `QUERIES` queries from `first_query` on, with `PER_BYTE` codes per byte. Returns `QUERIES`.
 ///
 /// # Safety
 /// The CPU supports `S`.
@@ -182,8 +182,8 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
                 let codes = [S::load_codes::<PER_BYTE>(own), S::load_codes::<PER_BYTE>(own.add(S::LANES))];
                 for (query, sums) in sums.iter_mut().enumerate() {
                     let step = S::splat(*steps.get_unchecked(query * columns + column));
-                    // By reference: an iterator that moves vectors may be compiled without these instructions, and then costs a call for
-                    // each.
+                    // Iterate by reference: an iterator that moves vectors may be compiled without these instructions, and then costs a
+                    // call for each vector.
                     for (sums, codes) in sums.iter_mut().zip(&codes) {
                         for (sum, code) in sums.iter_mut().zip(codes) {
                             *sum = S::fma(step, *code, *sum);
@@ -210,7 +210,7 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
 /// `PER_BYTE · LANES` numbers are writable at `to`, `PER_BYTE` is 2 or 4, and the CPU supports `S`.
 #[inline(always)]
 unsafe fn store_in_turn<S: Simd, const PER_BYTE: usize>(to: *mut f32, v: [S::V; PER_BYTE]) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller: the numbers are writable, and the CPU supports `S`.
     unsafe {
         if PER_BYTE == 2 {
             let [low, high] = S::interleave(v[0], v[1]);
@@ -258,7 +258,7 @@ mod tests {
                         f32::from(byte >> (bit % 8) & ((1 << bits) - 1))
                     };
                     let step = |column: usize| {
-                        // The nearest number with four bits fewer, computed in f64.
+                        // The nearest number with four fewer bits, computed in f64.
                         let x = f64::from(query[column] * ranges[column].step);
                         if x == 0.0 {
                             return 0.0;

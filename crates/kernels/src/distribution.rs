@@ -1,17 +1,18 @@
-//! Distributions over a vocabulary, given by logits: the logarithm of their sum, and how far one is from another, in f64.
+//! Distributions over a vocabulary, given by logits: the log of the sum of their exponentials, and the divergence between two
+//! distributions, in f64.
 //!
-//! Sixteen sums run beside each other on every processor and are added in order, and nothing is fused, so that all instruction sets give the
-//! same bits. Loops over an array of sixteen numbers become vectors.
+//! On every processor, sixteen interleaved sums are added in order and nothing is fused, so that all instruction sets give the same bits.
+//! Compilers turn loops over an array of sixteen numbers into vector instructions.
 
 use super::simd::{Simd, dispatch};
 
-/// Sums that go on beside each other.
+/// Number of interleaved sums.
 const LANES: usize = 16;
 
-/// Below this, `e^x` is as good as 0 beside the 1 of the largest logit; it is still a normal number.
+/// Below this, `e^x` is negligible compared with the 1 of the largest logit; it is still a normal number.
 const LOWEST: f64 = -708.0;
 
-/// Added to a number of less than 2^51, it leaves the nearest integer in the lowest bits of the sum.
+/// Added to a number below 2^51, it leaves the nearest integer in the lowest bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
 /// ln 2 in two parts, the first with so few bits that its products with integers are exact.
@@ -33,7 +34,7 @@ const SERIES: [f64; 12] = [
     0.5,
 ];
 
-/// `e^x` for `x <= 709`, to about 2 units in the last place; that of [`LOWEST`] below it.
+/// Returns `e^x` for `x <= 709`, to about 2 units in the last place; for `x` below [`LOWEST`], that of [`LOWEST`].
 #[inline(always)]
 fn exp(x: f64) -> f64 {
     let x = if x > LOWEST { x } else { LOWEST };
@@ -45,11 +46,11 @@ fn exp(x: f64) -> f64 {
         p = p * r + c;
     }
     let p = p * (r * r) + r + 1.0;
-    // 2^n times p: the integer n is in the lowest bits of the sum, and shifted there it is added to the exponent.
+    // 2^n · p: the integer n is in the lowest bits of the sum; shifted, it is added to the exponent of p.
     f64::from_bits(p.to_bits().wrapping_add(sum.to_bits() << 52))
 }
 
-/// The largest number; that of an empty slice is -inf.
+/// Returns the largest number; -inf for an empty slice.
 #[inline(always)]
 fn largest(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -62,7 +63,7 @@ fn largest(numbers: &[f32]) -> f32 {
 }
 
 dispatch! {
-    /// `ln Σ exp(logit)` of finite logits; -inf of none.
+    /// Returns `ln Σ exp(logit)` of finite logits; -inf for none.
     pub fn log_sum_exp[](logits: &[f32]) -> f64 = log_sum_exp_kernel
 }
 
@@ -83,11 +84,11 @@ unsafe fn log_sum_exp_kernel<S: Simd>(logits: &[f32]) -> f64 {
 }
 
 dispatch! {
-    /// `Σ p·(ln p - ln q)` of two distributions over the same vocabulary: p of finite logits whose [`log_sum_exp`] is `log_z`, and q of
-    /// `other`, with `other_log_z`. Rounding may make it less than 0.
+    /// Returns `Σ p·(ln p - ln q)` of two distributions over the same vocabulary: p has finite logits whose [`log_sum_exp`] is `log_z`, and
+    /// q has the logits `other`, with `other_log_z`. Rounding may make the result negative.
     ///
     /// # Panics
-    /// If there are not as many logits of each.
+    /// If the numbers of logits differ.
     pub fn divergence[](logits: &[f32], log_z: f64, other: &[f32], other_log_z: f64) -> f64 = divergence_kernel
 }
 
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!([exp(0.0), exp(f64::NEG_INFINITY)], [1.0, exp(LOWEST)]);
     }
 
-    /// Logits of a vocabulary of `n`, with some far above the others.
+    /// Logits of a vocabulary of `n` tokens, some far above the others.
     fn logits(n: usize, seed: usize) -> Vec<f32> {
         (0..n)
             .map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 40.0 - if i % 3 == 0 { 90.0 } else { 3.0 })

@@ -4,13 +4,13 @@ use rayon::prelude::*;
 
 use super::simd::{Simd, dispatch};
 
-/// An operation on fewer elements is not split over threads.
+/// Operations on fewer elements are not split over threads.
 const PARALLEL_ELEMENTS: usize = 1 << 17;
 
-/// Rows whose squares are summed beside each other.
+/// Number of rows whose squares are summed concurrently.
 const SUMS: usize = 4;
 
-/// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
+/// Computes `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     assert_eq!(x.len(), out.len(), "input and output differ in length");
@@ -34,8 +34,8 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
-/// The sums of squares of up to [`SUMS`] rows, each in the order of its numbers. An addition waits for the one before it, so the rows' sums
-/// go on beside each other.
+/// Returns the sums of squares of up to [`SUMS`] rows, each in the order of its elements. An addition waits for the previous one, so the
+/// sums of several rows are interleaved.
 fn sums_of_squares(x: &[f32], width: usize) -> [f64; SUMS] {
     let mut sums = [0.0; SUMS];
     if x.len() == SUMS * width {
@@ -53,7 +53,7 @@ fn sums_of_squares(x: &[f32], width: usize) -> [f64; SUMS] {
     sums
 }
 
-/// SwiGLU: `out[r][c] = silu(x[r][c]) · x[r][width + c]` for rows `x: [gate | up]` of `2·width`.
+/// Computes SwiGLU: `out[r][c] = silu(x[r][c]) · x[r][width + c]` for rows `x: [gate | up]` of `2·width`.
 pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(x.len(), 2 * out.len(), "the input is not twice as long as the output");
     assert_eq!(out.len() % width, 0, "the length is no multiple of the width {width}");
@@ -65,7 +65,7 @@ pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
-/// GeGLU: as [`silu_gate`], with GELU by its approximation `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))` in place of SiLU.
+/// Computes GeGLU: like [`silu_gate`], with GELU by its approximation `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))` in place of SiLU.
 pub fn gelu_tanh_gate(x: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(x.len(), 2 * out.len(), "the input is not twice as long as the output");
     assert_eq!(out.len() % width, 0, "the length is no multiple of the width {width}");
@@ -92,7 +92,7 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
         // SAFETY: `i + LANES <= whole <= len` of all three; the CPU supports `S` (caller).
         unsafe {
             let x = S::load(gate.as_ptr().add(i));
-            // Clamped, because e^-x overflows below about −88; silu is practically 0 there.
+            // Clamp, because e^-x overflows below about −88; silu is practically 0 there.
             let minus = S::mul(S::max(x, S::splat(-80.0)), S::splat(-1.0));
             let denominator = S::add(S::splat(1.0), S::exp(minus));
             S::store(out.as_mut_ptr().add(i), S::mul(S::div(x, denominator), S::load(up.as_ptr().add(i))));
@@ -104,7 +104,7 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `out[i] = 1 / (1 + e^(−x[i]))` to about 1e-7. Below −80, `x` counts as −80, so the result is never 0.
+/// Computes `out[i] = 1 / (1 + e^(−x[i]))` to about 1e-7. Values of `x` below −80 count as −80, so the result is never 0.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -125,7 +125,7 @@ unsafe fn sigmoid_kernel<S: Simd>(x: &[f32], out: &mut [f32]) {
     while i < whole {
         // SAFETY: `i + LANES <= whole <= len` of both; the CPU supports `S` (caller).
         unsafe {
-            // Clamped, because e^-x overflows below about −88.
+            // Clamp, because e^-x overflows below about −88.
             let minus = S::mul(S::max(S::load(x.as_ptr().add(i)), S::splat(-80.0)), S::splat(-1.0));
             let denominator = S::add(S::splat(1.0), S::exp(minus));
             S::store(out.as_mut_ptr().add(i), S::div(S::splat(1.0), denominator));
@@ -191,7 +191,7 @@ mod tests {
             let mut together = vec![f32::NAN; x.len()];
             rms_norm(&x, &weight, 1e-5, &mut together);
             for (x, together) in x.chunks_exact(width).zip(together.chunks_exact(width)) {
-                // The sum goes from the first number to the last.
+                // Sum from the first element to the last.
                 let mean = x.iter().fold(0.0, |sum, x| sum + f64::from(x * x)) / width as f64;
                 let scale = 1.0 / (mean as f32 + 1e-5).sqrt();
                 let expected: Vec<f32> = x.iter().zip(&weight).map(|(x, w)| x * scale * w).collect();

@@ -1,20 +1,20 @@
-//! Prefetching: memory is requested before it is read.
+//! Prefetching: requests memory before it is read.
 
-/// Bytes in a cache line.
+/// Number of bytes in a cache line.
 const LINE: usize = 64;
 
-/// Prefetches `items`, so that reads at many distant places wait for memory together, not one after the other. A hint only; does nothing on
-/// processors other than x86-64.
+/// Prefetches `items`, so that reads at many distant addresses wait for memory together, not one after the other. This is only a hint; it
+/// does nothing on processors other than x86-64.
 #[inline(always)]
 pub fn ask_for<T>(items: &[T]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let first = items.as_ptr().cast::<i8>();
-        // `items` may begin in the middle of a cache line.
+        // `items` may start in the middle of a cache line.
         let before = first.addr() % LINE;
         for byte in (0..size_of_val(items) + before).step_by(LINE) {
-            // SAFETY: a hint reads nothing, whatever the address, and every x86-64 has the instruction.
+            // SAFETY: a prefetch accesses no memory, whatever the address, and every x86-64 processor has the instruction.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(byte).wrapping_sub(before)) };
         }
     }

@@ -1,14 +1,14 @@
-//! Hamming distances of packed bit signatures: XOR and population count over words of 32 bits.
+//! Hamming distances of packed bit signatures: XOR and population count over 32-bit words.
 //!
 //! Words are stored by plane, `[word][row]`, so that a register holds the same word of many rows, and no sum runs across lanes. A block of
 //! rows stays in the cache while all queries of a group are compared with it. The loops are plain Rust, compiled for each instruction set;
-//! AVX-512 with `vpopcntdq` counts sixteen words at once.
+//! AVX-512 with `vpopcntdq` counts the bits of sixteen words at once.
 
 use super::pieces::deal_columns;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Isa, isa};
 
-/// Rows compared with all queries at a time.
+/// Number of rows compared with all queries at a time.
 const BLOCK: usize = 1024;
 
 /// Offsets below 1 that order rows at the same distance. A row's offset depends on its place and the seed, not on the query.
@@ -18,23 +18,23 @@ pub struct TieBreakOffsets {
     pub seed: u64,
     /// Place of the first row.
     pub place: u32,
-    /// How many high bits of a place's rank count; 0 turns offsets off.
+    /// Number of high bits of a place's rank that are used; 0 turns offsets off.
     pub levels: u32,
     /// The offset for each level.
     pub unit: f32,
 }
 
 impl TieBreakOffsets {
-    /// The rank of a place, by a permutation of all 32-bit numbers that the seed fixes.
+    /// Returns the rank of a place, by a permutation of all 32-bit numbers that the seed determines.
     #[inline(always)]
     fn rank(self, place: u32) -> u32 {
         mixed(mixed(place ^ self.seed as u32) ^ (self.seed >> 32) as u32)
     }
 
-    /// The offset of the row at `place`.
+    /// Returns the offset of the row at `place`.
     #[inline(always)]
     fn of(self, place: u32) -> f32 {
-        // Through i32, which levels fit: x86 converts signed words in one instruction.
+        // Convert through i32, which holds all levels: x86 converts signed words in one instruction.
         (self.rank(place) >> (32 - self.levels)).cast_signed() as f32 * self.unit
     }
 }
@@ -47,8 +47,8 @@ fn mixed(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// `out[q][r] = offset(r) − distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as `planes: [words][rows]`; exact
-/// up to 2²⁴ bits.
+/// Computes `out[q][r] = offset(r) − distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as `planes:
+/// [words][rows]`; exact up to 2²⁴ bits.
 ///
 /// # Panics
 /// If the slices do not have these shapes, or `words` is 0.
@@ -60,10 +60,10 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Tie
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
-/// The sums over all queries of what [`hamming_scores`] gives, `[rows]`. They are exact, so the order of addition changes no bit.
+/// Computes the sums of [`hamming_scores`] over all queries, `[rows]`. They are exact, so the order of addition changes no bit.
 ///
 /// # Panics
-/// As [`hamming_scores`].
+/// Like [`hamming_scores`].
 pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBreakOffsets, out: &mut [f32]) {
     let rows = planes.len() / words;
     assert_eq!(planes.len(), rows * words, "`planes` is not `[words][rows]`");
@@ -72,7 +72,8 @@ pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: TieBr
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
-/// Scores of the rows from `first` on, as many as `out`'s rows are long: one row of `out` for each query, or a single one for their sum.
+/// Computes the scores of the rows from `first` on, as many as the rows of `out` hold: one row of `out` for each query, or a single one
+/// for their sum.
 fn scores_from(
     first: usize,
     queries: &[u32],
@@ -135,7 +136,7 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Tie
                 *raise = raises.of(place.wrapping_add(row));
             }
         }
-        // Queries whose distances are summed into one output row.
+        // Number of queries whose distances are summed into one output row.
         let together = queries.len() / words / out.len().max(1);
         for (queries, out) in queries.chunks_exact(together * words).zip(&mut *out) {
             distances.fill(0);
@@ -146,7 +147,7 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Tie
                 }
             }
             for ((out, distance), raise) in out[begin..][..count].iter_mut().zip(&*distances).zip(&*raised) {
-                // Through i32, as above.
+                // Convert through i32, as in `TieBreakOffsets::of`.
                 *out = together as f32 * raise - distance.cast_signed() as f32;
             }
         }
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(out, [0.0, 0.0]);
     }
 
-    /// The published values of 32-bit MurmurHash3 for an empty input and these seeds, which is the finalizer alone.
+    /// The published values of 32-bit MurmurHash3 for an empty input and these seeds, which come from the finalizer alone.
     #[test]
     fn places_are_mixed_as_murmur_hash_finishes() {
         assert_eq!([0, 1, 0xffff_ffff].map(super::mixed), [0, 0x514e_28b7, 0x81f1_6f39]);
@@ -240,7 +241,7 @@ mod tests {
         let mut out = vec![f32::NAN; 2 * rows];
         hamming_scores(&[7, 6], &vec![7; rows], 1, raises, &mut out);
         for (row, score) in out[..rows].iter().enumerate() {
-            // The definition, written differently.
+            // The same definition, written differently.
             let finish = |x: u32| {
                 let x = (x ^ (x >> 16)).wrapping_mul(2_246_822_507);
                 let x = (x ^ (x >> 13)).wrapping_mul(3_266_489_909);

@@ -1,10 +1,10 @@
-//! How the program ends when the system has no more memory.
+//! How the program ends when the operating system has no more memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 
-/// The system's allocator, as the program's `#[global_allocator]`. If memory runs out, the program prints one line and ends with exit
-/// status 1, as it does if a disk is full; the standard library would abort it. Predictable shortages are refused earlier
+/// The system's allocator, for the program's `#[global_allocator]`. If memory runs out, the program prints one line and ends with
+/// exit status 1, as it does if a disk is full; the standard library would abort it. Predictable shortages are rejected earlier
 /// ([`memory::check`](spattn_base::memory::check)); this handles the others.
 #[derive(Debug)]
 pub struct OrEnd;
@@ -17,17 +17,17 @@ unsafe impl GlobalAlloc for OrEnd {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `System`.
         there(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above; `memory` came from `System`.
+        // SAFETY: the caller keeps the contract of `realloc`, which is that of `System`; `memory` came from `System`.
         there(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the contract of `dealloc`, which is that of `System`; `memory` came from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -39,7 +39,7 @@ fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Ends the program. Nothing here allocates or takes a lock that may be held.
+/// Ends the program. Nothing here allocates memory or takes a lock that may be held.
 #[cold]
 fn end(bytes: usize) -> ! {
     let mut line = [0; 256];

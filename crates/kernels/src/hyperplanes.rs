@@ -1,4 +1,4 @@
-//! Tells on which side of many hyperplanes vectors lie: the bits of random-projection hashes.
+//! Determines on which side of many hyperplanes vectors lie: the bits of random-projection hashes.
 //!
 //! The projections are a matrix product with a short inner dimension. It runs on the register tiles of the blocked product (lanes across
 //! planes, no sums across lanes), and only signs leave the cache.
@@ -6,15 +6,15 @@
 use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
-/// Planes packed together: the bits of one output word.
+/// Number of planes packed together: the bits of one output word.
 const PANEL: usize = u64::BITS as usize;
-/// Vectors projected between two passes over the planes; a multiple of every register tile's height.
+/// Number of vectors projected between two passes over the planes; a multiple of every register tile's height.
 const VECTORS: usize = 48;
 
 /// Hyperplanes through the origin, given by their normals.
 #[derive(Debug, Clone)]
 pub struct Hyperplanes {
-    /// `[panel][d][PANEL]`, zero beyond the last plane.
+    /// The normals `[panel][d][PANEL]`, zero beyond the last plane.
     packed: Vec<f32>,
     count: usize,
     d: usize,
@@ -48,7 +48,7 @@ impl Hyperplanes {
         self.d
     }
 
-    /// Words of 64 bits that hold one bit for each plane.
+    /// Number of 64-bit words that hold one bit for each plane.
     pub fn words(&self) -> usize {
         self.count.div_ceil(PANEL)
     }
@@ -58,10 +58,9 @@ impl Hyperplanes {
         self.count * self.d * size_of::<f32>()
     }
 
-    /// For each of `vectors: [rows][d]`, a bit for each plane: 1 where `x · normal > 0`.
+    /// Computes, for each of `vectors: [rows][d]`, a bit for each plane: 1 where `x · normal > 0`.
     ///
-    /// Plane `p` is bit `p % 64` of word `p / 64` of its row of `bits: [rows][words]`. A row's bits do not
-    /// depend on the rows beside it.
+    /// Plane `p` is bit `p % 64` of word `p / 64` of its row of `bits: [rows][words]`. A row's bits do not depend on the other rows.
     ///
     /// # Panics
     /// If the slices do not have these shapes.
@@ -89,14 +88,14 @@ unsafe fn side_bits_kernel<S: Simd>(planes: &Hyperplanes, vectors: &[f32], bits:
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
             unsafe { product::<S>(factors, &mut projections, PANEL, Write::Replace) };
             for (row, bits) in projections.chunks_exact(PANEL).zip(bits.chunks_exact_mut(words)) {
-                // SAFETY: as above; a row holds one panel.
+                // SAFETY: the CPU supports `S` (caller); a row holds one panel.
                 bits[word] = unsafe { positive_bits::<S>(row) };
             }
         }
     }
 }
 
-/// A bit for each positive element of `row`.
+/// Returns a bit for each element of `row`, set if it is positive.
 ///
 /// # Safety
 /// `row` holds at least `PANEL` elements; the CPU supports `S`.

@@ -1,4 +1,4 @@
-//! Matrix products of activations with stored weights, for one row (decoding) to thousands (prefill).
+//! Matrix products of activations with stored weights, for one row (decode) to thousands (prefill).
 //!
 //! Weights stay in their storage type and are widened in registers. Each output is one dot product in a fixed order of summation, so a
 //! row's result does not depend on the other rows of its batch. Methods can therefore share a step, and each result can still be reproduced
@@ -11,26 +11,26 @@ use super::rows::Elem;
 use super::simd::{Simd, dispatch};
 use spattn_base::clock;
 
-/// A product with fewer multiply-adds is not split over threads.
+/// Products with fewer multiply-adds are not split over threads.
 pub(super) const PARALLEL_WORK: usize = 1 << 22;
-/// Rows and columns of activations in a block, which stays in the second-level cache while weights stream past. The column block is part of
-/// the order of summation: partial sums are per block.
+/// Number of rows of activations in a block, which has [`COLUMN_BLOCK`] columns and stays in the second-level cache while weights are
+/// streamed. The column block is part of the order of summation: partial sums are per block.
 pub(super) const ROW_BLOCK: usize = 64;
 pub(super) const COLUMN_BLOCK: usize = 1024;
-/// Rows from which on weights are widened once for all rows, instead of by each few of them.
+/// Number of rows from which weights are widened once for all rows, instead of once for every few rows.
 const WIDEN_FROM: usize = 12;
-/// Weights that are widened at a time: they stay in the second-level cache.
+/// Number of weights widened at a time; they stay in the second-level cache.
 const WIDENED: usize = 1 << 15;
-/// Activations that are multiplied beside each other by four rows of weights: both stay in the first-level cache.
+/// Number of activations multiplied with the same four rows of weights; both stay in the first-level cache.
 const ROWS_BESIDE: usize = 5 << 10;
-/// Numbers of f32 in a cache line. A vector that is read from two lines takes twice as long.
+/// Number of f32 in a cache line. Reading a vector that spans two lines takes twice as long.
 const LINE: usize = 16;
-/// How many bytes ahead of the multiplication weights are prefetched.
+/// How far ahead of the multiplication weights are prefetched, in bytes.
 const AHEAD: usize = 8192;
-/// If four rows have fewer bytes than this, nothing is prefetched: sums over lanes take most of the time then.
+/// If four rows have fewer bytes than this, nothing is prefetched, because sums over lanes take most of the time.
 const NARROW: usize = 512;
 
-/// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
+/// Computes `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
 ///
 /// # Panics
 /// If the slices do not have these shapes.
@@ -44,7 +44,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
         dots(x, w, columns, OutputColumns::new(out, outputs));
         return;
     }
-    // A few chunks per thread even out their progress. A multiple of four keeps register tiles whole.
+    // A few chunks per thread balance the load. A multiple of four keeps register tiles whole.
     let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
     let base = OutputColumns::new(out, outputs);
     w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
@@ -52,7 +52,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
     });
 }
 
-/// Scores of `queries: [g][d]` against every row of `keys: [tokens][d]`: `out[g][token]`, unscaled.
+/// Computes the scores of `queries: [g][d]` with every row of `keys: [tokens][d]`: `out[g][token]`, unscaled.
 pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     let tokens = keys.len() / d;
     assert_eq!(out.len(), queries.len() / d * tokens, "the output is not `[query][token]`");
@@ -65,7 +65,8 @@ pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     });
 }
 
-/// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; the same bits as from [`scores`].
+/// Computes the scores of one `query: [d]` with the rows of `keys: [tokens][d]` listed in `tokens`, unscaled; the same bits as from
+/// [`scores`].
 ///
 /// # Panics
 /// If a token is out of range or the slices do not have these shapes.
@@ -82,7 +83,7 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
-    /// How many rows ahead of the multiplication keys are prefetched.
+    /// How far ahead of the multiplication keys are prefetched, in rows.
     const ROWS_AHEAD: usize = 16;
     const LINE: usize = 64;
     let d = query.len();
@@ -116,22 +117,22 @@ pub(super) struct OutputColumns {
 
 // SAFETY: `linear_rows`, `linear_quantised` and `scores` hand each thread a disjoint set of columns of one exclusively borrowed slice.
 unsafe impl Send for OutputColumns {}
-// SAFETY: as above; the value itself is only read.
+// SAFETY: each thread has a disjoint set of columns, as for `Send`; the value itself is only read.
 unsafe impl Sync for OutputColumns {}
 
 impl OutputColumns {
-    /// All of an output with so many columns.
+    /// All rows and columns of an output with `columns` columns.
     pub(super) fn new(out: &mut [f32], columns: usize) -> Self {
         Self { ptr: out.as_mut_ptr(), len: out.len(), stride: columns }
     }
 
-    /// Whether there are so many rows of so many columns.
+    /// Whether the output has `rows` rows of `columns` columns.
     pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
         rows == 0 || columns == 0 || (rows - 1) * self.stride + columns <= self.len
     }
 
-    /// Puts the sums of `R` rows from `row` on into columns `column..column+4`, as far as there are `columns`; or adds them to what is
-    /// there. Returns `R`.
+    /// Writes the sums of `R` rows from `row` on to columns `column..column+4`, as far as they are below `columns`; unless `is_first`, adds
+    /// the sums to the numbers there. Returns `R`.
     ///
     /// # Safety
     /// These rows and `column` exist among the columns that this call may write.
@@ -159,14 +160,14 @@ impl OutputColumns {
         R
     }
 
-    /// The columns from `column` on.
+    /// Returns the columns from `column` on.
     pub(super) fn at_column(self, column: usize) -> Self {
         assert!(column <= self.len);
         // SAFETY: `column` is within the slice that `ptr` and `len` describe.
         Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
     }
 
-    /// The rows from `row` on.
+    /// Returns the rows from `row` on.
     pub(super) fn at_row(self, row: usize) -> Self {
         self.at_column(row * self.stride)
     }
@@ -181,8 +182,8 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
     assert!(out.holds(rows, outputs));
     if rows == 1 {
-        // A single row stays in the cache in any order, so weights are read in the order of memory. Every sum still goes over the same
-        // spans in the same order.
+        // A single row stays in the cache in any order, so weights are read in memory order. Every sum still runs over the same spans in
+        // the same order.
         let spans = |first: usize| first..(first + COLUMN_BLOCK).min(columns);
         for o in (0..outputs).step_by(4) {
             for first_column in (0..columns).step_by(COLUMN_BLOCK) {
@@ -208,7 +209,7 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
     }
 }
 
-/// As [`dots`] of many rows: some weights at a time are widened once for all of them.
+/// Like [`dots`] for many rows: widens some weights at a time, once for all rows.
 ///
 /// # Safety
 /// `x` and `w` are rows of `columns`, and `out` has room for their products; the CPU supports `S`.
@@ -237,8 +238,8 @@ unsafe fn widened_dots<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out
                     let out = out.at_column(first_output);
                     let mut r = first_row;
                     while r < end {
-                        // SAFETY: rows `r..r + R` are among those of `x` and of the output; rows of the panel have the span; the rest is the
-                        // caller's.
+                        // SAFETY: rows `r..r + R` are among those of `x` and of the output, and rows of the panel have the span; the CPU
+                        // supports `S` (caller).
                         unsafe {
                             let x = x.as_ptr().add(r * columns + first);
                             let is_first = first == 0;
@@ -268,7 +269,7 @@ unsafe fn widened_dots<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out
     }
 }
 
-/// Writes numbers as f32.
+/// Converts numbers to f32.
 ///
 /// # Safety
 /// The CPU supports `S`.
@@ -283,7 +284,7 @@ unsafe fn widen<S: Simd, T: Elem>(from: &[T], to: &mut [f32]) {
     to[whole..].iter_mut().zip(&from[whole..]).for_each(|(to, from)| *to = from.to_f32());
 }
 
-/// Some rows of `x` and a span of columns, against all rows of `w`.
+/// Some rows of `x` and a span of columns, to be multiplied with all rows of `w`.
 struct Block<'a, T> {
     x: &'a [f32],
     w: &'a [T],
@@ -301,11 +302,11 @@ impl<T: Elem> Block<'_, T> {
     #[inline(always)]
     unsafe fn multiply<S: Simd>(&self, rows: usize) {
         for o in (0..self.outputs).step_by(4) {
-            // SAFETY: the caller's.
+            // SAFETY: the CPU supports `S` (caller).
             unsafe { self.ahead::<S>(o) };
             let mut r = 0;
             while r < rows {
-                // SAFETY: `r..r + R` are among `rows`, `o` is an output; the rest is the caller's.
+                // SAFETY: `r..r + R` are among `rows`, which exist (caller), and `o` is an output; the CPU supports `S` (caller).
                 unsafe {
                     r += match (rows - r).min(S::DOT_ROWS) {
                         4.. => self.tile::<S, 4>(r, o),
@@ -344,7 +345,7 @@ impl<T: Elem> Block<'_, T> {
     /// Rows `r..r + R` exist in `x` and in the output, `o < outputs`; the CPU supports `S`.
     #[inline(always)]
     unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) -> usize {
-        // The last outputs repeat a row instead of taking another path: the order of summation is the same everywhere.
+        // Missing outputs repeat the last row instead of taking another code path, so the order of summation is the same everywhere.
         let last = self.outputs - 1;
         let starts =
             [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * self.columns + self.span.start);
@@ -382,7 +383,7 @@ pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
             }
             for j in 0..4 {
                 let wv = T::load::<S>(w.add(starts[j] + c));
-                // By index: a zip is not always inlined here, which costs more than the products.
+                // Indexed, because a zip is not always inlined here, which costs more than the products.
                 for (r, acc) in acc.iter_mut().enumerate() {
                     acc[j] = S::fma(xv[r], wv, acc[j]);
                 }
@@ -504,7 +505,7 @@ mod tests {
             }
         }
         for rows in WIDEN_FROM - 1..WIDEN_FROM + 6 {
-            // Fewer outputs than a tile has, several passes of weights, and several spans of columns.
+            // Fewer outputs than a tile, several passes of weights, and several spans of columns.
             for (outputs, columns) in
                 [(1, 1), (3, 7), (5, 64), (2 * WIDENED / 256 + 3, 256), (39, 2 * COLUMN_BLOCK + 9)]
             {

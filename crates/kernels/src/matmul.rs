@@ -1,17 +1,17 @@
 //! Products of two f32 matrices in row-major order, for training small networks.
 //!
-//! The register tiles are those of the blocked attention. A product is one sum in a fixed order and runs on one thread: many small networks
-//! are trained in parallel.
+//! The register tiles are those of blocked attention. A product is one sum in a fixed order and runs on one thread, because many small
+//! networks are trained in parallel.
 
 use super::prefill::{Factors, RowMajor, Write, product};
 use super::simd::{Simd, dispatch};
 
-/// Columns of `b` in a pass over the rows.
+/// Number of columns of `b` in a pass over the rows.
 const PANEL: usize = 64;
-/// Rows of `a` in a pass over the panels, so that both stay in the cache.
+/// Number of rows of `a` in a pass over the panels, so that both stay in the cache.
 const ROWS: usize = 192;
 
-/// `out[r][c] = Σ_k a[r][k] · b[k][c]` for `a: [rows][depth]` and `b: [depth][width]`.
+/// Computes `out[r][c] = Σ_k a[r][k] · b[k][c]` for `a: [rows][depth]` and `b: [depth][width]`.
 ///
 /// # Panics
 /// If the slices do not have these shapes.
@@ -19,19 +19,19 @@ pub fn matmul(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32])
     checked(a, depth, b, width, out, Write::Replace);
 }
 
-/// As [`matmul`], with the product added to `out`.
+/// Like [`matmul`], but adds the product to `out`.
 ///
 /// # Panics
-/// As [`matmul`].
+/// Like [`matmul`].
 pub fn matmul_add(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
     checked(a, depth, b, width, out, Write::Add);
 }
 
-/// As [`matmul`], where the sums begin at what `out` holds. So the product of long factors can be made of parts of their depth, in order:
-/// zeros that are continued by each part are the same bits as the product of all.
+/// Like [`matmul`], but the sums start with the contents of `out`. So a product of long factors can be computed from parts of their depth,
+/// in order: starting from zeros, this gives the same bits as one product.
 ///
 /// # Panics
-/// As [`matmul`].
+/// Like [`matmul`].
 pub fn matmul_continue(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
     checked(a, depth, b, width, out, Write::Continue);
 }
@@ -62,7 +62,7 @@ unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usiz
     }
 }
 
-/// `x: [rows][columns]` as `[columns][rows]`.
+/// Returns `x: [rows][columns]` as `[columns][rows]`.
 ///
 /// # Panics
 /// If `x` is not `[rows][columns]`.

@@ -1,11 +1,11 @@
-//! Memory layout for reads at distant places, and for reads of whole vectors.
+//! Memory layout for reads at distant addresses, and for reads of whole vectors.
 
-/// Advises the system to back `memory` by large pages, which makes random reads faster. To be called before memory is first written. A hint
-/// only: nothing is done for little memory, or where the system has no large pages.
+/// Advises the operating system to back `memory` with large pages, which makes random reads faster. Call it before the memory is first
+/// written. This is only a hint: it does nothing for little memory, or where the system has no large pages.
 pub fn in_large_pages<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
-        /// Bytes in a large page. Memory of fewer than two is left alone.
+        /// Number of bytes in a large page. Memory of fewer than two large pages is left unchanged.
         const LARGE: usize = 2 << 20;
         let bytes = size_of_val(memory);
         if bytes < 2 * LARGE {
@@ -25,11 +25,11 @@ pub fn in_large_pages<T>(memory: &mut [T]) {
     let _ = memory;
 }
 
-/// Moves bytes within their own memory, so that they begin with a line of the cache. Returns where they begin: bytes in front are zero.
+/// Moves bytes within their own memory so that they start at a cache line. Returns their start; the bytes before it are zero.
 ///
-/// A vector that is read from two lines takes twice as long.
+/// Reading a vector that spans two lines takes twice as long.
 pub fn begin_with_line(bytes: &mut Vec<u8>) -> usize {
-    /// Bytes of a cache line.
+    /// Number of bytes of a cache line.
     const LINE: usize = 64;
     let len = bytes.len();
     bytes.reserve_exact(LINE - 1);

@@ -1,16 +1,17 @@
-//! Splits long contexts into pieces and deals them out to threads: with more cores than KV heads, all cores work on one step.
+//! Splits long contexts into pieces and distributes them over threads, so that all cores work on one step even if there are more
+//! cores than KV heads.
 //!
-//! Pieces do not depend on the number of threads, so results do not either.
+//! Pieces do not depend on the number of threads, so neither do results.
 
 use spattn_base::clock;
 
-/// Tokens in a piece. A context of no more than one piece stays on one thread.
+/// Number of tokens in a piece. A context of at most one piece stays on one thread.
 pub const PIECE: usize = 8192;
 
 /// Fills `out: [row][columns]`, [`PIECE`] columns at a time. `work` gets the piece's first column, and the piece's part of every row.
 ///
 /// # Panics
-/// If the length of `out` is no multiple of `columns`.
+/// If the length of `out` is not a multiple of `columns`.
 pub fn deal_columns(out: &mut [f32], columns: usize, work: impl Fn(usize, &mut [&mut [f32]]) + Sync) {
     if columns == 0 {
         return;

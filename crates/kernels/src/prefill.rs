@@ -1,9 +1,9 @@
 //! Blocked attention of many query rows at once, without an `n × n` matrix in memory. It is causal over all tokens, or over the tokens that
 //! each row may see.
 //!
-//! Keys are packed once into transposed panels and values into panels, so that both products run as
-//! register-tiled `C += A·B`; the softmax between them is the online one. Work is split over
-//! (KV head, block of queries); each output row is computed by one thread in a fixed order.
+//! Keys are packed once into transposed panels and values into panels, so that both products run as register-tiled `C += A·B`; the softmax
+//! between them is the online one. Work is split over (KV head, block of queries); each output row is computed by one thread in a fixed
+//! order.
 //!
 //! The file is long because its functions share the packed panels, whose layout is private to it.
 
@@ -18,12 +18,12 @@ use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
 use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
 
-/// Keys in a block, after which running sums are rescaled, for products in f32.
+/// Number of keys in a block, after which running sums are rescaled, for products in f32.
 const KEY_BLOCK: usize = 128;
-/// The same for products in bf16. Larger, because storing and reloading sums costs more there; a block's weights, keys and values fit the
-/// second-level cache.
+/// Like [`KEY_BLOCK`], for products in bf16. Larger, because storing and reloading sums costs more there; a block's weights, keys and
+/// values fit in the second-level cache.
 const TILED_KEYS: usize = 512;
-/// The least width of a panel of packed columns.
+/// The smallest width of a panel of packed columns.
 const NARROWEST_PANEL: usize = 16;
 
 /// Keys and values of one KV head, packed for [`causal_attention`] and [`block_attention`].
@@ -37,7 +37,7 @@ pub struct PackedHead {
 enum Packed {
     F32(Panels),
     Bf16 {
-        /// One output for each token.
+        /// One output column for each token.
         keys: RightTiles,
         /// One column for each token, padded to whole blocks.
         values: RightTiles,
@@ -62,7 +62,7 @@ impl PackedHead {
         Self { packed, tokens: keys.elements() / d, d }
     }
 
-    /// Query rows of one work item; a multiple of every register tile's height.
+    /// Number of query rows of one work item; a multiple of every register tile's height.
     fn query_rows(&self) -> usize {
         match self.packed {
             Packed::F32(_) => 48,
@@ -70,7 +70,7 @@ impl PackedHead {
         }
     }
 
-    /// Packs the rows of `[token][d]` that `tokens` names, in that order.
+    /// Packs the rows of `[token][d]` listed in `tokens`, in that order.
     pub fn gathered(keys: Rows, values: Rows, d: usize, tokens: &[u32]) -> Self {
         let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
         Self::new(Rows::F32(&keys), Rows::F32(&values), d)
@@ -79,17 +79,17 @@ impl PackedHead {
 
 /// Keys and values in f32.
 struct Panels {
-    /// `[panel of tokens][d][panel width]`, zero beyond the last token; tokens are rounded up to whole blocks.
+    /// Keys `[panel of tokens][d][panel width]`, zero beyond the last token; tokens are rounded up to whole blocks.
     keys: Vec<f32>,
-    /// `[panel of columns][token][panel width]`, tokens rounded up likewise.
+    /// Values `[panel of columns][token][panel width]`, tokens rounded up likewise.
     values: Vec<f32>,
     d: usize,
-    /// Columns of a panel; the last panel of values may have fewer.
+    /// Number of columns of a panel; the last panel of values may have fewer.
     width: usize,
 }
 
 dispatch! {
-    /// As wide as the register tile: what a tile reads lies in one piece, and no part of it displaces another one from the cache.
+    /// The width of the register tile, so that a tile reads one contiguous piece, no part of which displaces another from the cache.
     fn panel_width[]() -> usize = panel_width_kernel
 }
 
@@ -130,23 +130,23 @@ impl Panels {
     }
 }
 
-/// What a query row sees among packed tokens: the first `common`, a contiguous stretch after those, and single tokens between the two.
+/// The packed tokens that a query row sees: the first `common`, a contiguous stretch after those, and single tokens between the two.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowVisibility {
-    /// How many tokens it sees at the front.
+    /// Number of tokens that it sees at the front.
     pub common: usize,
-    /// A range of further tokens that it sees, behind the front.
+    /// A range of further tokens that it sees, after the front.
     pub stretch: Range<usize>,
-    /// Single tokens that it sees, ascending, all behind the front and before the stretch.
+    /// Single tokens that it sees, ascending, all after the front and before the stretch.
     pub singles: Vec<ScatteredToken>,
 }
 
 /// A single packed token that a row sees.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScatteredToken {
-    /// Its place among the packed tokens.
+    /// Its position among the packed tokens.
     pub place: usize,
-    /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone.
+    /// The bias on its scaled logit: the logarithm of the number of tokens that it represents; 0 if it represents only itself.
     pub log_weight: f32,
 }
 
@@ -158,12 +158,13 @@ impl ScatteredToken {
 }
 
 impl RowVisibility {
-    /// Sees the first `common` packed tokens and a stretch.
+    /// A row that sees the first `common` packed tokens and a stretch.
     pub fn new(common: usize, stretch: Range<usize>) -> Self {
         Self { common, stretch, singles: Vec::new() }
     }
 
-    /// Sees these tokens, given in ascending places: as many as possible become the front, then as many as possible the stretch.
+    /// A row that sees the tokens `seen`, given by ascending position: as many as possible become the front, then as many as possible the
+    /// stretch.
     pub fn of(seen: &[ScatteredToken]) -> Self {
         let is_plain = |(single, place): &(&ScatteredToken, usize)| **single == ScatteredToken::plain(*place);
         let common = seen.iter().zip(0..).take_while(is_plain).count();
@@ -172,7 +173,7 @@ impl RowVisibility {
         Self { common, stretch: end - length..end, singles: seen[common..seen.len() - length].to_vec() }
     }
 
-    /// The tokens that the row sees, in ascending places.
+    /// Iterates over the tokens that the row sees, by ascending position.
     pub fn each(&self) -> impl Iterator<Item = ScatteredToken> {
         let (front, stretch) = (0..self.common, self.stretch.clone());
         front.map(ScatteredToken::plain).chain(self.singles.iter().copied()).chain(stretch.map(ScatteredToken::plain))
@@ -189,8 +190,8 @@ impl RowVisibility {
         self.common.max(self.stretch.end).max(single)
     }
 
-    /// Masks a block of logits, whose first one belongs to token `start`: hidden tokens get `-inf`, single tokens their log weight. Logits
-    /// are multiplied by `scale` later. Returns whether the row sees any token of the block.
+    /// Masks a block of logits, the first of which belongs to token `start`: hidden tokens get `-inf`, single tokens their log weight.
+    /// Logits are multiplied by `scale` later. Returns whether the row sees any token of the block.
     fn mask(&self, start: usize, scale: f32, logits: &mut [f32]) -> bool {
         let within = |token: usize| token.clamp(start, start + logits.len()) - start;
         let (common, stretch) = (within(self.common), within(self.stretch.start)..within(self.stretch.end));
@@ -213,7 +214,7 @@ impl RowVisibility {
         true
     }
 
-    /// The single tokens in this range of places.
+    /// Returns the single tokens in a range of positions.
     fn singles_of(&self, places: Range<usize>) -> &[ScatteredToken] {
         if self.singles.is_empty() {
             return &[];
@@ -222,7 +223,7 @@ impl RowVisibility {
         &self.singles[before(places.start)..before(places.end)]
     }
 
-    /// Whether single tokens are ascending, and between front and stretch.
+    /// Whether single tokens ascend and lie between front and stretch.
     fn is_sound(&self) -> bool {
         let places = self.singles.iter().map(|single| single.place);
         let end = if self.stretch.is_empty() { usize::MAX } else { self.stretch.start };
@@ -244,7 +245,7 @@ pub fn causal_attention<'a>(
     sliding_attention(queries, kv, (heads, usize::MAX), rule.into(), out);
 }
 
-/// As [`causal_attention`], where each row attends the last `window` of these tokens, its own included.
+/// Like [`causal_attention`], but each row attends only the last `window` of these tokens, its own included.
 pub fn sliding_attention(
     queries: &[f32],
     kv: &[PackedHead],
@@ -261,7 +262,7 @@ pub fn sliding_attention(
         kv.iter().all(|h| h.tokens >= rows && h.d == d),
         "a KV head has fewer than {rows} tokens, or not {d} channels"
     );
-    // Late blocks see more keys: handing them out first keeps threads evenly busy.
+    // Late blocks see more keys; starting with them keeps threads evenly busy.
     let (width, query_rows) = (heads * d, kv[0].query_rows());
     let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(query_rows * width).enumerate().collect();
     work.reverse();
@@ -281,9 +282,9 @@ pub fn sliding_attention(
     });
 }
 
-/// Attention of some rows of one query head. Each row sees at least one of the packed tokens.
+/// Computes attention of some rows of one query head. Each row must see at least one of the packed tokens.
 ///
-/// `queries` and `out` are `[rows][heads][d]`, `visibility` has one for each row; only `head` is written.
+/// `queries` and `out` are `[rows][heads][d]`, `visibility` has one entry for each row; only `head` is written.
 pub fn block_attention<'a>(
     queries: &[f32],
     (head, heads): (usize, usize),
@@ -318,14 +319,14 @@ pub fn block_attention<'a>(
 /// A block of query rows of one head.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
-    /// `[rows][heads][d]`.
+    /// Queries `[rows][heads][d]`.
     queries: &'a [f32],
     heads: usize,
     head: usize,
     rule: LogitRule<'a>,
-    /// One for each row.
+    /// One entry for each row.
     visibility: &'a [RowVisibility],
-    /// How many of the first tokens no row sees.
+    /// Number of first tokens that no row sees.
     hidden: usize,
 }
 
@@ -337,7 +338,7 @@ fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
 }
 
 impl Tile<'_> {
-    /// The query of a row.
+    /// Returns the query of a row.
     fn query(&self, row: usize, d: usize) -> &[f32] {
         &self.queries[(row * self.heads + self.head) * d..][..d]
     }
@@ -350,18 +351,18 @@ dispatch! {
 
 /// The two products of attention for a tile of rows, and the softmax between them.
 trait Products {
-    /// Keys between two rescalings of the sums.
+    /// Number of keys between two rescalings of the sums.
     const KEYS: usize;
     /// The unit of [the maximum](Self::weigh) of logits.
     const MAX_UNIT: f32;
 
-    /// Logits of all rows with `keys` keys from `start` on. Beyond the last token, any values.
+    /// Computes the logits of all rows with `keys` keys from `start` on. Those beyond the last token are arbitrary.
     ///
     /// # Safety
     /// The CPU supports `S`.
     unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize);
 
-    /// A row of logits, and the scale they must still be multiplied by.
+    /// Returns a row of logits, and the scale they must still be multiplied by.
     fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32);
 
     /// Turns a row's logits into weights, as [`softmax_block`] does.
@@ -383,9 +384,9 @@ trait Products {
 /// Products in f32.
 struct ByVectors<'a> {
     panels: &'a Panels,
-    /// Scaled, `[rows][d]`.
+    /// Scaled queries, `[rows][d]`.
     q: Vec<f32>,
-    /// Turned into weights in place, `[rows][KEY_BLOCK]`.
+    /// Logits, turned into weights in place, `[rows][KEY_BLOCK]`.
     logits: Vec<f32>,
 }
 
@@ -451,7 +452,7 @@ struct ByTiles<'a> {
     keys: &'a RightTiles,
     values: &'a RightTiles,
     q: LeftTiles,
-    /// `[rows][TILED_KEYS]`
+    /// Logits, `[rows][TILED_KEYS]`.
     logits: Vec<f32>,
     weights: LeftTiles,
     scale: f32,
@@ -532,11 +533,11 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
                 cap_logits(logits, scale, cap);
             }
             if !sight.mask(start, scale, logits) {
-                // The row sees nothing of this block: weights are 0, and its sums stay.
+                // The row sees nothing of this block: its weights are 0, and its sums do not change.
                 products.hide(i, keys);
                 continue;
             }
-            // SAFETY: as above.
+            // SAFETY: the CPU supports `S` (caller).
             let rescale = unsafe { products.weigh::<S>(i, keys, &mut max[i], &mut sum[i]) };
             if rescale != 1.0 {
                 for o in &mut acc[i * d..][..d] {
@@ -544,7 +545,7 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
                 }
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the CPU supports `S` (caller).
         unsafe { products.add_values::<S>(start, keys, rows, &mut acc) };
     }
     if let Some(sink) = tile.rule.sinks.get(tile.head) {
@@ -558,7 +559,7 @@ unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, 
     }
 }
 
-/// [`softmax_block`] of logits that are not scaled yet, for weights that will be rounded. `max` is in units of ln 2.
+/// Like [`softmax_block`], for logits that are not scaled yet and weights that will be rounded. `max` is in units of ln 2.
 ///
 /// # Safety
 /// `logits.len()` is a multiple of `S::LANES`; the CPU supports `S`.
@@ -590,9 +591,9 @@ unsafe fn scaled_softmax_block<S: Simd>(logits: &mut [f32], scale: f32, max: &mu
 /// A matrix in row-major order.
 #[derive(Clone, Copy)]
 pub(super) struct RowMajor<'a> {
-    /// From the first number of the first row on; behind the last number of the last row may be more.
+    /// The numbers from the start of the first row; there may be more after the end of the last row.
     pub data: &'a [f32],
-    /// Numbers from the start of a row to that of the next.
+    /// Distance from the start of a row to that of the next.
     pub stride: usize,
 }
 
@@ -603,22 +604,22 @@ pub(super) struct Factors<'a> {
     pub a: RowMajor<'a>,
     /// `B`, `[depth][width]`.
     pub b: RowMajor<'a>,
-    /// Rows of `A` and of the product.
+    /// Number of rows of `A` and of the product.
     pub rows: usize,
-    /// Columns of `A`, which are the rows of `B`.
+    /// Number of columns of `A`, which is the number of rows of `B`.
     pub depth: usize,
-    /// Columns of `B` and of the product.
+    /// Number of columns of `B` and of the product.
     pub width: usize,
 }
 
-/// What becomes of the numbers where a product is written.
+/// What happens to the numbers in the place where a product is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
     /// They are replaced.
     Replace,
     /// The product is added to them.
     Add,
-    /// They are where its sums begin: products over parts of the depth, one after the other, are the same bits as one over all of it.
+    /// The sums start with them: products over parts of the depth, one after the other, give the same bits as one product over all of it.
     Continue,
 }
 
@@ -660,7 +661,7 @@ pub(super) unsafe fn product<S: Simd>(factors: Factors<'_>, c: &mut [f32], c_str
     }
 }
 
-/// [`Factors`] and where their product is written, after the shapes were checked.
+/// [`Factors`] and the destination of their product, after the shapes were checked.
 #[derive(Clone, Copy)]
 struct Product {
     a: *const f32,
@@ -690,7 +691,7 @@ unsafe fn columns<S: Simd, const C: usize>(p: Product, rows: usize, j: usize) ->
             tile::<S, 4, C>(p, i, j);
             i += 4;
         }
-        // One row alone waits for its own sums: what is left is one tile.
+        // A single row would wait for its own sums, so all remaining rows form one tile.
         match rows - i {
             0 => {}
             1 => tile::<S, 1, C>(p, i, j),
@@ -743,7 +744,7 @@ unsafe fn tile<S: Simd, const R: usize, const C: usize>(p: Product, i: usize, j:
 #[inline(always)]
 unsafe fn one_column(p: Product, rows: usize, j: usize) -> usize {
     for i in 0..rows {
-        // SAFETY: inside the product (caller).
+        // SAFETY: all accesses are within the product (caller).
         unsafe {
             let out = p.c.add(i * p.ldc + j);
             let mut sum = if p.write == Write::Continue { *out } else { 0.0 };

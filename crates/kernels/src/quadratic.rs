@@ -1,23 +1,23 @@
-//! Linear and quadratic forms of many rows in f64: what a normal distribution of queries says of each key.
+//! Linear and quadratic forms of many rows in f64, by which keys are scored under a normal distribution of queries.
 //!
 //! A vector holds the same column of several rows, so that each row's sums run in the order of its columns: all instruction sets give the
-//! bits of plain loops.
+//! same bits as plain loops.
 
 use super::simd::{Simd, dispatch};
 
-/// Rows of the matrix whose sums go on beside each other: an addition waits for the one before it.
+/// Number of matrix rows whose sums are interleaved, because an addition waits for the previous one.
 const BESIDE: usize = 8;
 
 /// The forms of one row `x: [d]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Forms {
-    /// `Σ_c m[c]·x[c]`.
+    /// The linear form `Σ_c m[c]·x[c]`.
     pub linear: f64,
-    /// `Σ_i x[i]·(Σ_j s[i][j]·x[j])`.
+    /// The quadratic form `Σ_i x[i]·(Σ_j s[i][j]·x[j])`.
     pub quadratic: f64,
 }
 
-/// The forms of each of `rows: [row][d]`, for `m: [d]` and `s: [d][d]`. Without a matrix (`s` is empty) the quadratic ones are 0.
+/// Computes the forms of each of `rows: [row][d]`, for `m: [d]` and `s: [d][d]`. Without a matrix (`s` is empty) the quadratic forms are 0.
 ///
 /// # Panics
 /// If the slices do not have these shapes.
@@ -37,7 +37,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn forms_kernel<S: Simd>(m: &[f64], s: &[f64], rows: &[f32], out: &mut [Forms]) {
     let (d, lanes) = (m.len(), S::LANES / 2);
-    // Columns of a few rows, `[d][lanes]`; rows that are missing at the end are 0.
+    // The columns of a few rows, `[d][lanes]`; rows missing at the end are 0.
     let mut columns = vec![0.0; d * lanes];
     let (mut linear, mut quadratic) = ([0.0; 16], [0.0; 16]);
     for (rows, out) in rows.chunks(lanes * d).zip(out.chunks_mut(lanes)) {
@@ -47,8 +47,8 @@ unsafe fn forms_kernel<S: Simd>(m: &[f64], s: &[f64], rows: &[f32], out: &mut [F
                 columns[c * lanes + lane] = f64::from(*x);
             }
         }
-        // SAFETY: `columns` holds `d` vectors, `m` has `d` elements and `s` has `d` rows of them or none; at most 16 lanes are stored; the CPU
-        // supports `S` (caller).
+        // SAFETY: `columns` holds `d` vectors, `m` has `d` elements, and `s` has `d` rows of `d` elements or none; at most 16 lanes are
+        // stored; the CPU supports `S` (caller).
         unsafe {
             let sum = dots::<S, 1>(m.as_ptr(), d, columns.as_ptr());
             S::store_wide(linear.as_mut_ptr(), sum[0]);
@@ -76,7 +76,7 @@ unsafe fn forms_kernel<S: Simd>(m: &[f64], s: &[f64], rows: &[f32], out: &mut [F
     }
 }
 
-/// Products of `R` rows `[R][d]` of a matrix with each lane of `columns: [d][lanes]`.
+/// Computes the products of `R` rows `[R][d]` of a matrix with each lane of `columns: [d][lanes]`.
 ///
 /// # Safety
 /// That many elements are readable at both pointers, and the CPU supports `S`.
@@ -99,7 +99,7 @@ unsafe fn dots<S: Simd, const R: usize>(matrix: *const f64, d: usize, columns: *
 mod tests {
     use super::*;
 
-    /// By loops, in the order of the columns.
+    /// Computes the forms by loops, in the order of the columns.
     fn by_loops(m: &[f64], s: &[f64], row: &[f32]) -> Forms {
         let dot = |factors: &[f64]| factors.iter().zip(row).fold(0.0, |sum, (a, x)| sum + a * f64::from(*x));
         let quadratic =

@@ -1,4 +1,4 @@
-//! Measures the machine's limits: reading from memory, and multiply-adds on registers. No attention is computed here.
+//! Measures the machine's limits: reading from memory, and multiply-adds on registers. It computes no attention.
 
 use std::hint::black_box;
 
@@ -7,12 +7,12 @@ use rayon::prelude::*;
 use super::simd::{Simd, dispatch};
 use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
 
-/// Independent sums, enough to keep all adders busy.
+/// Number of independent sums, enough to keep all adders busy.
 const CHAINS: usize = 16;
-/// Independent multiply-adds. Fewer than [`CHAINS`], because the factor and the term need registers, too.
+/// Number of independent multiply-adds. Fewer than [`CHAINS`], because the factor and the term need registers, too.
 const PRODUCTS: usize = 12;
 
-/// Reads all of `buffer` once, each thread its own part, and returns the sum.
+/// Reads all of `buffer` once, a part on each thread, and returns the sum.
 pub fn read_all(buffer: &[f32]) -> f32 {
     let part = buffer.len().div_ceil(rayon::current_num_threads()).max(1);
     buffer.par_chunks(part).map(sum).sum()
@@ -66,8 +66,8 @@ unsafe fn chains_kernel<S: Simd>(rounds: usize) -> u64 {
     (2 * PRODUCTS * S::LANES * rounds) as u64
 }
 
-/// Multiplies two tiles of rows by two of outputs `rounds` times on every thread. The tiles fit the first-level cache. Returns the number
-/// of floating-point operations.
+/// Multiplies two tiles of rows by two of outputs `rounds` times on every thread. The tiles fit in the first-level cache. Returns the
+/// number of floating-point operations.
 pub fn multiply_tiles(rounds: usize) -> u64 {
     const COLUMNS: usize = 256;
     const SIDE: usize = PAIR_OUTPUTS;
@@ -90,7 +90,7 @@ mod tests {
     fn all_is_read_once_whatever_the_length() {
         for n in [0, 1, 7, 255, 256, 257, 10_000] {
             let numbers: Vec<f32> = (0..n).map(|i| (i % 7) as f32).collect();
-            // Such small whole numbers are summed exactly in any order.
+            // Such small integers are summed exactly in any order.
             let expected: u32 = (0..n).map(|i| (i % 7) as u32).sum();
             assert_eq!(read_all(&numbers), expected as f32, "{n}");
         }

@@ -6,13 +6,13 @@ use super::simd::{Simd, dispatch};
 
 /// A storage type for keys, values and weights; arithmetic happens in f32.
 pub trait Elem: Copy + Default + Send + Sync + 'static {
-    /// Bytes of one element.
+    /// Number of bytes of one element.
     const BYTES: usize;
     /// Widens to f32 exactly.
     fn to_f32(self) -> f32;
     /// Rounds from f32 to nearest, ties to even.
     fn from_f32(x: f32) -> Self;
-    /// Loads `S::LANES` consecutive elements, widened.
+    /// Loads `S::LANES` consecutive elements, widened to f32.
     ///
     /// # Safety
     /// `ptr` must be valid for reading `S::LANES` elements, and the CPU must support `S`.
@@ -82,7 +82,7 @@ pub enum Rows<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Runs `$body` with `$data` bound to the typed slice of a [`Rows`].
+/// Evaluates `$body` with `$data` bound to the typed slice of a [`Rows`].
 #[macro_export]
 macro_rules! with_rows {
     ($rows:expr, $data:ident => $body:expr) => {
@@ -101,7 +101,7 @@ impl<'a> Rows<'a> {
         with_rows!(self, data => data.len())
     }
 
-    /// Bytes of one element.
+    /// Number of bytes of one element.
     pub fn elem_bytes(&self) -> usize {
         match self {
             Rows::F32(_) => 4,
@@ -109,7 +109,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The rows of tokens `range`, each `d` wide.
+    /// Returns the rows of tokens `range`, each `d` wide.
     pub fn slice(&self, range: std::ops::Range<usize>, d: usize) -> Rows<'a> {
         let elements = range.start * d..range.end * d;
         match *self {
@@ -129,7 +129,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// The rows of `tokens`, each `d` wide, one after the other as f32.
+    /// Returns the rows of `tokens`, each `d` wide, one after the other as f32.
     ///
     /// # Panics
     /// If a token is out of range.
@@ -139,13 +139,13 @@ impl<'a> Rows<'a> {
         gathered
     }
 
-    /// All rows as f32.
+    /// Returns all rows as f32.
     pub fn to_f32(&self) -> Vec<f32> {
         with_rows!(self, data => data.iter().map(|x| x.to_f32()).collect())
     }
 }
 
-/// Rows of two slices, seen as one sequence: first those of the front, then those of the back.
+/// Rows of two slices, viewed as one sequence: first those of the front, then those of the back.
 #[derive(Debug, Clone, Copy)]
 pub struct Joined<'a> {
     front: Rows<'a>,
@@ -159,12 +159,12 @@ impl<'a> Joined<'a> {
         Self { front, back, d }
     }
 
-    /// Rows of a single slice.
+    /// Views the rows of a single slice.
     pub fn one(rows: Rows<'a>, d: usize) -> Self {
         Self { front: rows, back: rows.slice(0..0, d), d }
     }
 
-    /// The front, if it holds all of `tokens`.
+    /// Returns the front if it holds all of `tokens`.
     pub fn holding(&self, tokens: &[u32]) -> Option<Rows<'a>> {
         let front = (self.front.elements() / self.d) as u32;
         tokens.iter().all(|token| *token < front).then_some(self.front)
@@ -175,12 +175,12 @@ impl<'a> Joined<'a> {
         self.front.elements() / self.d + self.back.elements() / self.d
     }
 
-    /// Bytes of one element.
+    /// Number of bytes of one element.
     pub fn elem_bytes(&self) -> usize {
         self.front.elem_bytes()
     }
 
-    /// The rows of tokens `range`.
+    /// Returns the rows of tokens `range`.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Joined<'a> {
         let front = self.front.elements() / self.d;
         let within =
@@ -192,7 +192,7 @@ impl<'a> Joined<'a> {
         }
     }
 
-    /// Front and back.
+    /// Returns front and back.
     pub fn pieces(&self) -> [Rows<'a>; 2] {
         [self.front, self.back]
     }
@@ -205,7 +205,7 @@ impl<'a> Joined<'a> {
         }
     }
 
-    /// The rows of `tokens`, one after the other as f32.
+    /// Returns the rows of `tokens`, one after the other as f32.
     ///
     /// # Panics
     /// If a token is out of range.
@@ -218,7 +218,7 @@ impl<'a> Joined<'a> {
         gathered
     }
 
-    /// All rows as f32.
+    /// Returns all rows as f32.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut rows = self.front.to_f32();
         rows.extend(self.back.to_f32());
@@ -236,7 +236,7 @@ unsafe fn gather_rows_kernel<S: Simd, T: Elem>(data: &[T], tokens: &[u32], d: us
     for (token, out) in tokens.iter().zip(out.chunks_exact_mut(d)) {
         let row = &data[*token as usize * d..][..d];
         for first in (0..whole).step_by(S::LANES) {
-            // SAFETY: `row` and `out` are `d` long, of which the lanes from `first` on are part; the CPU supports `S`
+            // SAFETY: `row` and `out` are `d` long and contain the lanes from `first` on; the CPU supports `S`
             // (caller).
             unsafe { S::store(out.as_mut_ptr().add(first), T::load::<S>(row.as_ptr().add(first))) };
         }

@@ -3,23 +3,23 @@
 use super::simd::{Simd, dispatch};
 use super::topk::{Candidates, Threshold, above, all, ordered, top_k};
 
-/// Scores in the sample that a row is searched by. The share is reached between two neighbours of the sample, which are found by their
-/// masses. The count plus one is a product of `TRIED` + 1 for each round (4 = `TRIED` in the first), so every row needs the same number of
-/// rounds.
+/// Number of scores in the sample with which a row is searched. The share is reached between two neighbours of the sample, which are found
+/// by the masses above them. `CUTS + 1` is a product of one factor per round, `TRIED` in the first and `TRIED + 1` in the others, so every
+/// row needs the same number of rounds.
 const CUTS: usize = 4 * 5 * 5 * 5 - 1;
-/// Rounds of the search.
+/// Number of rounds of the search.
 const ROUNDS: usize = 4;
-/// Bounds whose masses are computed in a round.
+/// Number of bounds whose masses are computed in a round.
 const TRIED: usize = 4;
-/// Rows shorter than this are sorted whole.
+/// Shorter rows are sorted completely.
 const LEAST_CUT: usize = 4 * CUTS;
 
-/// Ascending positions of the fewest largest scores that have a share `p` of the mass, but at least `least` of them. Among equal scores the
-/// earlier win.
+/// Returns ascending positions of the fewest largest scores that have a share `p` of the mass, but at least `least` of them. Among equal
+/// scores, the earlier are selected.
 ///
 /// A score's mass is `e^(scale · score)`. NaN has no mass. If the largest score is infinite, no other score has any mass.
 ///
-/// Only scores between two neighbours of a sample are sorted. The choice of the sample changes no more than rounding: masses above both
+/// Only scores between two neighbours of a sample are sorted. The choice of the sample affects nothing but rounding: masses above both
 /// neighbours are summed in the order of the row.
 pub fn top_share(scores: &[f32], scale: f32, p: f64, least: usize) -> Vec<u32> {
     if p >= 1.0 || least >= scores.len() {
@@ -35,9 +35,9 @@ pub fn top_share(scores: &[f32], scale: f32, p: f64, least: usize) -> Vec<u32> {
     if picked.len() < least { top_k(scores, least) } else { picked }
 }
 
-/// How many passes over a row of `scores` scores are made, of four bytes a score. Scores are written once, and read three times: to find
-/// the largest, to weigh, and to pick. Weights are written once, and read together with scores in every round. A short row is sorted
-/// instead, in as many passes as a merge sort makes.
+/// Number of passes over a row of `scores` scores, of four bytes per score. Scores are written once, and read three times: to find the
+/// largest, to weight, and to pick. Weights are written once, and read together with scores in every round. A short row is sorted instead,
+/// in as many passes as a merge sort makes.
 pub fn share_passes(scores: usize) -> u64 {
     let told = if scores < LEAST_CUT { 1 } else { ROUNDS };
     let sorted = if scores < LEAST_CUT { scores.next_power_of_two().trailing_zeros() } else { 0 };
@@ -47,7 +47,7 @@ pub fn share_passes(scores: usize) -> u64 {
 /// Scores with their weights.
 struct WeightedScores<'a> {
     scores: &'a [f32],
-    /// Relative to the largest, which is 1.
+    /// Weights relative to the largest, which is 1.
     weights: &'a [f32],
 }
 
@@ -62,7 +62,7 @@ struct ScoreBounds {
 }
 
 impl WeightedScores<'_> {
-    /// Positions of the fewest largest scores that have a share `p`.
+    /// Returns the positions of the fewest largest scores that have a share `p`.
     fn cover(&self, p: f64) -> Vec<u32> {
         let between = self.between(p);
         let found = if between.low > f32::MIN { above(self.scores, between.low.next_down()) } else { all(self.scores) };
@@ -70,7 +70,7 @@ impl WeightedScores<'_> {
         found.keep(cut)
     }
 
-    /// The last score needed, among those found.
+    /// Returns the last score needed, among those found.
     fn cut(&self, found: &Candidates, between: &ScoreBounds) -> Threshold {
         let high = ordered(between.high);
         let mut undecided: Vec<(u32, u32)> =
@@ -88,14 +88,14 @@ impl WeightedScores<'_> {
         Threshold { key: last, equal }
     }
 
-    /// The neighbours in a sample between which a share `p` is reached; for a short row, infinite bounds.
+    /// Returns the neighbours in a sample between which a share `p` is reached; for a short row, infinite bounds.
     fn between(&self, p: f64) -> ScoreBounds {
         if self.scores.len() < LEAST_CUT {
             let wanted = p * self.masses([f32::NEG_INFINITY; TRIED])[0];
             return ScoreBounds { low: f32::NEG_INFINITY, high: f32::INFINITY, above: 0.0, wanted };
         }
         let cuts = self.sample();
-        // As if the sample had an infinite score in front and a negative infinite one at its end.
+        // Treat the sample as if infinity preceded it and negative infinity followed it.
         let score =
             |i: usize| if i == 0 { f32::INFINITY } else { cuts.get(i - 1).copied().unwrap_or(f32::NEG_INFINITY) };
         let mut width = CUTS.div_ceil(TRIED);
@@ -121,14 +121,14 @@ impl WeightedScores<'_> {
         ScoreBounds { low: score(first + 1), high: score(first), above, wanted }
     }
 
-    /// A sample at equal distances, largest first.
+    /// Returns an equally spaced sample, largest first.
     fn sample(&self) -> Vec<f32> {
         let mut sample: Vec<f32> = (0..CUTS).map(|i| self.scores[i * self.scores.len() / CUTS]).collect();
         sample.sort_unstable_by_key(|score| std::cmp::Reverse(ordered(*score)));
         sample
     }
 
-    /// The mass of all scores from each bound on. Rounding never gives a higher bound the greater mass.
+    /// Returns the mass of all scores at or above each bound. Rounding never gives a higher bound the greater mass.
     fn masses(&self, bounds: [f32; TRIED]) -> [f64; TRIED] {
         masses(self.scores, self.weights, bounds)
     }
@@ -185,7 +185,7 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn masses_kernel<S: Simd>(scores: &[f32], weights: &[f32], bounds: [f32; TRIED]) -> [f64; TRIED] {
-    /// Vectors summed in f32 before the sum is added in f64.
+    /// Number of vectors summed in f32 before the sum is added in f64.
     const STRETCH: usize = 8;
     assert_eq!(scores.len(), weights.len(), "scores and weights differ in number");
     let whole = scores.len() / S::LANES * S::LANES;
@@ -219,7 +219,8 @@ unsafe fn masses_kernel<S: Simd>(scores: &[f32], weights: &[f32], bounds: [f32; 
 mod tests {
     use super::*;
 
-    /// By a full sort and f64 sums: the least and the greatest count that rounding allows, and all positions in the order of selection.
+    /// Selects by a full sort and f64 sums: returns the smallest and the largest count that rounding allows, and all positions in the order
+    /// of selection.
     fn sorted(scores: &[f32], scale: f32, p: f64) -> (usize, usize, Vec<u32>) {
         let mut order: Vec<u32> = (0..scores.len() as u32).collect();
         order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));

@@ -3,13 +3,13 @@
 //! A kernel is one generic `#[inline(always)]` function over [`Simd`]. [`dispatch!`] compiles it for AVX-512, for AVX2 + FMA + F16C, and as
 //! portable code, and calls the best one that the CPU supports.
 //!
-//! The file is long because the instruction sets' versions of each operation stand in one place, where they can be compared.
+//! The file is long because the versions of each operation for all instruction sets are in one place, where they can be compared.
 
 use std::sync::OnceLock;
 
 use spattn_base::error::UsageError;
 
-/// Vectors of f32, also of f64, and the operations kernels need on them.
+/// Vectors of f32, and of f64, with the operations that kernels need.
 ///
 /// # Safety
 /// All functions may be called only on a CPU that supports the implementing type's instructions;
@@ -20,13 +20,13 @@ pub trait Simd: Copy + 'static {
     /// A vector of `LANES / 2` f64.
     type W: Copy;
     const LANES: usize;
-    /// Rows of A in the register tile of the blocked product.
+    /// Number of rows of A in the register tile of the blocked product.
     const TILE_ROWS: usize;
-    /// Rows multiplied with four others at once: as many as registers allow for sums and factors.
+    /// Number of rows multiplied with four others at once: as many as registers allow for sums and factors.
     const DOT_ROWS: usize;
-    /// The same where the four others need not be widened: a factor is then read from memory where it is used.
+    /// Like `DOT_ROWS`, if the four others need not be widened, so that a factor is read from memory where it is used.
     const PANEL_ROWS: usize;
-    /// Vectors across B in the register tile.
+    /// Number of vectors across B in the register tile.
     const TILE_VECTORS: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
@@ -38,7 +38,7 @@ pub trait Simd: Copy + 'static {
     /// Interleaves two vectors: first their lower halves, then their upper halves.
     unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
     unsafe fn store(ptr: *mut f32, v: Self::V);
-    /// `a * b + c`
+    /// Computes `a * b + c`.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
@@ -52,14 +52,14 @@ pub trait Simd: Copy + 'static {
     unsafe fn add_wide(a: Self::W, b: Self::W) -> Self::W;
     unsafe fn mul_wide(a: Self::W, b: Self::W) -> Self::W;
     unsafe fn sum(v: Self::V) -> f32;
-    /// The sums of four vectors, to the same bits as [`sum`](Self::sum).
+    /// Returns the sums of four vectors, with the same bits as [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn sum_each(v: [Self::V; 4]) -> [f32; 4] {
-        // No closures: one that is not inlined would be compiled without these instructions.
+        // No closures: a closure that is not inlined would be compiled without these instructions.
         // SAFETY: value operations only (caller's contract).
         unsafe { [Self::sum(v[0]), Self::sum(v[1]), Self::sum(v[2]), Self::sum(v[3])] }
     }
-    /// The sums of sixteen vectors, to the same bits as [`sum`](Self::sum).
+    /// Returns the sums of sixteen vectors, with the same bits as [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn sum_all(v: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
         // SAFETY: value operations only (caller's contract).
@@ -89,12 +89,12 @@ pub trait Simd: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch<T>(_ptr: *const T) {}
     unsafe fn maximum(v: Self::V) -> f32;
-    /// `2^n` for integral `n` in -126..=127, times `p`.
+    /// Returns `2^n · p`, for integral `n` in -126..=127.
     unsafe fn scale_by_power_of_two(p: Self::V, n: Self::V) -> Self::V;
     /// Rounds to the nearest integer.
     unsafe fn round(v: Self::V) -> Self::V;
 
-    /// `e^x` for `x <= 88`, to about 2 units in the last place; 0 below -87.3 (so for `-inf`).
+    /// Returns `e^x` for `x <= 88`, to about 2 units in the last place; 0 below -87.3 (so for `-inf`).
     #[inline(always)]
     unsafe fn exp(x: Self::V) -> Self::V {
         // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
@@ -115,7 +115,7 @@ pub trait Simd: Copy + 'static {
             Self::zero_below(x, Self::splat(LOWEST), e)
         }
     }
-    /// `2^x` for `x <= 127`, with a relative error below 3e-6; 0 below -126 (so for `-inf`).
+    /// Returns `2^x` for `x <= 127`, with a relative error below 3e-6; 0 below -126 (so for `-inf`).
     #[inline(always)]
     unsafe fn exp2_rough(x: Self::V) -> Self::V {
         // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
@@ -124,7 +124,7 @@ pub trait Simd: Copy + 'static {
             let clamped = Self::max(x, lowest);
             let n = Self::round(clamped);
             let r = Self::fma(n, Self::splat(-1.0), clamped);
-            // The fourth-degree polynomial with the least maximal relative error on [-1/2, 1/2].
+            // The fourth-degree polynomial with the smallest maximum relative error on [-1/2, 1/2].
             let mut p = Self::splat(9.570_099e-3);
             for c in [5.591_786e-2, 0.240_247_44, 0.693_121_8, 0.999_999_3] {
                 p = Self::fma(p, r, Self::splat(c));
@@ -132,14 +132,14 @@ pub trait Simd: Copy + 'static {
             Self::zero_below(x, lowest, Self::scale_by_power_of_two(p, n))
         }
     }
-    /// `v` where `x >= bound`, else 0.
+    /// Returns `v` where `x >= bound`, else 0.
     unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
-    /// One bit for each lane, the first lane's bit lowest: 1 where `v > 0`.
+    /// Returns one bit for each lane, the first lane's bit lowest: 1 where `v > 0`.
     unsafe fn positive(v: Self::V) -> u32;
 }
 
-/// Portable fallback, vectorised by the compiler where it can. With other numbers of lanes than eight, tests do in a vector's order of sums
-/// what processors with such vectors do.
+/// Portable fallback, vectorised by the compiler where it can. With a number of lanes other than eight, tests sum in the same order as
+/// processors with vectors of that width.
 #[derive(Clone, Copy)]
 pub struct PortableLanes<const N: usize>;
 
@@ -148,7 +148,7 @@ pub type Portable = PortableLanes<8>;
 
 impl<const N: usize> Simd for PortableLanes<N> {
     type V = [f32; N];
-    /// Half of it is used: an array's length cannot be computed from `N`.
+    /// Only half of the array is used, because an array's length cannot be computed from `N`.
     type W = [f64; N];
     const LANES: usize = N;
     const TILE_ROWS: usize = 4;
@@ -383,7 +383,7 @@ mod x86 {
         unsafe fn sum_each(v: [__m512; 4]) -> [f32; 4] {
             unsafe {
                 let quads = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
-                // Within each 128-bit lane, add the number two places on, then the one next to it.
+                // Within each 128-bit lane, add the number two positions further, then the adjacent one.
                 let pairs = _mm512_add_ps(quads, _mm512_permute_ps::<0b01_00_11_10>(quads));
                 let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
                 let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
@@ -395,16 +395,16 @@ mod x86 {
         #[inline(always)]
         unsafe fn sum_all(v: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
             unsafe {
-                // No closures: one that is not inlined would be compiled without these instructions.
+                // No closures: a closure that is not inlined would be compiled without these instructions.
                 let first = quarters(halves(v[0][0], v[0][1]), halves(v[0][2], v[0][3]));
                 let second = quarters(halves(v[1][0], v[1][1]), halves(v[1][2], v[1][3]));
                 let third = quarters(halves(v[2][0], v[2][1]), halves(v[2][2], v[2][3]));
                 let fourth = quarters(halves(v[3][0], v[3][1]), halves(v[3][2], v[3][3]));
-                // The `j`-th 128-bit lane holds four numbers of `v[i][j]`; they are paired over two rows, then over four.
+                // 128-bit lane `j` holds four numbers of `v[i][j]`; they are paired over two rows, then over four.
                 let (even, odd) = (eighths(first, second), eighths(third, fourth));
                 let low = _mm512_shuffle_ps::<0b10_00_10_00>(even, odd);
                 let high = _mm512_shuffle_ps::<0b11_01_11_01>(even, odd);
-                // `[j][i]`
+                // Sums `[j][i]`.
                 let sums = _mm512_add_ps(low, high);
                 let by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                 let mut out = [[0.0; 4]; 4];
@@ -448,7 +448,7 @@ mod x86 {
         }
     }
 
-    /// Adds the upper half of each vector to its lower half: eight numbers of `a`, then eight of `b`.
+    /// Adds the upper half of each vector to its lower half: returns eight numbers for `a`, then eight for `b`.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -461,7 +461,7 @@ mod x86 {
         }
     }
 
-    /// Adds the halves of what [`halves`] returns: four numbers for each of four vectors.
+    /// Adds the halves of the results of [`halves`]: returns four numbers for each of four vectors.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -474,7 +474,7 @@ mod x86 {
         }
     }
 
-    /// Adds the halves of what [`quarters`] returns: two numbers for each of eight vectors.
+    /// Adds the halves of the results of [`quarters`]: returns two numbers for each of eight vectors.
     ///
     /// # Safety
     /// The CPU has AVX-512F.
@@ -487,7 +487,7 @@ mod x86 {
         }
     }
 
-    /// Adds the halves of each vector: four numbers of `a`, then four of `b`.
+    /// Adds the halves of each vector: returns four numbers for `a`, then four for `b`.
     ///
     /// # Safety
     /// The CPU has AVX.
@@ -605,7 +605,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn sum_each(v: [__m256; 4]) -> [f32; 4] {
             unsafe {
-                // Four numbers of one vector and four of another, then two of each of four vectors, in the order of `sum`.
+                // Four numbers each of two vectors, then two each of four vectors, in the order of `sum`.
                 let (even, odd) = (half_sums(v[0], v[2]), half_sums(v[1], v[3]));
                 let (low, high) =
                     (_mm256_shuffle_ps::<0b01_00_01_00>(even, odd), _mm256_shuffle_ps::<0b11_10_11_10>(even, odd));
@@ -667,9 +667,9 @@ pub(super) enum Isa {
     Portable,
 }
 
-/// The best instruction set of this CPU, detected once.
+/// Returns the best instruction set of this CPU, detected once.
 ///
-/// `SPATTN_ISA=avx2|portable` chooses a lower one, to test or compare the other paths.
+/// `SPATTN_ISA=avx2|portable` chooses a lower one, to test or compare the other code paths.
 pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| detect(std::env::var(ISA_VARIABLE).ok().as_deref()))
@@ -698,12 +698,12 @@ pub(super) fn is_avx512() -> bool {
     isa_name() == "avx512"
 }
 
-/// Whether the environment names an instruction set.
+/// Whether the environment variable names an instruction set.
 pub(super) fn is_lowered() -> bool {
     std::env::var_os(ISA_VARIABLE).is_some_and(|asked| !asked.is_empty())
 }
 
-/// The instruction set in use, for manifests: `avx512`, `avx2` or `portable`.
+/// Returns the name of the instruction set in use, for manifests: `avx512`, `avx2` or `portable`.
 pub fn isa_name() -> &'static str {
     name_of(isa())
 }
@@ -735,7 +735,7 @@ pub fn check_isa() -> Result<(), UsageError> {
     }
 }
 
-/// The instruction sets of this CPU, best first.
+/// Returns the instruction sets of this CPU, best first.
 fn available() -> Vec<&'static str> {
     let all = ["avx512", "avx2", "portable"];
     let is_here = |name: &&str| name_of(detect(Some(name))) == *name;
@@ -766,7 +766,7 @@ macro_rules! dispatch {
                 // SAFETY: `isa` returned this only after detecting the features on this CPU.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx512 => unsafe { on_avx512::<$($g),*>($($arg),*) },
-                // SAFETY: as above.
+                // SAFETY: `isa` returned this only after detecting the features on this CPU.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { on_avx2::<$($g),*>($($arg),*) },
                 // SAFETY: portable code runs on every CPU.

@@ -1,13 +1,13 @@
-//! Matrix products in bf16 with sums in f32, by the tile instructions that processors have.
+//! Matrix products in bf16 with sums in f32, using the processor's tile or vector instructions.
 //!
 //! Both factors are packed into tiles of [`ROWS`] rows and [`DEPTH`] columns, padded with zeros: the left factor row by row, the right
 //! factor (whose rows are the outputs) by pairs of columns. The product of two tiles takes one instruction with AMX, 128 with `vdpbf16ps`,
 //! and elsewhere a loop, which is slower than products in f32.
 //!
-//! An output is one sum over all columns, in an order that does not depend on its place: neither batching nor threads change a bit. Results
-//! do depend on the [`Unit`], as those of other kernels depend on the instruction set.
+//! An output is one sum over all columns, in an order that does not depend on its position: neither batching nor threads change a bit.
+//! Results do depend on the [`Unit`], as those of other kernels depend on the instruction set.
 //!
-//! The file is long because the three units' versions of one product stand beside each other, where they can be compared.
+//! The file is long because the versions of one product for all three units are in one place, where they can be compared.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -20,36 +20,36 @@ use rayon::prelude::*;
 use super::rows::Elem;
 use super::simd::{self, Simd, dispatch};
 
-/// Rows of a left tile, and outputs of a right tile.
+/// Number of rows of a left tile, and of outputs of a right tile.
 pub const ROWS: usize = 16;
-/// Columns of a tile.
+/// Number of columns of a tile.
 pub const DEPTH: usize = 32;
-/// Numbers in a tile.
+/// Number of elements in a tile.
 const TILE: usize = ROWS * DEPTH;
-/// Tiles of outputs that are multiplied together; right factors are padded to a multiple of this.
+/// Number of output tiles multiplied together; right factors are padded to a multiple of this.
 const PAIR: usize = 2;
-/// Outputs of a pair of tiles.
+/// Number of outputs of a pair of tiles.
 pub const PAIR_OUTPUTS: usize = PAIR * ROWS;
-/// Tiles of columns after which sums are stored, so that the factors stay in the cache: with a pair of tiles on each side, 64 KiB.
+/// Number of column tiles after which sums are stored, so that the factors stay in the cache: with a pair of tiles on each side, 64 KiB.
 const SPAN: usize = 16;
-/// Rows and outputs in a block whose sums stay in the second-level cache while they are stored and reloaded.
+/// Number of rows and of outputs in a block whose sums stay in the second-level cache while they are stored and reloaded.
 const NEAR: (usize, usize) = (512, 8 * PAIR_OUTPUTS);
-/// A product with fewer multiply-adds is not split over threads.
+/// Products with fewer multiply-adds are not split over threads.
 const PARALLEL_WORK: usize = 1 << 22;
 
-/// What multiplies tiles: an instruction set, or a loop.
+/// The unit that multiplies tiles: an instruction set, or a loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Intel's matrix extensions: a product of two tiles is one instruction.
     Amx,
-    /// `vdpbf16ps`: sixteen pairs at once.
+    /// `vdpbf16ps`: an instruction multiplies sixteen pairs.
     Avx512Bf16,
-    /// A loop that every processor runs.
+    /// A loop that runs on every processor.
     Loop,
 }
 
 impl Unit {
-    /// Its name in manifests.
+    /// Returns its name in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx_bf16",
@@ -59,12 +59,12 @@ impl Unit {
     }
 }
 
-/// The best unit of this processor. `SPATTN_ISA` limits it as it limits other kernels; `avx512` allows `vdpbf16ps`.
+/// Returns the best unit of this processor. `SPATTN_ISA` limits it as it limits other kernels; `avx512` allows `vdpbf16ps`.
 pub fn unit() -> Unit {
     units()[0]
 }
 
-/// The units of this processor, best first, detected once.
+/// Returns the units of this processor, best first, detected once.
 fn units() -> &'static [Unit] {
     static UNITS: OnceLock<Vec<Unit>> = OnceLock::new();
     UNITS.get_or_init(|| {
@@ -83,12 +83,12 @@ pub struct LeftTiles {
 }
 
 impl LeftTiles {
-    /// Room for a factor of this shape, all zero.
+    /// A factor of this shape, all zero.
     pub fn zeros(rows: usize, columns: usize) -> Self {
         Self { data: vec![0; rows.div_ceil(ROWS) * columns.div_ceil(DEPTH) * TILE], rows, columns }
     }
 
-    /// Rows of `x: [rows][columns]`.
+    /// Packs the rows of `x: [rows][columns]`.
     pub fn new(x: &[f32], columns: usize) -> Self {
         let mut tiles = Self::zeros(x.len() / columns, columns);
         let of_tile = tiles.row_tile_len();
@@ -129,7 +129,7 @@ fn put_rows(x: &[f32], columns: usize, to: &mut [u16]) {
     x.chunks(columns).enumerate().for_each(|(row, x)| put_row(x, to, row));
 }
 
-/// Rounds numbers into one row of a tile of rows.
+/// Rounds numbers and writes them to one row of a tile of rows.
 fn put_row(x: &[f32], to: &mut [u16], row: usize) {
     assert!(x.len().div_ceil(DEPTH) * TILE <= to.len() && row < ROWS, "the row does not fit the tile");
     let mut done = 0;
@@ -143,7 +143,7 @@ fn put_row(x: &[f32], to: &mut [u16], row: usize) {
     }
 }
 
-/// The bits of the nearest bf16, ties to even; NaN stays NaN. Same as `bf16::from_f32`, in a form that compilers vectorise.
+/// Returns the bits of the nearest bf16, ties to even; NaN stays NaN. Same as `bf16::from_f32`, in a form that compilers vectorise.
 #[inline(always)]
 fn rounded(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -178,8 +178,8 @@ impl RightTiles {
         tiles
     }
 
-    /// Packs the columns of `x: [columns][outputs]`, rounded to bf16: the transpose of [`of_rows`](Self::of_rows). Columns of zeros are
-    /// added up to a multiple of `whole`.
+    /// Packs the columns of `x: [columns][outputs]`, rounded to bf16: the transpose of [`of_rows`](Self::of_rows). Pads with columns of
+    /// zeros to a multiple of `whole`.
     pub fn of_columns<T: Elem>(x: &[T], outputs: usize, whole: usize) -> Self {
         let mut tiles = Self::zeros(outputs, (x.len() / outputs).next_multiple_of(whole));
         let of_tile = tiles.output_tile_len();
@@ -210,12 +210,12 @@ impl RightTiles {
         self.columns
     }
 
-    /// Bytes stored, with padding.
+    /// Number of bytes stored, with padding.
     pub fn bytes(&self) -> usize {
         size_of_val(self.data.as_slice())
     }
 
-    /// One row as f32.
+    /// Reads one row as f32.
     ///
     /// # Panics
     /// If `output` is out of range, or `out` is not as long as a row.
@@ -238,7 +238,7 @@ impl RightTiles {
     }
 }
 
-/// Where an output's column lies within the tiles of 16 outputs.
+/// Returns the position of an output's column within the tiles of 16 outputs.
 #[inline(always)]
 fn place(output: usize, column: usize) -> usize {
     let (tile, within) = (column / DEPTH, column % DEPTH);
@@ -249,16 +249,16 @@ fn place(output: usize, column: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Sums {
     ptr: *mut f32,
-    /// Distance between rows, in numbers.
+    /// Distance between rows, in elements.
     stride: usize,
 }
 
 // SAFETY: `multiply` hands each thread a disjoint set of columns of one exclusively borrowed slice.
 unsafe impl Send for Sums {}
-// SAFETY: as above; the value itself is only read.
+// SAFETY: each thread has a disjoint set of columns, as for `Send`; the value itself is only read.
 unsafe impl Sync for Sums {}
 
-/// `out[r][o] = Σ_c x[r][c] · w[o][c]`, for `out: [rows][outputs]`, on all threads.
+/// Computes `out[r][o] = Σ_c x[r][c] · w[o][c]`, for `out: [rows][outputs]`, on all threads.
 ///
 /// # Panics
 /// If factors have different columns, or `out` another shape.
@@ -282,45 +282,45 @@ fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
     if threads == 1 || x.rows * w.outputs * w.columns < PARALLEL_WORK {
         return of(0..w.outputs);
     }
-    // A few chunks a thread even out unequal progress.
+    // A few chunks per thread balance the load.
     let chunk = pairs.div_ceil(threads * 4) * PAIR_OUTPUTS;
     (0..w.outputs.div_ceil(chunk)).into_par_iter().for_each(|i| of(i * chunk..((i + 1) * chunk).min(w.outputs)));
 }
 
-/// A part of a product: the first `rows` rows and `depth` columns of `x`, times the `outputs` and the columns from `first` on of `w`.
+/// A part of a product: the first `rows` rows and `depth` columns of `x`, times the given `outputs` of `w` and its columns from `first` on.
 #[derive(Debug)]
 pub struct Part<'a> {
     /// The left factor.
     pub x: &'a LeftTiles,
-    /// How many of its rows are multiplied.
+    /// Number of its rows to multiply.
     pub rows: usize,
     /// The right factor.
     pub w: &'a RightTiles,
-    /// Which of its outputs are multiplied; may include padding.
+    /// The range of its outputs to multiply; may include padding.
     pub outputs: Range<usize>,
-    /// The first of its columns that is multiplied.
+    /// The first of its columns to multiply.
     pub first: usize,
-    /// How many columns are multiplied, rounded up to whole tiles.
+    /// Number of columns to multiply, rounded up to whole tiles.
     pub depth: usize,
     /// Whether products are added to the sums in `out`.
     pub adds: bool,
 }
 
-/// A right to multiply on this thread. It configures AMX, and releases it when dropped.
+/// A permission to multiply on this thread. It configures AMX, and releases it when dropped.
 #[derive(Debug)]
 pub struct Multiplier {
     unit: Unit,
-    /// Makes the type stay on its thread.
+    /// Keeps the type on its thread: raw pointers are not `Send`.
     _here: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// How many multipliers of this thread use AMX.
+    /// Number of multipliers of this thread that use AMX.
     static USERS: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Multiplier {
-    /// Uses the best [`unit()`].
+    /// Creates a multiplier with the best [`unit()`].
     #[expect(clippy::new_without_default, reason = "it sets up the processor")]
     pub fn new() -> Self {
         Self::of(unit())
@@ -340,7 +340,7 @@ impl Multiplier {
         Self { unit, _here: PhantomData }
     }
 
-    /// Multiplies on this thread. Row `r` of the part is written from `r · stride` of `out` on.
+    /// Multiplies on this thread. Row `r` of the part is written to `out`, starting at `r · stride`.
     ///
     /// # Panics
     /// If the factors do not have these rows, outputs and columns, if `outputs` does not start at a pair of tiles or `first` at a tile, or
@@ -394,20 +394,20 @@ struct Product<'a> {
     x: &'a LeftTiles,
     rows: usize,
     w: &'a RightTiles,
-    /// Starts at a pair of tiles.
+    /// Range of outputs; starts at a pair of tiles.
     outputs: Range<usize>,
-    /// The first tile of columns in `w`; in `x` it is tile 0.
+    /// The first column tile of `w`; it is multiplied with column tile 0 of `x`.
     first: usize,
-    /// Tiles of columns.
+    /// Number of column tiles.
     depth: usize,
-    /// Output `o` of row `r` is at `r · stride + o`.
+    /// The sums: output `o` of row `r` is at `r · stride + o`.
     sums: Sums,
     adds: bool,
 }
 
 impl Product<'_> {
     /// # Safety
-    /// The factors have these rows, outputs and tiles of columns, and `sums` the rows and outputs; a [`Multiplier`] of the unit is there.
+    /// The factors have these rows, outputs and column tiles, and `sums` has the rows and outputs; a [`Multiplier`] of the unit exists.
     unsafe fn run(&self) {
         for first_row in (0..self.rows).step_by(NEAR.0) {
             for first_output in self.outputs.clone().step_by(NEAR.1) {
@@ -417,10 +417,10 @@ impl Product<'_> {
         }
     }
 
-    /// Multiplies the block of rows and outputs that begins here; its sums stay in the cache.
+    /// Multiplies the block of rows and outputs that starts here; its sums stay in the cache.
     ///
     /// # Safety
-    /// As for [`run`](Self::run).
+    /// Like [`run`](Self::run).
     #[inline(always)]
     unsafe fn near(&self, first_row: usize, first_output: usize) {
         let rows = first_row..(first_row + NEAR.0).min(self.rows);
@@ -435,10 +435,10 @@ impl Product<'_> {
         }
     }
 
-    /// Two tiles of rows, or the last one, times a pair of tiles of outputs, over a span of columns.
+    /// Multiplies two tiles of rows, or the last one, with a pair of tiles of outputs, over a span of columns.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); `span`, `output` and `row` are within the product.
+    /// Like [`run`](Self::run); `span`, `output` and `row` are within the product.
     unsafe fn block(&self, span: usize, output: usize, row: usize) {
         let (of_rows, of_outputs) = (self.x.row_tile_len(), self.w.output_tile_len());
         let (rows, outputs) = ((self.rows - row).min(2 * ROWS), (self.outputs.end - output).min(PAIR_OUTPUTS));
@@ -455,8 +455,8 @@ impl Product<'_> {
         };
         let sums = self.sums.ptr.wrapping_add(row * self.sums.stride + output);
         let whole = outputs == PAIR_OUTPUTS && rows.is_multiple_of(ROWS);
-        // SAFETY: the tiles are in both factors, as rows, outputs and columns are (caller); sums are either whole blocks of what the
-        // caller has, or go through a block of their own.
+        // SAFETY: the tiles are in both factors, because rows, outputs and columns are (caller); sums are either whole blocks of the
+        // caller's sums, or go through a separate block.
         unsafe {
             if whole {
                 return tiles.multiply(self.unit, tall, Sums { ptr: sums, stride: self.sums.stride }, adds);
@@ -477,22 +477,21 @@ impl Product<'_> {
     }
 }
 
-/// One or two tiles of rows and a pair of tiles of outputs, with as many tiles of columns.
+/// One or two tiles of rows and a pair of tiles of outputs, with equally many column tiles.
 #[derive(Clone, Copy)]
 struct Tiles {
     left: *const u16,
-    /// Distance between tiles of rows, in numbers.
+    /// Distance between tiles of rows, in elements.
     left_stride: usize,
     right: *const u16,
-    /// Distance between tiles of outputs, in numbers.
+    /// Distance between tiles of outputs, in elements.
     right_stride: usize,
     depth: usize,
 }
 
 impl Tiles {
     /// # Safety
-    /// The tiles are there, and so are the sums: 16 rows, or 32 if `tall`, of 32 numbers. The processor has the unit, and it was
-    /// configured.
+    /// The tiles exist, and so do the sums: 16 rows, or 32 if `tall`, of 32 numbers. The processor has the unit, which was configured.
     unsafe fn multiply(self, unit: Unit, tall: bool, sums: Sums, adds: bool) {
         // SAFETY: forwarded from the caller.
         unsafe {
@@ -507,14 +506,14 @@ impl Tiles {
         }
     }
 
-    /// The `i`-th tile of rows.
+    /// Returns tile `i` of rows.
     fn row(self, i: usize) -> Self {
         Self { left: self.left.wrapping_add(i * self.left_stride), ..self }
     }
 }
 
 impl Sums {
-    /// The sums of the `i`-th tile of rows.
+    /// Returns the sums of tile `i` of rows.
     fn row(self, i: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(i * ROWS * self.stride), ..self }
     }
@@ -529,11 +528,11 @@ dispatch! {
 unsafe fn looped_kernel<S: Simd>(tiles: Tiles, sums: Sums, adds: bool) {
     for row in 0..ROWS {
         for side in 0..PAIR {
-            // SAFETY: the sums are there, and no others refer to them (caller of `Tiles::multiply`).
+            // SAFETY: the sums exist, and no other reference to them does (caller of `Tiles::multiply`).
             let out = unsafe { &mut *sums.ptr.add(row * sums.stride + side * ROWS).cast::<[f32; ROWS]>() };
             let mut acc = if adds { *out } else { [0.0; ROWS] };
             for tile in 0..tiles.depth {
-                // SAFETY: as above, of the tiles.
+                // SAFETY: the tiles exist (caller of `Tiles::multiply`), and nothing writes to them.
                 let (left, right) = unsafe {
                     let left = tiles.left.add(tile * TILE + row * DEPTH).cast::<[u16; DEPTH]>();
                     let right = tiles.right.add(side * tiles.right_stride + tile * TILE).cast::<[u16; TILE]>();
@@ -565,21 +564,21 @@ mod x86 {
 
     use super::{DEPTH, ROWS, Sums, TILE, Tiles};
 
-    /// Bytes of a tile's row.
+    /// Number of bytes of a tile's row.
     const LINE: usize = 64;
-    /// Rows whose sums are in registers at a time.
+    /// Number of rows whose sums are in registers at a time.
     const HIGH: usize = 8;
 
     pub fn has_avx512_bf16() -> bool {
         is_x86_feature_detected!("avx512bf16")
     }
 
-    /// Whether the processor has AMX for bf16, and the system lets this process use it.
+    /// Whether the processor has AMX for bf16 and the operating system lets this process use it.
     #[cfg(target_os = "linux")]
     pub fn take_amx() -> bool {
         const BF16: u32 = 1 << 22;
         const TILES: u32 = 1 << 24;
-        /// Linux's numbers for the system call, its request, and the tile state.
+        /// Linux's numbers of the system call, its request, and the tile state.
         const ARCH_PRCTL: usize = 158;
         const REQUEST_PERMISSION: usize = 0x1023;
         const TILE_DATA: usize = 18;
@@ -601,7 +600,7 @@ mod x86 {
         false
     }
 
-    /// Shapes of the tile registers, in the format of `ldtilecfg`.
+    /// The shapes of the tile registers, in the format of `ldtilecfg`.
     #[repr(C, align(64))]
     struct Shapes {
         palette: u8,
@@ -611,7 +610,7 @@ mod x86 {
         rows: [u8; 16],
     }
 
-    /// Gives all tile registers 16 rows of 64 bytes.
+    /// Configures all tile registers with 16 rows of 64 bytes.
     ///
     /// # Safety
     /// The process may use AMX ([`take_amx`]).
@@ -629,12 +628,12 @@ mod x86 {
     /// # Safety
     /// The process may use AMX.
     pub unsafe fn release() {
-        // SAFETY: as above.
+        // SAFETY: the process may use AMX (caller); compilers generate no code that uses these registers.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Prefetches the 16 lines of the tile after the next to the first-level cache; the address may be invalid. Rows come from the second
-    /// level, while outputs are still in the first.
+    /// Prefetches the 16 lines of the tile after the next to the first-level cache; the address may be invalid. Only rows need this: they
+    /// come from the second level, while outputs are still in the first.
     macro_rules! ahead {
         ($tile:literal) => {
             concat!(
@@ -650,7 +649,7 @@ mod x86 {
     /// Multiplies two tiles of rows.
     ///
     /// # Safety
-    /// As [`Tiles::multiply`].
+    /// Like [`Tiles::multiply`].
     pub unsafe fn amx_tall(tiles: Tiles, sums: Sums, adds: bool) {
         // SAFETY: reads `depth` tiles of 1 KiB from four places (prefetches beyond them read nothing), and reads and writes four blocks of
         // 16 rows of 64 bytes. All of these exist (caller).
@@ -709,9 +708,9 @@ mod x86 {
     /// Multiplies one tile of rows.
     ///
     /// # Safety
-    /// As [`Tiles::multiply`].
+    /// Like [`Tiles::multiply`].
     pub unsafe fn amx_flat(tiles: Tiles, sums: Sums, adds: bool) {
-        // SAFETY: as in `amx_tall`, with three places and two blocks.
+        // SAFETY: as in `amx_tall`, but with three places and two blocks.
         unsafe {
             asm!(
                 "test {adds:e}, {adds:e}",
@@ -749,10 +748,10 @@ mod x86 {
         }
     }
 
-    /// Rounds `lines` lines of [`DEPTH`] numbers into one row of consecutive tiles.
+    /// Rounds `lines` lines of [`DEPTH`] numbers to one row of consecutive tiles.
     ///
     /// # Safety
-    /// The numbers and the rows are there.
+    /// The numbers and the rows exist.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn round_lines(from: *const f32, to: *mut u16, lines: usize) {
         for line in 0..lines {
@@ -768,7 +767,7 @@ mod x86 {
     /// Multiplies one tile of rows with vector instructions.
     ///
     /// # Safety
-    /// As [`Tiles::multiply`].
+    /// Like [`Tiles::multiply`].
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn vectors(tiles: Tiles, sums: Sums, adds: bool) {
         for first in (0..ROWS).step_by(HIGH) {

@@ -2,15 +2,15 @@
 
 use super::simd::{Simd, dispatch};
 
-/// Scores in the sample that estimates the k-th largest.
+/// Number of scores in the sample that estimates the k-th largest.
 const SAMPLE: usize = 512;
 
-/// Positions of the `k` largest scores, ascending; equal scores favour the lower position.
+/// Returns the positions of the `k` largest scores, ascending; among equal scores, the lower positions are selected.
 ///
-/// `k` above the length selects everything. Not-a-number counts as smallest.
+/// If `k` exceeds the length, everything is selected. NaN counts as smallest.
 ///
-/// A sample at equal distances gives a bound that a little more than `k` scores exceed. One pass over all scores collects those, and the
-/// k-th is found among them. The sample affects the time, not the result.
+/// An equally spaced sample gives a bound that slightly more than `k` scores exceed. One pass over all scores collects those, and the k-th
+/// largest is found among them. The sample affects the time, not the result.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     if k >= scores.len() {
         return (0..scores.len() as u32).collect();
@@ -35,19 +35,19 @@ pub(super) struct Candidates {
     pub keys: Vec<u32>,
 }
 
-/// The last selected score.
+/// The threshold of a selection: its last score.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Threshold {
-    /// Its [ordered] key.
+    /// The [ordered] key of the score.
     ///
     /// [ordered]: ordered
     pub key: u32,
-    /// How many scores with this key are selected, the earlier ones first.
+    /// Number of scores with this key that are selected, the earlier ones first.
     pub equal: usize,
 }
 
 impl Candidates {
-    /// The positions that the cut selects.
+    /// Returns the positions that the threshold selects.
     pub fn keep(self, cut: Threshold) -> Vec<u32> {
         let Self { mut positions, keys } = self;
         let (mut keys, mut equal) = (keys.iter(), cut.equal);
@@ -63,7 +63,7 @@ impl Candidates {
     }
 }
 
-/// At least `k` scores that include the `k` largest.
+/// Returns at least `k` scores, among them the `k` largest.
 fn candidates(scores: &[f32], k: usize) -> Candidates {
     if let Some(bound) = bound(scores, k) {
         let found = above(scores, bound);
@@ -74,13 +74,13 @@ fn candidates(scores: &[f32], k: usize) -> Candidates {
     all(scores)
 }
 
-/// Every score.
+/// Returns every score.
 pub(super) fn all(scores: &[f32]) -> Candidates {
     let keys = scores.iter().map(|score| ordered(*score)).collect();
     Candidates { positions: (0..scores.len() as u32).collect(), keys }
 }
 
-/// A bound that, most likely, at least `k` scores exceed, and not many more. `None` if a sample would not pay.
+/// Returns a bound that most likely at least `k` scores exceed, and not many more; `None` if a sample would not pay off.
 fn bound(scores: &[f32], k: usize) -> Option<f32> {
     let share = k as f64 / scores.len() as f64;
     let expected = share * SAMPLE as f64;
@@ -95,21 +95,21 @@ fn bound(scores: &[f32], k: usize) -> Option<f32> {
     value.is_finite().then(|| value.next_down())
 }
 
-/// Bits that sort as the numbers do. NaN sorts with negative infinity.
+/// Returns bits that sort as the numbers do. NaN sorts with negative infinity.
 pub(super) fn ordered(score: f32) -> u32 {
     let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
     let bits = score.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
-/// The number whose [`ordered`] bits these are.
+/// Returns the number with these [`ordered`] bits.
 fn sample_value(ordered: u32) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }
 
 dispatch! {
-    /// The `k`-th largest of at least `k` keys, found bit by bit. Each bit takes a pass that counts keys without branching, which is faster
-    /// than a partition with unpredictable branches.
+    /// Returns the `k`-th largest of at least `k` keys, found bit by bit. Each bit takes a pass that counts keys without branching, which
+    /// is faster than a partition with unpredictable branches.
     fn largest[](keys: &[u32], k: usize) -> u32 = largest_kernel
 }
 
@@ -130,24 +130,24 @@ unsafe fn largest_kernel<S: Simd>(keys: &[u32], k: usize) -> u32 {
 }
 
 dispatch! {
-    /// All scores above `bound`, which must be finite.
+    /// Returns all scores above `bound`, which must be finite.
     pub(super) fn above[](scores: &[f32], bound: f32) -> Candidates = above_kernel
 }
 
 #[inline(always)]
 unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Candidates {
-    /// Scores between two reservations of room.
+    /// Number of scores between two reservations of memory.
     const STRETCH: usize = 1024;
     let (mut positions, mut kept) = (Vec::<u32>::new(), Vec::<f32>::new());
     let (whole, mut count) = (scores.len() / S::LANES * S::LANES, 0);
     for begin in (0..whole).step_by(STRETCH) {
-        // Whole vectors are written at the end, so room for one more is needed.
+        // Whole vectors are written at the end, so reserve memory for one more.
         positions.reserve(STRETCH + S::LANES);
         kept.reserve(STRETCH + S::LANES);
         for first in (begin..whole.min(begin + STRETCH)).step_by(S::LANES) {
-            // SAFETY: `first + LANES` is within `scores`; the CPU supports `S` (caller). At most `first - begin` were kept in
-            // this stretch, so a vector more has room. The difference of two floats is positive exactly if the first is
-            // larger, and not-a-number if that is.
+            // SAFETY: `first + LANES` is within `scores`; the CPU supports `S` (caller). At most `first - begin` were kept in this stretch,
+            // so one more vector fits. The difference of two floats is positive exactly if the first is larger, and NaN if the first is
+            // NaN.
             unsafe {
                 let own = S::load(scores.as_ptr().add(first));
                 let over = S::positive(S::add(own, S::splat(-bound)));
@@ -155,7 +155,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Candidates {
                 count += over.count_ones() as usize;
             }
         }
-        // SAFETY: `count` elements have been written, and the room for them was reserved.
+        // SAFETY: `count` elements have been written, and the memory for them was reserved.
         unsafe {
             positions.set_len(count);
             kept.set_len(count);
@@ -174,7 +174,7 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Candidates {
 }
 
 dispatch! {
-    /// Adds `offsets` to every row of `rows: [n][offsets]`, and appends the position of each row's largest sum, the first among equals.
+    /// Adds `offsets` to every row of `rows: [n][offsets]`, and appends the position of each row's largest sum; of equal sums, the first.
     pub fn argmax_rows[](rows: &mut [f32], offsets: &[f32], found: &mut Vec<u32>) = argmax_rows_kernel
 }
 
@@ -194,7 +194,7 @@ unsafe fn argmax_rows_kernel<S: Simd>(rows: &mut [f32], offsets: &[f32], found: 
     }
 }
 
-/// Position of the largest value, the first among equals; 0 for an empty slice.
+/// Returns the position of the largest value; of equal values, the first. 0 for an empty slice.
 pub fn argmax(values: &[f32]) -> usize {
     const LANES: usize = 16;
     let larger = |a: f32, b: f32| if b > a { b } else { a };

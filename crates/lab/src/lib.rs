@@ -6,7 +6,7 @@
 //! - [`verify`]: whether the program computes a model right;
 //! - [`papers`]: the papers' tables and figures, and whether their claims hold in measured numbers.
 //!
-//! How results are drawn is not known here.
+//! Other modules draw the results.
 
 #[macro_use]
 extern crate spattn_base;

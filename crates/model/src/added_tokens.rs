@@ -1,8 +1,8 @@
-//! Special and added tokens from files beside `tokenizer.json`, read as in transformers.
+//! Special and added tokens from files beside `tokenizer.json`, read as by transformers.
 //!
 //! `tokenizer_config.json` may list them under `added_tokens_decoder`. If it does not, transformers reads `added_tokens.json` and
-//! `special_tokens_map.json`, which has priority over `tokenizer_config.json`. A token of these files that `tokenizer.json` does not have
-//! as an added token becomes one, so that it is never split.
+//! `special_tokens_map.json`; the latter takes precedence over `tokenizer_config.json`. A token in these files that is not an added token
+//! of `tokenizer.json` becomes one, so that it is never split.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,15 +19,15 @@ const DECODER: &str = "added_tokens_decoder";
 const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// The keys of lists of further special tokens.
 const LISTS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
-/// How many tokens a note shows; the others are counted.
+/// The most tokens that a note shows; the others are counted.
 const SHOWN: usize = 4;
-/// How many characters of a token a note shows.
+/// The most characters of a token that a note shows.
 const LONGEST: usize = 60;
 
-/// `tokenizer_config.json`, and `special_tokens_map.json` if it is read.
+/// The settings of `tokenizer_config.json`, and of `special_tokens_map.json` if it is read.
 ///
 /// # Errors
-/// A file that is no JSON object, with its name.
+/// A file that is not a JSON object, with its name.
 pub(super) fn settings(files: &ModelTexts) -> Result<Map<String, Value>, UsageError> {
     let mut settings = object(files.tokenizer_config.as_ref())?;
     if !settings.contains_key(DECODER) {
@@ -36,14 +36,14 @@ pub(super) fn settings(files: &ModelTexts) -> Result<Map<String, Value>, UsageEr
     Ok(settings)
 }
 
-/// Whether the older files are read, if `tokenizer_config.json` has this text.
+/// Whether the older files are read, given the text of `tokenizer_config.json`.
 pub(super) fn needs_older_files(tokenizer_config: Option<&str>) -> bool {
     // A malformed file is reported when it is read.
     let settings = tokenizer_config.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
     settings.is_none_or(|settings| !settings.contains_key(DECODER))
 }
 
-/// Adds the tokens that `tokenizer.json` lacks or has as plain ones. Returns notes for the user, one line each.
+/// Adds the tokens that `tokenizer.json` lacks or has only as ordinary ones. Returns notes for the user, one line each.
 ///
 /// # Errors
 /// A malformed file, with its name.
@@ -56,7 +56,7 @@ pub(super) fn add(
     let known = inner.get_added_tokens_decoder();
     let (file, mut listed) = listed(files, settings)?;
     if !settings.contains_key(DECODER) {
-        // Entries of `added_tokens.json` whose ids `tokenizer.json` lists too are dropped: its own entries count.
+        // If `tokenizer.json` has the id of an entry in `added_tokens.json`, its own entry is used.
         listed.retain(|id, _| !known.contains_key(id));
     }
     let is_lacking = |token: &&AddedToken| inner.token_to_id(&token.content).is_none();
@@ -85,7 +85,7 @@ pub(super) fn add(
     Ok(notes)
 }
 
-/// Adds tokens. The file's normalizer runs on them; if that panics, it is an error.
+/// Adds tokens. The file's normalizer runs on them; a panic in it becomes an error.
 fn extend(inner: &mut tokenizers::Tokenizer, files: &ModelTexts, tokens: Vec<AddedToken>) -> Result<(), UsageError> {
     if tokens.is_empty() {
         return Ok(());
@@ -142,8 +142,8 @@ fn special_texts(settings: &Map<String, Value>) -> impl Iterator<Item = &str> {
     named.chain(lists).filter_map(token_text)
 }
 
-/// Marks special tokens that `tokenizer.json` has as plain ones. Tokens that it lacks are not added: their rows of the embeddings would be
-/// untrained, or missing.
+/// Marks special tokens that `tokenizer.json` has as ordinary ones. Tokens that it lacks are not added: their rows of the embedding table
+/// would be untrained or missing.
 fn mark_special(
     inner: &mut tokenizers::Tokenizer,
     files: &ModelTexts,

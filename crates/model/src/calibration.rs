@@ -1,4 +1,4 @@
-//! Where a model's calibration artefacts are kept, by kind; what is in them is known below.
+//! Where a model's calibration artefacts are stored, by kind. What they contain is defined below.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub enum CalibrationPlace {
     Embedded,
     /// A folder, which need not exist.
     Folder(PathBuf),
-    /// Nowhere: weights that mean nothing have none.
+    /// Nowhere: meaningless weights have no artefacts.
     None,
 }
 
@@ -28,7 +28,8 @@ macro_rules! embedded {
     };
 }
 
-/// Artefacts of the built-in model; `spattn calibrate --out models/builtin/calibration` makes them all.
+/// The artefacts of the built-in model; `spattn calibrate --out models/builtin/calibration` makes all
+/// of them.
 const EMBEDDED: &[(&str, &[u8])] = embedded!["double_sparsity", "loki", "duo_attention", "hash_attention"];
 
 /// File name of the artefact of a kind.
@@ -37,7 +38,7 @@ pub fn file_name(kind: &str) -> String {
 }
 
 impl CalibrationPlace {
-    /// What stands for the artefact of `kind` in messages.
+    /// The name of the artefact of `kind` in messages.
     pub fn label(&self, kind: &str) -> String {
         match self {
             Self::Embedded => format!("builtin/{CALIBRATION}/{}", file_name(kind)),
@@ -46,10 +47,10 @@ impl CalibrationPlace {
         }
     }
 
-    /// The artefact's bytes; `None` if there is none.
+    /// The bytes of the artefact; `None` if there is none.
     ///
     /// # Errors
-    /// If there is a file that cannot be read.
+    /// If the file exists but cannot be read.
     pub fn read(&self, kind: &str) -> io::Result<Option<Vec<u8>>> {
         match self {
             Self::Embedded => Ok(EMBEDDED.iter().find(|(name, _)| *name == kind).map(|(_, bytes)| bytes.to_vec())),

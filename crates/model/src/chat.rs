@@ -1,4 +1,4 @@
-//! Chat templates: render a conversation as the text that the model was trained on.
+//! Chat templates, which render a conversation as the text that the model was trained on.
 //!
 //! Templates are Jinja written for Python; [`jinja`](super::jinja) runs them, so that the text equals that of Hugging Face's
 //! `apply_chat_template`. [`tokenizer`](super::tokenizer) turns it into tokens.
@@ -38,18 +38,18 @@ pub struct ChatTemplate {
     tokens: Vec<(String, String)>,
 }
 
-/// What a user can do if a template does not work.
+/// What the user can do if a template does not work.
 const HINT: &str = "use --no-chat to leave the template out, or correct it in a copy of the model's folder";
 
-/// How many characters of a fault are shown: a template may raise a message of any length.
+/// The most characters of a fault that are shown: a template may raise a message of any length.
 const SHOWN: usize = 300;
 
 impl ChatTemplate {
-    /// Parses a template. `file` names it in errors; `bos` and `eos` are the texts of the special tokens that it may print (`bos_token`,
-    /// `eos_token`).
+    /// Parses a template. `file` is its name in errors; `bos` and `eos` are the texts of the special tokens that it may print
+    /// (`bos_token`, `eos_token`).
     ///
     /// # Errors
-    /// A syntax error, or something that is not supported, with its line.
+    /// A syntax error or an unsupported construct, with its line.
     pub fn parse(source: &str, file: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, UsageError> {
         let template = Template::parse(source).map_err(|fault| told(file, "cannot be read", &fault))?;
         let mut chat = Self { template, file: file.to_owned(), tokens: Vec::new() };
@@ -59,20 +59,20 @@ impl ChatTemplate {
         Ok(chat)
     }
 
-    /// Adds the text of another special token that it may print, such as `unk_token`.
+    /// Adds the text of another special token that the template may print, such as `unk_token`.
     pub fn with_token(mut self, name: &str, token: &str) -> Self {
         self.tokens.push((name.to_owned(), token.to_owned()));
         self
     }
 
-    /// The file the template is in.
+    /// The file of the template.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Renders a conversation, up to the place where the assistant's answer starts.
+    /// Renders a conversation, up to where the assistant's answer starts.
     ///
-    /// `variables` are further variables of the template, such as `enable_thinking`.
+    /// `variables` are additional template variables, such as `enable_thinking`.
     ///
     /// # Errors
     /// If the template refuses the conversation (`raise_exception`), fails, or exceeds a limit.
@@ -100,7 +100,7 @@ impl ChatTemplate {
     }
 }
 
-/// A fault as one line of limited length, without control characters that a terminal would obey.
+/// A fault in one line of limited length, without control characters, which would affect a terminal.
 fn told(file: &str, how: &str, fault: &Fault) -> UsageError {
     let line = fault.line.map_or(String::new(), |line| format!("line {line}: "));
     let plain = |c: char| if c.is_control() { ' ' } else { c };

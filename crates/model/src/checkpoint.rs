@@ -1,7 +1,7 @@
-//! What a checkpoint stores, compared with what the decoder reads of it.
+//! Compares the tensors of a checkpoint with those that the decoder reads.
 //!
-//! Transformers warns of tensors that it does not use; so does this, since half a model or a classifier runs as well as a
-//! whole one, only with other numbers.
+//! Like transformers, it warns of unused tensors, since half a model or a classifier runs as well as a whole model, but with other
+//! results.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use super::stacked_experts;
 use super::tensors::{WeightDtype, Weights};
 use spattn_base::error::UsageError;
 
-/// A tensor of a checkpoint, or one that the decoder has although none is stored (random weights).
+/// A tensor of a checkpoint, or one that the decoder has although it is not stored (random weights).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointTensor {
-    /// Its name in a checkpoint of Hugging Face.
+    /// Its name in a Hugging Face checkpoint.
     pub name: String,
     /// Extent of each axis, slowest first.
     pub shape: Vec<usize>,
@@ -26,33 +26,33 @@ pub struct CheckpointTensor {
     pub is_read: bool,
 }
 
-/// Tensors that are named in a note, the rest is counted.
+/// The most tensors that a note names; the others are counted.
 const NAMED: usize = 4;
-/// What names of the text model's tensors begin with where a class wraps it, by several versions of the reference, and what they begin
-/// with where it stands alone.
+/// Prefixes of the text model's tensors in a class that wraps it, by versions of the reference, each with the prefix in the text model
+/// alone.
 const OF_TEXT: [(&str, &str); 3] =
     [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
-/// What names of the other tensors of such a class begin with: those that read images.
+/// Prefixes of the other tensors of such a class, which read images.
 const OF_IMAGES: [&str; 4] =
     ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
-/// What to do where config and weights differ.
+/// What the user can do if config and weights differ.
 const ONE_MODEL: &str =
     "config.json and the weights are of two models, or one of them was edited: take both from one place";
-/// Characters of a tensor's name that a note shows.
+/// The most characters of a tensor's name that a note shows.
 const LONGEST_NAME: usize = 100;
 
-/// The name of a tensor where the text model stands alone, by that in a class that wraps it.
+/// The name of a tensor in the text model alone, given its name in a class that may wrap it.
 pub fn name_alone(name: &str) -> String {
     let renamed = OF_TEXT.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
     renamed.unwrap_or_else(|| name.to_owned())
 }
 
-/// Compares a checkpoint with its config, which is changed where transformers goes by the tensors; returns what the user
-/// should know, a line each.
+/// Compares a checkpoint with its config, which is changed where transformers follows the tensors. Returns what the user should know,
+/// one line each.
 ///
 /// # Errors
-/// A [`UsageError`] if the checkpoint is of a format that is not read, has no output matrix, or has other layers or shapes than
-/// its config; weights that cannot be read.
+/// A [`UsageError`] if the checkpoint's format is not supported, it has no output matrix, or its layers or shapes differ from the
+/// config; also if weights cannot be read.
 pub fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<String>> {
     if weights.is_random() {
         return Ok(Vec::new());
@@ -62,9 +62,9 @@ pub fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<St
     }
     stacked_experts::divide(config, weights)?;
     let (embedding, head) = tables(&config.block.names);
-    // First, since all else goes through every layer that the config asks for.
+    // Checked first, since everything else goes through all layers that the config states.
     refuse_missing_layers(config, weights)?;
-    // Of two matrices that are one, either may be stored.
+    // If the two matrices are one, either may be stored.
     if config.tie_word_embeddings && !weights.contains(&embedding) {
         weights.alias(&head, &embedding);
     }
@@ -84,7 +84,7 @@ pub fn compare(config: &mut ModelConfig, weights: &mut Weights) -> Result<Vec<St
     Ok(notes.into_iter().flatten().collect())
 }
 
-/// Says what is done with the weights of a model whose config says that they are quantised; `dtype` is what they are kept in.
+/// The note on what is done with weights that the config says are quantised; `dtype` is the type that they are kept in.
 pub(super) fn note_on_quantised(config: &ModelConfig, weights: &Weights, dtype: WeightDtype) -> Option<String> {
     let quantisation = config.quantisation.as_ref().filter(|_| !weights.is_random())?;
     let (label, format) = (weights.label(), quantisation.format.name());
@@ -100,7 +100,7 @@ pub(super) fn note_on_quantised(config: &ModelConfig, weights: &Weights, dtype: 
     Some(format!("{label}: weights are {format}, unpacked to {} at load{activations}", dtype.name()))
 }
 
-/// The tensors of the embedding table and of the output matrix.
+/// The names of the embedding table and the output matrix.
 fn tables(names: &TensorNames) -> (String, String) {
     (TensorNames::weight(names.embedding), TensorNames::weight(names.head))
 }
@@ -151,7 +151,7 @@ fn refuse_other_shapes(config: &ModelConfig, weights: &Weights, expected: &BTree
     Err(UsageError::new(what).hint(ONE_MODEL).into())
 }
 
-/// What the extents of a tensor are by the keys of `config.json`, rows first.
+/// The extents of a tensor in terms of the keys of `config.json`, rows first.
 fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
     let hidden = format!("`hidden_size` {}", c.hidden_size);
     let inner = match c.block.experts.filter(|experts| name.contains(experts.names.each)) {
@@ -181,7 +181,7 @@ fn extents(name: &str, c: &ModelConfig) -> Vec<String> {
     matrix.into_iter().take(axes).collect()
 }
 
-/// An output matrix that is stored beside `tie_word_embeddings` and has other values is used, as transformers 5 does.
+/// Uses an output matrix that is stored despite `tie_word_embeddings` and has other values, as transformers 5 does.
 fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>> {
     let (embedding, head) = tables(&config.block.names);
     if !config.tie_word_embeddings || !weights.contains(&head) || !weights.contains(&embedding) {
@@ -198,7 +198,8 @@ fn untied(config: &mut ModelConfig, weights: &Weights) -> Result<Option<String>>
     )))
 }
 
-/// All tensors of a compared checkpoint, those that are read first. What transformers works out by itself is left out.
+/// All tensors of a compared checkpoint, with those that are read first. Buffers that transformers computes, an unused output matrix
+/// and the tensors that read images are left out.
 pub(super) fn tensors(config: &ModelConfig, weights: &Weights) -> Vec<CheckpointTensor> {
     let expected = layers::tensors(config);
     let unread = unread_names(config, weights, &expected).into_iter().map(|name| CheckpointTensor {
@@ -214,7 +215,7 @@ pub(super) fn tensors(config: &ModelConfig, weights: &Weights) -> Vec<Checkpoint
     expected.iter().map(read).chain(unread).collect()
 }
 
-/// The tensors that are read by nothing.
+/// The names of the tensors that nothing reads.
 fn unread_names<'w>(
     config: &ModelConfig,
     weights: &'w Weights,
@@ -226,7 +227,7 @@ fn unread_names<'w>(
     weights.names().filter(|name| !expected.contains_key(*name) && !is_known(name)).collect()
 }
 
-/// Says which tensors are read by nothing.
+/// The note on tensors that nothing reads.
 fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, Vec<usize>>) -> Option<String> {
     let names = unread_names(config, weights, expected);
     let (first, rest) = names.split_at(names.len().min(NAMED));
@@ -246,12 +247,12 @@ fn unread(config: &ModelConfig, weights: &Weights, expected: &BTreeMap<String, V
     Some(format!("{}: {count} not read: {shown}{more}{layers}", weights.label()))
 }
 
-/// What older versions of transformers stored, and works out by itself.
+/// Whether a tensor is a buffer that older versions of transformers stored and newer ones compute.
 fn is_buffer(name: &str) -> bool {
     name.contains("rotary_emb.inv_freq") || name.ends_with(".position_ids") || name.ends_with(".masked_bias")
 }
 
-/// One more than the highest layer that any of the names is of.
+/// The highest layer number in any of the names, plus 1.
 fn stored_layers<'a>(config: &ModelConfig, names: impl Iterator<Item = &'a str>) -> Option<usize> {
     let layer = |name: &str| name.strip_prefix(config.block.names.layer)?.split_once('.')?.0.parse::<usize>().ok();
     names.filter_map(layer).max()?.checked_add(1)

@@ -1,6 +1,7 @@
-//! Files of weights with random damage: each is read, or refused in one line, and none makes the program panic or take long.
+//! Weight files with random damage: each is either read or refused in one line, and none makes the program panic or take long.
 //!
-//! `SPATTN_DAMAGED_FILES=1000000` tries so many of each kind; the fuzz targets `gguf` and `quantised` search the same readers.
+//! `SPATTN_DAMAGED_FILES=1000000` sets the number of files of each kind; the fuzz targets `gguf` and `quantised` test the same
+//! readers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use super::gguf;
 use super::tensors::{Weights, WeightsError};
 use super::tokenizer::{Tokenizer, TokenizerOptions};
 
-/// How many damaged files are tried of each kind.
+/// The number of damaged files of each kind.
 fn tries() -> u64 {
     std::env::var("SPATTN_DAMAGED_FILES").map_or(600, |text| text.parse().expect("a number of files"))
 }
 
-/// SplitMix64.
+/// The generator SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -42,10 +43,10 @@ impl Random {
     }
 }
 
-/// Numbers at which sizes and products go wrong.
+/// Numbers at which sizes and products are likely to overflow.
 const EXTREMES: [u64; 10] = [0, 1, 7, 31, 32, 1 << 16, u32::MAX as u64, 1 << 40, i64::MAX as u64, u64::MAX];
 
-/// Changes some bytes, or cuts, repeats or leaves out some.
+/// Changes some bytes, or cuts, repeats or removes some.
 fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..=random.below(4) {
         let at = random.below(bytes.len());
@@ -84,7 +85,7 @@ fn read_all(weights: &Weights) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Makes sure that an error is one line and that little time went by.
+/// Checks that an error is one line, and that the time since `since` is short. Returns whether reading succeeded.
 fn check<T, E: std::fmt::Display>(read: Result<T, E>, since: Instant) -> bool {
     assert!(since.elapsed() < Duration::from_secs(10), "took {:?}", since.elapsed());
     match read {
@@ -142,7 +143,7 @@ fn case(folder: &Path) -> Case {
 }
 
 impl Case {
-    /// Changes one setting, however deep, or one tensor: its type and shape, its numbers, or that it is there.
+    /// Changes one setting at any depth, or one tensor: its type and shape or its numbers, or removes it.
     fn damage(&mut self, random: &mut Random) {
         if random.below(3) == 0 {
             return damage_setting(&mut self.settings, random);
@@ -178,7 +179,7 @@ impl Case {
         }
     }
 
-    /// Writes `model.safetensors`, with as many bytes for each tensor as its type and shape take.
+    /// Writes `model.safetensors`, with as many bytes for each tensor as its type and shape need.
     fn write(&self, folder: &Path) {
         let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
         for (name, dtype, shape, data) in &self.tensors {
@@ -211,7 +212,7 @@ impl Case {
     }
 }
 
-/// Changes one value, takes it out, or changes one within it.
+/// Changes or removes a value, or changes a value inside it.
 fn damage_setting(value: &mut Value, random: &mut Random) {
     let strange = [
         json!(null),

@@ -1,4 +1,4 @@
-//! Where a model computes: the processor's cores, a GPU, or several.
+//! Devices for a model: the processor's cores, one GPU, or several.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,57 +9,58 @@ use serde::Serialize;
 
 use spattn_base::error::UsageError;
 
-/// A place to compute.
+/// A device to compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Device {
     /// The processor's cores.
     #[default]
     Cpu,
-    /// One NVIDIA GPU, or several of which each holds consecutive layers of a model.
+    /// One NVIDIA GPU, or several GPUs, each of which holds consecutive layers of the model.
     Cuda(Gpus),
-    /// All GPUs of the machine, each with whole copies of the model; they run examples side by side.
+    /// All GPUs of the machine, each with whole copies of the model, which run different examples in parallel.
     EachGpu(CopiesPerGpu),
 }
 
-/// How many copies of a model a GPU holds. A small model leaves most of a GPU idle: its kernels are short, and those of several copies overlap.
+/// The number of copies of a model on a GPU. A small model leaves most of a GPU idle: its kernels are short, and those of several copies
+/// overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopiesPerGpu(u8);
 
-/// The most copies of a model that a GPU holds.
+/// The most copies of a model on a GPU.
 pub const MOST_COPIES: usize = 16;
 
 impl CopiesPerGpu {
     /// One copy.
     pub const ONE: Self = Self(1);
 
-    /// So many copies; `None` if there are none or more than [`MOST_COPIES`].
+    /// `count` copies; `None` if that is 0 or more than [`MOST_COPIES`].
     pub fn new(count: usize) -> Option<Self> {
         let count = u8::try_from(count).ok()?;
         (1..=MOST_COPIES).contains(&usize::from(count)).then_some(Self(count))
     }
 
-    /// Their number.
+    /// The number of copies.
     pub fn count(self) -> usize {
         self.0.into()
     }
 }
 
-/// GPUs, as the driver numbers them, in the order in which they hold a model's layers; at least one.
+/// GPU numbers of the driver, in the order in which the GPUs hold a model's layers; at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gpus {
-    /// Beyond `count`, zeros.
+    /// Entries from `count` on are zero.
     ordinals: [u16; MOST_GPUS],
     count: usize,
 }
 
-/// The most GPUs that a model's layers are divided among.
+/// The most GPUs that can share a model's layers.
 pub const MOST_GPUS: usize = 16;
 
 impl Gpus {
-    /// GPUs in this order. A device may be named twice, which only tests do: text that users write is checked where it is read.
+    /// GPUs in this order. Only tests may name a device twice; user input is checked when it is parsed.
     ///
     /// # Panics
-    /// If there are none or more than [`MOST_GPUS`], or a number is beyond 65,535.
+    /// If `numbers` is empty, has more than [`MOST_GPUS`] entries, or has a number above 65,535.
     pub fn in_order(numbers: &[usize]) -> Self {
         assert!((1..=MOST_GPUS).contains(&numbers.len()), "{} GPUs, not 1 to {MOST_GPUS}", numbers.len());
         let mut ordinals = [0; MOST_GPUS];
@@ -69,7 +70,7 @@ impl Gpus {
         Self { ordinals, count: numbers.len() }
     }
 
-    /// Their numbers, in order.
+    /// The GPU numbers, in order.
     pub fn ordinals(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.ordinals[..self.count].iter().map(|ordinal| usize::from(*ordinal))
     }
@@ -113,7 +114,7 @@ impl FromStr for Device {
     }
 }
 
-/// The copies that a device names behind `all:`.
+/// Parses the number of copies that follows `all:` in a device name.
 fn parse_copies(device: &str, numbers: &str) -> Result<CopiesPerGpu, UsageError> {
     let count = numbers.trim_start_matches("all:");
     count.parse().ok().and_then(CopiesPerGpu::new).ok_or_else(|| {
@@ -122,7 +123,7 @@ fn parse_copies(device: &str, numbers: &str) -> Result<CopiesPerGpu, UsageError>
     })
 }
 
-/// The GPUs that a device names behind its colon.
+/// Parses the GPUs that follow the colon in a device name.
 fn parse_gpus(device: &str, numbers: &str) -> Result<Gpus, UsageError> {
     let wrong = |what: String, hint: &str| Err(UsageError::new(format!("device `{device}`{what}")).hint(hint));
     if numbers.is_empty() {
@@ -148,10 +149,10 @@ fn parse_gpus(device: &str, numbers: &str) -> Result<Gpus, UsageError> {
 }
 
 impl Device {
-    /// The GPU of this number.
+    /// The GPU with this number.
     ///
     /// # Panics
-    /// If the number is beyond 65,535.
+    /// If the number is above 65,535.
     pub const fn cuda(ordinal: usize) -> Self {
         assert!(ordinal <= u16::MAX as usize, "numbers of GPUs are at most 65,535");
         let mut ordinals = [0; MOST_GPUS];
@@ -159,10 +160,10 @@ impl Device {
         Self::Cuda(Gpus { ordinals, count: 1 })
     }
 
-    /// The device of each whole copy of a model. Where a GPU holds several, the first copies of all GPUs come first.
+    /// The device of each whole copy of a model. If GPUs hold several copies, the first copies of all GPUs come first.
     ///
     /// # Errors
-    /// For [`EachGpu`](Self::EachGpu), if the driver lists none, or there is no driver.
+    /// For [`EachGpu`](Self::EachGpu), if the driver lists no GPUs or there is no driver.
     pub fn copies(self) -> Result<Vec<Self>, UsageError> {
         let Self::EachGpu(per_gpu) = self else { return Ok(vec![self]) };
         let none = |why: &str| UsageError::new(format!("device `{self}`: {why}")).hint("use --device cpu");
@@ -173,7 +174,7 @@ impl Device {
         }
     }
 
-    /// How many copies of a model share a GPU; 1 on a processor.
+    /// The number of copies of a model on a GPU; 1 for a processor.
     pub fn copies_per_gpu(self) -> usize {
         match self {
             Self::Cpu | Self::Cuda(_) => 1,
@@ -181,7 +182,7 @@ impl Device {
         }
     }
 
-    /// The same with one copy on each GPU.
+    /// The same device with only one copy on each GPU.
     pub fn with_one_copy_per_gpu(self) -> Self {
         match self {
             Self::EachGpu(_) => Self::EachGpu(CopiesPerGpu::ONE),
@@ -189,7 +190,7 @@ impl Device {
         }
     }
 
-    /// Where one copy of the model is, for work that copies do not share.
+    /// The device of one copy of the model, for work that copies do not share.
     pub fn first_copy(self) -> Self {
         match self {
             Self::Cpu | Self::Cuda(_) => self,
@@ -197,7 +198,7 @@ impl Device {
         }
     }
 
-    /// The same for a command that reads one text after the other: there is nothing that copies of a model could share out.
+    /// The same device, for a command that reads one text after the other, so that copies of a model have nothing to share.
     ///
     /// # Errors
     /// For [`EachGpu`](Self::EachGpu).
@@ -211,7 +212,7 @@ impl Device {
         }
     }
 
-    /// The same for a command that computes with single layers.
+    /// The same device, for a command that computes with single layers.
     ///
     /// # Errors
     /// If it names several GPUs.
@@ -224,7 +225,7 @@ impl Device {
         }
     }
 
-    /// The GPUs among which the layers of a copy of a model are divided, in order; none for the processor's cores.
+    /// The GPUs that share the layers of a copy of the model, in order; none for the processor's cores.
     pub fn ordinals(self) -> Vec<usize> {
         match self {
             Self::Cpu | Self::EachGpu(_) => Vec::new(),
@@ -232,10 +233,10 @@ impl Device {
         }
     }
 
-    /// Checks that there are such GPUs, and that each of them gets one of a model's `layers` at least.
+    /// Checks that these GPUs exist, and that each of them gets at least one of a model's `layers`.
     ///
     /// # Errors
-    /// What is wrong, in one line. Nothing is said of a driver that is missing; whoever opens a GPU hears of it.
+    /// One line with what is wrong. A missing driver is not an error here; opening a GPU reports it.
     pub fn check(self, layers: usize) -> Result<(), UsageError> {
         let ordinals = self.ordinals();
         if ordinals.len() > layers.max(1) {
@@ -256,7 +257,7 @@ impl Device {
     }
 }
 
-/// How many GPUs the driver lists, or why it lists none.
+/// The number of GPUs that the driver lists, or why it lists none.
 #[cfg(feature = "cuda")]
 fn gpu_count() -> Result<usize, String> {
     spattn_cuda::count().map_err(|error| error.to_string())
@@ -267,8 +268,7 @@ fn gpu_count() -> Result<usize, String> {
     Err("this build computes on the CPU only".to_owned())
 }
 
-/// Bytes of a GPU's memory that were free when the program first asked for that GPU, before any weights were there; `None` where nobody
-/// can say.
+/// Bytes of a GPU's memory that were free when the program first asked for that GPU, before it loaded weights; `None` if unknown.
 pub fn free_bytes(ordinal: usize) -> Option<u64> {
     static FREE: Mutex<BTreeMap<usize, Option<u64>>> = Mutex::new(BTreeMap::new());
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,13 +285,13 @@ fn free_bytes_now(_: usize) -> Option<u64> {
     None
 }
 
-/// Where a model is to be loaded, and for what.
+/// Where a model is to be loaded, and for which context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// What computes.
+    /// The device that computes.
     pub device: Device,
-    /// Tokens of the longest context, as far as they are known: several GPUs divide the layers by weights, and keys and values of so many
-    /// tokens.
+    /// Tokens of the longest context, as far as known: several GPUs divide the layers by the size of the weights and of the KV cache for so
+    /// many tokens.
     pub tokens: usize,
 }
 
@@ -304,44 +304,44 @@ impl From<Device> for Placement {
 /// A GPU that this build can use.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuDevice {
-    /// As `--device` names it.
+    /// Its name for `--device`.
     pub device: String,
-    /// What it is called.
+    /// Its product name.
     pub name: String,
     /// Its compute capability.
     pub capability: String,
-    /// Bytes of its memory.
+    /// Bytes of its memory in total.
     pub memory_bytes: usize,
-    /// Bytes that are free now.
+    /// Bytes of its memory that are free now.
     pub free_bytes: usize,
     /// The newest CUDA that the driver supports.
     pub driver: String,
-    /// Bytes a second that a copy within it moves, read and written both counted; measured now.
+    /// Bytes per second of a copy within its memory, counting both reads and writes; measured now.
     pub copy_bytes_per_s: f64,
 }
 
-/// How memory goes from one GPU to another, in both directions.
+/// How data moves between two GPUs, in both directions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuLink {
-    /// The two, as `--device` names them.
+    /// The two GPUs, by their names for `--device`.
     pub between: [String; 2],
-    /// The way, or why there is none.
+    /// The path, or why there is none.
     pub how: String,
 }
 
-/// What is known of the GPUs that this build can use.
+/// Information about the GPUs that this build can use.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuDevices {
-    /// Each of them.
+    /// All GPUs.
     pub devices: Vec<GpuDevice>,
-    /// Each pair.
+    /// All pairs of GPUs.
     pub links: Vec<GpuLink>,
 }
 
 /// The GPUs that this build can use, or why it can use none.
 ///
 /// # Errors
-/// One line: no driver, one too old, a device too old, a build without the feature.
+/// One line: no driver, a driver or device that is too old, or a build without the feature.
 #[cfg(feature = "cuda")]
 pub fn gpus() -> Result<GpuDevices, String> {
     use spattn_cuda::{Gpu, GpuError, count};
@@ -375,7 +375,7 @@ pub fn gpus() -> Result<GpuDevices, String> {
 /// The GPUs that this build can use, or why it can use none.
 ///
 /// # Errors
-/// This build has no code for them.
+/// Always: this build has no GPU code.
 #[cfg(not(feature = "cuda"))]
 pub fn gpus() -> Result<GpuDevices, String> {
     Err("this build computes on the CPU only (build with --features cuda)".to_owned())

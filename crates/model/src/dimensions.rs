@@ -1,4 +1,4 @@
-//! What a decoder is like without its weights: shapes, storage types, and what memory it takes.
+//! A decoder without its weights: shapes, storage types, and memory requirements.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use spattn_attention::{AttentionSpec, LayerSpecs, PromptShape, Rotation, Softmax
 use spattn_base::error::UsageError;
 use spattn_base::memory::{self, product, sum};
 
-/// Prompt tokens that pass the layers together; bounds the memory of activations.
+/// Prompt tokens that pass through a layer together; bounds the memory of activations.
 pub(super) const PREFILL_CHUNK: usize = 2048;
 /// The same on a GPU.
 pub const GPU_PREFILL_CHUNK: usize = 8192;
-/// Weights that are dequantised at a time for prompts on a GPU.
+/// Weights that are dequantised together for prompts on a GPU.
 pub(super) const GPU_PANEL: usize = 16 << 20;
-/// Bytes of scores that methods which pick on a GPU make at a time, if one row does not take more.
+/// Bytes of scores that methods computing on a GPU make at a time, unless a single row takes more.
 const GPU_SCORES: usize = 64 << 20;
-/// Tokens behind a prefix that most runs have room for.
+/// Tokens after a prefix for which most runs have room.
 const GPU_TAIL: usize = 256;
 
-/// What a decoder is like, without its weights.
+/// A decoder without its weights.
 #[derive(Debug, Clone)]
 pub struct Dimensions {
     pub(super) config: ModelConfig,
     ropes: Vec<Rope>,
     pub(super) storage: StorageTypes,
     numbers: MatrixNumbers,
-    /// What matrices take if some stay in the blocks of their file; otherwise all are of the storage type.
+    /// The sizes of the matrices if some stay in the blocks of their file; otherwise all have the storage type.
     blocks: Option<KeptBlocks>,
     specs: LayerSpecs,
 }
 
 impl Dimensions {
-    /// Of a decoder that stores its numbers in `storage`; a [`KvDtype`] stands for weights of the same type too.
+    /// A decoder that stores its numbers in `storage`; a [`KvDtype`] also sets the type of weights.
     pub fn new(config: &ModelConfig, storage: impl Into<StorageTypes>) -> Self {
         let rope = |rope| {
             Rope::new(rope, config.rotated(), config.max_position_embeddings).with_pairs(config.block.rope_pairs)
@@ -54,7 +54,7 @@ impl Dimensions {
         }
     }
 
-    /// The same with matrices kept in the quantised blocks that `weights` has them in, if it has.
+    /// The same decoder, but matrices that `weights` has in quantised blocks stay in them.
     #[must_use]
     pub fn keeping_blocks(self, weights: &Weights) -> Self {
         Self { blocks: KeptBlocks::of(&self.config, weights, self.storage.weights), ..self }
@@ -65,7 +65,7 @@ impl Dimensions {
         self.blocks.as_ref()
     }
 
-    /// The same with the sinks of all layers, `[layer][head]`, which are weights: until then there are zeros in their place.
+    /// The same decoder with the sinks of all layers, `[layer][head]`. Sinks are weights, so they are zero until they are read.
     pub(super) fn with_sinks(self, sinks: Vec<Vec<f32>>) -> Self {
         if sinks.is_empty() {
             return self;
@@ -76,12 +76,12 @@ impl Dimensions {
         Self { specs: specs.into(), ..self }
     }
 
-    /// The rotations of the model, by number.
+    /// The rotary embeddings of the model, by number.
     pub(super) fn ropes(&self) -> &[Rope] {
         &self.ropes
     }
 
-    /// What rows of the embedding table are multiplied by, rounded to what weights are stored in, as the reference does.
+    /// The factor on rows of the embedding table, rounded to the storage type of weights, as in the reference.
     pub(super) fn embedding_scale(&self) -> f32 {
         self.storage.weights.rounded(self.config.block.embedding_scale)
     }
@@ -101,7 +101,7 @@ impl Dimensions {
         self.storage.weights
     }
 
-    /// Its rotary position embedding; `None` if it has none, or layers have different ones.
+    /// Its rotary embedding; `None` if it has none, or layers have different ones.
     pub fn only_rope(&self) -> Option<&Rope> {
         match self.ropes.as_slice() {
             [rope] => Some(rope),
@@ -130,20 +130,20 @@ impl Dimensions {
         }
     }
 
-    /// Numbers of all weight matrices.
+    /// The number of elements of all weight matrices.
     pub fn weight_numbers(&self) -> usize {
         self.numbers.all
     }
 
-    /// Numbers of the weight matrices that a decode step of one token reads: all but the embedding table, of which it reads a row,
-    /// unless the table is the output matrix as well; and of experts those that the token passes.
+    /// The number of elements of the weight matrices that a decode step of one token reads: all but the embedding table, unless it is also
+    /// the output matrix, and of experts only those that the token is routed to.
     pub fn step_weight_numbers(&self) -> usize {
         let c = &self.config;
         let table = if c.tie_word_embeddings { 0 } else { product([c.vocab_size, c.hidden_size]) };
         self.numbers.passed - table
     }
 
-    /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
+    /// Bytes needed to load the weights: all of them, and the largest tensor as it is stored.
     pub fn loading_bytes(&self) -> usize {
         if let Some(blocks) = &self.blocks {
             return sum([blocks.bytes, blocks.largest]);
@@ -153,10 +153,10 @@ impl Dimensions {
         sum([self.weight_bytes(), self.storage.weights.bytes_of(product([rows, c.hidden_size]))])
     }
 
-    /// Makes sure that the weights can be in memory; `id` names the model.
+    /// Checks that the weights fit in memory; `id` names the model.
     ///
     /// # Errors
-    /// If they cannot.
+    /// If they do not fit.
     pub fn check_weights(&self, id: &str) -> Result<(), UsageError> {
         let hint = match self.storage.weights {
             _ if self.blocks.is_some() => "choose a smaller model, or one of fewer bits",
@@ -166,46 +166,46 @@ impl Dimensions {
         memory::check(self.loading_bytes() as u64, format!("the weights of {id} take"), hint)
     }
 
-    /// Multiplications of a causal prefill of so many tokens, in millions: a token attends to half of them in the mean.
+    /// Multiplications of a causal prefill of `tokens` tokens, in millions; on average a token attends to half of them.
     ///
-    /// All that deals work out, tells how much is done or estimates how long it takes goes by it.
+    /// Work is divided, progress is measured and time is estimated by this number.
     pub fn prefill_products(&self, tokens: usize) -> u64 {
         self.products(tokens, tokens / 2)
     }
 
-    /// Multiplications of so many rows with all weights that they pass, and of their queries with the keys of `tokens` tokens each, in millions,
-    /// rounded up: whole numbers, which add up to the same everywhere. Weighing values takes as many as the keys do, and is not counted.
-    /// Shards are dealt by these numbers, so they stay what they are: another count would give a shard other examples than those that
-    /// it has already.
+    /// Multiplications, in millions rounded up, of `rows` rows with all weights that they pass through, and of their queries with the keys
+    /// of `tokens` tokens each. Whole numbers add up to the same sum everywhere. Weighting values takes as many multiplications as the keys
+    /// do, and is not counted. Shards are assigned by these numbers, so the formula must not change: a shard would get other examples than
+    /// those that it already has.
     pub fn products(&self, rows: usize, tokens: usize) -> u64 {
         let c = &self.config;
         let row = sum([self.numbers.passed, product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
         (rows as u64).saturating_mul(row).div_ceil(1_000_000)
     }
 
-    /// What keys and values of all layers have in common.
+    /// The properties that keys and values of all layers share.
     pub fn kv_shape(&self) -> KvShape {
         KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.storage.kv }
     }
 
-    /// Bytes of keys and values of one token over all layers.
+    /// Bytes of the keys and values of one token in all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         product([2, self.config.layers, self.config.kv_heads, self.config.head_dim, self.storage.kv.bytes()])
     }
 
-    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
-    /// all of the prompt at each layer.
+    /// The most bytes that a prefill of `tokens` and its prefix take, besides the weights; `at_once` if a method has to see the whole
+    /// prompt at each layer.
     pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
         sum([product([tokens, self.kv_bytes_per_token()]), self.chunk_bytes(tokens, at_once)])
     }
 
-    /// As [`prefill_bytes`](Self::prefill_bytes), where one layer of the prefix is in memory at a time.
+    /// Like [`prefill_bytes`](Self::prefill_bytes), with only one layer of the prefix in memory at a time.
     pub fn prefill_bytes_by_layer(&self, tokens: usize, at_once: bool) -> usize {
         let layer = self.kv_bytes_per_token() / self.config.layers.max(1);
         sum([product([tokens, layer]), self.chunk_bytes(tokens, at_once)])
     }
 
-    /// Bytes that a chunk of a prompt of `tokens` takes at a layer, beside the keys and values as they are stored.
+    /// Bytes that a chunk of a prompt of `tokens` takes at a layer, besides the stored keys and values.
     fn chunk_bytes(&self, tokens: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
@@ -215,8 +215,8 @@ impl Dimensions {
         product([4, sum([product([2, rows, widest]), packed])])
     }
 
-    /// Numbers of a row between gate and down projection at most: gate and what it gates; and with experts, all of whose rows may be one
-    /// expert's, a row's input and output there.
+    /// The most numbers of a row between the gate and down projections: the gate and what it gates; with experts, also the row's input and
+    /// output, since all rows may go to one expert.
     fn inner_numbers(&self) -> usize {
         let c = &self.config;
         let gated = product([2, c.intermediate_size]);
@@ -225,14 +225,14 @@ impl Dimensions {
             .map_or(gated, |experts| gated.max(sum([product([3, experts.width]), product([2, c.hidden_size])])))
     }
 
-    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most at some layers, beyond
-    /// the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
+    /// The most bytes of a GPU's memory that a prefill of `tokens`, its prefix and the tokens appended by `runs` runs take for `layers`,
+    /// besides the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
     pub fn gpu_bytes(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
         self.gpu_bytes_without_prefix(layers, tokens, runs, at_once)
             .saturating_add(product([tokens, self.kv_bytes_per_token_of(layers)]))
     }
 
-    /// As [`gpu_bytes`](Self::gpu_bytes), if the prefix is in host memory and the GPU has room for one of its layers.
+    /// Like [`gpu_bytes`](Self::gpu_bytes), if the prefix is in host memory and the GPU has room for one layer of it.
     pub fn gpu_bytes_below_host(&self, layers: &Range<usize>, tokens: usize, runs: usize, at_once: bool) -> usize {
         let one = layers.start..layers.end.min(layers.start + 1);
         self.gpu_bytes_without_prefix(layers, tokens, runs, at_once)
@@ -246,14 +246,14 @@ impl Dimensions {
         let width = sum([heads, c.hidden_size, product([3, c.intermediate_size])]);
         let row =
             sum([product([4, sum([c.hidden_size, self.branch_numbers()])]), product([self.storage.kv.bytes(), width])]);
-        // By query head, and what those of a group reduce to.
+        // Scores of each query head, and the results after reducing a group.
         let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
         let tails = product([runs, GPU_TAIL, self.kv_bytes_per_token_of(layers)]);
         let panel = if self.blocks.is_some() { product([self.storage.kv.bytes(), GPU_PANEL]) } else { 0 };
         sum([tails, product([rows, row]), self.gpu_expert_bytes(rows), scores, panel])
     }
 
-    /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 where it is added to the residual stream at once.
+    /// Numbers of a row on a GPU that hold a branch before it is normed or scaled; 0 if it is added to the residual stream directly.
     pub(super) fn branch_numbers(&self) -> usize {
         let block = &self.config.block;
         let is_added_at_once =
@@ -261,9 +261,9 @@ impl Dimensions {
         if is_added_at_once { 0 } else { self.config.hidden_size }
     }
 
-    /// What of the model's experts the GPU kernels do not support, if anything.
+    /// The property of the model's experts that the GPU kernels do not support, if any.
     fn expert_obstacle(&self) -> Option<String> {
-        // As in `spattn_cuda`, which is not there in every build.
+        // The limits of `spattn_cuda`, which not every build includes.
         const MOST: [usize; 2] = [512, 32];
         let Experts { count, used, width, .. } = self.config.block.experts?;
         if count > MOST[0] || used > MOST[1] {
@@ -278,14 +278,14 @@ impl Dimensions {
         (self.branch_numbers() > 0).then(|| "experts whose output is normed or scaled".to_owned())
     }
 
-    /// Bytes of a GPU's memory that activations of experts take, for so many rows.
+    /// Bytes of a GPU's memory for the activations of experts, for `rows` rows.
     fn gpu_expert_bytes(&self, rows: usize) -> usize {
-        // Up to so many rows, all of a row's experts are computed at once; beyond it, one expert after the other.
+        // Up to this many rows, all experts of a row are computed together; beyond it, one expert after the other.
         const FEW_ROWS: usize = 8;
         let (hidden, bytes) = (self.config.hidden_size, self.storage.kv.bytes());
         self.config.block.experts.map_or(0, |Experts { count, used, width, .. }| {
             let inner = product([3, width, rows.max(product([rows.min(FEW_ROWS), used]))]);
-            // The router's logits, which experts rows pass, and what an expert takes in and gives.
+            // The router's logits, the rows of each expert, and an expert's input and output.
             let lists = product([4, rows, sum([count, product([4, used]), hidden])]);
             sum([lists, product([bytes, sum([product([rows, hidden]), inner])])])
         })
@@ -314,22 +314,22 @@ impl Dimensions {
             .then(|| format!("the GPU kernels need an inner width that is a multiple of 8, and the model's is {inner}"))
     }
 
-    /// The shape of a prefix of `tokens`, for what is gathered while it is read.
+    /// The shape of a prefix of `tokens`, for data gathered during prefill.
     pub fn prompt_shape(&self, tokens: usize) -> PromptShape {
         let c = &self.config;
         PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
     }
 
-    /// Angles by which queries and keys of a sequence of `tokens` are rotated in layers that see all tokens, for all of its positions.
+    /// The RoPE table of layers that see all tokens, for all positions of a sequence of `tokens` tokens.
     pub fn angles(&self, tokens: usize) -> RopeTable {
         let mut table = RopeTable::new(&self.ropes[0], tokens);
         table.grow(tokens);
         table
     }
 
-    /// Moves queries and keys to other positions in a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if no single
-    /// rotation does that at all layers: they are rotated by several tables or not at all, or the frequencies change within the sequence
-    /// (`dynamic` scaling, beyond the trained length).
+    /// The rotation that moves queries and keys to other positions in a sequence that grows from a prompt of `prompt_tokens` to `tokens`.
+    /// `None` if no single rotation fits all layers: layers have several tables or are not rotated, or the frequencies change within the
+    /// sequence (`dynamic` scaling, beyond the trained length).
     pub fn rotation(&self, prompt_tokens: usize, tokens: usize) -> Option<Arc<dyn Rotation>> {
         if !self.has_one_rotation() {
             return None;
@@ -343,7 +343,7 @@ impl Dimensions {
     }
 }
 
-/// How a layer attends, with zeros for its sinks.
+/// The attention of a layer, with zeros for its sinks.
 fn attention_spec(config: &ModelConfig, layer: usize) -> AttentionSpec {
     let block = &config.block;
     AttentionSpec {
@@ -373,16 +373,16 @@ mod tests {
     #[test]
     fn a_published_shape_has_its_published_size() {
         let shape = of("llama-3.1-8b", |_| {});
-        // 8.03 billion numbers, of which norms are 0.27 million; 128 KiB of keys and values a token.
+        // 8.03 billion numbers, of which norms are 0.27 million; 128 KiB of keys and values for each token.
         assert!((16.05e9..16.07e9).contains(&(shape.weight_bytes() as f64)), "{}", shape.weight_bytes());
         assert_eq!(shape.kv_bytes_per_token(), 128 << 10);
         let (tokens, gib) = (128 << 10, 1usize << 30);
         let chunked = shape.gpu_bytes(&(0..32), tokens, 1, false);
         assert!((16 * gib..18 * gib).contains(&chunked), "16 GiB of keys and values, and activations: {chunked}");
-        // Gate and up alone are 28,672 numbers of 2 bytes a row.
+        // Gate and up alone take 28,672 numbers of 2 bytes for each row.
         assert!(shape.gpu_bytes(&(0..32), tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
         assert_eq!(shape.gpu_bytes(&(0..32), tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
-        // Below host memory, all layers but one are not there.
+        // With the prefix in host memory, all layers but one are missing.
         let below = shape.gpu_bytes_below_host(&(0..32), tokens, 1, false);
         assert_eq!(chunked - below, tokens * shape.kv_bytes_per_token() / 32 * 31);
         let half = shape.gpu_bytes(&(16..32), tokens, 1, false);
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn of_experts_a_token_passes_those_that_it_uses() {
         let shape = of("qwen3-30b-a3b", |_| {});
-        // 30.5 billion numbers in all, of which a token passes 3.3 billion.
+        // 30.5 billion numbers in total, of which a token passes through 3.3 billion.
         assert!((30.5e9..30.6e9).contains(&(shape.weight_numbers() as f64)), "{}", shape.weight_numbers());
         let table = 151_936 * 2048;
         let passed = (shape.step_weight_numbers() + table) as f64;
@@ -417,11 +417,11 @@ mod tests {
             for row in 0..tokens {
                 counted += weights;
                 for _ in 0..c.layers * c.heads {
-                    // Each key up to the row's own.
+                    // All keys up to the row's own.
                     (0..=row).for_each(|_| counted += c.head_dim as u64);
                 }
             }
-            // A token attends to half of the tokens before it in the mean, and to itself, which is left out.
+            // On average a token attends to half of the tokens before it, and to itself, which is not counted.
             let own = (tokens * c.layers * c.heads * c.head_dim) as u64;
             let millions = shape.prefill_products(tokens) * 1_000_000;
             assert!((counted - own..counted + 1_000_000).contains(&millions), "{tokens}: {counted}, not {millions}");
@@ -446,7 +446,7 @@ mod tests {
         assert!(obstacle.ends_with("they are f32 and bf16"), "{obstacle}");
     }
 
-    /// As `Gemma3TextScaledWordEmbedding` does: the root of 3,840 is 62 in bf16.
+    /// As in `Gemma3TextScaledWordEmbedding`: the root of 3,840 is 62 in bf16.
     #[test]
     fn the_scale_of_embeddings_is_rounded_to_what_weights_are_stored_in() {
         let config = of("llama-3.2-1b", |c| c.block.embedding_scale = 3840.0f32.sqrt()).config().clone();

@@ -1,4 +1,4 @@
-//! Which layers of a model each of several GPUs holds, and what a part of a model takes there.
+//! Which layers of a model each of several GPUs holds, and the memory that a part of a model takes.
 
 use std::ops::Range;
 
@@ -8,24 +8,24 @@ use super::layers::{self, MatrixSizes};
 use spattn_base::error::UsageError;
 use spattn_base::memory::{product, sum};
 
-/// The layers of a GPU.
+/// The layers on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuShare {
-    /// The GPU, as the driver numbers it.
+    /// The number of the GPU, as the driver counts.
     pub ordinal: usize,
-    /// Bytes of its memory that were [free](device::free_bytes), if that is known.
+    /// Bytes of its memory that were [free](device::free_bytes), if known.
     pub free: Option<u64>,
     /// The layers.
     pub layers: Range<usize>,
 }
 
 impl Dimensions {
-    /// Divides the layers among GPUs, so that weights, and keys and values of `tokens` tokens, take the same share of the free memory of
-    /// each as far as whole layers allow: the largest share is the smallest possible. Each GPU gets a layer at least. On the processor,
-    /// there is nothing to divide.
+    /// Divides the layers among GPUs, so that weights and the KV cache of `tokens` tokens take about the same share of each GPU's free
+    /// memory: the largest share is as small as whole layers allow. Each GPU gets at least one layer. On a processor, there is nothing to
+    /// divide.
     ///
     /// # Errors
-    /// As [`Device::check`].
+    /// Those of [`Device::check`].
     pub fn divide(&self, device: Device, tokens: usize) -> Result<Vec<GpuShare>, UsageError> {
         device.check(self.config().layers)?;
         let ordinals = device.ordinals();
@@ -33,7 +33,7 @@ impl Dimensions {
             return Ok(Vec::new());
         }
         let free: Vec<Option<u64>> = ordinals.iter().map(|ordinal| device::free_bytes(*ordinal)).collect();
-        // Where the memory of one is unknown, all count the same.
+        // If the memory of one GPU is unknown, all are treated alike.
         let rooms: Vec<f64> = match free.iter().copied().collect::<Option<Vec<u64>>>() {
             Some(free) => free.into_iter().map(|bytes| bytes.max(1) as f64).collect(),
             None => vec![1.0; ordinals.len()],
@@ -47,8 +47,8 @@ impl Dimensions {
         Ok(shares.map(|((ordinal, free), layers)| GpuShare { ordinal, free, layers }).collect())
     }
 
-    /// Bytes of the weight matrices that a part of a model takes: its layers, the embedding table if it begins the model, the output matrix
-    /// if it ends it. A table that is both is counted once.
+    /// Bytes of the weight matrices of a part of a model: its layers, the embedding table if it begins the model, and the output matrix if
+    /// it ends it. A table that serves as both is counted once.
     pub fn weight_bytes_of(&self, part: &Range<usize>) -> usize {
         self.bytes_of_part(&self.matrix_bytes(), part)
     }
@@ -61,9 +61,9 @@ impl Dimensions {
         layers[part.clone()].iter().chain(ends_of_model).fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Bytes of keys and values of one token at some layers.
+    /// Bytes of the keys and values of one token in some layers.
     pub fn kv_bytes_per_token_of(&self, layers: &Range<usize>) -> usize {
-        // A layer takes as much as any other.
+        // All layers take the same amount.
         product([self.kv_bytes_per_token() / self.config().layers.max(1), layers.len()])
     }
 
@@ -78,11 +78,11 @@ impl Dimensions {
     }
 }
 
-/// Divides so many layers among places with some room each: consecutive layers, one at least, in the order of the places, with the smallest
-/// possible maximum of load by room; `load` is that of some layers.
+/// Divides layers among places, each with some room: consecutive layers in the order of the places, at least one each, such that the
+/// largest ratio of load to room is as small as possible. `load` is the load of a range of layers.
 fn divided(layers: usize, rooms: &[f64], load: impl Fn(&Range<usize>) -> f64) -> Vec<Range<usize>> {
     assert!((1..=layers).contains(&rooms.len()), "{layers} layers cannot be divided among {} places", rooms.len());
-    // By number of places and of layers: the smallest maximum, and where the last place begins.
+    // By number of places and of layers: the smallest possible maximum, and where the last place begins.
     let mut best = vec![vec![(f64::INFINITY, 0); layers + 1]; rooms.len() + 1];
     best[0][0].0 = 0.0;
     for (places, room) in rooms.iter().enumerate() {
@@ -120,7 +120,7 @@ mod tests {
         texts.config().unwrap()
     }
 
-    /// The smallest maximum of all ways to divide, tried one by one.
+    /// The smallest maximum over all divisions, found by trying each of them.
     fn smallest(costs: &[f64], rooms: &[f64]) -> f64 {
         let [room, rest @ ..] = rooms else { return if costs.is_empty() { 0.0 } else { f64::INFINITY } };
         let first = |count: usize| {
@@ -179,7 +179,7 @@ mod tests {
             };
             divided(16, &[3.0, 1.0], load)
         };
-        // A GPU with a third of the other's memory: its table is much of it, until keys and values take most.
+        // A GPU with a third of the other's memory: its table takes much of it, until keys and values take most.
         let (short, long) = (parts(0)[1].len(), parts(10_000_000)[1].len());
         assert!(short < long && long == 4, "{short} of 16 layers, then {long}");
     }

@@ -1,7 +1,6 @@
-//! Recognises checkpoint formats that cannot be read, by the files of a folder or repository, by the settings of `config.json`, or by the
-//! tensors.
+//! Recognises unsupported checkpoint formats by the files of a folder or repository, by the settings in `config.json`, or by the tensors.
 //!
-//! Without this, the error would name a missing file or tensor, as if something were broken.
+//! Otherwise the error would name a missing file or tensor, as if something were broken.
 
 use serde_json::Value;
 use spattn_base::error::UsageError;
@@ -11,15 +10,15 @@ use super::files::{FOLDER_HINT, INDEX_FILE, SINGLE_FILE};
 /// A format, and what the user can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
-    /// Name of the format, to follow `it is` or `it holds`.
+    /// The name of the format, to follow `it is` or `it holds`.
     pub what: &'static str,
     /// What the user can do.
     pub hint: &'static str,
 }
 
-/// For a quantised model: its base model can be read.
+/// The hint for a quantised model, whose base model can be read.
 const UNQUANTISED: &str = "give the model that it was quantised from, in BF16, F16 or F32";
-/// For weights in a format that is read, where config.json does not say so.
+/// The hint for weights in a supported format that config.json does not state.
 const NO_SETTINGS: &str = "config.json does not say so in its `quantization_config`: take both from one place, or give the model that it was \
                            quantised from";
 const MERGE: &str = "merge it into its base model (peft: `merge_and_unload()`, then `save_pretrained`) and give that folder, or give \
@@ -36,13 +35,13 @@ const ORIGINAL: Format = Format {
     hint: "give the repository in the Hugging Face layout (often its name ends in `-hf`), or convert it with transformers",
 };
 
-/// A format, and a test for names of its files, in lower case.
+/// A format, and a test for the names of its files, in lower case.
 struct FormatByFileName {
     format: Format,
     has: fn(&str) -> bool,
 }
 
-/// The first match is reported.
+/// All formats with such file names; the first match is reported.
 const FILES: [FormatByFileName; 13] = [
     FormatByFileName { format: GGUF, has: |name| name.ends_with(".gguf") || name.starts_with("ggml") },
     FormatByFileName {
@@ -99,7 +98,7 @@ const FILES: [FormatByFileName; 13] = [
 ];
 
 fn is_any(name: &str, endings: &[&str]) -> bool {
-    // Many models come with the arguments of their training.
+    // Many models include the arguments of their training.
     name != "training_args.bin" && endings.iter().any(|ending| name.ends_with(ending))
 }
 
@@ -108,9 +107,9 @@ pub(super) fn is_adapter(name: &str) -> bool {
     name.starts_with("adapter_config.json") || name.starts_with("adapter_model.")
 }
 
-/// The format of files with these names, and the first such name; `None` if no name tells.
+/// The format of files with these names, and the first such name; `None` if no name identifies a format.
 pub(super) fn of_files<S: AsRef<str>>(names: &[S]) -> Option<(Format, &str)> {
-    // A format's files may be in a folder of a repository.
+    // The files may be in a folder of the repository.
     let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
     FILES.iter().find_map(|files| {
         let name = names.iter().map(AsRef::as_ref).find(|name| (files.has)(&last(name)))?;
@@ -118,9 +117,9 @@ pub(super) fn of_files<S: AsRef<str>>(names: &[S]) -> Option<(Format, &str)> {
     })
 }
 
-/// The error for a folder or repository that lacks a file that every model has; says what it holds instead.
+/// The error for a folder or repository without a file that every model has; it says what is there instead.
 pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
-    // If the weights are in the right format, only the file is missing.
+    // If the weights are in the right format, only that file is missing.
     let has_weights = names.iter().any(|name| matches!(name.as_ref(), SINGLE_FILE | INDEX_FILE));
     match of_files(names).filter(|_| !has_weights) {
         Some((format, name)) => {
@@ -130,7 +129,7 @@ pub(super) fn lacking<S: AsRef<str>>(what: String, names: &[S]) -> UsageError {
     }
 }
 
-/// Values of `quantization_config.quant_method`, and the methods' usual names.
+/// Values of `quantization_config.quant_method`, each with the method's usual name.
 const METHODS: [(&str, &str); 18] = [
     ("gptq", "GPTQ"),
     ("awq", "AWQ"),
@@ -152,13 +151,13 @@ const METHODS: [(&str, &str); 18] = [
     ("intel/auto-round", "AutoRound"),
 ];
 
-/// Keys of `config.json` for quantised weights: of transformers, of older compressed-tensors, and of MLX.
+/// The keys for quantised weights in `config.json`: of transformers, of older compressed-tensors, and of MLX.
 pub(super) const QUANTISED_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 /// The hint for a quantised model.
 pub(super) const QUANTISED_HINT: &str = "give the model that it was quantised from, or unpack it with the program that wrote it; take the \
                                          key out if the weights are not quantised";
 
-/// How weights are quantised, by the setting of one of [`QUANTISED_KEYS`].
+/// How weights are quantised, given the value of one of [`QUANTISED_KEYS`].
 pub(super) fn quantised_by(key: &str, setting: &Value) -> String {
     const LONGEST: usize = 40;
     let stated = setting["quant_method"].as_str().map(|method| method.chars().take(LONGEST).collect::<String>());
@@ -189,7 +188,7 @@ struct FormatByTensorName {
     has: fn(&str) -> bool,
 }
 
-/// The first match is reported.
+/// All formats with such tensor names; the first match is reported.
 const TENSORS: [FormatByTensorName; 18] = [
     FormatByTensorName {
         format: ADAPTER,
@@ -271,7 +270,7 @@ const TENSORS: [FormatByTensorName; 18] = [
     },
 ];
 
-/// The format of tensors with these names, and the first such name; `None` if no name tells.
+/// The format of tensors with these names, and the first such name; `None` if no name identifies a format.
 pub(super) fn of_tensors<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<(Format, &'a str)> {
     TENSORS.iter().find_map(|tensors| Some((tensors.format, names.clone().find(|name| (tensors.has)(name))?)))
 }

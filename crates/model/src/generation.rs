@@ -1,4 +1,4 @@
-//! What `generation_config.json` sets beside the ends of answers, and what this program ignores of it.
+//! The settings of `generation_config.json` besides the ends of answers, which this program ignores.
 //!
 //! Answers are greedy, as in the papers' evaluations. Sampling settings are ignored silently, since nobody expects them to affect a greedy
 //! answer. Settings that would change a greedy answer in transformers are named in a note.
@@ -31,7 +31,7 @@ enum Neutral {
     Absent,
 }
 
-/// A note that names the settings of the file `file` that are not applied; `None` if there are none.
+/// The note that names the settings in `file` that are not applied; `None` if there are none.
 pub(super) fn unread(settings: &Map<String, Value>, file: &str) -> Option<String> {
     let asked: Vec<String> =
         CHANGES.iter().filter_map(|(key, neutral)| asked(key, settings.get(*key)?, neutral)).collect();
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_would_change_greedy_answers_is_named() {
-        // As in Qwen2.5-0.5B-Instruct.
+        // The settings of Qwen2.5-0.5B-Instruct.
         let qwen = json!({
             "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": true, "eos_token_id": [151645, 151643],
             "repetition_penalty": 1.1, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "transformers_version": "4.37.0"
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn values_that_do_nothing_and_sampling_are_passed_over() {
-        // As in Llama-3.1-8B-Instruct; and all values without an effect.
+        // The settings of Llama-3.1-8B-Instruct, and all values without an effect.
         for quiet in [
             json!({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [128001, 128008, 128009]}),
             json!({"repetition_penalty": 1.0, "num_beams": 1, "min_length": 0, "suppress_tokens": null, "stop_strings": []}),

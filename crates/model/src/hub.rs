@@ -1,6 +1,6 @@
-//! Models on the Hugging Face hub: which files of a repository are wanted, and which models its cache has.
+//! Models on the Hugging Face hub: which files of a repository are needed, and which models its cache has.
 //!
-//! Asking the hub, its cache and downloads are in [`spattn_hub`]. A model's files say themselves whether one is missing.
+//! [`spattn_hub`] asks the hub, fills its cache and downloads. A model's files themselves show whether one is missing.
 
 use anyhow::{Context, Result};
 
@@ -19,7 +19,8 @@ use spattn_hub::{CachedCommit, DamageCheck, FetchedCommit, Lack, Obstacle, RepoK
 pub use spattn_hub::{HubOptions, offline_by, public_downloader};
 pub(super) use spattn_hub::{parse_id, snapshot};
 
-/// Files a model may do without. They come before the weights, so that complete weights imply they were looked for.
+/// Files that a model may lack. They are fetched before the weights, so complete weights imply that these files were
+/// looked for.
 const OPTIONAL: [&str; 6] =
     [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS, ADAPTER_CONFIG];
 
@@ -28,16 +29,17 @@ const OPTIONAL: [&str; 6] =
 pub struct CachedModel {
     /// `organisation/name`.
     pub id: String,
-    /// Bytes of its files, of all commits.
+    /// The total bytes of its files in all commits.
     pub bytes: u64,
-    /// Whether it can be loaded without network.
+    /// Whether it can be loaded without network access.
     pub complete: bool,
     /// Why it cannot be evaluated, if its config says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// The models in the cache, by name. Nothing is downloaded. Of a repository of GGUF files, each complete model is one.
+/// The models in the cache, by name. Nothing is downloaded. In a repository of GGUF files, each complete model counts as
+/// one.
 pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
     let offline = HubOptions { offline: true, ..options.clone() };
     let entries = std::fs::read_dir(&options.cache).into_iter().flatten().flatten();
@@ -67,19 +69,19 @@ fn cached(entry: &std::fs::DirEntry, offline: &HubOptions) -> Vec<CachedModel> {
     }
     let bytes = paths("blobs").iter().filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
     let complete = snapshot(&id, None, &ModelRepository::Whole, offline).is_ok();
-    // One that was refused when it was to be downloaded has no more than its config.
+    // A model that was refused while being downloaded has only its config.
     let configs = commits.iter().filter_map(|commit| std::fs::read_to_string(commit.join(CONFIG)).ok());
     let refusals = configs.map(|text| ModelConfig::parse(&text, CONFIG).err().map(|error| error.what));
     let refused = refusals.collect::<Option<Vec<String>>>().and_then(|all| all.into_iter().next());
     vec![CachedModel { id, bytes, complete, refused }]
 }
 
-/// What is wanted of a model's repository.
+/// The files that are wanted from a model's repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ModelRepository {
-    /// Config, tokenizer, weights, and those of the optional files that it has.
+    /// Config, tokenizer, weights, and the optional files that exist.
     Whole,
-    /// The same without the weights.
+    /// The same files without the weights.
     Texts,
 }
 
@@ -104,7 +106,7 @@ impl Wanted for ModelRepository {
         unknown(cached).is_empty()
     }
 
-    /// What a cache that other tools filled may lack of a model, which nothing in it tells apart from a model without it.
+    /// The note on what a cache filled by other tools may lack, since it does not show whether the model has it.
     fn doubt(&self, repo: &str, cached: &CachedCommit<'_>, obstacle: &Obstacle) -> Option<String> {
         let unknown: Vec<String> = unknown(cached).iter().map(|name| format!("`{name}`")).collect();
         let (last, before) = unknown.split_last()?;
@@ -131,7 +133,7 @@ impl Wanted for ModelRepository {
     }
 }
 
-/// The hash of weights is taken where they are opened; what broke off is seen at once by the sizes in them.
+/// The hash of weights is checked when they are opened; the sizes in them show an interrupted download.
 fn damage(name: &str, blob: &Blob) -> Option<String> {
     match name.ends_with(".safetensors") {
         true => Weights::open_file(&blob.path).err().map(|e| e.to_string()),
@@ -161,7 +163,7 @@ fn first_lack_of_weights(cached: &CachedCommit<'_>) -> Option<Lack> {
     }
 }
 
-/// The optional files that would change what is measured and are neither cached nor known to be absent.
+/// The optional files that would change results and are neither cached nor known to be absent.
 fn unknown(cached: &CachedCommit<'_>) -> Vec<&'static str> {
     let folder = cached.folder();
     let settings = std::fs::read_to_string(folder.join(TOKENIZER_CONFIG)).ok();
@@ -175,7 +177,7 @@ fn unknown(cached: &CachedCommit<'_>) -> Vec<&'static str> {
 }
 
 impl ModelRepository {
-    /// The config comes first: a model that is not supported is refused before anything large is downloaded.
+    /// The config comes first, so that an unsupported model is refused before anything large is downloaded.
     fn fetch_texts(self, commit: &FetchedCommit<'_>) -> Result<()> {
         for name in [CONFIG, TOKENIZER] {
             if !commit.has(name) {

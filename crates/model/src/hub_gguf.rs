@@ -1,4 +1,4 @@
-//! GGUF files on the Hugging Face hub: how users name one of a repository's files, and which files belong to it.
+//! GGUF files on the Hugging Face hub: how users name one of a repository's models, and which files belong to it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use spattn_hub::{
     parse_id, snapshot,
 };
 
-/// One of the GGUF models in a repository or folder, as users name it.
+/// The user's choice of one of the GGUF models in a repository or folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GgufChoice {
     /// By the file's name in the repository: `ORGANISATION/NAME/FILE.gguf`.
@@ -22,7 +22,7 @@ pub enum GgufChoice {
     Type(String),
 }
 
-/// As it follows the name of the repository.
+/// The text that follows the name of the repository.
 impl fmt::Display for GgufChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -32,8 +32,8 @@ impl fmt::Display for GgufChoice {
     }
 }
 
-/// Reads `ORGANISATION/NAME/FILE.gguf[@REVISION]` or `ORGANISATION/NAME:TYPE[@REVISION]`: the repository, its revision, and the choice;
-/// `None` if it is neither.
+/// Parses `ORGANISATION/NAME/FILE.gguf[@REVISION]` or `ORGANISATION/NAME:TYPE[@REVISION]` into the repository, its revision and the
+/// choice; `None` if it is neither.
 pub fn parse(spec: &str) -> Option<(String, Option<String>, GgufChoice)> {
     let (name, revision) = spec.split_once('@').map_or((spec, None), |(name, revision)| (name, Some(revision)));
     let (repo, choice) = match name.split_once(':') {
@@ -53,12 +53,12 @@ pub fn parse(spec: &str) -> Option<(String, Option<String>, GgufChoice)> {
     Some((repo, revision, choice))
 }
 
-/// Whether a text is a name within a path, and leads nowhere else.
+/// Whether a text is a name that can be part of a path and does not lead elsewhere.
 fn is_part(part: &str) -> bool {
     !matches!(part, "" | "." | "..") && !part.contains(['\\', ':', '/']) && !part.chars().any(char::is_control)
 }
 
-/// The GGUF models among files, each with the names of all its files. What gives a model eyes (`mmproj`) is none.
+/// The GGUF models among files, each with the names of all its files. Files that add vision to a model (`mmproj`) are not models.
 pub(super) fn models<S: AsRef<str>>(names: &[S]) -> Vec<Vec<String>> {
     let is_model = |name: &&str| {
         let file = name.rsplit('/').next().unwrap_or(name);
@@ -72,7 +72,7 @@ pub(super) fn models<S: AsRef<str>>(names: &[S]) -> Vec<Vec<String>> {
     models
 }
 
-/// All files of the model that a file belongs to, by its name.
+/// The names of all files of the model that a file belongs to.
 fn files_of(name: &str) -> Vec<String> {
     match split::base(name).filter(|(_, count)| (2..=MOST_FILES).contains(count)) {
         Some((base, count)) => (0..count).map(|part| split::name(base, part, count)).collect(),
@@ -80,10 +80,10 @@ fn files_of(name: &str) -> Vec<String> {
     }
 }
 
-/// The most files of a model that are asked for by its name alone.
+/// The most files of a model that are requested by its name alone.
 const MOST_FILES: usize = 1000;
 
-/// The name of a model's file without what `gguf-split` and the format add.
+/// The name of a model's file without the additions of `gguf-split` and the format.
 fn stem(name: &str) -> &str {
     let file = name.rsplit('/').next().unwrap_or(name);
     split::base(file).map_or_else(|| file.get(..file.len() - ".gguf".len()).unwrap_or(file), |(base, _)| base)
@@ -99,7 +99,7 @@ impl GgufChoice {
     /// The names of the chosen model's files.
     ///
     /// # Errors
-    /// What is wrong with the choice, for a message that begins with the repository, and what there is to choose from.
+    /// What is wrong with the choice, for a message that begins with the repository, and the possible choices.
     fn among<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<String>, (String, String)> {
         let models = models(names);
         let offered = |models: &[Vec<String>]| {
@@ -129,17 +129,17 @@ impl GgufChoice {
     /// The names of the chosen model's files in a folder of the cache.
     fn cached(&self, folder: &Path) -> Result<Vec<String>, (String, String)> {
         match self {
-            // The others are asked for although the cache may have this one alone.
+            // All files of the model are requested, even if the cache has only this one.
             Self::File(name) => Ok(files_of(name)),
             Self::Type(_) => self.among(&names_below(folder, "", DEEPEST)),
         }
     }
 }
 
-/// How many folders deep a repository's GGUF files are looked for in the cache.
+/// The folder depth to which a repository's GGUF files are searched in the cache.
 const DEEPEST: usize = 3;
 
-/// The names of files in a folder and, so many levels deep, in those within it.
+/// The names of files in a folder and its subfolders, `deep` levels down.
 fn names_below(folder: &Path, front: &str, deep: usize) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?)));
@@ -170,7 +170,7 @@ impl Wanted for GgufChoice {
         }
     }
 
-    /// Nothing but the files themselves is wanted.
+    /// Nothing besides the files themselves is wanted.
     fn is_known(&self, _: &CachedCommit<'_>) -> bool {
         true
     }
@@ -202,7 +202,7 @@ impl Wanted for GgufChoice {
     }
 }
 
-/// The hash of weights is taken where they are opened; what broke off is seen at once by the sizes in them.
+/// The hash of weights is checked when they are opened; the sizes in them show an interrupted download.
 fn damage(name: &str, blob: &Blob) -> Option<String> {
     match gguf::is_gguf(Path::new(name)) {
         true => gguf::check(&blob.path).err().map(|error| error.what),
@@ -210,10 +210,10 @@ fn damage(name: &str, blob: &Blob) -> Option<String> {
     }
 }
 
-/// Finds a GGUF model of a repository, downloading what is not in the cache; returns its first file as well.
+/// Finds a GGUF model of a repository, downloading what is not in the cache. Also returns its first file.
 ///
 /// # Errors
-/// As [`spattn_hub::snapshot`]; if the repository has no such model, or several.
+/// Those of [`spattn_hub::snapshot`]; also if the repository has no such model, or several.
 pub(super) fn find(
     repo: &str,
     revision: Option<&str>,
@@ -228,8 +228,8 @@ pub(super) fn find(
     Ok((snapshot, first))
 }
 
-/// The GGUF models of a repository that the cache has as they were published: the name of the first file, and the bytes of all.
-/// `folders` are those of its commits.
+/// The GGUF models of a repository that are complete in the cache, as far as their headers show: the name of the first file, and
+/// the bytes of all files. `folders` are those of its commits.
 pub(super) fn complete_models(folders: &[PathBuf]) -> Vec<(String, u64)> {
     let of_folder = |folder: &PathBuf| {
         let models = models(&names_below(folder, "", DEEPEST)).into_iter();
@@ -249,7 +249,7 @@ pub(super) fn complete_models(folders: &[PathBuf]) -> Vec<(String, u64)> {
     complete
 }
 
-/// The GGUF file of a folder that holds one model in this format, and none in another.
+/// The GGUF file of a folder that holds exactly one GGUF model and no model in another format.
 ///
 /// # Errors
 /// If there are several.

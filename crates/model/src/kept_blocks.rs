@@ -1,4 +1,4 @@
-//! Which weight matrices stay in the quantised blocks that their file has, and what they take.
+//! Which weight matrices stay in the quantised blocks of their file, and their sizes.
 
 use std::collections::BTreeSet;
 
@@ -9,23 +9,23 @@ use super::tensors::{WeightDtype, Weights};
 use spattn_base::memory::product;
 use spattn_kernels::quantised::BlockType;
 
-/// What the weight matrices of a model take of which at least one stays in blocks; the others are converted to a [`WeightDtype`].
+/// The sizes of a model's weight matrices, at least one of which stays in blocks; the others are converted to a [`WeightDtype`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptBlocks {
     types: BTreeSet<BlockType>,
     /// Bytes of all matrices.
     pub(super) bytes: usize,
-    /// Bytes of those that a decode step of one token reads: all but the embedding table, if it is not the output matrix as well, and the
-    /// experts that the token does not pass.
+    /// Bytes of the matrices that a decode step of one token reads: all but the embedding table, unless it is also the output matrix, and
+    /// the experts that the token is not routed to.
     pub(super) step_bytes: usize,
     /// Bytes of the largest matrix.
     pub(super) largest: usize,
-    /// Bytes of all matrices, part by part.
+    /// Bytes of all matrices, by part of the model.
     pub(super) sizes: MatrixSizes,
 }
 
 impl KeptBlocks {
-    /// Of the matrices of a model; `None` if none is in blocks.
+    /// The sizes for a model; `None` if no matrix is in blocks.
     pub(super) fn of(config: &ModelConfig, weights: &Weights, dtype: WeightDtype) -> Option<Self> {
         let embedding = TensorNames::weight(config.block.names.embedding);
         let expert_names: BTreeSet<String> = layers::expert_names(config).collect();
@@ -52,7 +52,7 @@ impl KeptBlocks {
                 kept.step_bytes = kept.step_bytes.saturating_add(bytes);
             }
         }
-        // The experts of a layer are alike.
+        // All experts of a layer have the same size.
         let passed = config.block.experts.map_or(0, |Experts { count, used, .. }| of_experts / count * used);
         kept.step_bytes = kept.step_bytes.saturating_add(passed);
         (!kept.types.is_empty()).then_some(kept)
@@ -76,7 +76,7 @@ mod tests {
     use spattn_attention::methods::configure;
     use spattn_attention::{IndexCache, Policy, expand_grid};
 
-    /// Logits of a prompt, and of steps behind a part of it.
+    /// Logits of a prompt, and of steps after a part of it.
     fn logits(dimensions: &Dimensions, weights: &Weights, tokens: &[u32]) -> [Vec<f32>; 2] {
         let decoder = Decoder::load(dimensions, weights, Device::Cpu).unwrap();
         let all = decoder.all_logits(tokens).unwrap();
@@ -92,7 +92,7 @@ mod tests {
     fn weights_in_blocks_give_the_bits_of_dequantised_ones() {
         let texts = ModelSource::parse("random:llama-3.2-1b").unwrap().resolve_texts().unwrap();
         let mut config = texts.config().unwrap();
-        // Rows of the last projection are whole blocks of 32 numbers only.
+        // Rows of the last projection are whole blocks only in formats with blocks of 32 numbers.
         (config.vocab_size, config.hidden_size, config.intermediate_size) = (300, 256, 288);
         (config.layers, config.heads, config.kv_heads, config.head_dim) = (2, 4, 2, 64);
         let tokens: Vec<u32> = (0..70).map(|i| (i * 37 + 11) % 300).collect();
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!((kept.largest, kept.name().as_str()), (128_256 * 4096 / 256 * 144, "q4_k"));
         assert_eq!(KeptBlocks::of(&config, &Weights::random(1), WeightDtype::F32), None);
 
-        // Rows of the last projection are not whole blocks of 256 any more, but they are of 32.
+        // Rows of the last projection are now whole blocks of 32 numbers, but not of 256.
         config.intermediate_size = 14_336 - 32;
         config.tie_word_embeddings = true;
         let down = config.layers * config.hidden_size * config.intermediate_size;
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(kept.step_bytes, wide.step_weight_numbers() / 256 * 144);
     }
 
-    /// A small model of a published shape with its inner width and experts in whole blocks.
+    /// A small model of a published shape, with its inner width and experts in whole blocks.
     fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
         let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
         let mut config = texts.config().unwrap();
@@ -166,7 +166,7 @@ mod tests {
         };
         let scaled = |config: &mut ModelConfig| config.block.embedding_scale = 16.5;
         for config in [small("qwen3-30b-a3b", experts), small("llama-3.2-1b", scaled)] {
-            // Of Q4_K, rows of 96 and 288 numbers are no whole blocks.
+            // In Q4_K, rows of 96 and 288 numbers are not whole blocks.
             for block_type in [BlockType::Q8_0, BlockType::Q4K] {
                 let weights = Weights::random_in(3, block_type);
                 let wide = Dimensions::new(&config, KvDtype::F32);

@@ -1,7 +1,7 @@
-//! The parts of a decoder, made of a checkpoint's tensors by the description of its family.
+//! The parts of a decoder, made from a checkpoint's tensors according to its family's description.
 //!
-//! Engines keep matrices where they compute; a [`Source`] makes them. Which tensors there are, with which shapes, follows from the
-//! [`ModelConfig`] and its [`BlockSpec`] here and nowhere else.
+//! Engines keep matrices where they compute; a [`Source`] makes them. Only this module derives from the [`ModelConfig`] and its
+//! [`BlockSpec`] which tensors there are, and with which shapes.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use super::families::{BlockSpec, Experts, QkNormOver, TensorNames};
 use super::tensors::{StoredTensor, WeightDtype, Weights, WeightsError};
 use spattn_base::memory::{product, sum};
 
-/// Makes what an engine holds of tensors.
+/// Makes the parts of an engine from tensors.
 pub(super) trait Source: Sync {
     /// A matrix `[outputs][inputs]`.
     type Matrix;
@@ -23,13 +23,13 @@ pub(super) trait Source: Sync {
     type Linear;
     /// Numbers in f32.
     type Vector;
-    /// Why a tensor could not be had.
+    /// Why a tensor is not available.
     type Error: Send;
 
-    /// Matrices of equal width, stacked.
+    /// Stacks matrices of equal width.
     fn matrix(&self, names: &[String], outputs: &[usize], inputs: usize) -> Result<Self::Matrix, Self::Error>;
 
-    /// As [`matrix`](Self::matrix), with their biases, if they have them.
+    /// Like [`matrix`](Self::matrix), with the matrices' biases, if they have them.
     fn linear(
         &self,
         names: &[String],
@@ -38,35 +38,35 @@ pub(super) trait Source: Sync {
         bias: bool,
     ) -> Result<Self::Linear, Self::Error>;
 
-    /// The weights of a norm of so many numbers, `offset` added to each.
+    /// The weights of a norm over `width` numbers, with `offset` added to each.
     fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Self::Vector, Self::Error>;
 }
 
-/// One layer of a decoder; [`BlockSpec`] says how its parts follow each other.
+/// One layer of a decoder; [`BlockSpec`] describes how its parts are connected.
 pub(super) struct Layer<L, V> {
     /// Weights of the norm before attention, if the family has one.
     pub attention_norm: Option<V>,
-    /// Queries, keys and values stacked: `[(heads + 2 · kv_heads) · head_dim][hidden]`.
+    /// Projections to queries, keys and values, stacked: `[(heads + 2 · kv_heads) · head_dim][hidden]`.
     pub qkv: L,
     /// Norms of queries and of keys, if the family has them.
     pub qk_norm: Option<(V, V)>,
     /// The projection of attention's output: `[hidden][heads · head_dim]`.
     pub output: L,
-    /// Weights of the norm behind this projection, if the family has one.
+    /// Weights of the norm after this projection, if the family has one.
     pub attention_post_norm: Option<V>,
-    /// Weights of the norm before what follows, if the family has one.
+    /// Weights of the norm before the second branch, if the family has one.
     pub mlp_norm: Option<V>,
-    /// What the second branch computes.
+    /// The second branch.
     pub feed_forward: FeedForward<L>,
-    /// Weights of the norm behind it, if the family has one.
+    /// Weights of the norm after the second branch, if the family has one.
     pub mlp_post_norm: Option<V>,
 }
 
-/// What a layer's second branch computes.
+/// The second branch of a layer.
 pub(super) enum FeedForward<L> {
     /// One gated network.
     Gated(Gated<L>),
-    /// Several, and what chooses those that a token passes: `[count][hidden]`.
+    /// Several gated networks, and the router that chooses those that a token passes through: `[count][hidden]`.
     Experts { router: L, experts: Vec<Gated<L>> },
 }
 
@@ -74,27 +74,27 @@ pub(super) enum FeedForward<L> {
 pub(super) struct Gated<L> {
     /// Gate and up projections stacked: `[2 · width][hidden]`.
     pub gate_up: L,
-    /// The projection behind the gate: `[hidden][width]`.
+    /// The projection after the gate: `[hidden][width]`.
     pub down: L,
 }
 
-/// All of a decoder.
+/// All parts of a decoder.
 pub(super) struct Parts<M, L, V> {
-    /// `[vocab_size][hidden]`.
+    /// The embedding table, `[vocab_size][hidden]`.
     pub embedding: M,
-    /// In order.
+    /// The layers, in order.
     pub layers: Vec<Layer<L, V>>,
-    /// Weights of the norm behind the last layer.
+    /// Weights of the norm after the last layer.
     pub norm: V,
-    /// As the embedding; `None` if it is the embedding.
+    /// The output matrix, of the same shape as the embedding table; `None` if it is that table.
     head: Option<M>,
 }
 
 impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
-    /// Has everything made that `config` asks for.
+    /// Makes all parts of the decoder that `config` describes.
     ///
     /// # Errors
-    /// As the source.
+    /// Those of the source.
     pub fn load<S>(config: &ModelConfig, source: &S) -> Result<Self, S::Error>
     where
         S: Source<Matrix = M, Linear = L, Vector = V>,
@@ -107,7 +107,7 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
         })
     }
 
-    /// What turns a row behind the last norm into logits.
+    /// The matrix that turns a row after the last norm into logits.
     pub fn head(&self) -> &M {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
@@ -116,15 +116,16 @@ impl<M: Send, L: Send, V: Send> Parts<M, L, V> {
 /// The embedding table, `[vocab_size][hidden]`.
 ///
 /// # Errors
-/// As the source.
+/// Those of the source.
 pub(super) fn load_embedding<S: Source>(config: &ModelConfig, source: &S) -> Result<S::Matrix, S::Error> {
     source.matrix(&[config.block.names.embedding.to_owned()], &[config.vocab_size], config.hidden_size)
 }
 
-/// What turns a row behind the last norm into logits, as the embedding; `None` if it is the embedding.
+/// The matrix that turns a row after the last norm into logits, of the same shape as the embedding table; `None` if it is that
+/// table.
 ///
 /// # Errors
-/// As the source.
+/// Those of the source.
 pub(super) fn load_head<S: Source>(config: &ModelConfig, source: &S) -> Result<Option<S::Matrix>, S::Error> {
     if config.tie_word_embeddings {
         return Ok(None);
@@ -132,13 +133,13 @@ pub(super) fn load_head<S: Source>(config: &ModelConfig, source: &S) -> Result<O
     source.matrix(&[config.block.names.head.to_owned()], &[config.vocab_size], config.hidden_size).map(Some)
 }
 
-/// A layer of what a source makes.
+/// A layer as made by a source.
 type LayerOf<S> = Layer<<S as Source>::Linear, <S as Source>::Vector>;
 
-/// Some consecutive layers.
+/// Makes some consecutive layers.
 ///
 /// # Errors
-/// As the source.
+/// Those of the source.
 pub(super) fn load_layers<S>(
     config: &ModelConfig,
     source: &S,
@@ -150,10 +151,10 @@ where
     layers.into_par_iter().map(|index| Layer::load(config, source, index)).collect()
 }
 
-/// Weights of the norm behind the last layer.
+/// Weights of the norm after the last layer.
 ///
 /// # Errors
-/// As the source.
+/// Those of the source.
 pub(super) fn load_final_norm<S: Source>(config: &ModelConfig, source: &S) -> Result<S::Vector, S::Error> {
     source.norm(config.block.names.final_norm, config.hidden_size, config.block.norm_offset)
 }
@@ -213,7 +214,7 @@ impl<L> FeedForward<L> {
     }
 }
 
-/// Stacked matrices; where one is named for several, it has the rows of all.
+/// Stacks matrices; a single name for several matrices stands for one with the rows of all.
 fn linear<S: Source>(
     source: &S,
     names: impl IntoIterator<Item = String>,
@@ -228,16 +229,16 @@ fn linear<S: Source>(
     }
 }
 
-/// How many numbers the weight matrices of a decoder have.
+/// The number of elements of a decoder's weight matrices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MatrixNumbers {
     /// All matrices together.
     pub all: usize,
-    /// Those that one token is multiplied with: of experts, as many as it passes.
+    /// The matrices that one token is multiplied with: of experts, only those that it passes through.
     pub passed: usize,
 }
 
-/// What the weight matrices of a model take, part by part, in numbers or in bytes.
+/// The sizes of a model's weight matrices, by part of the model, in elements or in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MatrixSizes {
     /// The embedding table.
@@ -248,10 +249,10 @@ pub(super) struct MatrixSizes {
     pub layers: Vec<usize>,
 }
 
-/// The numbers of the weight matrices, part by part.
+/// The number of elements of the weight matrices, by part of the model.
 pub(super) fn matrix_sizes(config: &ModelConfig) -> MatrixSizes {
     let table = product([config.vocab_size, config.hidden_size]);
-    // Layers with experts are alike, and so are those without.
+    // All layers with experts have the same size, and so do all without.
     let [gated, of_experts] = [false, true].map(|experts| {
         let first = (0..config.layers).find(|layer| config.layer_kind(*layer).experts == experts);
         first.map_or(0, |first| layer_numbers(config, first))
@@ -264,11 +265,11 @@ pub(super) fn matrix_sizes(config: &ModelConfig) -> MatrixSizes {
     }
 }
 
-/// The numbers of the weight matrices of all layers, and of the tables at both ends.
+/// The number of elements of the weight matrices of all layers, and of the tables at both ends.
 pub(super) fn matrix_numbers(config: &ModelConfig) -> MatrixNumbers {
     let tables = if config.tie_word_embeddings { 1 } else { 2 };
     let tables = product([tables, config.vocab_size, config.hidden_size]);
-    // Layers with experts are alike, and so are those without.
+    // All layers with experts have the same size, and so do all without.
     let [gated, of_experts] = [false, true].map(|experts| {
         let is_such = |layer: &usize| config.layer_kind(*layer).experts == experts;
         let first = (0..config.layers).find(is_such).map_or(0, |first| layer_numbers(config, first));
@@ -283,7 +284,7 @@ pub(super) fn matrix_numbers(config: &ModelConfig) -> MatrixNumbers {
     MatrixNumbers { all: total(of_experts.0), passed: total(of_experts.0.saturating_sub(unused)) }
 }
 
-/// The numbers of the weight matrices of a layer.
+/// The number of elements of a layer's weight matrices.
 fn layer_numbers(config: &ModelConfig, index: usize) -> usize {
     let asked = Asked::default();
     let Ok(_) = Layer::<(), ()>::load(config, &asked, index);
@@ -292,12 +293,12 @@ fn layer_numbers(config: &ModelConfig, index: usize) -> usize {
     matrices.map(product).fold(0, usize::saturating_add)
 }
 
-/// The layer that a tensor belongs to, by its name; `None` for those before and behind all layers.
+/// The layer that a tensor belongs to, by its name; `None` for those before and after all layers.
 pub(super) fn layer_of(config: &ModelConfig, tensor: &str) -> Option<usize> {
     tensor.strip_prefix(config.block.names.layer)?.split('.').next()?.parse().ok()
 }
 
-/// The tensors that a decoder is made of: names and shapes.
+/// The names and shapes of the tensors that a decoder consists of.
 pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let asked = Asked::default();
     let Ok(_) = Parts::<(), (), ()>::load(config, &asked);
@@ -306,7 +307,7 @@ pub(super) fn tensors(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     shapes
 }
 
-/// The names of the matrices of all experts of all layers; nothing if the model has none.
+/// The names of the matrices of all experts of all layers; empty if the model has none.
 pub(super) fn expert_names(config: &ModelConfig) -> impl Iterator<Item = String> {
     let of_layer = move |index: usize| {
         let experts = config.block.experts.filter(|_| config.layer_kind(index).experts);
@@ -318,14 +319,14 @@ pub(super) fn expert_names(config: &ModelConfig) -> impl Iterator<Item = String>
     (0..config.layers).flat_map(of_layer)
 }
 
-/// The names of the sinks of all layers, in order; nothing if the model has none.
+/// The names of the sinks of all layers, in order; empty if the model has none.
 fn sink_names(config: &ModelConfig) -> impl Iterator<Item = String> {
     let names = &config.block.names;
     let of_layer = move |index| names.sinks.map(|part| format!("{}{index}.{part}", names.layer));
     (0..config.layers).filter_map(of_layer)
 }
 
-/// The sinks of all layers, `[layer][head]`; nothing if the model has none.
+/// The sinks of all layers, `[layer][head]`; empty if the model has none.
 ///
 /// # Errors
 /// A tensor that is missing, misshapen or cannot be read.
@@ -334,7 +335,7 @@ pub(super) fn sinks(config: &ModelConfig, weights: &Weights) -> Result<Vec<Vec<f
     sink_names(config).map(read).collect()
 }
 
-/// Makes nothing, and notes which tensors it was asked for.
+/// A source that makes nothing, and records which tensors it is asked for.
 #[derive(Default)]
 struct Asked(Mutex<BTreeMap<String, Vec<usize>>>);
 
@@ -377,18 +378,18 @@ impl Source for Asked {
 /// A checkpoint's tensors, for sources that convert them.
 #[derive(Clone, Copy)]
 pub(super) struct Checkpoint<'a> {
-    /// Where they are read from.
+    /// The source of the tensors.
     pub weights: &'a Weights,
-    /// What they have to fit into.
+    /// The type that all numbers must fit.
     pub dtype: WeightDtype,
     /// Whether matrices stay in the quantised blocks that they are stored in.
     pub keeps_blocks: bool,
-    /// What the numbers of those that stay have to fit into.
+    /// The type that numbers in kept blocks must fit.
     pub blocks_fit: WeightDtype,
 }
 
 impl Checkpoint<'_> {
-    /// Matrices of equal width.
+    /// Reads matrices of equal width.
     pub fn matrices(
         &self,
         names: &[String],
@@ -404,13 +405,13 @@ impl Checkpoint<'_> {
         names.iter().zip(outputs).map(read).collect()
     }
 
-    /// Their biases, one behind the other.
+    /// The biases of these matrices, concatenated.
     pub fn biases(&self, names: &[String], outputs: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let read = |(name, n): (&String, &usize)| self.vector(&format!("{name}.bias"), *n);
         Ok(names.iter().zip(outputs).map(read).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// The weights of a norm, `offset` added to each.
+    /// The weights of a norm, with `offset` added to each.
     pub fn norm(&self, name: &str, width: usize, offset: f32) -> Result<Vec<f32>, WeightsError> {
         let mut weights = self.vector(&TensorNames::weight(name), width)?;
         if offset != 0.0 {

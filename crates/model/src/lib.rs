@@ -1,8 +1,8 @@
-//! The model: where it comes from, its configuration and weights, its tokenizer and its forward pass.
+//! The model: its files, configuration and weights, its tokenizer and its forward pass.
 //!
-//! A model is a decoder of one of the [`families`], in the layout of a Hugging Face checkpoint. Its [`tensors`] are read by name from
-//! any format that implements [`TensorSource`](tensors::TensorSource). Nothing here knows a task or a run; attention methods come from
-//! `spattn-attention`, downloads from `spattn-hub`.
+//! A model is a decoder of one of the [`families`], in the layout of a Hugging Face checkpoint. Its [`tensors`] are read by name from any
+//! format that implements [`TensorSource`](tensors::TensorSource). This crate does not know tasks or runs; attention methods are in
+//! `spattn-attention`, downloads in `spattn-hub`.
 
 mod added_tokens;
 pub mod calibration;
@@ -69,8 +69,8 @@ use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use tensors::{StoredFormat, StoredTensor, Weights, WeightsError};
 use tokenizer::{Tokenizer, TokenizerOptions};
 
-/// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
-/// other programs' too.
+/// Adds a hint to an error. Damaged weights in the hub's cache can be fetched again only after the user has moved them away, since other
+/// programs use the cache too.
 fn explained(error: WeightsError) -> anyhow::Error {
     match &error {
         WeightsError::Damaged { blob, .. } => {
@@ -81,25 +81,25 @@ fn explained(error: WeightsError) -> anyhow::Error {
     }
 }
 
-/// What the user wants numbers to be stored in.
+/// The user's choice of storage types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorageOptions {
-    /// Keys, values, and weights that do not stay in quantised blocks; the checkpoint's own type if `None`.
+    /// The type of keys, values, and weights that do not stay in quantised blocks; the checkpoint's own type if `None`.
     pub dtype: Option<KvDtype>,
-    /// The type of a checkpoint that names none, as a file of quantised weights does not.
+    /// The type for a checkpoint that states none, such as a file of quantised weights.
     pub unnamed: KvDtype,
-    /// Whether weights in quantised blocks are converted as well.
+    /// Whether weights in quantised blocks are also converted.
     pub dequantise: bool,
 }
 
-/// The checkpoint's own type, or f32, with quantised blocks kept.
+/// The checkpoint's own type, or else f32; quantised blocks are kept.
 impl Default for StorageOptions {
     fn default() -> Self {
         Self { dtype: None, unnamed: KvDtype::F32, dequantise: false }
     }
 }
 
-/// Of this type, with quantised blocks kept.
+/// The given type; quantised blocks are kept.
 impl From<Option<KvDtype>> for StorageOptions {
     fn from(dtype: Option<KvDtype>) -> Self {
         Self { dtype, ..Self::default() }
@@ -107,7 +107,7 @@ impl From<Option<KvDtype>> for StorageOptions {
 }
 
 impl StorageOptions {
-    /// The type of a checkpoint's keys and values, and a note to the user where it is neither theirs nor the checkpoint's.
+    /// The storage type of keys and values, and a note if it is neither the user's choice nor the checkpoint's type.
     fn choose(self, named: Option<CheckpointType>) -> (KvDtype, Option<String>) {
         let of_checkpoint = named.map(|named| match named {
             CheckpointType::F16 => KvDtype::F16,
@@ -129,25 +129,25 @@ impl StorageOptions {
     }
 }
 
-/// A model that was found and checked, all but its weights in memory: enough to plan and to size a run.
+/// A model whose files were found and checked, but whose weights are not in memory: enough to plan a run and its memory.
 pub struct OpenModel {
-    /// As the user named it.
+    /// The name that the user gave.
     pub id: String,
-    /// Commit of the hub's repository, if it came from there.
+    /// The commit of the hub's repository, if the model is from the hub.
     pub revision: Option<String>,
-    /// Identity of the weights; empty if it was opened [for a plan](Self::open_to_plan).
+    /// The identity of the weights; empty if the model was opened [for a plan](Self::open_to_plan).
     pub weights_sha256: String,
-    /// How its files store the weights, where records name it.
+    /// How its files store the weights, if records name that.
     pub format: Option<StoredFormat>,
-    /// What the decoder is like.
+    /// The decoder's shapes and sizes.
     pub dimensions: Dimensions,
-    /// Text to tokens and back, chat template included.
+    /// Converts text to tokens and back, with the chat template.
     pub tokenizer: Tokenizer,
     /// What the user should know about the files, one line each.
     pub notes: Vec<String>,
-    /// Where its calibration artefacts are looked for.
+    /// Where its calibration artefacts are searched for.
     pub calibration: CalibrationPlace,
-    /// Where they are written unless the user says otherwise: only a model's own folder will do.
+    /// Where artefacts are written unless the user says otherwise; `None` if the model has no folder of its own.
     pub writable_calibration: Option<PathBuf>,
     weights: Weights,
 }
@@ -157,7 +157,7 @@ pub struct Model {
     opened: OpenModel,
     /// The forward pass.
     pub decoder: Decoder,
-    /// The same on further devices, where [each has a copy](Device::copies).
+    /// The same on further devices, if [each has a copy](Device::copies).
     pub further_copies: Vec<Decoder>,
 }
 
@@ -170,36 +170,35 @@ impl Deref for Model {
 }
 
 impl Model {
-    /// The forward passes of all copies, which give the same.
+    /// The forward passes of all copies, which give the same results.
     pub fn decoders(&self) -> impl Iterator<Item = &Decoder> {
         std::iter::once(&self.decoder).chain(&self.further_copies)
     }
 
-    /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
+    /// Finds, checks and loads a model for the processor's cores, like [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
-    /// As these two.
+    /// Those of these two.
     pub fn load(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
         OpenModel::open(source, dtype, options)?.load(Device::Cpu)
     }
 }
 
 impl OpenModel {
-    /// Finds and checks a model. `storage` is what weights, keys and values are stored in.
+    /// Finds and checks a model. `storage` gives the types of weights, keys and values.
     ///
     /// # Errors
-    /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
+    /// Those of [`ModelSource::resolve`] and [`Tokenizer::load`]; also if the weights cannot be read.
     pub fn open(source: &ModelSource, storage: impl Into<StorageOptions>, options: TokenizerOptions) -> Result<Self> {
         let opened = Self::of_files(source, source.resolve()?, None, storage.into(), options)?;
         Ok(Self { weights_sha256: opened.weights.sha256().map_err(explained)?, ..opened })
     }
 
-    /// As [`open`](Self::open) for a plan: no weight is read, and none is downloaded from the hub, so
-    /// [`weights_sha256`](Self::weights_sha256) is empty. Tensors are known by the headers of files that are here; a note says if there are
-    /// none.
+    /// Like [`open`](Self::open), for a plan: no weights are read or downloaded from the hub, so [`weights_sha256`](Self::weights_sha256)
+    /// is empty. Tensors are known from the headers of local files; a note says if there are none.
     ///
     /// # Errors
-    /// As [`open`](Self::open), except for weights that are not here.
+    /// Those of [`open`](Self::open), except for missing weights.
     pub fn open_to_plan(
         source: &ModelSource,
         storage: impl Into<StorageOptions>,
@@ -208,18 +207,18 @@ impl OpenModel {
         Self::of_files(source, source.resolve_to_plan()?, None, storage.into(), options)
     }
 
-    /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
-    /// loaded of it are random numbers.
+    /// Like [`open`](Self::open), but weights are neither searched for nor downloaded, which is enough to plan the memory of a run. Loading
+    /// the model gives random weights.
     ///
     /// # Errors
-    /// As [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
+    /// Those of [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
     pub fn open_without_weights(
         source: &ModelSource,
         storage: impl Into<StorageOptions>,
         options: TokenizerOptions,
     ) -> Result<Self> {
         let (texts, sized_by) = match source {
-            // One file has all, and says what its weights take.
+            // One file holds everything, so it shows the size of the weights.
             ModelSource::Gguf(file) => {
                 gguf::open(file, source.to_string()).map(|(texts, weights)| (texts, Some(weights)))?
             }
@@ -230,7 +229,7 @@ impl OpenModel {
         Ok(Self { weights_sha256: opened.weights.sha256().map_err(explained)?, ..opened })
     }
 
-    /// A model of these files; the identity of its weights is left empty.
+    /// A model with these files; the identity of its weights is left empty.
     fn of_files(
         source: &ModelSource,
         mut files: ModelFiles,
@@ -243,7 +242,7 @@ impl OpenModel {
         let tokenizer = Tokenizer::load(&files, &config, options)?;
         let (dtype, of_dtype) = storage.choose(config.checkpoint_type);
         let mut dimensions = Dimensions::new(&config, dtype);
-        // Products in bf16 take all weights in bf16.
+        // Products in bf16 need all weights in bf16.
         if !storage.dequantise && matmul_precision() == MatmulPrecision::F32 {
             dimensions = dimensions.keeping_blocks(sized_by.unwrap_or(&files.weights));
         }
@@ -276,12 +275,12 @@ impl OpenModel {
         })
     }
 
-    /// The tensors of the checkpoint: those that the decoder computes with, and those that nothing reads.
+    /// The tensors of the checkpoint, both those that the decoder uses and those that nothing reads.
     pub fn tensors(&self) -> Vec<CheckpointTensor> {
         checkpoint::tensors(self.dimensions.config(), &self.weights)
     }
 
-    /// The files with the weights, in order; none for a model that is in no file.
+    /// The files with the weights, in order; none for a model that is not stored in files.
     pub fn weight_files(&self) -> Vec<&Path> {
         self.weights.files()
     }
@@ -289,16 +288,16 @@ impl OpenModel {
     /// Reads a tensor as it is stored.
     ///
     /// # Errors
-    /// As [`TensorSource::read`](tensors::TensorSource::read).
+    /// Those of [`TensorSource::read`](tensors::TensorSource::read).
     pub fn read_tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
         self.weights.read(name, shape)
     }
 
-    /// Reads the weights to where they are needed; a device alone stands for any context.
+    /// Loads the weights onto their device; a device given alone means any context length.
     ///
     /// # Errors
-    /// As [`Decoder::load`]; a [`UsageError`] if there is no such device, or cannot be so much memory, before any is taken; or if copies would
-    /// be on different GPUs, which may give different answers.
+    /// Those of [`Decoder::load`]; a [`UsageError`], before memory is allocated, if the device does not exist or cannot have enough memory,
+    /// or if copies would be on different GPUs, which may give different answers.
     pub fn load(self, placement: impl Into<Placement>) -> Result<Model> {
         let Placement { device, tokens } = placement.into();
         if device == Device::Cpu {
@@ -316,19 +315,19 @@ impl OpenModel {
         Ok(Model { decoder, further_copies: copies.into(), opened: self })
     }
 
-    /// One copy of the forward pass. Of a model that was opened [for a plan](Self::open_to_plan), its weights are random numbers if the
-    /// checkpoint's are not here.
+    /// One copy of the forward pass. If the model was opened [for a plan](Self::open_to_plan) and the checkpoint's weights are missing, it
+    /// has random weights.
     ///
     /// # Errors
-    /// As [`Decoder::load`].
+    /// Those of [`Decoder::load`].
     pub fn decoder(&self, placement: Placement) -> Result<Decoder> {
         Ok(Decoder::load(&self.dimensions, &self.weights, placement)?)
     }
 
-    /// Makes sure that the model knows all tokens of a text.
+    /// Checks that the model knows all tokens of a text.
     ///
     /// # Errors
-    /// If the tokenizer gave one that the embedding table has no row for.
+    /// If the embedding table has no row for one of them.
     pub fn check_tokens(&self, ids: &[u32]) -> Result<(), UsageError> {
         let known = self.dimensions.config().vocab_size;
         match ids.iter().find(|id| **id as usize >= known) {
@@ -341,8 +340,8 @@ impl OpenModel {
         }
     }
 
-    /// What determines answers besides weights and the type that is computed in: the decoder's configuration, and how the
-    /// tokenizer makes prompts and ends answers.
+    /// What determines answers besides weights and storage types: the decoder's configuration, and how the tokenizer makes prompts and ends
+    /// answers.
     pub fn configuration(&self) -> Value {
         json!({
             "config": self.dimensions.config(),
@@ -351,7 +350,7 @@ impl OpenModel {
         })
     }
 
-    /// What an artefact has to be made for to fit this model.
+    /// The shape and weights that a calibration artefact must be made for to fit this model.
     pub fn shape(&self) -> ModelShape {
         let c = self.dimensions.config();
         ModelShape {

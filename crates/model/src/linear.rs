@@ -1,7 +1,7 @@
-//! Weight matrices as they are stored, and multiplying by them.
+//! Weight matrices in their storage types, and products with them.
 //!
-//! Weights stay in f32, f16 or bf16, or in the quantised blocks of their file; arithmetic is f32 ([`linear_rows`], [`linear_quantised`]),
-//! or its factors are rounded to bf16 ([`tiles`]).
+//! Weights stay in f32, f16 or bf16, or in the quantised blocks of their file. Arithmetic is in f32 ([`linear_rows`],
+//! [`linear_quantised`]), or with factors rounded to bf16 ([`tiles`]).
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use spattn_kernels::precision::{MatmulPrecision, matmul_precision};
 use spattn_kernels::quantised::{BlockRows, BlockType, RowLayout, linear_quantised};
 use spattn_kernels::tiles::{self, LeftTiles, RightTiles};
 
-/// A `[rows][columns]` matrix as it is stored.
+/// A `[rows][columns]` matrix in its storage type.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     data: Arc<Data>,
@@ -27,11 +27,11 @@ enum Data {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
-    /// For products in bf16: packed once.
+    /// Packed once, for products in bf16.
     Tiles(RightTiles),
-    /// Quantised, in parts that may have different types: a file may have the values of a layer in more bits than its queries.
+    /// Quantised, in parts that may have different types: a file may store the values' rows of a layer in more bits than the queries'.
     Blocks(Vec<Blocks>),
-    /// Matrices on top of one another, some quantised and some not.
+    /// Matrices on top of each other, some quantised and some not.
     Mixed(Vec<Matrix>),
 }
 
@@ -41,12 +41,12 @@ struct Blocks {
     block_type: BlockType,
     layout: RowLayout,
     bytes: Vec<u8>,
-    /// Where blocks begin in `bytes`.
+    /// The offset of the blocks in `bytes`.
     first: usize,
 }
 
 impl Blocks {
-    /// The rows of a tensor. As many as make whole strips are laid side by side, without a second copy; the rest stays as it is.
+    /// The rows of a tensor. Those that make whole strips are interleaved in place; the others are left unchanged.
     fn of_rows(block_type: BlockType, mut bytes: Vec<u8>, columns: usize) -> Vec<Self> {
         let strip_bytes = block_type.strip_rows().unwrap_or(usize::MAX).saturating_mul(block_type.bytes_of(columns));
         let rest = bytes.split_off(bytes.len() / strip_bytes * strip_bytes);
@@ -64,14 +64,14 @@ impl Blocks {
         BlockRows { block_type: self.block_type, layout: self.layout, blocks: &self.bytes[self.first..] }
     }
 
-    /// Number of rows of so many columns.
+    /// The number of rows, which have this many columns.
     fn len(&self, columns: usize) -> usize {
         self.rows().blocks.len() / self.block_type.bytes_of(columns)
     }
 }
 
 impl Matrix {
-    /// Stacks tensors of equal width on top of one another, converted to `dtype`; or, where products are in bf16, to that.
+    /// Stacks tensors of equal width, converted to `dtype`; for products in bf16, converted to bf16.
     pub fn stack(tensors: &[StoredTensor], columns: usize, dtype: WeightDtype) -> Self {
         Self::for_precision(matmul_precision(), tensors, columns, dtype)
     }
@@ -89,8 +89,7 @@ impl Matrix {
         Self { data: Arc::new(data), columns }
     }
 
-    /// As [`stack`](Self::stack) with products in f32, but tensors that are stored in blocks stay as they are, where their rows are whole
-    /// blocks.
+    /// Like [`stack`](Self::stack) with products in f32, but tensors stored in blocks are kept if their rows are whole blocks.
     pub fn stack_blocks(tensors: Vec<StoredTensor>, columns: usize, dtype: WeightDtype) -> Self {
         let stays = |tensor: &StoredTensor| match tensor.dtype {
             StoredType::Blocks(block_type) => columns.is_multiple_of(block_type.numbers()).then_some(block_type),
@@ -129,7 +128,7 @@ impl Matrix {
         self.len() == 0
     }
 
-    /// Bytes stored.
+    /// The number of bytes stored.
     pub fn bytes(&self) -> usize {
         match &*self.data {
             Data::F32(v) => size_of_val(v.as_slice()),
@@ -188,7 +187,7 @@ impl Matrix {
     }
 }
 
-/// The part that holds a row, and the row's number within it.
+/// The part that holds a row, and the row's index in it.
 ///
 /// # Panics
 /// If there is no such row.

@@ -1,7 +1,7 @@
-//! Detects texts that have been put into a chat template already.
+//! Detects texts that were already put into a chat template.
 //!
-//! Programs that prepare benchmarks may write whole prompts (RULER's `prepare.py --model_template_type meta-chat`). In a model's own
-//! template, such a text would be a turn within a turn.
+//! Programs that prepare benchmarks may write whole prompts (RULER's `prepare.py --model_template_type meta-chat`). Put into the model's
+//! own template, such a text would be a turn within a turn.
 
 /// Beginnings of whole prompts: those of RULER's `template.py`, and of common templates.
 const OPENINGS: [&str; 29] = [
@@ -33,11 +33,11 @@ const OPENINGS: [&str; 29] = [
     "<｜User｜>",
     "A chat between a curious user and an artificial intelligence assistant.",
     "You are a helpful assistant. USER:",
-    // RWKV's template, which begins with a made-up exchange.
+    // RWKV's template begins with a made-up exchange.
     "User: hi\n\nAssistant: Hi. I am your assistant",
 ];
 
-/// Ends of whole prompts: the opening of the answer. A system prompt may come before the user's turn, so the beginning may differ.
+/// Ends of whole prompts, where the answer begins. The beginning may differ, since a system prompt may precede the user's turn.
 const ENDINGS: [&str; 6] = [
     "[/INST]",
     "<|im_start|>assistant",
@@ -47,8 +47,8 @@ const ENDINGS: [&str; 6] = [
     "<｜Assistant｜>",
 ];
 
-/// Words that open the first turn, and the answer. A text that begins with the first and ends with the second is a dialogue that waits for
-/// its next turn. `Question:` and `Answer:` are not listed, as few-shot prompts use them.
+/// Words that open the first turn, and those that open the answer. A text that begins with the first and ends with the second is a
+/// dialogue that waits for its next turn. `Question:` and `Answer:` are not listed, since few-shot prompts use them.
 const TURNS: [(&str, &str); 5] = [
     ("User:", "Assistant:"),
     ("USER:", "ASSISTANT:"),
@@ -60,22 +60,22 @@ const TURNS: [(&str, &str); 5] = [
 /// Special tokens that also occur in documents, as HTML tags.
 const TAGS: [&str; 2] = ["<s>", "</s>"];
 
-/// What a model's own template writes around the user's turn.
+/// The text that a model's own template writes around the user's turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Around<'a> {
     /// Before the user's turn.
     pub before: &'a str,
-    /// Behind the user's turn, up to the answer.
+    /// After the user's turn, up to the answer.
     pub after: &'a str,
     /// The texts of the model's special tokens.
     pub special: &'a [String],
 }
 
-/// The first sign in a user's turn that it has been put into a chat template already; `None` if there is none.
+/// The first sign that a user's turn was already put into a chat template; `None` if there is none.
 pub fn found<'t>(user: &'t str, own: &Around<'_>) -> Option<&'t str> {
     let text = user.trim();
     let at = |mark: &str| text.find(mark).map(|at| &text[at..at + mark.len()]);
-    // A special token in the user's turn would end the turn for the model.
+    // The model would take a special token in the user's turn for the end of the turn.
     let is_own = |token: &&String| own.before.contains(token.as_str()) || own.after.contains(token.as_str());
     let is_sign = |token: &&String| !token.trim().is_empty() && !TAGS.contains(&token.as_str());
     let special = || own.special.iter().filter(is_own).filter(is_sign).find_map(|token| at(token));
@@ -86,7 +86,7 @@ pub fn found<'t>(user: &'t str, own: &Around<'_>) -> Option<&'t str> {
     special().or_else(opening).or_else(ending).or_else(dialogue).or_else(|| between(text, own))
 }
 
-/// The end of the text that is as long as `ending`.
+/// The last part of the text, as long as `ending`.
 fn last<'t>(text: &'t str, ending: &str) -> Option<&'t str> {
     text.get(text.len().checked_sub(ending.len())?..)
 }
@@ -96,7 +96,7 @@ fn ends_in_words(text: &str, ending: &str) -> bool {
     text.strip_suffix(ending).is_some_and(|before| before.ends_with(char::is_whitespace))
 }
 
-/// What the template writes behind a turn, if it occurs in a text that also begins like a turn of the template, or ends with it.
+/// The text that the template writes after a turn, if it occurs in a text that also begins like a turn of the template, or ends with it.
 fn between<'t>(text: &'t str, own: &Around<'_>) -> Option<&'t str> {
     let last = own.before.trim_end().lines().next_back().unwrap_or_default();
     let opening = own.special.iter().fold(last.to_owned(), |line, token| line.replace(token.as_str(), ""));

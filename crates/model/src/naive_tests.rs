@@ -1,4 +1,4 @@
-//! The decoder compared with one in plain loops and f64, field by field of the [`BlockSpec`].
+//! The decoder, compared with an implementation in plain loops and f64 for each field of the [`BlockSpec`].
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn config(change: impl Fn(&mut ModelConfig)) -> ModelConfig {
     config
 }
 
-/// Tensors of which every one has numbers of its own: norms around 1, all others around 0.
+/// Tensors that all have different numbers: norms around 1, all others around 0.
 #[derive(Debug)]
 struct Numbers {
     tensors: BTreeMap<String, (TensorInfo, Vec<f32>)>,
@@ -69,7 +69,7 @@ impl Numbers {
         &self.tensors[name].1
     }
 
-    /// The rows of matrices, or the entries of biases, one behind the other.
+    /// The rows of matrices, or the entries of biases, concatenated.
     fn stacked(&self, names: &[String], end: &str) -> Vec<f64> {
         names.iter().flat_map(|name| self.get(&format!("{name}.{end}"))).map(|x| f64::from(*x)).collect()
     }
@@ -104,7 +104,7 @@ impl TensorSource for Numbers {
 struct Naive<'a> {
     config: &'a ModelConfig,
     numbers: &'a Numbers,
-    /// By number.
+    /// The RoPE tables, by number.
     ropes: Vec<RopeTable>,
 }
 
@@ -130,7 +130,7 @@ impl Naive<'_> {
         let Some(rope) = rope else { return head.to_vec() };
         let (cos, sin) = (self.ropes[rope].cos(position), self.ropes[rope].sin(position));
         let n = self.config.rotated();
-        // The other channel of its pair, the number of the pair, and the sign of the other's share.
+        // The other channel of its pair, the number of the pair, and the sign of the other channel's term.
         let pair = |i: usize| match self.config.block.rope_pairs {
             RopePairs::Halves if i < n / 2 => (i + n / 2, i, -1.0),
             RopePairs::Halves => (i - n / 2, i - n / 2, 1.0),
@@ -147,7 +147,7 @@ impl Naive<'_> {
         (0..head.len()).map(turned).collect()
     }
 
-    /// Heads of a projection, normed if there is a norm for them, and rotated.
+    /// The heads of a projection, normed if they have a norm, and rotated.
     fn heads(&self, rows: &[f64], norm: Option<String>, position: usize, rope: Option<usize>) -> Vec<Vec<f64>> {
         let d = self.config.head_dim;
         let over = match self.config.block.qk_norm_over {
@@ -168,7 +168,7 @@ impl Naive<'_> {
         self.linear(&[down], &gated, bias)
     }
 
-    /// What the second branch of a layer computes, which may have experts.
+    /// The second branch of a layer, which may have experts.
     fn feed_forward(&self, index: usize, x: &[f64]) -> Vec<f64> {
         let (c, names) = (self.config, &self.config.block.names);
         let name = |part: &str| format!("{}{index}.{part}", names.layer);
@@ -206,13 +206,13 @@ impl Naive<'_> {
         block.attention_cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
     }
 
-    /// What a query grows by at a position.
+    /// The factor on a query at a position.
     fn growth(&self, position: usize) -> f64 {
         let Some(QueryGrowth { beta, step }) = self.config.block.query_growth else { return 1.0 };
         1.0 + f64::from(beta) * (1.0 + (position as f64 / step as f64).floor()).ln()
     }
 
-    /// What a gate `x` lets pass of `up`.
+    /// The output for a gate `x` and what it gates, `up`.
     fn gate(&self, x: f64, up: f64) -> f64 {
         match self.config.block.gate {
             Gate::Silu => up * x / (1.0 + (-x).exp()),
@@ -225,13 +225,14 @@ impl Naive<'_> {
         }
     }
 
-    /// Logits behind every token.
+    /// The logits after every token.
     fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         self.logits_ahead(tokens, None).0
     }
 
-    /// As [`logits`](Self::logits); tokens behind a prefix attend each other, and of the prefix as many tokens as `picked` says, by
-    /// the queries that the input of the layer before has in a layer. And what they would pick by their own.
+    /// Like [`logits`](Self::logits), but tokens after a prefix attend to each other and to the tokens of the prefix that `picked` allows.
+    /// A layer's tokens are picked by the queries that its weights give for the input of the layer before. Also counts the tokens that the
+    /// layer's actual queries would pick.
     fn logits_ahead(&self, tokens: &[u32], picked: Option<Picked>) -> (Vec<Vec<f64>>, Misses) {
         let mut misses = Misses::default();
         let (c, block) = (self.config, &self.config.block);
@@ -311,15 +312,15 @@ impl Naive<'_> {
     }
 }
 
-/// How many tokens of a prefix are picked.
+/// How many tokens of a prefix are picked: the `k` best of the first `prefix` tokens.
 #[derive(Clone, Copy)]
 struct Picked {
     prefix: usize,
     k: usize,
 }
 
-/// Tokens that query heads would pick by their own queries, and those of them that are not picked by the queries of the layer before; behind
-/// the first layer.
+/// Counts, after the first layer, the tokens that query heads would pick by their own queries, and those of them that the queries computed
+/// ahead do not pick.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Misses {
     wanted: u64,
@@ -350,8 +351,8 @@ fn exact_labels(k: usize, offload: bool) -> Configured {
     configure(&expand_grid(&spec).unwrap()[0], &Policy { sink: 0, local: 0, ..Policy::default() }).unwrap()
 }
 
-/// Feeds the tokens behind a prefix to sequences of some methods, several at a time and one by one; returns for each sequence the logits behind
-/// the last token of each step, and its misses.
+/// For each sequence, the logits after the last token of each step, and its misses. [`stepped`] feeds the tokens after a prefix to
+/// sequences of some methods, several at a time and one by one.
 type Stepped = (Vec<(usize, Vec<f32>)>, Misses);
 fn stepped(decoder: &Decoder, tokens: &[u32], prefix: usize, methods: &[Configured]) -> Vec<Stepped> {
     let prefill = decoder.prefill(&tokens[..prefix], tokens.len()).unwrap();
@@ -371,8 +372,8 @@ fn stepped(decoder: &Decoder, tokens: &[u32], prefix: usize, methods: &[Configur
     logits.into_iter().zip(misses).collect()
 }
 
-/// Tokens are picked by the queries of the layer before where the method says so, and by its own otherwise. At the first layer there is no
-/// other. What its own queries would have picked is counted.
+/// Tokens are picked by queries computed from the input of the layer before if the method says so, and by the layer's own queries
+/// otherwise. The first layer has only its own. The tokens that the own queries would have picked are counted.
 #[test]
 fn tokens_are_picked_ahead_by_the_queries_that_the_input_of_the_layer_before_has() {
     let qk_norm = |config: &mut ModelConfig| {
@@ -399,15 +400,15 @@ fn tokens_are_picked_ahead_by_the_queries_that_the_input_of_the_layer_before_has
             assert!(worst(logits, &expected[*last]) < 1e-4, "behind token {last}: {}", worst(logits, &expected[*last]));
         }
         assert!(own.iter().any(|(last, logits)| worst(logits, &expected[*last]) > 1e-2), "own queries pick others");
-        // Ten tokens, four heads, three layers behind the first.
+        // Ten tokens, four heads, three layers after the first.
         assert_eq!(misses.wanted, (10 * 4 * 3 * k) as u64);
         assert!(misses.missed > 0 && misses.missed < misses.wanted, "{misses:?}");
         assert_eq!((*counted, *none), (misses, Misses::default()));
     }
 }
 
-/// Behind a layer that adds nothing, the queries of the next are known before it. The query weights of both layers differ, so that those of the
-/// next are what counts.
+/// If a layer adds nothing, the queries of the next layer are already known before it. The two layers have different query weights, which
+/// shows that those of the next layer are used.
 #[test]
 fn behind_a_layer_that_adds_nothing_no_token_is_missed() {
     let config = config(|_| ());
@@ -453,7 +454,7 @@ fn worst(got: &[f32], expected: &[f64]) -> f64 {
     got.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
 }
 
-/// Logits of prefill at all tokens, and of steps behind a shorter prefill, both compared with the naive decoder's.
+/// Logits of a prefill at all tokens, and of steps after a shorter prefill, both compared with those of the naive decoder.
 fn compared(what: &str, config: &ModelConfig) -> Vec<f64> {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 7 + 3) % config.vocab_size as u32).collect();
     let numbers = Numbers::of(config);
@@ -475,7 +476,7 @@ fn compared(what: &str, config: &ModelConfig) -> Vec<f64> {
     all
 }
 
-/// More rows than pass a layer's products together.
+/// Uses more rows than a layer's products take at a time.
 #[test]
 fn the_last_token_has_the_same_bits_alone_and_among_the_rows_of_any_prompt() {
     let config = config(|_| {});
@@ -486,7 +487,7 @@ fn the_last_token_has_the_same_bits_alone_and_among_the_rows_of_any_prompt() {
     let logits = decoder.logits(&rows, |row| row).unwrap();
     assert_eq!(whole.logits, logits[299 * config.vocab_size..]);
     for last in [0, 1, 11, 127, 128, 200, 256, 299] {
-        // Only this row passes the whole of the last layer.
+        // Only this row passes through the whole last layer.
         let alone = decoder.prefill(&tokens[..=last], tokens.len()).unwrap().logits;
         assert_eq!(alone, logits[last * config.vocab_size..][..config.vocab_size], "row {last}");
     }
@@ -563,7 +564,7 @@ fn every_field_of_a_block_is_computed_as_by_the_naive_decoder() {
     for (what, block) in changes {
         let changed = compared(what, &config(|c| c.block = block.clone()));
         let differs = changed.iter().zip(&plain).any(|(a, b)| (a - b).abs() > 1e-2);
-        // Norms are drawn around 1 either way.
+        // Norms are drawn around 1 in both cases.
         assert!(differs || what == "norms stored without 1", "{what}: as Llama");
     }
     compared("one table for both ends", &config(|c| c.tie_word_embeddings = true));
@@ -602,7 +603,7 @@ fn every_kind_of_layer_is_computed_as_by_the_naive_decoder() {
     let plain = compared("full layers", &config(|_| {}));
     let other_rope = RopeConfig { theta: 100.0, scaling: RopeScaling::Linear { factor: 3.0 } };
     let changes: [(&str, [LayerKind; 2], Vec<RopeConfig>); 5] = [
-        // Beyond the window in prefill, and further in the steps behind it.
+        // Prefill reaches beyond the window, and the steps after it go further.
         ("a window", [LayerKind { window: Some(5), ..LayerKind::FULL }, LayerKind::FULL], Vec::new()),
         ("windows of one token", [LayerKind { window: Some(1), ..LayerKind::FULL }; 2], Vec::new()),
         ("a layer that is not rotated", [LayerKind::FULL, LayerKind { rope: None, ..LayerKind::FULL }], Vec::new()),
@@ -627,7 +628,7 @@ fn every_kind_of_layer_is_computed_as_by_the_naive_decoder() {
     }
 }
 
-/// What an identity holds of a block, and the order in which it does: digests are of its text.
+/// The entries of an identity for a block, in their order, since digests are of its text.
 #[test]
 fn a_run_is_identified_by_what_differs_from_llama() {
     let of = |block: BlockSpec| serde_json::to_string(&block).unwrap();
@@ -684,6 +685,6 @@ fn a_token_passes_the_experts_that_it_uses_and_no_others() {
         shapes.values().filter(|shape| shape.len() == 2).map(|shape| shape.iter().product::<usize>()).sum();
     let dimensions = Dimensions::new(&config, KvDtype::F32);
     assert_eq!(dimensions.weight_numbers(), matrices);
-    // The embedding table, and three of five experts.
+    // Without the embedding table, and three of five experts.
     assert_eq!(dimensions.step_weight_numbers(), matrices - 50 * 32 - 3 * 3 * 24 * 32);
 }

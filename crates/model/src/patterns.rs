@@ -1,7 +1,7 @@
-//! Checks a `tokenizer.json`: its parts are known, its replacements do not let a text grow without limit, and its patterns end in time.
+//! Checks a `tokenizer.json`: its parts are known, its replacements cannot make a text grow without limit, and its patterns end in time.
 //!
-//! A tokenizer's file comes from an untrusted source. Its normalizer and decoder may replace text again and again, and its patterns may
-//! backtrack without end. Both are tried before the file is used, on made-up texts; how long a pattern takes on every text cannot be known.
+//! A tokenizer's file is untrusted. Its normalizer and decoder may replace text again and again, and its patterns may backtrack without
+//! end. Both are tried on made-up texts before the file is used; the time of a pattern on every possible text cannot be known.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use fancy_regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many times longer all replacements together may make a text.
+/// The most that all replacements together may make a text longer, as a factor.
 const MOST_GROWTH: f64 = 256.0;
 
-/// How long the patterns of a file may take on all made-up texts together.
+/// The most time that the patterns of a file may take on all made-up texts together.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The longest pattern, in bytes. Those of known tokenizers have up to 700.
@@ -28,7 +28,7 @@ struct TokenizerParts {
     decoder: Option<Value>,
 }
 
-/// Checks the text of a `tokenizer.json`. A text that is no valid JSON passes: the tokenizer's reader reports it.
+/// Checks the text of a `tokenizer.json`. Invalid JSON passes: the tokenizer's reader reports it.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -119,7 +119,8 @@ const KINDS: [PartKinds; 5] = [
     ),
 ];
 
-/// Finds a part whose kind the library does not know; the library's own error does not name it. Returns what is wrong, and the known kinds.
+/// Finds a part of a kind that the library does not know; the library's own error does not name it. Returns what is wrong, and the known
+/// kinds.
 pub fn unknown_kind(text: &str) -> Option<(String, String)> {
     let tokenizer: Value = serde_json::from_str(text).ok()?;
     KINDS.iter().find_map(|(part, list, known)| {
@@ -134,12 +135,12 @@ fn unknown_in<'a>(part: &'a Value, list: &str, known: &[&str]) -> Option<&'a str
     own.or_else(|| part[list].as_array()?.iter().find_map(|inner| unknown_in(inner, list, known)))
 }
 
-/// Whether a part replaces the empty text, on which the library fails.
+/// Whether a part replaces the empty text, which makes the library fail.
 fn replaces_nothing(part: &Value) -> bool {
     part["type"] == "Replace" && part["pattern"]["String"] == "" || children(part).any(replaces_nothing)
 }
 
-/// How many times longer a text can get by all replacements in this part, one after the other.
+/// The factor by which all replacements in this part, one after the other, can make a text longer.
 fn growth(part: &Value) -> f64 {
     let own = match part["type"] == "Replace" {
         true => replacement_growth(&part["pattern"], part["content"].as_str().unwrap_or("")),
@@ -200,7 +201,7 @@ fn try_all(patterns: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs of one piece and then another character: on these, patterns that backtrack take longest.
+/// Runs of one piece followed by another character, on which backtracking patterns take longest.
 fn texts() -> Vec<String> {
     let pieces = ["a", "A", " ", "1", ".", "\n", "é", "中", "ab", "a ", "a1", "(", "Aa", " \n"];
     pieces.iter().map(|piece| piece.repeat(TRIED / piece.chars().count()) + "!").collect()

@@ -1,5 +1,5 @@
-//! Quantised checkpoints against the packages that write them (`scripts/make_golden_quantised.py`), from their config to logits; and what
-//! is said of broken ones.
+//! Quantised checkpoints, compared from config to logits with the packages that write them (`scripts/make_golden_quantised.py`); and the
+//! errors for broken ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,7 +66,7 @@ fn tensors_equal_those_of_the_package_that_writes_them_to_the_bit() {
             assert_eq!(weights.shape(name), Some(shape), "{case}: {name}");
             let (got, right) =
                 (weights.read(name, shape).unwrap().to_f32(), expected.read(name, shape).unwrap().to_f32());
-            // NaN is a NaN of any bits.
+            // NaNs are equal whatever their bits.
             let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
             let at = got.iter().zip(&right).position(differs);
             assert!(at.is_none(), "{case}: {name} at {at:?}: {} and not {}", got[at.unwrap()], right[at.unwrap()]);
@@ -135,7 +135,7 @@ fn model(case: &str, change: impl Fn(&mut Value)) -> TempDir {
     folder
 }
 
-/// What is said of a model's weights.
+/// The notes on a model's weights.
 fn notes(folder: &TempDir, dtype: Option<KvDtype>) -> Vec<String> {
     let source = ModelSource::Folder(folder.path().into());
     let opened = OpenModel::open(&source, dtype, TokenizerOptions::default()).unwrap();
@@ -201,7 +201,7 @@ fn packed_weights_without_settings_are_told_what_lacks() {
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// What is said of a case of which tensors or settings were changed.
+/// The error for a case with changed tensors or settings.
 fn fault(case: &str, change: impl Fn(&mut Tensors, &mut Value)) -> String {
     let bytes = fs::read(golden(case).join("model.safetensors")).unwrap();
     let stored = SafeTensors::deserialize(&bytes).unwrap();

@@ -1,8 +1,8 @@
-//! Rotary position embedding (RoPE): frequencies of each scaling variant, tables of cos and sin, rotation.
+//! Rotary position embedding (RoPE): frequencies of each scaling variant, tables of cos and sin, and rotation.
 //!
 //! All variants follow the arithmetic of the reference implementation (Hugging Face transformers) and round to `f32` at the same places: at
-//! position 100,000, one unit in the last place of a frequency changes the angle by several thousandths. Of a head, the first channels are
-//! rotated, which may be all, in pairs of two halves or of neighbours ([`RopePairs`]). [`config`](super::config) parses the parameters.
+//! position 100,000, one unit in the last place of a frequency changes the angle by several thousandths. The first channels of a head, or
+//! all of them, are rotated in pairs of two halves or of neighbours ([`RopePairs`]). [`config`](super::config) parses the parameters.
 
 use std::f64::consts::PI;
 
@@ -22,8 +22,8 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// RoPE for heads of which the first `rotated` channels (an even number) are rotated, in pairs of two halves. `max_positions` is
-    /// `max_position_embeddings` of the config: the trained length, for `dynamic` scaling.
+    /// RoPE for heads whose first `rotated` channels (an even number) are rotated, in pairs of two halves. `max_positions` is
+    /// `max_position_embeddings` of the config, which is the trained length for `dynamic` scaling.
     pub fn new(config: &RopeConfig, rotated: usize, max_positions: usize) -> Self {
         Self { config: config.clone(), rotated, max_positions, pairs: RopePairs::Halves }
     }
@@ -33,16 +33,16 @@ impl Rope {
         Self { pairs, ..self }
     }
 
-    /// Channels of a head that are rotated.
+    /// The number of rotated channels of a head.
     pub fn rotated(&self) -> usize {
         self.rotated
     }
 
     /// The longest sequence up to which its [frequencies](Self::frequencies) do not change as it grows; `None` if they never do.
     ///
-    /// Only those of `dynamic` scaling do. The reference recomputes them from the length of each forward pass and
-    /// leaves cached keys as they are. So prompt tokens are rotated with the frequencies for the prompt's length, and each generated token
-    /// with those for the length including it.
+    /// Only those of `dynamic` scaling change. The reference recomputes them from the length of each forward pass and leaves cached keys
+    /// unchanged. So prompt tokens are rotated with the frequencies for the prompt's length, and each generated token with those for the
+    /// length up to and including it.
     pub fn fixed_up_to(&self) -> Option<usize> {
         match self.config.scaling {
             RopeScaling::Dynamic { .. } => Some(self.max_positions),
@@ -50,10 +50,11 @@ impl Rope {
         }
     }
 
-    /// The length whose [frequencies](Self::frequencies) rotate the token at `position`, behind a prompt of `prompt_tokens` or in it.
+    /// The length whose [frequencies](Self::frequencies) rotate the token at `position`, which is in a prompt of `prompt_tokens` or after
+    /// it.
     ///
-    /// That of `longrope` is the prompt's, whatever follows it. The reference reads everything again when an answer grows beyond the
-    /// trained length.
+    /// For `longrope` it is the prompt's length, however long the answer is. The reference would recompute everything when an answer grows
+    /// beyond the trained length.
     pub fn length_at(&self, prompt_tokens: usize, position: usize) -> usize {
         match self.fixed_up_to() {
             Some(_) => prompt_tokens.max(position + 1),
@@ -70,8 +71,8 @@ impl Rope {
         }
     }
 
-    /// Inverse frequencies (radians per position, one for each pair of channels) for a sequence of `sequence_length` tokens, and the factor on cos
-    /// and sin.
+    /// The inverse frequencies (radians per position, one for each pair of channels) for a sequence of `sequence_length` tokens, and the
+    /// factor on cos and sin.
     pub fn frequencies(&self, sequence_length: usize) -> (Vec<f32>, f32) {
         let theta = self.config.theta;
         match &self.config.scaling {
@@ -109,7 +110,7 @@ impl Rope {
 
     /// `theta^(2i/d)` for each pair `i`.
     fn periods(&self, theta: f64) -> impl Iterator<Item = f32> {
-        // The reference computes powers in f32. F64 rounded once agrees to the last place, on any platform.
+        // The reference computes powers in f32. Rounding an f64 once agrees to the last place, on any platform.
         let (d, theta) = (self.rotated, f64::from(theta as f32));
         (0..d / 2).map(move |i| theta.powf(f64::from((2 * i) as f32 / d as f32)) as f32)
     }
@@ -235,18 +236,18 @@ impl RopeTable {
         new.enumerate().with_min_len(PIECE).for_each(|(i, (cos, sin))| fill_row(inverse, scaling, have + i, cos, sin));
     }
 
-    /// Rotates one head in place, as at `position`, which must be below [`len`](Self::len).
+    /// Rotates one head in place for `position`, which must be below [`len`](Self::len).
     pub fn rotate(&self, x: &mut [f32], position: usize) {
         apply(x, self.cos(position), self.sin(position), self.pairs);
     }
 
-    /// Cos of one position, a value for each pair of channels. The position must be below [`len`](Self::len).
+    /// Cos for one position, with a value for each pair of channels. The position must be below [`len`](Self::len).
     pub fn cos(&self, position: usize) -> &[f32] {
         let half = self.inverse.len();
         &self.cos[position * half..(position + 1) * half]
     }
 
-    /// Sin of one position, a value for each pair of channels. The position must be below [`len`](Self::len).
+    /// Sin for one position, with a value for each pair of channels. The position must be below [`len`](Self::len).
     pub fn sin(&self, position: usize) -> &[f32] {
         let half = self.inverse.len();
         &self.sin[position * half..(position + 1) * half]
@@ -261,8 +262,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// For heads of a sequence that grows from a prompt of `prompt_tokens` to `tokens`; `None` if the frequencies change within it, since
-    /// then no turn maps one position to another.
+    /// The rotation for heads of a sequence that grows from a prompt of `prompt_tokens` to `tokens`. `None` if the frequencies change
+    /// within it, since then no single turn maps one position to another.
     pub fn new(rope: &Rope, prompt_tokens: usize, tokens: usize) -> Option<Self> {
         let fixed = rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
         fixed.then(|| Self { inverse: rope.frequencies(prompt_tokens).0, pairs: rope.pairs })

@@ -1,17 +1,18 @@
-//! Which experts a token passes, by what the router says of them.
+//! Which experts a token passes through, according to the router.
 
 use super::families::{ExpertWeights, Experts};
 
-/// For each expert, the rows that it is chosen for and its weight there, rows in order; `logits` is `[row][expert]`.
+/// For each expert, the rows that are routed to it and its weight for each, with rows in order; `logits` is
+/// `[row][expert]`.
 ///
-/// Of equal logits, that of the lower expert counts as the larger one.
+/// Among equal logits, that of the lower expert counts as larger.
 pub(super) fn routed(logits: &[f32], spec: &Experts) -> Vec<Vec<(usize, f32)>> {
     let mut by_expert = vec![Vec::new(); spec.count];
     let mut order: Vec<usize> = Vec::with_capacity(spec.count);
     for (row, logits) in logits.chunks_exact(spec.count).enumerate() {
         order.clear();
         order.extend(0..spec.count);
-        // Stable, so that ties stay in order.
+        // The sort is stable, so ties stay in order.
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
         let largest = logits[order[0]];
         let share = |expert: usize| (logits[expert] - largest).exp();
@@ -38,7 +39,7 @@ mod tests {
         Experts { names, count: 4, used: 2, width: 8, weights, router_bias: false }
     }
 
-    /// Logits of which the softmax is known: logarithms of the weights.
+    /// Logits with a known softmax: logarithms of the weights.
     fn logits(weights: [f32; 4]) -> Vec<f32> {
         weights.iter().map(|weight| weight.ln() + 3.0).collect()
     }

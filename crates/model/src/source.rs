@@ -1,8 +1,8 @@
-//! Where a model comes from: built into the program, a folder, or the Hugging Face hub.
+//! The source of a model: built into the program, a folder, or the Hugging Face hub.
 //!
-//! Whatever the source, the result is the same [`ModelFiles`]: texts read, weights opened but not
-//! loaded; or the [`ModelTexts`] alone, for those who need a tokenizer and no weights. What the texts mean is the business of [`config`](super::config) and
-//! [`tokenizer`](super::tokenizer); downloads are in [`hub`].
+//! Any source gives the same [`ModelFiles`], with texts read and weights opened but not loaded; or only the [`ModelTexts`], for callers
+//! that need a tokenizer but no weights. [`config`](super::config) and [`tokenizer`](super::tokenizer) interpret the texts; downloads are
+//! in [`hub`].
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -29,7 +29,7 @@ use spattn_base::privacy;
 use spattn_weights_1::WEIGHTS as WEIGHTS_1;
 use spattn_weights_2::WEIGHTS as WEIGHTS_2;
 
-/// Bytes of a text of a model, such as its tokenizer.
+/// The most bytes of a text of a model, such as its tokenizer.
 const MOST_OF_TEXTS: u64 = 1 << 30;
 
 macro_rules! shape_file {
@@ -38,16 +38,16 @@ macro_rules! shape_file {
     };
 }
 
-/// The name of the model inside the program.
+/// The name of the model that is built into the program.
 pub const BUILTIN: &str = "builtin";
-/// What names of models with random weights begin with.
+/// The prefix of the names of models with random weights.
 pub const RANDOM: &str = "random:";
-/// What to do about a GGUF file that is not there.
+/// The hint for a GGUF file that does not exist.
 const GGUF_HINT: &str = "check the path; a file of a repository on the hub is named ORGANISATION/NAME/FILE.gguf";
-/// Seed of random weights.
+/// The seed of random weights.
 const RANDOM_SEED: u64 = 1;
 
-/// Published shapes that models with random weights can take, with their `config.json`.
+/// Published shapes for models with random weights, each with its `config.json`.
 const SHAPES: &[(&str, &str)] = &[
     ("llama-3.1-8b", shape_file!("llama-3.1-8b")),
     ("llama-3.1-70b", shape_file!("llama-3.1-70b")),
@@ -63,11 +63,10 @@ pub fn shape_names() -> impl Iterator<Item = &'static str> {
     SHAPES.iter().map(|(name, _)| *name)
 }
 
-/// A model as the user named it; displayed as records name it, which for a folder is its path, or its name alone
-/// ([`privacy`]).
+/// A model as the user named it. It is displayed as records name it, which for a folder is its path, or its name alone ([`privacy`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
-    /// The model inside the program.
+    /// The model that is built into the program.
     Builtin,
     /// A published shape, or that of a `config.json`, with random weights and the built-in tokenizer.
     Random(String),
@@ -81,7 +80,7 @@ pub enum ModelSource {
         repo: String,
         /// Branch, tag or commit; `main` if absent.
         revision: Option<String>,
-        /// Which of its files.
+        /// The choice among its files.
         choice: GgufChoice,
     },
     /// A repository on the hub.
@@ -111,16 +110,16 @@ impl fmt::Display for ModelSource {
 }
 
 impl ModelSource {
-    /// Reads `builtin`, a folder, a GGUF file, `org/name[@revision]`, or a GGUF file of such a repository: `org/name/file.gguf[@revision]`
+    /// Parses `builtin`, a folder, a GGUF file, `org/name[@revision]`, or a GGUF file of such a repository: `org/name/file.gguf[@revision]`
     /// or `org/name:TYPE[@revision]`.
     ///
-    /// What exists on the disk wins over a name on the hub of the same spelling. What starts with `.`, `/` or `~`, is below a folder that
-    /// exists, or has more than one `/` before any `@` and does not end with `.gguf` is meant as a path. A folder with one GGUF model and no
-    /// other is that file.
+    /// An existing path takes precedence over a hub name with the same spelling. A name that starts with `.`, `/` or `~` is taken for a
+    /// path. So is a name ending with `.gguf` that has no folder or is below an existing one, and any other name with more than one `/`
+    /// before any `@`. A folder with one GGUF model and no other model stands for that file.
     ///
     /// # Errors
-    /// A path that does not exist or is a file of another kind, a folder with several GGUF models and no other, or a name that is none of
-    /// these.
+    /// A path that does not exist or is a file of another kind, a folder with several GGUF models and no other model, or a name that is
+    /// none of these.
     pub fn parse(spec: &str) -> Result<Self, UsageError> {
         if spec == BUILTIN {
             return Ok(Self::Builtin);
@@ -141,7 +140,7 @@ impl ModelSource {
         if path.is_file() {
             let what = format!("the model `{spec}` is a file, neither a folder nor a GGUF file");
             return Err(match formats::of_files(&[spec]) {
-                // A folder would not help.
+                // Suggesting a folder would not help.
                 Some((format, _)) if !spec.ends_with(".safetensors") => {
                     UsageError::new(format!("{what}, and holds {}", format.what)).hint(format.hint)
                 }
@@ -166,7 +165,7 @@ impl ModelSource {
         Ok(Self::Hub { repo, revision })
     }
 
-    /// The model in a folder: that of its only GGUF file, if it holds no model in another format.
+    /// The model in a folder: its only GGUF file, if it holds no model in another format.
     fn in_folder(folder: PathBuf) -> Result<Self, UsageError> {
         let names = names_in(&folder);
         if names.iter().any(|name| name == CONFIG || name.ends_with(".safetensors")) {
@@ -175,8 +174,8 @@ impl ModelSource {
         Ok(hub_gguf::only_model_in(&folder, &names)?.map_or(Self::Folder(folder), Self::Gguf))
     }
 
-    /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
-    /// cache, endpoint, token and being offline ([`HubOptions::from_env`]).
+    /// Finds the files, downloading from the hub what is not in its cache; the environment determines cache, endpoint, token and offline
+    /// mode ([`HubOptions::from_env`]).
     ///
     /// # Errors
     /// A [`UsageError`] if a file is missing or cannot be downloaded, a [`WeightsError`] if weights
@@ -195,10 +194,10 @@ impl ModelSource {
         }
     }
 
-    /// The files of a model for a plan: weights are not downloaded from a folder of the hub, and need not be there.
+    /// The files of a model for a plan: weights are not downloaded from the hub, and may be missing.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve), but for weights that are not there.
+    /// Those of [`resolve`](Self::resolve), except for missing weights.
     pub fn resolve_to_plan(&self) -> Result<ModelFiles> {
         match self {
             Self::Folder(path) => ModelFiles::from_folder_to_plan(path, self.to_string()),
@@ -214,10 +213,10 @@ impl ModelSource {
         }
     }
 
-    /// The texts of a model alone: weights are neither looked for nor downloaded, unless one GGUF file holds both.
+    /// Only the texts of a model: weights are neither searched for nor downloaded, unless one GGUF file holds both.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve), but for weights.
+    /// Those of [`resolve`](Self::resolve), except for weights.
     pub fn resolve_texts(&self) -> Result<ModelTexts> {
         match self {
             Self::Hub { .. } | Self::HubGguf { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
@@ -235,7 +234,7 @@ impl ModelSource {
         }
     }
 
-    /// As [`resolve_texts`](Self::resolve_texts), with given options for the hub.
+    /// Like [`resolve_texts`](Self::resolve_texts), with given options for the hub.
     pub fn resolve_texts_with(&self, options: &HubOptions) -> Result<ModelTexts> {
         if let Self::HubGguf { .. } = self {
             return Ok(self.resolve_with(options)?.texts);
@@ -248,7 +247,7 @@ impl ModelSource {
         Ok(texts)
     }
 
-    /// As [`resolve`](Self::resolve), with given options for the hub.
+    /// Like [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
         let (snapshot, mut files) = match self {
             Self::Hub { repo, revision } => {
@@ -269,13 +268,13 @@ impl ModelSource {
     }
 }
 
-/// Whether what does not exist would be a path: it starts as one, or is below a folder that exists.
+/// Whether the name of a missing GGUF file is meant as a path: it starts like one, has no folder, or is below an existing one.
 fn is_meant_as_path(spec: &str) -> bool {
     let folder = spec.split_once('/').map(|(folder, _)| folder);
     spec.starts_with(['.', '/', '~']) || folder.is_none_or(|folder| Path::new(folder).is_dir())
 }
 
-/// A model as records name it, which need not be there.
+/// The name of a model in records; the model need not exist.
 pub fn recorded(spec: &str) -> String {
     match ModelSource::parse(spec) {
         Ok(source) => source.to_string(),
@@ -302,7 +301,7 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
     Ok(TextFile { name: path.display().to_string(), text: text.into() })
 }
 
-/// The error for models with commas between them.
+/// The error for several models separated by commas.
 fn several_models(spec: &str) -> UsageError {
     let each: Vec<String> = spec.split(',').map(|model| format!("--model {}", model.trim())).collect();
     UsageError::new(format!("`{spec}` is not a model: it is a list"))
@@ -330,11 +329,11 @@ fn expand_home(spec: &str) -> PathBuf {
 /// The files of a model: texts read, weights opened.
 #[derive(Debug)]
 pub struct ModelFiles {
-    /// All but the weights.
+    /// Everything except the weights.
     pub texts: ModelTexts,
     /// The weights.
     pub weights: Weights,
-    /// Where calibration artefacts are looked for.
+    /// Where calibration artefacts are searched for.
     pub calibration: CalibrationPlace,
 }
 
@@ -353,13 +352,13 @@ impl DerefMut for ModelFiles {
 }
 
 impl ModelFiles {
-    /// What a GGUF file holds, and those that belong to it; `id` is how records name the model. Errors as for [`gguf::open`].
+    /// The contents of a GGUF file and of the files that belong to it; `id` is the model's name in records. Errors as for [`gguf::open`].
     fn from_gguf(path: &Path, id: String) -> Result<Self> {
         let (texts, weights) = gguf::open(path, id)?;
         Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(gguf::calibration(path)) })
     }
 
-    /// As [`from_folder`](Self::from_folder), of a folder that may have no weights.
+    /// Like [`from_folder`](Self::from_folder), for a folder that may have no weights.
     fn from_folder_to_plan(folder: &Path, id: String) -> Result<Self> {
         const WEIGHTS: [&str; 8] = ["safetensors", "index.json", "bin", "pt", "pth", "gguf", "npz", "h5"];
         let is_weights = |name: &String| WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
@@ -371,7 +370,7 @@ impl ModelFiles {
         Ok(Self { texts, weights: Weights::random(0), calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)) })
     }
 
-    /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
+    /// The files in `folder`; `id` is the model's name in records. Errors as for [`ModelSource::resolve`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
         let texts = ModelTexts::from_folder(folder, id)?;
         let opened = match texts.config()?.quantisation {
@@ -392,14 +391,14 @@ impl ModelFiles {
 }
 
 impl ModelTexts {
-    /// The texts in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve_texts`].
+    /// The texts in `folder`; `id` is the model's name in records. Errors as for [`ModelSource::resolve_texts`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
         let required = |name: &str| {
             let found = optional(folder, name)?;
             found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
         };
         let config = required(CONFIG)?;
-        // A model that is not supported needs nothing else.
+        // Checked first: an unsupported model needs none of the other files.
         ModelConfig::parse(&config.text, &config.name)?;
         Ok(Self {
             id,
@@ -418,7 +417,7 @@ impl ModelTexts {
     /// The parsed config.
     ///
     /// # Errors
-    /// As for [`ModelConfig::parse`].
+    /// Those of [`ModelConfig::parse`].
     pub fn config(&self) -> Result<ModelConfig, UsageError> {
         ModelConfig::parse(&self.config.text, &self.config.name)
     }
@@ -444,7 +443,7 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Says that an adapter beside a model is not applied; with peft installed, transformers would apply it.
+/// The note that an adapter beside a model is not applied; with peft installed, transformers would apply it.
 fn adapter_note(folder: &Path) -> Option<String> {
     folder.join(ADAPTER_CONFIG).is_file().then(|| {
         format!(
@@ -455,10 +454,10 @@ fn adapter_note(folder: &Path) -> Option<String> {
     })
 }
 
-/// Whether a file of a model is there.
+/// Whether a file of a model exists.
 ///
 /// # Errors
-/// If there is a link in its place that leads nowhere, or something that is no file: it is not as if there were none.
+/// If its path is a dangling link or not a file, which must not be treated as a missing file.
 fn is_there(path: &Path) -> Result<bool, UsageError> {
     if path.is_file() {
         return Ok(true);
@@ -490,7 +489,7 @@ macro_rules! builtin_file {
     };
 }
 
-/// The file with the weights, joined by the compiler from the halves that two packages hold.
+/// The weights file, which the compiler joins from the halves in two packages.
 static WEIGHTS: [u8; WEIGHTS_1.len() + WEIGHTS_2.len()] = {
     let mut whole = [0; WEIGHTS_1.len() + WEIGHTS_2.len()];
     let (first, second) = whole.split_at_mut(WEIGHTS_1.len());

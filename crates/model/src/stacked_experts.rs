@@ -1,4 +1,4 @@
-//! Experts that a checkpoint holds in one tensor are read as if it held each by itself.
+//! Makes experts that a checkpoint holds in one tensor readable one by one.
 
 use anyhow::Result;
 
@@ -7,14 +7,15 @@ use super::families::{Experts, StackedLayout, TensorNames};
 use super::tensors::{MXFP4_BLOCK, PartForm, Weights};
 use spattn_base::error::UsageError;
 
-/// What to do where config and weights differ.
+/// The hint if config and weights differ.
 const ONE_MODEL: &str =
     "config.json and the weights are of two models, or one of them was edited: take both from one place";
 
-/// Names the parts of tensors that hold all experts of a layer.
+/// Adds the names of single experts' tensors for those tensors that hold all experts of
+/// a layer.
 ///
 /// # Errors
-/// If such a tensor has another shape than the config says.
+/// If such a tensor's shape differs from the config.
 pub(super) fn divide(config: &ModelConfig, weights: &mut Weights) -> Result<()> {
     let Some(experts) = config.block.experts else { return Ok(()) };
     for layer in (0..config.layers).filter(|layer| config.layer_kind(*layer).experts) {
@@ -39,7 +40,7 @@ impl Stacked<'_> {
         format!("{}{}.{part}", self.config.block.names.layer, self.layer)
     }
 
-    /// The names of all experts' matrices or biases, gate, up and down.
+    /// The names of the matrices or biases of all experts: gate, up and down.
     fn names(&self, ending: &str) -> impl Iterator<Item = [String; 3]> {
         let name = move |part: String| format!("{}.{ending}", self.name(&part));
         (0..self.experts.count).map(move |expert| self.experts.names.of(expert).map(name))
@@ -120,7 +121,7 @@ impl Stacked<'_> {
         Ok(())
     }
 
-    /// Matrices in blocks of 4 bits, whose rows are outputs.
+    /// Divides matrices in blocks of 4 bits, whose rows are outputs.
     fn divide_blocks(&self, weights: &mut Weights, gate_up: &str, down: &str) -> Result<()> {
         let (hidden, Experts { count, width, .. }) = (self.config.hidden_size, self.experts);
         for (name, rows, inputs, step) in [(gate_up, 2 * width, hidden, 2), (down, hidden, width, 1)] {

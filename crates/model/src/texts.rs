@@ -1,4 +1,4 @@
-//! The texts of a model's files, wherever they are from, and how JSON in them is read.
+//! The texts of a model's files from any source, and how JSON in them is read.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::files::{
     ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 
-/// A text with the name that errors about it use.
+/// A text with its name for errors.
 #[derive(Debug, Clone)]
 pub struct TextFile {
     /// Path, or a label for built-in files.
@@ -19,12 +19,12 @@ pub struct TextFile {
     pub text: Cow<'static, str>,
 }
 
-/// What the files of a model say besides its weights.
+/// The files of a model besides its weights.
 #[derive(Debug)]
 pub struct ModelTexts {
-    /// The model as records name it: `builtin`, the folder, or the hub id.
+    /// The model's name in records: `builtin`, the folder, or the hub id.
     pub id: String,
-    /// Commit on the hub, where there is one.
+    /// The commit on the hub, if there is one.
     pub revision: Option<String>,
     /// [`CONFIG`].
     pub config: TextFile,
@@ -40,14 +40,14 @@ pub struct ModelTexts {
     pub special_tokens: Option<TextFile>,
     /// [`ADDED_TOKENS`].
     pub added_tokens: Option<TextFile>,
-    /// What the user should know about how the files were found, a line each.
+    /// What the user should know about how the files were found, one line each.
     pub notes: Vec<String>,
 }
 
-/// The object that a file holds; an empty one where there is no file.
+/// The object in a file; empty if there is no file.
 ///
 /// # Errors
-/// A text that is no JSON object, with the file's name.
+/// A text that is not a JSON object, with the file's name.
 pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
     let Some(file) = file else { return Ok(Map::new()) };
     match serde_json::from_str(&file.text) {
@@ -57,7 +57,8 @@ pub(super) fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, Usag
     }
 }
 
-/// A special token is written as its text or as an object with the text.
+/// The text of a special token, which is written as a string or as an object with the
+/// text.
 pub(super) fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }

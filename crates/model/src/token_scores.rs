@@ -1,5 +1,5 @@
-//! What distributions over a vocabulary make of the tokens of a text: how likely each token is, and how far the distribution before it is
-//! from that of `full`. How rows become distributions is the business of engines.
+//! Scores of a text's tokens by distributions over the vocabulary: how likely each token is, and how far the distribution that predicts it
+//! is from that of `full`. Engines compute the distributions.
 
 use std::any::Any;
 
@@ -8,60 +8,60 @@ use rayon::prelude::*;
 use spattn_kernels::distribution::{divergence, log_sum_exp};
 use spattn_kernels::topk::argmax;
 
-/// What a distribution makes of a token.
+/// The score of a token by a distribution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
     /// Negative log-likelihood, in nats.
     pub nll: f64,
-    /// The distribution beside that of `full`, if the two were compared.
+    /// The comparison with the distribution of `full`, if there is one.
     pub compared: Option<Compared>,
 }
 
-/// A distribution beside that of `full`.
+/// The comparison of a distribution with that of `full`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Compared {
     /// `KL(full ‖ method)`, in nats; at least 0.
     pub kl: f64,
-    /// Whether both have the same most probable token.
+    /// Whether both have the same most likely token.
     pub same_top: bool,
 }
 
-/// Rows behind the last layer, each of which predicts a token that is scored.
+/// Rows after the last layer, each of which predicts a token that is scored.
 #[derive(Debug, Clone, Copy)]
 pub struct PredictingRows<'a> {
     /// `[token][hidden]`.
     pub rows: &'a [f32],
     /// The position of each of these tokens, from 0.
     pub positions: &'a [usize],
-    /// The token that each row is scored by, below the size of the vocabulary.
+    /// The token that each row predicts, below the size of the vocabulary.
     pub targets: &'a [u32],
 }
 
-/// Rows that are scored, and `full`'s distributions of the same rows if they are compared with these.
+/// Rows to score, and `full`'s distributions for the same rows if they are to be compared.
 pub type ScoredPart<'a> = (PredictingRows<'a>, Option<&'a Distributions>);
 
-/// What an engine made of rows: in host memory, or whatever it keeps on its device.
+/// The results of an engine for some rows: in host memory, or in a form that it keeps on its device.
 enum Kept<T> {
     Host(T),
     Device(Box<dyn Any + Send + Sync>),
 }
 
-/// The logits of rows, where the engine that computed them keeps them.
+/// The logits of rows, kept where the engine computed them.
 pub struct RowLogits(Kept<Vec<f32>>);
 
 impl RowLogits {
-    /// `[row][vocab]` in host memory.
+    /// Logits `[row][vocab]` in host memory.
     pub fn on_host(logits: Vec<f32>) -> Self {
         Self(Kept::Host(logits))
     }
 
-    /// Those that an engine keeps on its device.
+    /// Logits that an engine keeps on its device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn on_device(kept: impl Any + Send + Sync) -> Self {
         Self(Kept::Device(Box::new(kept)))
     }
 
-    /// What an engine keeps on its device, if it is of this kind.
+    /// The value that an engine keeps on its device, if it has this type.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn into_device<T: Any>(self) -> Option<T> {
         match self.0 {
@@ -70,7 +70,7 @@ impl RowLogits {
         }
     }
 
-    /// Those in host memory; what is on a device is given back.
+    /// The logits in host memory; if they are on a device, `self` is returned as the error.
     pub(crate) fn into_host(self) -> Result<Vec<f32>, Self> {
         match self.0 {
             Kept::Host(logits) => Ok(logits),
@@ -79,7 +79,7 @@ impl RowLogits {
     }
 }
 
-/// The distributions of several rows, where the engine that made them keeps them.
+/// The distributions of several rows, kept where the engine made them.
 pub struct Distributions(Kept<Vec<Distribution>>);
 
 /// The distribution of a row, in host memory.
@@ -94,13 +94,13 @@ impl Distribution {
         Self { logits: logits.to_vec(), log_z: log_sum_exp(logits), top: argmax(logits) }
     }
 
-    /// What it makes of a token. It is the same as itself.
+    /// The score of a token, with the distribution compared with itself.
     fn score(&self, target: u32) -> TokenScore {
         let compared = Some(Compared { kl: 0.0, same_top: true });
         TokenScore { nll: self.log_z - f64::from(self.logits[target as usize]), compared }
     }
 
-    /// Another distribution beside it. Rounding errors below 0 count as 0.
+    /// Compares another distribution with this one. Rounding errors below 0 count as 0.
     fn compare(&self, logits: &[f32], log_z: f64) -> Compared {
         let kl = divergence(&self.logits, self.log_z, logits, log_z).max(0.0);
         Compared { kl, same_top: argmax(logits) == self.top }
@@ -108,7 +108,8 @@ impl Distribution {
 }
 
 impl Distributions {
-    /// From logits `[row][vocab]` in host memory, with what each makes of its row's target, compared with itself.
+    /// The distributions of logits `[row][vocab]` in host memory, with the score of each row's target, where each distribution is compared
+    /// with itself.
     pub fn of_logits(logits: &[f32], targets: &[u32]) -> (Self, Vec<TokenScore>) {
         let rows = logits.par_chunks_exact(vocab(logits, targets));
         let kept: Vec<Distribution> = rows.map(Distribution::new).collect();
@@ -116,13 +117,13 @@ impl Distributions {
         (Self(Kept::Host(kept)), scores)
     }
 
-    /// That an engine keeps on its device.
+    /// Distributions that an engine keeps on its device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn on_device(kept: impl Any + Send + Sync) -> Self {
         Self(Kept::Device(Box::new(kept)))
     }
 
-    /// What an engine keeps on its device, if it is of this kind.
+    /// The value that an engine keeps on its device, if it has this type.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn device<T: Any>(&self) -> Option<&T> {
         match &self.0 {
@@ -131,7 +132,7 @@ impl Distributions {
         }
     }
 
-    /// Those in host memory.
+    /// The distributions in host memory.
     ///
     /// # Panics
     /// If they are on a device.
@@ -143,11 +144,11 @@ impl Distributions {
     }
 }
 
-/// What logits `[row][vocab]` in host memory make of each row's target, compared with `full`'s distributions of the same rows if these are
-/// given.
+/// The scores of the rows' targets by logits `[row][vocab]` in host memory, compared with `full`'s distributions of the same rows if these
+/// are given.
 ///
 /// # Panics
-/// If `full` is on a device, or of fewer rows.
+/// If `full` is on a device or has fewer rows.
 pub fn scores_of_logits(logits: &[f32], targets: &[u32], full: Option<&Distributions>) -> Vec<TokenScore> {
     if targets.is_empty() {
         return Vec::new();
@@ -162,7 +163,7 @@ pub fn scores_of_logits(logits: &[f32], targets: &[u32], full: Option<&Distribut
     rows.map(score).collect()
 }
 
-/// Logits of a row, at least 1.
+/// The number of logits of a row, at least 1.
 fn vocab(logits: &[f32], targets: &[u32]) -> usize {
     (logits.len() / targets.len().max(1)).max(1)
 }

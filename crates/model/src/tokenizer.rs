@@ -1,9 +1,9 @@
 //! Turns a user's turn into token ids, and ids into text.
 //!
 //! A prompt is rendered as one text (chat template, user's turn, opened answer) and split once, so that no token boundary is forced at the
-//! question. If the tokenizer adds a BOS, and the template has printed one, the prompt still begins with only one. Wrong numbers of BOS
-//! tokens and missed EOS ids are the commonest reasons for scores that do not reproduce, so both are decided here and nowhere else.
-//! Rendering is in [`chat`](super::chat).
+//! question. If the tokenizer adds a BOS and the template has printed one, the prompt still begins with only one. A wrong number of BOS
+//! tokens and missed EOS ids are the most common reasons for scores that do not reproduce, so both are decided only here. Rendering is in
+//! [`chat`](super::chat).
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use spattn_base::error::{UsageError, in_plain_words};
 use spattn_base::foreign::contain;
 use spattn_hub::checksum::sha256_hex;
 
-/// Special tokens that end a turn in some model family, even if no config says so.
+/// Special tokens that end a turn in some model family, even if the config does not say so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
 
-/// Special tokens beside BOS and EOS that chat templates may print, by their keys.
+/// Special tokens besides BOS and EOS that chat templates may print, by their keys.
 const OTHER_TOKENS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A user's turn that occurs in no template.
@@ -37,8 +37,8 @@ const OTHER_MARK: &str = "\u{1}another turn of the user\u{1}";
 pub struct TokenizerOptions {
     /// Whether the chat template is used, if the model has one.
     pub chat: bool,
-    /// Whether the model may think before it answers, if its template can switch that. Off by default: answers of long-context tasks are
-    /// scored from their first few tokens.
+    /// Whether the model may think before it answers, if its template can switch that. Off by default, since answers of long-context tasks
+    /// are scored by their first few tokens.
     pub thinking: bool,
     /// The system prompt, for the chat template.
     pub system: Option<String>,
@@ -55,26 +55,26 @@ impl Default for TokenizerOptions {
 pub struct PromptTokens {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Byte range of each token in `text`; `(0, 0)` for a BOS that is not in the text.
+    /// The byte range of each token in `text`; `(0, 0)` for a BOS that is not in the text.
     pub offsets: Vec<(usize, usize)>,
     /// The rendered text.
     pub text: String,
-    /// Byte in `text` where the user's turn starts.
+    /// The byte in `text` where the user's turn starts.
     pub user_start: usize,
-    /// Bytes that the template removed from the start of the user's turn (white space).
+    /// The number of bytes (white space) that the template removed from the start of the user's turn.
     pub user_cut: usize,
-    /// How many BOS tokens `ids` has: 1, unless the tokenizer adds none or the user's text contains some.
+    /// The number of BOS tokens in `ids`: 1, unless the tokenizer adds none or the user's text contains some.
     pub bos_count: usize,
 }
 
 impl PromptTokens {
-    /// Index of the first token that contains a byte of `text` at or after `byte`; the number of tokens if none does. A token that
-    /// straddles `byte` counts.
+    /// The index of the first token that contains a byte of `text` at or after `byte`, including a token that straddles `byte`; the number
+    /// of tokens if there is none.
     pub fn token_at(&self, byte: usize) -> usize {
         self.offsets.iter().position(|(_, end)| *end > byte).unwrap_or(self.ids.len())
     }
 
-    /// As [`token_at`](Self::token_at), for a byte of the user's turn, such as the first of the question.
+    /// Like [`token_at`](Self::token_at), for a byte of the user's turn, such as the first of the question.
     pub fn token_of_user_byte(&self, byte: usize) -> usize {
         self.token_at(self.user_start + byte.saturating_sub(self.user_cut))
     }
@@ -85,12 +85,12 @@ impl PromptTokens {
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     file: String,
-    /// What the tokenizer puts in front of a text: a BOS for most models.
+    /// The tokens that the tokenizer puts in front of a text: a BOS for most models.
     front: Vec<u32>,
     bos: Option<u32>,
     eos: Vec<u32>,
     chat: Option<ChatTemplate>,
-    /// SHA-256 of the template in use and the special tokens that it may print.
+    /// The SHA-256 of the template in use and of the special tokens that it may print.
     chat_sha256: Option<String>,
     options: TokenizerOptions,
     sha256: String,
@@ -120,7 +120,7 @@ impl Tokenizer {
                 (None, None) => {}
             }
         }
-        // `front` holds what the post-processor adds, and post-processors change offsets.
+        // The post-processor is removed, since it would change offsets; `front` holds what it adds.
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         let mut eos = config.eos_ids.clone();
         if let Some(file) = &files.generation_config {
@@ -153,7 +153,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Says so where prompts begin with a token that the chat template does not print. A template that fails says so when it is used.
+    /// The note on prompts that begin with a token which the chat template does not print. A failing template is reported when it is used.
     fn note_on_front(&self) -> Result<Option<String>, UsageError> {
         let (Some(chat), [first, ..]) = (&self.chat, self.front.as_slice()) else { return Ok(None) };
         let Ok(text) = self.said(chat, MARK) else { return Ok(None) };
@@ -185,7 +185,7 @@ impl Tokenizer {
         }
     }
 
-    /// Checks that there is a chat template which can tell the model to think.
+    /// Checks that there is a chat template that can make the model think.
     fn check_thinking(&self) -> Result<(), UsageError> {
         if !self.options.thinking || self.chat.is_some() {
             return Ok(());
@@ -222,7 +222,7 @@ impl Tokenizer {
         sha256.clone_into(&mut self.sha256);
     }
 
-    /// What determines prompts and the ends of answers beside `tokenizer.json`, for a run's identity.
+    /// What determines prompts and the ends of answers besides `tokenizer.json`, for a run's identity.
     pub fn identity(&self) -> Value {
         json!({
             "added_tokens_sha256": self.added_sha256(),
@@ -234,7 +234,8 @@ impl Tokenizer {
         })
     }
 
-    /// SHA-256 of the added tokens, which are found in a text before it is split. Other files may add to those of `tokenizer.json`.
+    /// The SHA-256 of the added tokens, which are found in a text before it is split. Other files may add some to those of
+    /// `tokenizer.json`.
     fn added_sha256(&self) -> String {
         let added: BTreeMap<u32, tokenizers::AddedToken> = self.inner.get_added_tokens_decoder().into_iter().collect();
         sha256_hex(json!(added).to_string().as_bytes())
@@ -245,7 +246,7 @@ impl Tokenizer {
         &self.notes
     }
 
-    /// How many BOS tokens a prompt begins with, for a self-check; `None` if there are none and the tokenizer adds none.
+    /// The number of BOS tokens at the beginning of a prompt, for a self-check; `None` if there are none and the tokenizer adds none.
     pub fn leading_bos(&self, ids: &[u32]) -> Option<usize> {
         let bos = self.bos?;
         let leading = ids.iter().take_while(|id| **id == bos).count();
@@ -257,8 +258,8 @@ impl Tokenizer {
         self.bos
     }
 
-    /// Ids that end a generation, sorted: those named in any of the model's files, and the usual ends of a turn that the vocabulary has as
-    /// special tokens.
+    /// The ids that end a generation, sorted: those named in any of the model's files, and the usual ends of a turn that are special
+    /// tokens of the vocabulary.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
     }
@@ -273,7 +274,7 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The prompt for a user's turn, with the beginning of the answer that the model continues.
+    /// The prompt for a user's turn, with the beginning of the answer, which the model continues.
     ///
     /// # Errors
     /// If the chat template fails or changes the user's words, or the text cannot be split.
@@ -281,7 +282,7 @@ impl Tokenizer {
         self.encode_rendered(self.render(user, answer_prefix)?)
     }
 
-    /// As [`encode_prompt`](Self::encode_prompt), without a chat template even if the model has one.
+    /// Like [`encode_prompt`](Self::encode_prompt), without a chat template even if the model has one.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -302,13 +303,13 @@ impl Tokenizer {
         Ok(PromptTokens { ids, offsets, text, user_start, user_cut, bos_count })
     }
 
-    /// Number of tokens of [`encode_prompt`](Self::encode_prompt), at less cost. Errors as there.
+    /// The number of tokens of [`encode_prompt`](Self::encode_prompt), at less cost. Errors as there.
     pub fn count_prompt(&self, user: &str, answer_prefix: &str) -> Result<usize, UsageError> {
         let ids = self.split(&self.render(user, answer_prefix)?.text)?;
         Ok(ids.len() + if self.needs_front(&ids) { self.front.len() } else { 0 })
     }
 
-    /// Ids of a text, without chat template. If `front`, what belongs in front of a text is added.
+    /// The ids of a text, without chat template. If `front`, with the tokens that the tokenizer puts in front of a text.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -320,7 +321,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids of a text, and the byte at which each token ends; nothing is put in front.
+    /// The ids of a text, and the byte at which each token ends; nothing is put in front.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -329,7 +330,7 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(_, end)| *end).collect()))
     }
 
-    /// What the tokenizer puts in front of a text: a BOS for most models.
+    /// The tokens that the tokenizer puts in front of a text: a BOS for most models.
     pub fn front(&self) -> &[u32] {
         &self.front
     }
@@ -342,15 +343,15 @@ impl Tokenizer {
         self.run(|| self.inner.decode(ids, true))
     }
 
-    /// The text of ids, special tokens included.
+    /// The text of ids, including special tokens.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// Those of [`decode`](Self::decode).
     pub fn spell(&self, ids: &[u32]) -> Result<String, UsageError> {
         self.run(|| self.inner.decode(ids, false))
     }
 
-    /// A sign that a user's turn has been put into a chat template already; `None` if there is none, or the model has no template.
+    /// A sign that a user's turn was already put into a chat template; `None` if there is none, or the model has no template.
     ///
     /// # Errors
     /// If the chat template fails.
@@ -363,7 +364,7 @@ impl Tokenizer {
         Ok(markup::found(user, &markup::Around { before, after, special: &special }))
     }
 
-    /// Counts the tokens of a text, and stops beyond `most`. The text is split in pieces, so each border may add a token or two.
+    /// Counts the tokens of a text, and stops above `most`. The text is split in pieces, so each border may add a token or two.
     ///
     /// # Errors
     /// If the text cannot be split.
@@ -386,7 +387,7 @@ impl Tokenizer {
         !self.front.is_empty() && ids.first() != self.front.first()
     }
 
-    /// Runs the tokenizer; if it panics on an unusual file, that is an error.
+    /// Runs the tokenizer; a panic, which an unusual file may cause, becomes an error.
     fn run<T>(&self, encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, UsageError> {
         contain(encode).map_err(|e| self.failed(&e))?.map_err(|e| self.failed(&*e))
     }
@@ -438,7 +439,7 @@ fn piece_end(text: &str) -> usize {
     text[..most].rfind(char::is_whitespace).filter(|at| *at > PIECE / 2).unwrap_or(most)
 }
 
-/// Bytes missing at the start of `user` in `rendered`, since templates may trim it; `None` if it was changed otherwise.
+/// The bytes missing at the start of `user` in `rendered`, since templates may trim it; `None` if it was changed in another way.
 fn cut(user: &str, rendered: &str) -> Option<usize> {
     let left = user.trim_start();
     if rendered.starts_with(user) {
@@ -462,14 +463,14 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
     if inner.get_vocab_size(true) == 0 {
         return Err(UsageError::new(format!("{}: it has no tokens", file.name)));
     }
-    // Some files contain truncation and padding settings from the tokenizer's training.
+    // Some files contain truncation and padding settings from the training of the tokenizer.
     inner.with_truncation(None).map_err(|e| fault(&*e))?;
     inner.with_padding(None);
     Ok(inner)
 }
 
 /// Removes a BPE model's dropout, which splits the same text differently each time: runs must be repeatable, and models are evaluated
-/// without it. Returns a note if there was one.
+/// without dropout. Returns a note if there was one.
 fn without_dropout(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<String> {
     let ModelWrapper::BPE(model) = inner.get_model() else { return None };
     let dropout = model.dropout.filter(|dropout| *dropout != 0.0)?;
@@ -479,8 +480,8 @@ fn without_dropout(inner: &mut tokenizers::Tokenizer, file: &str) -> Option<Stri
     Some(format!("{file}: its `dropout` of {dropout} is not applied, so that a text always has the same tokens"))
 }
 
-/// Notes where `tokenizer_config.json` and the post-processor of `tokenizer.json` disagree about BOS or EOS. Transformers 5 follows
-/// `tokenizer.json` only; the Llama and Gemma classes of transformers 4 follow `tokenizer_config.json`.
+/// Notes on disagreements about BOS or EOS between `tokenizer_config.json` and the post-processor of `tokenizer.json`. Transformers 5
+/// follows only `tokenizer.json`; the Llama and Gemma classes of transformers 4 follow `tokenizer_config.json`.
 fn bos_notes(files: &ModelTexts, settings: &Map<String, Value>, has_front: bool) -> Vec<String> {
     let flag = |key: &str| settings.get(key).and_then(Value::as_bool);
     let file = files.tokenizer_config.as_ref().unwrap_or(&files.tokenizer);
@@ -562,7 +563,7 @@ impl Template<'_> {
     }
 }
 
-/// SHA-256 of a JSON value: spaces, the order of keys and the escaping of characters do not count.
+/// The SHA-256 of a JSON value, which does not depend on spaces, the order of keys or the escaping of characters.
 fn value_sha256(text: &str) -> String {
     let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
     value.sort_all_objects();

@@ -3,8 +3,8 @@
 use super::Estimate;
 use super::distributions::Z;
 
-/// Pearson's correlation, with an interval by Fisher's z. `None` for fewer than three pairs, or if either quantity does not vary; no
-/// interval for fewer than four pairs.
+/// Returns Pearson's correlation, with an interval by Fisher's z. `None` for fewer than three pairs, or if either quantity does not
+/// vary; no interval for fewer than four pairs.
 pub fn correlation(pairs: &[(f64, f64)]) -> Option<Estimate> {
     const LEAST: usize = 3;
     let n = pairs.len() as f64;

@@ -1,4 +1,4 @@
-//! Simulation of how often the intervals contain the true value. Its tables are for reading; it checks little.
+//! Simulation of how often intervals contain the true value. Its tables are meant for reading; it asserts little.
 //!
 //! `cargo test --release -p spattn-stats coverage -- --ignored --nocapture` prints the tables of `results/reference/intervals`.
 
@@ -27,15 +27,15 @@ impl Draw {
         f64::from(u8::from(self.uniform() < probability))
     }
 
-    /// Standard normal, by Box and Muller.
+    /// Draws from the standard normal distribution, by Box and Muller.
     fn normal(&mut self) -> f64 {
         let (radius, angle) = ((-2.0 * (1.0 - self.uniform()).ln()).sqrt(), self.uniform());
         radius * (std::f64::consts::TAU * angle).cos()
     }
 }
 
-/// The intervals to compare: this program's, the percentile bootstrap over examples, and BCa. BCa is undefined if all values are equal;
-/// this program's is used instead.
+/// Returns the intervals to compare: this program's, the percentile bootstrap over examples, and BCa. BCa is undefined if all values
+/// are equal; this program's interval then replaces it.
 fn intervals(sample: &Sample, own: (f64, f64), draw: &mut Draw) -> [(f64, f64); 3] {
     let (values, n) = (&sample.values, sample.values.len());
     let mean = sample.mean();
@@ -63,7 +63,7 @@ fn normal_quantile(share: f64) -> f64 {
     super::distributions::root(-8.0, 8.0, |z| 1.0 - super::distributions::normal_tail(z) - share)
 }
 
-/// Prints one line: for each kind, the share of intervals that contain the truth, and their mean width.
+/// Prints one line: for each kind of interval, the share that contains the truth, and the mean width.
 fn line(name: &str, n: usize, truth: f64, of: impl Fn(&mut Draw) -> (Sample, (f64, f64))) -> [f64; 3] {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(n as u64));
     let (mut covered, mut width) = ([0.0; 3], [0.0; 3]);

@@ -1,14 +1,14 @@
-//! The interval of a mean paired difference, the test whether it is a gain, and the smallest detectable difference.
+//! The interval of a mean paired difference, the test of whether it is a gain, and the smallest detectable difference.
 
 use super::distributions::{Z, beta_quantile, half_tail, normal_tail, root};
 use super::sample::SampleSize;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
-/// The 80 % quantile of the standard normal distribution; 80 % is the power at which a difference counts as detectable.
+/// The 80 % quantile of the standard normal distribution; a difference counts as detectable if the power is 80 %.
 const Z_POWER: f64 = 0.841_621_233_572_914_3;
 const POWER: f64 = 0.8;
 
-/// Gains and losses as shares of the number of examples, and that number.
+/// Gains and losses as shares of the number of examples, and this number.
 pub(super) struct Discordance {
     gained: f64,
     lost: f64,
@@ -16,12 +16,13 @@ pub(super) struct Discordance {
     n: f64,
 }
 
-/// With fewer contexts that differ, the exact test decides whether there is a difference. Tango's interval and McNemar's test are formulas
-/// for many: where four pairs differ, all in one direction, they call it a difference, though it comes of chance in one of eight. With
-/// five, all in one direction, the mid-p value is below 5 % (Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13, 2013).
+/// If fewer contexts differ, the exact test decides whether there is a difference. Tango's interval and McNemar's test are approximations
+/// for many contexts: if four pairs differ, all in one direction, they report a difference, although chance produces this in one of eight
+/// cases. With five, all in one direction, the mid-p value is below 5 % (Fagerland, Lydersen and Laake, BMC Medical Research Methodology
+/// 13, 2013).
 const LEAST_DIFFERING: usize = 5;
 
-/// How many contexts gained and lost, as counted by the exact test of a difference.
+/// The number of contexts that gained and lost, as counted by the exact test of a difference.
 #[derive(Clone, Copy)]
 struct Signs {
     gained: usize,
@@ -41,8 +42,8 @@ impl Signs {
         signs
     }
 
-    /// The probability of so many more gains than losses if either is as likely (McNemar's exact test); `None` where enough differ for the
-    /// formulas.
+    /// Returns the probability of at least as many gains if gains and losses are equally likely (McNemar's exact test); `None` if enough
+    /// contexts differ for the formulas.
     fn few_p(self) -> Option<f64> {
         let differ = self.gained + self.lost;
         (differ < LEAST_DIFFERING).then(|| if self.gained == 0 { 1.0 } else { half_tail(differ, self.lost) })
@@ -54,21 +55,22 @@ impl Signs {
 }
 
 impl Discordance {
-    /// Of so many independent examples, all of them lost.
+    /// The discordance of `contexts` independent examples, all of them lost.
     pub(super) fn all_lost(contexts: usize) -> Self {
         Self { gained: 0.0, lost: 1.0, n: contexts as f64 }
     }
 
-    /// `None` for fewer than two contexts, or if a difference is not finite.
+    /// Computes the discordance at a level. `None` for fewer than two contexts, or if a difference is not finite.
     fn of(differences: &Sample, level: Level) -> Option<Self> {
         Some(Discordances::of(differences)?.at(level, differences.contexts() as f64))
     }
 
-    /// Tango's score for a true difference: how many standard errors, under that difference, the observed difference lies above it.
+    /// Returns Tango's score for a true difference: by how many standard errors, under that difference, the observed difference exceeds
+    /// it.
     pub(super) fn standard_errors_above(&self, difference: f64) -> f64 {
         let Self { gained, lost, n } = self;
         let spread = difference * (1.0 - difference);
-        // The maximum-likelihood share of losses under that difference.
+        // The maximum-likelihood estimate of the share of losses under that difference.
         let (a, b, c) = (2.0, (2.0 - gained + lost) * difference - gained - lost, -lost * spread);
         let losses = (((b * b - 4.0 * a * c).max(0.0)).sqrt() - b) / (2.0 * a);
         let variance = (2.0 * losses + spread).max(0.0) / n;
@@ -76,7 +78,7 @@ impl Discordance {
     }
 }
 
-/// Gains and losses of a sample, for any level and any number of such contexts.
+/// Gains and losses of a sample, from which a [`Discordance`] follows for any level and any number of such contexts.
 pub(super) struct Discordances {
     gained: f64,
     lost: f64,
@@ -84,7 +86,7 @@ pub(super) struct Discordances {
 }
 
 impl Discordances {
-    /// `None` for fewer than two contexts, or if a difference is not finite.
+    /// Counts gains and losses. `None` for fewer than two contexts, or if a difference is not finite.
     pub(super) fn of(differences: &Sample) -> Option<Self> {
         let mean = differences.mean();
         if differences.contexts() < 2 || !mean.is_finite() {
@@ -96,30 +98,30 @@ impl Discordances {
         Some(Self { gained, lost, size: differences.size_of_differences(variance(gained, lost), is_whole) })
     }
 
-    /// At a level, for `contexts` contexts.
+    /// Returns the discordance at a level, for `contexts` contexts.
     pub(super) fn at(&self, level: Level, contexts: f64) -> Discordance {
         Discordance { gained: self.gained, lost: self.lost, n: self.size.effective(level, contexts) }
     }
 }
 
-/// Variance of a difference that is 1, −1 or 0, from the shares of gains and losses.
+/// Returns the variance of a difference that is 1, −1 or 0, from the shares of gains and losses.
 fn variance(gained: f64, lost: f64) -> f64 {
     gained + lost - (gained - lost).powi(2)
 }
 
-/// Mean of paired differences of scores in 0..=1, with its 95 % interval; `None` without differences, no ends for a
-/// single context.
+/// Returns the mean of paired differences of scores in 0..=1, with its 95 % interval; `None` without differences, no ends for a single
+/// context.
 ///
 /// If all differences are 1, −1 or 0 and each has its own context, the interval is Tango's score interval for paired proportions
 /// (Statistics in Medicine 17, 1998), which keeps its coverage even if nothing or everything differs: 20 equal pairs give ±16 points.
 /// Otherwise it is Tango's interval for the number of all-or-nothing examples that would vary as much, as in [`score`](super::score()).
 ///
-/// Where fewer than five contexts differ, it leaves 0 out only if the exact test does: else it ends there.
+/// If fewer than five contexts differ, the interval excludes 0 only if the exact test finds a difference; otherwise it is extended to 0.
 pub fn difference(differences: &Sample) -> Option<Estimate> {
     difference_at(differences, Level::SINGLE)
 }
 
-/// As [`difference`], with an interval for another level.
+/// Like [`difference`], with an interval for another level.
 pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     if differences.is_empty() {
         return None;
@@ -137,18 +139,19 @@ pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     Some(Estimate::around(mean, (low, high)))
 }
 
-/// The probability of a mean gain in scores at least as large, if there is none in truth; `None` for fewer than two contexts. It is below
-/// 2.5 % exactly if the interval of [`difference()`] lies above 0 (McNemar's test, the exact one where fewer than five contexts differ).
+/// Returns the probability of a mean gain in scores at least as large if there is no true gain; `None` for fewer than two contexts. It is
+/// below 2.5 % exactly if the interval of [`difference()`] lies above 0 (McNemar's test, or the exact one if fewer than five contexts
+/// differ).
 pub fn gain_p(differences: &Sample) -> Option<f64> {
     let of = Discordance::of(differences, Level::SINGLE)?;
     let exact = Signs::of(std::slice::from_ref(differences)).few_p();
     Some(exact.unwrap_or_else(|| normal_tail(standard_errors(&[of]))))
 }
 
-/// Whether the mean over some samples of paired differences, all of the same weight, is a gain beyond noise at a level. `None` if this
-/// cannot be told: one sample has a single context, or all together have fewer than [`LEAST_CONTEXTS`].
+/// Whether the mean over some samples of paired differences, all of equal weight, is a gain beyond noise at a level. `None` if this cannot
+/// be told: one sample has a single context, or all together have fewer than [`LEAST_CONTEXTS`].
 ///
-/// McNemar's test, as in [`gain_p`], with the standard error of the mean under no difference.
+/// Uses McNemar's test, as in [`gain_p`], with the standard error of the mean if there is no difference.
 pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
     if samples.iter().map(Sample::contexts).sum::<usize>() < LEAST_CONTEXTS {
         return None;
@@ -158,18 +161,18 @@ pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
     Some(!is_noise && standard_errors(&all) > level.z())
 }
 
-/// How many standard errors, under no difference, the mean gain over samples of the same weight lies above 0.
+/// Returns by how many standard errors, if there is no difference, the mean gain over samples of equal weight exceeds 0.
 fn standard_errors(of: &[Discordance]) -> f64 {
     let gain = of.iter().map(|of| of.gained - of.lost).sum::<f64>();
     let variance = of.iter().map(|of| (of.gained + of.lost) / of.n).sum::<f64>();
     if variance > 0.0 { gain / variance.sqrt() } else { 0.0 }
 }
 
-/// The true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the observed variance; `None` if none
-/// would.
+/// Returns the true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the observed variance; `None` if
+/// none would.
 ///
 /// It is at least that of [`nearest_detectable`], for examples that lose as much as the largest observed loss or gain: equal pairs have no
-/// variance, but would have some if there was a difference.
+/// variance, but would have some if there were a difference.
 pub fn least_detectable(differences: &Sample) -> Option<f64> {
     let of = Discordance::of(differences, Level::SINGLE)?;
     let observed = (Z + Z_POWER) * (variance(of.gained, of.lost).max(0.0) / of.n).sqrt();
@@ -178,13 +181,13 @@ pub fn least_detectable(differences: &Sample) -> Option<f64> {
     Some(observed.max(at_best)).filter(|difference| *difference <= 1.0)
 }
 
-/// The true share of examples lost that would be found beyond noise in 80 % of samples of `n` independent examples, if none is gained: the
-/// best that `n` examples can do. `None` if no loss can be told from noise.
+/// Returns the true share of examples lost that would be found beyond noise in 80 % of samples of `n` independent examples, if none is
+/// gained: the best that `n` examples can do. `None` if no loss can be told from noise.
 pub fn nearest_detectable(n: f64) -> Option<f64> {
     // McNemar's test needs more losses than 1.96² = 3.84.
     let least_lost = (Z * Z).floor() + 1.0;
     let others = n - least_lost + 1.0;
-    // A beta distribution gives the probability that at least this many of `n` are lost.
+    // A beta distribution gives the probability that at least this many of `n` examples are lost.
     (others > 0.0).then(|| beta_quantile(least_lost, others, POWER))
 }
 
@@ -266,8 +269,8 @@ mod tests {
         assert_eq!((gain_p(&of(0, 0, 20)), gain_p(&of(1, 0, 1))), (Some(1.0), None));
     }
 
-    /// The share of samples of `n` pairs, of which each differs with this probability and then in either direction alike, whose interval
-    /// leaves 0 out: over all outcomes.
+    /// Returns the share of samples of `n` pairs whose interval excludes 0, over all outcomes. Each pair differs with probability
+    /// `differs`, and then in either direction with equal probability.
     fn wrongly_told(n: usize, differs: f64) -> f64 {
         let choose = |n: usize, k: usize| (0..k).map(|i| (n - i) as f64 / (i + 1) as f64).product::<f64>();
         let mut share = 0.0;
@@ -285,7 +288,7 @@ mod tests {
     #[test]
     fn no_difference_is_rarely_told_for_one_however_few_are_asked() {
         let worst = |n: usize| (1..=20).map(|i| wrongly_told(n, f64::from(i) / 20.0)).fold(0.0, f64::max);
-        // Without the exact test, one of eight samples of four pairs, and 7.8 % of five.
+        // Without the exact test, it would be one of eight samples of four pairs, and 7.8 % of samples of five.
         assert_eq!([2, 3, 4].map(worst), [0.0; 3]);
         for n in [5, 6, 7, 8, 12, 20] {
             assert!(worst(n) < 0.0704, "{n}: {}", worst(n));
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn where_few_pairs_differ_the_interval_leaves_0_out_only_with_the_exact_test() {
-        // McNemar's exact test of 4 to 0 has p = 0.125, of both sides.
+        // McNemar's exact test of 4 to 0 has a two-sided p of 0.125.
         for n in [4, 5, 20, 400] {
             let (low, high) = difference(&of(0, 4, n)).unwrap().ends.unwrap();
             assert!(low < -4.0 / n as f64 + 1e-9 && high == 0.0, "{n}: {low} {high}");
@@ -302,13 +305,13 @@ mod tests {
             assert!(high > 4.0 / n as f64 - 1e-9 && low == 0.0, "{n}: {low} {high}");
             assert!((gain_p(&of(4, 0, n)).unwrap() - 0.0625).abs() < 1e-9);
         }
-        // At 50 % the exact test tells three of three, and the interval does, too.
+        // At 50 %, the exact test finds a difference in three of three, and so does the interval.
         let (low, _) = difference_at(&of(3, 0, 20), Level::with(0.5, 1)).unwrap().ends.unwrap();
         assert!(low > 0.0, "{low}");
-        // Four contexts of five questions are four.
+        // Four contexts of five questions count as four.
         let shared = Sample::new((0..100).map(|i| (i / 5, if i < 20 { -1.0 } else { 0.0 })));
         assert_eq!(difference(&shared).unwrap().high(), Some(0.0));
-        // Two of each of two tasks are four.
+        // Two in each of two tasks count as four.
         assert_eq!(is_gain(&[of(2, 0, 10), of(2, 0, 10)], Level::SINGLE), Some(false));
         assert_eq!(is_gain(&[of(3, 0, 10), of(3, 0, 10)], Level::SINGLE), Some(true));
     }

@@ -1,7 +1,7 @@
 //! Quantiles and tail probabilities of the normal, Student's t and beta distributions.
 //!
-//! Quantiles are found by bisection of the distribution function: it terminates for every parameter, and is fast enough for thousands of
-//! rows.
+//! Quantiles are found by bisection of the distribution function, which terminates for every parameter and is fast enough for thousands
+//! of rows.
 
 use statrs::function::beta::beta_reg;
 use statrs::function::erf::erfc;
@@ -36,9 +36,9 @@ pub fn half_tail(n: usize, k: usize) -> f64 {
     beta_reg((n - k) as f64, (k + 1) as f64, 0.5)
 }
 
-/// The zero of an increasing function between `low` and `high`; the nearer end if it has none there.
+/// Returns the zero of an increasing function between `low` and `high`; the nearer end if there is none.
 pub fn root(mut low: f64, mut high: f64, increasing: impl Fn(f64) -> f64) -> f64 {
-    // Bisects until the bounds are neighbouring doubles; their digits and exponents need no more steps than this.
+    // Bisect until the bounds are adjacent doubles; their digits and exponents need no more steps than this.
     const MOST: usize = 200;
     for _ in 0..MOST {
         let middle = low + (high - low) / 2.0;

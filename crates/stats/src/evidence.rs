@@ -2,35 +2,35 @@
 //!
 //! An interval for a fixed number of examples is wrong more often than stated if one looks repeatedly and stops when it suits. These bounds
 //! hold at all looks together, for any bounded values, without approximation. They come from a bettor who cannot win on average if the mean
-//! is `m` or more: each value `x` multiplies his stake by `1 + λ·(m − x)`. If he has `1/α` times his stake at any time, he may conclude
-//! that the mean is below `m`, and is wrong with a probability of at most `α` (Ville's inequality; Waudby-Smith and Ramdas, "Estimating
-//! means of bounded random variables by betting", JRSS B 86, 2024).
+//! is `m` or more: each value `x` multiplies the bettor's stake by `1 + λ·(m − x)`. Once the stake has grown by a factor of `1/α`, one may
+//! conclude that the mean is below `m`, and is wrong with a probability of at most `α` (Ville's inequality; Waudby-Smith and Ramdas,
+//! "Estimating means of bounded random variables by betting", JRSS B 86, 2024).
 //!
 //! With several groups of equal weight, every round has one value from each. Within a round, the expected factor of independent groups is
 //! `Π(1 + λ·(m − m_g)) ≤ (1 + λ·(m − mean m_g))^G`, because a geometric mean is at most the arithmetic one. So the values of all groups are
 //! bets on the mean of the groups' means.
 //!
-//! The stake is divided over a few sizes of bets in advance. So the result depends only on the values, not on their order.
+//! The stake is divided over a few sizes of bets in advance, so the result depends only on the values, not on their order.
 
 use std::collections::BTreeMap;
 
 use super::distributions::root;
 
-/// Sizes of bets, as shares of the largest that cannot lose more than the stake, and the share of the stake on each. The boldest wins
-/// fastest if hardly anything varies, as with methods that are good enough to be chosen.
+/// Sizes of bets, as shares of the largest bet that cannot lose more than the stake, and the share of the stake on each. The largest one
+/// wins fastest if hardly anything varies, as with methods that are good enough to be chosen.
 const BETS: [(f64, f64); 5] = [(0.9, 0.5), (0.45, 0.125), (0.225, 0.125), (0.1125, 0.125), (0.056_25, 0.125)];
 
-/// Values in −1..=1 of some groups, equally many for each.
+/// Values in −1..=1 of some groups, the same number for each group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
-    /// Distinct values, ascending, each with how often it was observed.
+    /// Distinct values, ascending, each with the number of times it was observed.
     counts: Vec<(f64, f64)>,
-    /// Values in each group.
+    /// Number of values in each group.
     rounds: usize,
     mean: f64,
 }
 
-/// On which side of a limit the mean lies.
+/// The side of a limit on which the mean lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// At or below the limit.
@@ -40,7 +40,7 @@ pub enum Side {
 }
 
 impl Evidence {
-    /// Takes the first values of each group, as many as the shortest group has. `None` if that is none, or a value is NaN. Values outside
+    /// Takes the first values of each group, as many as the shortest group has. `None` if there are none, or a value is NaN. Values outside
     /// −1..=1 are clamped.
     pub fn new(groups: &[Vec<f64>]) -> Option<Self> {
         let rounds = groups.iter().map(Vec::len).min().filter(|rounds| *rounds > 0)?;
@@ -57,7 +57,7 @@ impl Evidence {
         Some(Self { counts, rounds, mean })
     }
 
-    /// Values in each group.
+    /// Number of values in each group.
     pub fn rounds(&self) -> usize {
         self.rounds
     }
@@ -67,12 +67,13 @@ impl Evidence {
         self.mean
     }
 
-    /// On which side of `limit` the mean lies, each answer being wrong with a probability of at most `error`; `None` if it cannot be told.
+    /// Returns the side of `limit` on which the mean lies; each answer is wrong with a probability of at most `error`. `None` if it cannot
+    /// be told.
     pub fn side(&self, limit: f64, error: f64) -> Option<Side> {
         [Side::Below, Side::Above].into_iter().find(|side| self.log_stake(*side, limit) >= -error.ln())
     }
 
-    /// The mean's lower and upper bound; each is ever wrong with a probability of at most `error`.
+    /// Returns the mean's lower and upper bound; each is ever wrong with a probability of at most `error`.
     pub fn bounds(&self, error: f64) -> (f64, f64) {
         let reached = |side, mean| self.log_stake(side, mean) + error.ln();
         let high = root(self.mean, 1.0, |mean| reached(Side::Below, mean));
@@ -80,8 +81,8 @@ impl Evidence {
         (low.min(self.mean), high.max(self.mean))
     }
 
-    /// About how many values per group it takes to tell on which side of `limit` the observed mean lies, if further values are like those
-    /// so far; `None` if no number suffices.
+    /// Estimates how many values per group are needed to tell on which side of `limit` the observed mean lies, if further values are like
+    /// those so far; `None` if no number suffices.
     pub fn rounds_needed(&self, limit: f64, error: f64) -> Option<usize> {
         const MOST: f64 = 1e9;
         let side = if self.mean <= limit { Side::Below } else { Side::Above };
@@ -94,12 +95,12 @@ impl Evidence {
         Some((root(0.0, most, lacking) * self.rounds as f64).ceil() as usize)
     }
 
-    /// The logarithm of what a stake of 1 on a side of `limit` has become.
+    /// Returns the logarithm of the factor by which a stake on a side of `limit` has grown.
     fn log_stake(&self, side: Side, limit: f64) -> f64 {
         spread(&self.logs(side, limit), 1.0)
     }
 
-    /// The same for each size of bets.
+    /// Like [`log_stake`](Self::log_stake), for each size of bets.
     fn logs(&self, side: Side, limit: f64) -> [f64; BETS.len()] {
         // A bet that the mean lies above is a bet that the mean of the negated values lies below.
         let sign = if side == Side::Below { 1.0 } else { -1.0 };
@@ -112,20 +113,20 @@ impl Evidence {
     }
 }
 
-/// The logarithm of the divided stake, if the observed values are repeated `times` times; `logs` are the logarithms for one time.
+/// Returns the logarithm of the divided stake if the observed values are repeated `times` times; `logs` are the logarithms for one time.
 fn spread(logs: &[f64; BETS.len()], times: f64) -> f64 {
     let logs = || logs.iter().zip(BETS).map(|(log, (_, share))| times * log + share.ln());
     let most = logs().fold(f64::NEG_INFINITY, f64::max);
     if most.is_finite() { most + logs().map(|log| (log - most).exp()).sum::<f64>().ln() } else { most }
 }
 
-/// About how many values per group it takes, with `groups` groups, to tell that the mean is at or below `limit` in the best case: all
-/// values are 0.
+/// Estimates how many values per group are needed, with `groups` groups, to tell that the mean is at or below `limit` in the best case, in
+/// which all values are 0.
 pub fn fewest_rounds(groups: usize, limit: f64, error: f64) -> Option<usize> {
     Evidence::new(&vec![vec![0.0]; groups])?.rounds_needed(limit, error)
 }
 
-/// An integer that sorts as the double does.
+/// Returns an integer that sorts as the double does.
 fn in_order(x: f64) -> i64 {
     let bits = x.to_bits() as i64;
     bits ^ (((bits >> 63) as u64) >> 1) as i64
@@ -142,7 +143,7 @@ mod tests {
         Evidence::new(&[(0..n).map(value).collect()]).unwrap()
     }
 
-    /// Naive reference: every stake is updated value by value, in order.
+    /// Naive reference: updates every stake value by value, in order.
     fn stake_by_hand(groups: &[Vec<f64>], limit: f64, is_below: bool) -> f64 {
         let mut stakes: Vec<f64> = BETS.iter().map(|(_, share)| *share).collect();
         for round in 0..groups[0].len() {
@@ -247,7 +248,7 @@ mod tests {
                         let drawn: f64 = random.random();
                         values.push(f64::from(u8::from(drawn < *loss)) - f64::from(u8::from(drawn > 1.0 - gain)));
                     }
-                    // Both answers are checked at limits just beside the true mean, where they are wrong.
+                    // Both answers are checked with the true mean as limit, the hardest case for either.
                     let evidence = Evidence::new(&values).filter(|_| round % 4 == 3)?;
                     let below = (evidence.log_stake(Side::Below, 0.1) >= -ERROR.ln()).then_some(0);
                     below.or((evidence.log_stake(Side::Above, 0.1) >= -ERROR.ln()).then_some(1))

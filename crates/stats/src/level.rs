@@ -2,7 +2,7 @@
 
 use super::distributions::{Z, normal_tail, root, t_quantile, t_tail};
 
-/// The share of samples, at least, whose interval contains the true value.
+/// The smallest share of samples whose interval contains the true value.
 pub const CONFIDENCE: f64 = 0.95;
 
 /// The largest probability with which noise alone may look like a gain, and equally like a loss.
@@ -13,14 +13,14 @@ pub struct Level {
 }
 
 impl Level {
-    /// For a single comparison: 2.5 %, so a difference counts if its 95 % interval does not contain 0.
+    /// The level for a single comparison: 2.5 %, so a difference counts if its 95 % interval does not contain 0.
     pub const SINGLE: Self = Self { tail: 0.025, z: Z };
 
-    /// For each of several comparisons, so that noise looks like a gain in any of them with a probability of at most 2.5 % (Bonferroni),
-    /// however they depend on each other.
+    /// The level for each of several comparisons at which noise looks like a gain in any of them with a probability of at most 2.5 %
+    /// (Bonferroni), however they depend on each other.
     ///
     /// This also holds if the best of several methods is compared with each of the others, although the same examples chose it: the truly
-    /// best method is taken for a worse one only if another gains on it by noise, and there are as many others as comparisons.
+    /// best method is mistaken for a worse one only if another gains on it by noise, and there are as many others as comparisons.
     pub fn of_each(comparisons: usize) -> Self {
         match comparisons {
             0 | 1 => Self::SINGLE,
@@ -28,8 +28,8 @@ impl Level {
         }
     }
 
-    /// For each of several comparisons, so that all of their intervals together contain the truth with this confidence, a share between
-    /// 0.5 and 1. At 0.95 it is [`of_each`](Self::of_each).
+    /// The level for each of several comparisons at which all of their intervals together contain the truth with this confidence, a share
+    /// between 0.5 and 1. At 0.95 it is [`of_each`](Self::of_each).
     pub fn with(confidence: f64, comparisons: usize) -> Self {
         match confidence == CONFIDENCE {
             true => Self::of_each(comparisons),
@@ -38,7 +38,7 @@ impl Level {
     }
 
     fn of_tail(tail: f64) -> Self {
-        /// In doubles, the probability of a greater normal variable is 0.
+        /// In doubles, the probability of a larger normal variable is 0.
         const GREATEST: f64 = 38.0;
         let least = if tail > Self::SINGLE.tail { 0.0 } else { Z };
         Self { tail, z: root(least, GREATEST, |z| tail - normal_tail(z)) }
@@ -49,12 +49,12 @@ impl Level {
         self.tail
     }
 
-    /// The standard normal quantile with this tail probability above it.
+    /// Returns the standard normal quantile with this tail probability above it.
     pub(super) fn z(self) -> f64 {
         self.z
     }
 
-    /// The same for Student's t distribution.
+    /// Returns the quantile of Student's t distribution with this tail probability above it.
     pub(super) fn t(self, freedom: f64) -> f64 {
         /// The quantile for one degree of freedom and 10⁹ comparisons.
         const GREATEST: f64 = 1e11;

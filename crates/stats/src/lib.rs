@@ -1,10 +1,11 @@
 //! Means and differences of plain numbers, with intervals that keep their coverage at the edge of the range.
 //!
 //! Nothing here knows records. No interval uses random numbers: the same values give the same bits, in any order of the contexts.
-//! [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] combines means and corrects for many
-//! comparisons; [`verdict`] says whether a loss is within a limit; [`evidence`] is for repeated looks.
+//! [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities. [`several`] combines means and corrects for many
+//! comparisons, [`verdict`] says whether a loss is within a limit, and [`evidence`] is for repeated looks.
 //!
-//! Examples about the same context are not independent, so the number of contexts counts: a [`Sample`] knows which of its values share one.
+//! Examples about the same context are not independent, so the number of contexts counts: a [`Sample`] knows which of its values share a
+//! context.
 
 mod distributions;
 pub mod evidence;

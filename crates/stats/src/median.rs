@@ -3,9 +3,9 @@
 use super::distributions::half_tail;
 use super::{CONFIDENCE, Estimate, Sample};
 
-/// The median over contexts of each context's median, with its 95 % interval: the k-th smallest and the k-th greatest of these medians, for
-/// the greatest k that the binomial distribution allows. `None` without values; no ends for fewer than six contexts, whose smallest and
-/// greatest value do not reach 95 %.
+/// Returns the median over contexts of each context's median, with its 95 % interval: the k-th smallest and the k-th largest of these
+/// medians, for the largest k that the binomial distribution allows. `None` without values; no ends for fewer than six contexts, because
+/// even their smallest and largest values do not cover 95 %.
 pub fn median_interval(sample: &Sample) -> Option<Estimate> {
     let of_context = |places: &[usize]| median(places.iter().map(|i| sample.values[*i]).collect());
     let mut medians: Vec<f64> = sample.by_context().filter_map(of_context).collect();
@@ -15,15 +15,15 @@ pub fn median_interval(sample: &Sample) -> Option<Estimate> {
     Some(Estimate { mean: median(medians)?, ends })
 }
 
-/// The middle value, or the mean of the two middle ones; `None` without values.
+/// Returns the middle value, or the mean of the two middle ones; `None` without values.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     Some((values.get(n / 2)? + values[(n - 1) / 2]) / 2.0)
 }
 
-/// The greatest rank k, from 1, for which the k-th smallest of `n` values lies above their true median with at most half of the probability
-/// that an interval may miss; `None` if there is none.
+/// Returns the largest rank k, from 1, for which the k-th smallest of `n` values exceeds their true median with at most half of the
+/// probability that an interval may miss; `None` if there is none.
 fn rank(n: usize) -> Option<usize> {
     let may_miss = (1.0 - CONFIDENCE) / 2.0;
     (1..=n / 2).take_while(|k| half_tail(n, k - 1) <= may_miss).last()

@@ -2,7 +2,7 @@
 //!
 //! The unit of variation is a window, or a document: a context. A perplexity is the exponential of a ratio of sums; its variance comes from
 //! the windows' residuals from that ratio. Intervals are Student's, for a perplexity on the log scale. With few windows they cover more
-//! than a bootstrap does. There is no interval if nothing varies.
+//! than a bootstrap does. If nothing varies, there is no interval.
 
 use super::distributions::t_tail;
 use super::{Estimate, Level, Sample};
@@ -17,14 +17,15 @@ pub struct Window {
 }
 
 impl Window {
-    /// As if its text had `factor` times the perplexity. So many windows together have that many times the perplexity, and vary as before.
+    /// Returns the window as if its text had `factor` times the perplexity. If all windows are changed in this way, their joint perplexity
+    /// is `factor` times as large, and its variation on the log scale is unchanged.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self { nats: self.nats + self.units * factor.ln(), ..self }
     }
 }
 
-/// The exponential of all nats over all units; units count as at least 1.
+/// Returns the exponential of the sum of nats over the sum of units; units count as at least 1.
 pub fn perplexity(windows: &[Window]) -> f64 {
     log_perplexity(windows).exp()
 }
@@ -37,14 +38,14 @@ fn units(windows: &[Window]) -> f64 {
     windows.iter().map(|w| w.units).sum::<f64>().max(1.0)
 }
 
-/// How much each window moves the log of the perplexity.
+/// Returns each window's contribution to the deviation of the log perplexity.
 fn residuals(windows: &[Window]) -> Vec<f64> {
     let (ratio, units) = (log_perplexity(windows), units(windows));
     windows.iter().map(|w| (w.nats - ratio * w.units) / units).collect()
 }
 
-/// Half the width of Student's interval of a sum of residuals, at a level. `None` if nothing varies, which does not prove that the mean is
-/// certain.
+/// Returns half the width of Student's interval of a sum of residuals, at a level. `None` if nothing varies, which does not prove that the
+/// mean is certain.
 fn half_width(residuals: Sample, level: Level) -> Option<f64> {
     if residuals.contexts() < 2 {
         return None;
@@ -53,8 +54,8 @@ fn half_width(residuals: Sample, level: Level) -> Option<f64> {
     (error > 0.0 && error.is_finite()).then(|| error * level.t(residuals.contexts() as f64 - 1.0))
 }
 
-/// The perplexity with its 95 % interval, from windows with their contexts. `None` without windows; no ends for a single context or if
-/// nothing varies.
+/// Returns the perplexity with its 95 % interval, from windows with their contexts. `None` without windows; no ends for a single context or
+/// if nothing varies.
 pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Estimate> {
     let (contexts, windows): (Vec<C>, Vec<Window>) = windows.iter().copied().unzip();
     if windows.is_empty() {
@@ -68,13 +69,13 @@ pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Est
     })
 }
 
-/// The difference of the perplexities of pairs of windows over the same text, first minus second, with its 95 % interval;
-/// as [`perplexity_interval`].
+/// Returns the difference of the perplexities of pairs of windows over the same text, first minus second, with its 95 % interval; otherwise
+/// like [`perplexity_interval`].
 pub fn perplexity_difference<C: Ord + Copy>(pairs: &[(C, Window, Window)]) -> Option<Estimate> {
     perplexity_difference_at(pairs, Level::SINGLE)
 }
 
-/// As [`perplexity_difference`], with an interval for another level.
+/// Like [`perplexity_difference`], with an interval for another level.
 pub fn perplexity_difference_at<C: Ord + Copy>(pairs: &[(C, Window, Window)], level: Level) -> Option<Estimate> {
     if pairs.is_empty() {
         return None;
@@ -86,8 +87,8 @@ pub fn perplexity_difference_at<C: Ord + Copy>(pairs: &[(C, Window, Window)], le
     Some(Estimate { mean: a - b, ends: half.map(|half| (a - b - half, a - b + half)) })
 }
 
-/// A ratio of positive sums, such as time over steps, with its 95 % interval, from (context, part, units) for each example. `None` without
-/// units; no ends for a single context or if nothing varies.
+/// Returns a ratio of positive sums, such as time over steps, with its 95 % interval, from (context, part, units) for each example. `None`
+/// without units; no ends for a single context or if nothing varies.
 pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estimate> {
     let sum = |of: fn(&(C, f64, f64)) -> f64| observed.iter().map(of).sum::<f64>();
     let (parts, units) = (sum(|o| o.1), sum(|o| o.2));
@@ -95,7 +96,7 @@ pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estima
         return None;
     }
     let rate = parts / units;
-    // On the log scale, so that no end is negative.
+    // Compute the ends on the log scale, so that none is negative.
     let moved = observed.iter().map(|(context, part, n)| (*context, (part - rate * n) / parts));
     let half = if parts > 0.0 { half_width(Sample::new(moved), Level::SINGLE) } else { None };
     Some(match half {
@@ -104,7 +105,7 @@ pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estima
     })
 }
 
-/// Mean of unbounded values, such as nats a token, with Student's interval; as [`perplexity_interval`].
+/// Returns the mean of unbounded values, such as nats per token, with Student's interval; otherwise like [`perplexity_interval`].
 pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
     if sample.is_empty() {
         return None;
@@ -114,7 +115,7 @@ pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
     Some(Estimate { mean, ends: half.map(|half| (mean - half, mean + half)) })
 }
 
-/// The probability of a mean at least as large, if it is 0 in truth (Student's test); `None` if [`mean_interval`] has no ends.
+/// Returns the probability of a mean at least as large if the true mean is 0 (Student's test); `None` if [`mean_interval`] has no ends.
 pub fn gain_p(sample: &Sample) -> Option<f64> {
     if sample.contexts() < 2 {
         return None;
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(rate_interval::<usize>(&[]), None);
         assert_eq!(rate_interval(&[(0, 0.0, 0.0)]), None);
         assert_eq!(rate_interval(&[(0, 30.0, 10.0)]), Some(Estimate { mean: 3.0, ends: None }));
-        // Equal units: Student's interval of the mean of the parts (12.706 × 0.1 / 1 over two), on the log scale.
+        // With equal units: Student's interval of the mean of the parts (12.706 × 0.1 / 1 over two), on the log scale.
         let two = rate_interval(&[(0, 0.9, 1.0), (1, 1.1, 1.0)]).unwrap();
         let (low, high) = two.ends.unwrap();
         assert!((two.mean - 1.0).abs() < 1e-12 && (high.ln() - 1.2706).abs() < 1e-3 && (low * high - 1.0).abs() < 1e-9);
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_multiple_of_a_perplexity_is_compared_window_by_window() {
-        // A perplexity that is 1.5 times the other's in every window, less 1.25 times the other's: a quarter of it, which varies as it does.
+        // A perplexity that is 1.5 times that of the text in every window, less 1.25 times it: a quarter of it, which varies as it does.
         let of: Vec<Window> = windows(&NATS).into_iter().map(|(_, window)| window).collect();
         let times = |factor: f64| of.iter().map(|window| window.times(factor)).collect::<Vec<_>>();
         let (own, plain) = (perplexity(&times(1.5)), perplexity(&of));
@@ -188,7 +189,7 @@ mod tests {
         let found = perplexity_difference(&pairs).unwrap();
         let (low, high) = found.ends.unwrap();
         assert!((found.mean - 0.25 * plain).abs() < 1e-9, "{found:?}");
-        // Student's interval of the nats a token, on the scale of a quarter of the perplexity (the reference above).
+        // Student's interval of the nats per token, on the scale of a quarter of the perplexity (the reference above).
         let half = 0.25 * plain * (3.023_104_067_327_388_6 - 2.595);
         assert!((high - found.mean - half).abs() < 1e-9 && (found.mean - low - half).abs() < 1e-9, "{found:?}");
     }

@@ -3,7 +3,7 @@
 use super::distributions::t_quantile;
 use super::level::Level;
 
-/// Contexts needed before a difference counts as beyond noise: with fewer, no test keeps its error rate.
+/// Number of contexts needed before a difference counts as beyond noise: with fewer, no test keeps its error rate.
 pub const LEAST_CONTEXTS: usize = 5;
 
 /// A mean and its 95 % interval, in the unit of the values.
@@ -11,27 +11,27 @@ pub const LEAST_CONTEXTS: usize = 5;
 pub struct Estimate {
     /// Mean of the values.
     pub mean: f64,
-    /// Lower end, at most the mean, and upper end, at least the mean; `None` if all values are of one context.
+    /// Lower end, at most the mean, and upper end, at least the mean; `None` if all values belong to one context.
     pub ends: Option<(f64, f64)>,
 }
 
 impl Estimate {
-    /// All numbers multiplied by a positive `factor`.
+    /// Returns the estimate with all numbers multiplied by a positive `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         Self { mean: self.mean * factor, ends: self.ends.map(|(low, high)| (low * factor, high * factor)) }
     }
 
-    /// The lower end, if there is one.
+    /// Returns the lower end, if there is one.
     pub fn low(&self) -> Option<f64> {
         self.ends.map(|(low, _)| low)
     }
 
-    /// The upper end, if there is one.
+    /// Returns the upper end, if there is one.
     pub fn high(&self) -> Option<f64> {
         self.ends.map(|(_, high)| high)
     }
 
-    /// Makes sure that the mean lies between the ends, which rounding may move by an ulp.
+    /// Makes an estimate whose mean lies between the ends, which rounding may move by an ulp.
     pub(crate) fn around(mean: f64, (low, high): (f64, f64)) -> Self {
         Self { mean, ends: Some((low.min(mean), high.max(mean))) }
     }
@@ -48,7 +48,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Values in the order of the examples, each with its context.
+    /// A sample of values in the order of the examples, each with its context.
     pub fn new<C: Ord>(observed: impl IntoIterator<Item = (C, f64)>) -> Self {
         let (contexts, values): (Vec<C>, Vec<f64>) = observed.into_iter().unzip();
         let mut places: Vec<usize> = (0..values.len()).collect();
@@ -58,7 +58,7 @@ impl Sample {
         Self { values, places, ends }
     }
 
-    /// Values that each have their own context.
+    /// A sample in which each value has its own context.
     pub fn independent(values: &[f64]) -> Self {
         Self::new(values.iter().copied().enumerate())
     }
@@ -68,7 +68,7 @@ impl Sample {
         self.ends.len()
     }
 
-    /// Indices of the values, by context.
+    /// Iterates over the indices of the values, by context.
     pub(crate) fn by_context(&self) -> impl Iterator<Item = &[usize]> {
         let begins = std::iter::once(0).chain(self.ends.iter().copied());
         begins.zip(&self.ends).map(|(begin, end)| &self.places[begin..*end])
@@ -92,7 +92,7 @@ impl Sample {
         self.ends.len() == self.values.len()
     }
 
-    /// Variance of the sum of the values less `centre`, estimated from the sums by context.
+    /// Estimates the variance of the sum of the values minus `centre`, from the sums by context.
     pub(crate) fn variance_of_sum(&self, centre: f64) -> f64 {
         let sum = |context: &[usize]| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
         let groups = self.ends.len() as f64;
@@ -104,13 +104,13 @@ impl Sample {
         self.n().powi(2) / self.by_context().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
     }
 
-    /// The number of independent all-or-nothing examples, with variance `whole` each, whose mean would be as certain as this sample's at a
-    /// level. `is_whole` says whether the values are all or nothing. There must be two contexts.
+    /// Returns the number of independent all-or-nothing examples, with variance `whole` each, whose mean would be as certain as this
+    /// sample's at a level. `is_whole` says whether the values are all or nothing. There must be two contexts.
     pub(crate) fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
         self.size(whole, is_whole).effective(level, self.ends.len() as f64)
     }
 
-    /// What the effective number of examples follows from, at any level and for any number of such contexts.
+    /// Returns the data from which the effective number of examples follows, at any level and for any number of such contexts.
     ///
     /// This is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between contexts, with
     /// Student's t for their number. Few contexts may be alike by chance, so one more is assumed in which all examples are alike and all or
@@ -128,14 +128,14 @@ impl Sample {
         SampleSize { n, least, contexts: self.ends.len() as f64, spread, rare: None }
     }
 
-    /// As [`size`](Self::size), for paired differences. Most of them are 0 where a method is good, and two things are then different.
+    /// Like [`size`](Self::size), for paired differences. Most of them are 0 if a method is good, and then two things are different.
     ///
-    /// Only contexts that differ show how large differences are. Where a few gain a little, losses that were not seen may be whole. So among
-    /// the contexts that differ one more is assumed, whose differences are all or nothing, and as alike as was measured. It matters only for
+    /// First, only contexts that differ show how large differences are. If a few gain a little, losses that were not seen may be whole. So
+    /// one more context that differs is assumed, whose differences are all or nothing, and as alike as was measured. This matters only for
     /// scores between 0 and 1.
     ///
-    /// And differences cannot tell less than if all examples of a context were alike and all or nothing. So examples that are copies of each
-    /// other are exactly as one.
+    /// Second, differences are at least as informative as if all examples of a context were alike and all or nothing. So examples that are
+    /// copies of each other count exactly as one.
     pub(crate) fn size_of_differences(&self, whole: f64, is_whole: bool) -> SampleSize {
         let size = self.size(whole, is_whole);
         let Spread::Measured { measured, most } = size.spread else { return size };
@@ -158,33 +158,33 @@ pub(crate) struct SampleSize {
     least: f64,
     contexts: f64,
     spread: Spread,
-    /// Of measured differences.
+    /// Set for differences whose variance was measured.
     rare: Option<Rare>,
 }
 
 /// How the values of a sample vary, compared with independent all-or-nothing examples.
 #[derive(Debug, Clone, Copy)]
 enum Spread {
-    /// They are such examples.
+    /// They are independent all-or-nothing examples.
     Independent,
     /// They do not vary.
     None,
-    /// By these factors: as measured between contexts, and if all examples of a context were alike and all or nothing.
+    /// They vary by these factors: as measured between contexts, and if all examples of a context were alike and all or nothing.
     Measured { measured: f64, most: f64 },
 }
 
-/// What is known of differences that may be rare.
+/// Data on differences that may be rare.
 #[derive(Debug, Clone, Copy)]
 struct Rare {
-    /// Contexts in which an example differs.
+    /// Number of contexts in which an example differs.
     differ: f64,
-    /// The factor of [`Spread::Measured`] if all differences were whole and as alike within contexts as those measured; 0 if they are
+    /// The factor of [`Spread::Measured`] if all differences were whole and as alike within contexts as the measured ones; 0 if they are
     /// whole.
     if_whole: f64,
 }
 
 impl Rare {
-    /// The measured factor, with one more context that differs, whose differences are whole.
+    /// Returns the measured factor with one more context that differs, whose differences are whole.
     fn with_one_whole(&self, measured: f64, times: f64) -> f64 {
         let differ = self.differ * times;
         (differ * measured + self.if_whole) / (differ + 1.0)
@@ -192,7 +192,7 @@ impl Rare {
 }
 
 impl SampleSize {
-    /// The effective number of examples at a level, for `contexts` contexts like those of the sample.
+    /// Returns the effective number of examples at a level, for `contexts` contexts like those of the sample.
     pub(crate) fn effective(&self, level: Level, contexts: f64) -> f64 {
         let times = contexts / self.contexts;
         match self.spread {
@@ -210,8 +210,8 @@ impl SampleSize {
     }
 }
 
-/// Mean of unbounded values with its 95 % interval by Student's t over contexts; `None` without values, no ends for a single context. If
-/// nothing varies, the interval has no width. It is for counts, not for shares of right answers, which [`score()`](super::score()) is for.
+/// Returns the mean of unbounded values with its 95 % interval by Student's t over contexts; `None` without values, no ends for a single
+/// context. If nothing varies, the interval has no width. Use it for counts; for shares of right answers, use [`score()`](super::score()).
 pub fn mean_interval(values: &Sample) -> Option<Estimate> {
     if values.is_empty() {
         return None;
@@ -224,12 +224,12 @@ pub fn mean_interval(values: &Sample) -> Option<Estimate> {
     Some(Estimate { mean, ends: Some((mean - half, mean + half)) })
 }
 
-/// The mean of the values, summed in their order; 0 for none.
+/// Returns the mean of the values, summed in their order; 0 for none.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Quantile of sorted values, interpolated linearly between neighbours (NumPy's default).
+/// Returns a quantile of sorted values, interpolated linearly between neighbours (NumPy's default).
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = share * (sorted.len() - 1) as f64;
     let (below, part) = (at.floor() as usize, at.fract());
@@ -261,12 +261,12 @@ mod tests {
             "{}",
             alike.effective(0.25, true, Level::SINGLE)
         );
-        // Every context has as many right as wrong answers: only the assumed context varies.
+        // Every context has as many right as wrong answers, so only the assumed context varies.
         let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
         assert!(mixed.effective(0.25, true, Level::SINGLE) > 40.0);
     }
 
-    /// The effective number of examples of differences.
+    /// Returns the effective number of examples of differences.
     fn effective(sample: &Sample) -> f64 {
         let share = |part: fn(f64) -> f64| sample.values.iter().map(|d| part(*d)).sum::<f64>() / sample.n();
         let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn few_small_differences_do_not_show_that_others_are_small() {
-        // One gain of 0.2 in 50: the measured factor is about 0.2, and of two contexts that differ one is assumed to be whole.
+        // One gain of 0.2 in 50: the measured factor is about 0.2. Of the two contexts that differ, one is assumed, and is whole.
         let of =
             |gains: usize| Sample::independent(&(0..50).map(|i| if i < gains { 0.2 } else { 0.0 }).collect::<Vec<_>>());
         let t = (Z / Level::SINGLE.t(49.0)).powi(2);
@@ -298,12 +298,12 @@ mod tests {
         let (of_one, between) = ((0.04 - 0.2 * 0.004) / (0.2 - 0.004 * 0.2), 50.0 / 49.0);
         let expected = 50.0 * t / ((of_one * between + 1.0) / 2.0);
         assert!((found - expected).abs() < 1e-9 * expected, "{found} {expected}");
-        // If all differ, it is the one assumed among all contexts that counts.
+        // If all contexts differ, the context that is assumed among all contexts decides.
         let all = Sample::independent(&(0..50).map(|i| -0.1 - 0.1 * f64::from(i % 2)).collect::<Vec<_>>());
         let whole = 0.15 * (1.0 - 0.15);
         let plain = all.size(whole, false).effective(Level::SINGLE, 50.0);
         assert!((effective(&all) - plain).abs() < 1e-9 * plain, "{plain}");
-        // Whole losses are as they were, shared or not.
+        // Whole losses change nothing, shared or not.
         let shared = Sample::new((0..100).map(|i| (i / 5, if i % 5 == 0 && i < 50 { -1.0 } else { 0.0 })));
         let plain = shared.size(0.09, true).effective(Level::SINGLE, 20.0);
         assert_eq!(effective(&shared), plain);

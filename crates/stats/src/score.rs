@@ -3,7 +3,7 @@
 use super::distributions::beta_quantile;
 use super::{CONFIDENCE, Estimate, Level, Sample};
 
-/// Mean of scores in 0..=1 with its 95 % interval; `None` without scores, no ends for a single context.
+/// Returns the mean of scores in 0..=1 with its 95 % interval; `None` without scores, no ends for a single context.
 ///
 /// If all scores are 0 or 1 and each has its own context, the interval is Clopper and Pearson's: of the usual intervals, it is the only one
 /// that never covers less than stated (Wilson's falls to 85 % if the true score is near 0 or 1, as that of `full` is on most tasks).
@@ -23,9 +23,9 @@ pub fn score(sample: &Sample) -> Option<Estimate> {
     Some(Estimate::around(mean, clopper_pearson((mean * n).clamp(0.0, n), n)))
 }
 
-/// The interval of the probability of a success, after `right` of `n`; both may be fractions.
+/// Returns the interval of the probability of a success, after `right` of `n`; both may be fractions.
 fn clopper_pearson(right: f64, n: f64) -> (f64, f64) {
-    /// A smaller part of an example is a rounding error in the sum of scores.
+    /// Smaller fractions of an example are rounding errors in the sum of scores.
     const NONE: f64 = 1e-9;
     const TAIL: f64 = (1.0 - CONFIDENCE) / 2.0;
     let wrong = n - right;
@@ -38,7 +38,7 @@ fn clopper_pearson(right: f64, n: f64) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// The interval for `right` of `n`.
+    /// Returns the interval for `right` of `n`.
     fn of(right: usize, n: usize) -> (f64, f64) {
         let scores: Vec<f64> = (0..n).map(|i| f64::from(u8::from(i < right))).collect();
         score(&Sample::independent(&scores)).unwrap().ends.unwrap()

@@ -2,13 +2,14 @@
 
 use super::Estimate;
 
-/// The expected share of noise among differences that are called real.
+/// The expected share of noise among the differences that are called real.
 pub const FALSE_DISCOVERIES: f64 = 0.05;
 
-/// Mean of independent means of the same weight, with an interval from their intervals; `None` for none, no ends if one of them has none.
+/// Returns the mean of independent means of equal weight, with an interval computed from their intervals. `None` without means; no ends if
+/// any mean has none.
 ///
-/// The distances from each mean to its ends add up like standard errors, separately for each side (MOVER: Zou and Donner, Statistics in
-/// Medicine 27, 2008). So a mean of scores that are all at the edge keeps a width.
+/// The distances from each mean to its ends are combined like standard errors, separately for each side (MOVER: Zou and Donner, Statistics
+/// in Medicine 27, 2008). So the interval of scores that are all at the edge keeps a width.
 pub fn mean_of(estimates: &[Estimate]) -> Option<Estimate> {
     if let [] | [_] = estimates {
         return estimates.first().copied();
@@ -24,8 +25,8 @@ pub fn mean_of(estimates: &[Estimate]) -> Option<Estimate> {
     Some(Estimate { mean, ends })
 }
 
-/// The detectable difference of a mean of independent differences of the same weight, from the detectable difference of each; `None` if one
-/// has none.
+/// Returns the detectable difference of a mean of independent differences of equal weight, from the detectable difference of each; `None`
+/// if any has none.
 pub fn detectable_of(detectable: &[Option<f64>]) -> Option<f64> {
     let all: Vec<f64> = detectable.iter().copied().collect::<Option<_>>()?;
     (!all.is_empty()).then(|| root_of_squares(&all) / all.len() as f64)
@@ -35,11 +36,12 @@ fn root_of_squares(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
-/// The greatest of several one-sided probabilities that still counts as a discovery, by Benjamini and Hochberg: of all differences called
-/// real, a share of at most [`FALSE_DISCOVERIES`] is expected to be noise, however many were compared. `None` if none counts. A single one
-/// counts below 2.5 %, so if its 95 % interval does not contain 0.
+/// Returns the largest of several one-sided probabilities that still counts as a discovery, by Benjamini and Hochberg: of all differences
+/// called real, a share of at most [`FALSE_DISCOVERIES`] is expected to be noise, however many were compared. `None` if none counts. A
+/// single probability counts if it is at most 2.5 %, that is, if its 95 % interval does not contain 0.
 ///
-/// Comparisons of many methods with one `full` depend on each other in a way under which the procedure is valid (Benjamini and Yekutieli,
+/// Comparisons of many methods with one `full` depend on each other in a way for which the procedure is valid (Benjamini and Yekutieli,
+/// 2001).
 /// 2001).
 pub fn greatest_discovery(probabilities: &[f64]) -> Option<f64> {
     let mut sorted = probabilities.to_vec();
@@ -64,8 +66,8 @@ mod tests {
         assert_eq!(mean_of(&[]), None);
     }
 
-    /// Newcombe's method 10 for a difference of independent proportions is this with one sign turned: the example of his
-    /// paper (Statistics in Medicine 17, 1998), 56/70 − 48/80 = 0.2, Wilson's intervals: 0.0524 to 0.3339.
+    /// Newcombe's method 10 for a difference of independent proportions is the special case with one sign negated: the example of his paper
+    /// (Statistics in Medicine 17, 1998), 56/70 − 48/80 = 0.2, Wilson's intervals: 0.0524 to 0.3339.
     #[test]
     fn newcombes_hybrid_interval_is_a_case_of_it() {
         let first = Estimate { mean: 0.8, ends: Some(WILSON_1) };
@@ -74,7 +76,7 @@ mod tests {
         assert!((low - 0.0524).abs() < 5e-5 && (high - 0.3339).abs() < 5e-5, "{low} {high}");
     }
 
-    /// From statsmodels 0.15.0, `proportion_confint(method="wilson")` of 56 of 70, and of 48 of 80 with its sign turned.
+    /// From statsmodels 0.15.0, `proportion_confint(method="wilson")` of 56 of 70, and of 48 of 80 with its sign negated.
     const WILSON_1: (f64, f64) = (0.691_833_555_037_469_5, 0.876_952_607_516_370_5);
     const WILSON_2: (f64, f64) = (-0.700_381_724_041_290_6, -0.490_454_650_051_603_8);
 

@@ -1,11 +1,11 @@
 //! The verdict on a loss: within a limit, beyond it, or too few examples to tell.
 //!
-//! A loss is the mean over some places (tasks at a length), all of the same weight, of the paired differences between a reference and a
+//! A loss is the mean over some places (tasks at a length), all of equal weight, of the paired differences between a reference and a
 //! method. A verdict follows from its interval alone: *safe* if the upper end is at most the limit, *not safe* if the lower end is above
 //! it. The interval is that of [`difference_at`], for the differences of all places together ([`pooled`]).
 //!
 //! Several methods are judged at once. The error is divided by their number (Bonferroni, [`Level::with`]), at both ends, so that all
-//! intervals of a table hold together with the stated confidence. Holm's procedure would decide a little more, but its answers are no
+//! intervals of a table hold together with the stated confidence. Holm's procedure would decide a little more, but its answers are not
 //! intervals, and a table shows how large the loss is at least or at most.
 //!
 //! Nothing here knows methods or tasks. Bounds for repeated looks are in [`evidence`](crate::evidence).
@@ -14,12 +14,12 @@ use super::difference::{Discordance, Discordances};
 use super::evidence::Evidence;
 use super::{Estimate, LEAST_CONTEXTS, Level, Sample, difference_at, mean};
 
-/// What a method is held to, and how sure the answer is to be.
+/// The limit for a loss, and the confidence required of the answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limit {
-    /// The largest loss that counts as none, in the unit of the losses: a share of the greatest score for [`Limit::judge`].
+    /// The largest loss that counts as none, in the unit of the losses: a share of the largest score for [`Limit::judge`].
     pub loss: f64,
-    /// How sure the interval is.
+    /// The confidence level of the interval.
     pub level: Level,
 }
 
@@ -36,12 +36,12 @@ pub enum Verdict {
         /// The loss is at least this.
         loss_at_least: f64,
     },
-    /// It cannot be told yet.
+    /// There are too few examples to tell.
     TooFew {
-        /// The contexts of all places together that would tell, if further ones are like those so far; `None` if not even
-        /// [`MOST_CONTEXTS`] would. Of fewer than [`LEAST_CONTEXTS`]: the least with which anything can be told.
+        /// Number of contexts of all places together that would suffice if further ones are like those so far; `None` if not even
+        /// [`MOST_CONTEXTS`] would. If there are fewer than [`LEAST_CONTEXTS`]: the smallest number with which anything can be told.
         contexts_needed: Option<usize>,
-        /// What they would show.
+        /// What that number of contexts would show.
         would_show: Prospect,
     },
 }
@@ -49,31 +49,31 @@ pub enum Verdict {
 /// What more contexts would show, if they are like those so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prospect {
-    /// That the loss is within the limit.
+    /// The loss is within the limit.
     Safe,
-    /// That it is beyond the limit.
+    /// The loss is beyond the limit.
     NotSafe,
-    /// Nobody knows: contexts so far are fewer than [`LEAST_CONTEXTS`], or are no numbers.
+    /// Not known: there are fewer than [`LEAST_CONTEXTS`] contexts so far, or values are NaN.
     Unknown,
 }
 
-/// A verdict with what it follows from.
+/// A verdict with the numbers behind it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Judgement {
     /// The mean loss, with the interval that the verdict follows from. No ends if all examples share one context.
     pub loss: Estimate,
-    /// The number of contexts.
+    /// Number of contexts.
     pub contexts: usize,
     /// The verdict.
     pub verdict: Verdict,
 }
 
-/// More contexts than this are not worth naming.
+/// Larger numbers of contexts are not worth reporting.
 pub const MOST_CONTEXTS: usize = 100_000;
 
 impl Limit {
-    /// Judges the loss of a method from its paired differences to the reference (method minus reference, scores in 0..=1), one sample
-    /// for each place. `None` without places, or if a place has no example.
+    /// Judges the loss of a method from its paired differences to the reference (method minus reference, scores in 0..=1), one sample for
+    /// each place. `None` without places, or if a place has no example.
     pub fn judge(&self, places: &[Sample]) -> Option<Judgement> {
         let (sample, scale) = pooled(places)?;
         let loss = loss_of(&sample, scale, self.level)?;
@@ -84,8 +84,8 @@ impl Limit {
         }))
     }
 
-    /// As [`judge`](Self::judge), with an interval that holds at all looks together, so that examples may be added until it tells
-    /// ([`Evidence`]). It is wider. A context counts by the mean of its losses.
+    /// Like [`judge`](Self::judge), with an interval that holds at all looks together, so that examples may be added until a verdict is
+    /// reached ([`Evidence`]). The interval is wider. Each context counts with the mean of its losses.
     pub fn judge_at_any_time(&self, places: &[Sample]) -> Option<Judgement> {
         let losses: Vec<Vec<f64>> = places.iter().map(losses_of_contexts).collect();
         let evidence = Evidence::new(&losses)?;
@@ -100,7 +100,8 @@ impl Limit {
     }
 
     /// Judges a loss in any unit, such as percent of a perplexity, from its mean and an interval of this level over `contexts` contexts.
-    /// What would tell is estimated from the width of the interval, which falls with the root of the number of contexts.
+    /// The number of contexts needed is estimated from the width of the interval, which falls with the square root of the number of
+    /// contexts.
     pub fn judge_interval(&self, loss: Estimate, contexts: usize) -> Judgement {
         let by_width = |(low, high): (f64, f64)| {
             let (width, room) = match loss.mean <= self.loss {
@@ -115,7 +116,7 @@ impl Limit {
         })
     }
 
-    /// The verdict that follows from an interval. `needed` is asked only where examples are too few.
+    /// Returns the verdict that follows from an interval. `needed` is called only if there are too few examples.
     pub(crate) fn judgement(
         &self,
         loss: Estimate,
@@ -133,7 +134,7 @@ impl Limit {
         Judgement { loss, contexts, verdict }
     }
 
-    /// On which side of the limit a mean loss lies.
+    /// Returns the side of the limit on which a mean loss lies.
     fn side_of(&self, mean: f64) -> Prospect {
         if mean.is_nan() {
             Prospect::Unknown
@@ -144,18 +145,18 @@ impl Limit {
         }
     }
 
-    /// The fewest contexts with which a loss of scores can be called anything: not safe if all is lost, or safe if nothing is. `None` if
-    /// no number is enough.
+    /// Returns the smallest number of contexts with which a loss of scores can get a verdict: not safe if everything is lost, or safe if
+    /// nothing is. `None` if no number is enough.
     pub fn least_contexts(&self) -> Option<usize> {
         let all_lost = |contexts: usize| Discordance::all_lost(contexts).standard_errors_above(-self.loss);
         let not_safe = fewest_that(LEAST_CONTEXTS - 1, |contexts| -all_lost(contexts) > self.level.z());
         not_safe.into_iter().chain(self.fewest_contexts()).min()
     }
 
-    /// The fewest contexts with which a loss of scores can be called safe: those that suffice if nothing differs. `None` if the limit
-    /// is 0.
+    /// Returns the smallest number of contexts with which a loss of scores can be called safe: the number that suffices if nothing
+    /// differs. `None` if the limit is 0.
     ///
-    /// It is never less than the exact binomial bound asks for: `n` equal examples exclude a share `p` of lost ones if `(1 − p)^n` is
+    /// It is never less than the exact binomial bound requires: `n` equal examples exclude a share `p` of lost ones if `(1 − p)^n` is
     /// below the error of one side.
     pub fn fewest_contexts(&self) -> Option<usize> {
         let of_score = self.level.z().powi(2) * (1.0 - self.loss) / self.loss;
@@ -163,8 +164,8 @@ impl Limit {
         counted(of_score.max(exact)).map(|n| n.max(LEAST_CONTEXTS))
     }
 
-    /// The contexts that would tell on which side of the limit the loss is, if gains, losses and their spread over contexts stay as they
-    /// are. Towards safe it is never fewer than [`fewest_contexts`](Self::fewest_contexts).
+    /// Returns the number of contexts that would show on which side of the limit the loss is, if gains, losses and their spread over
+    /// contexts stay as they are. If that is the safe side, it is at least [`fewest_contexts`](Self::fewest_contexts).
     fn contexts_needed(&self, differences: &Sample) -> (Option<usize>, Prospect) {
         let Some(of) = Discordances::of(differences) else { return (None, Prospect::Unknown) };
         let errors = |contexts: usize| of.at(self.level, contexts as f64).standard_errors_above(-self.loss);
@@ -177,22 +178,22 @@ impl Limit {
     }
 }
 
-/// The mean loss over places, with its interval, from their differences as [`pooled`] puts them together. Places of different sizes give a
-/// scale above 1, with which the interval would go beyond what scores allow: it ends at −1 and 1.
+/// Returns the mean loss over places, with its interval, from their differences as combined by [`pooled`]. Places of different sizes give
+/// a scale above 1, with which the interval would exceed what scores allow, so it is cut at −1 and 1.
 pub(crate) fn loss_of(differences: &Sample, scale: f64, level: Level) -> Option<Estimate> {
     let loss = negated(difference_at(differences, level)?.scaled(scale));
     let possible = |(low, high): (f64, f64)| (low.max(loss.mean.min(-1.0)), high.min(loss.mean.max(1.0)));
     Some(Estimate { ends: loss.ends.map(possible), ..loss })
 }
 
-/// The mean loss in each context, from differences.
+/// Returns the mean loss in each context, from differences.
 fn losses_of_contexts(differences: &Sample) -> Vec<f64> {
     let of_context = |places: &[usize]| -mean(&places.iter().map(|at| differences.values[*at]).collect::<Vec<_>>());
     differences.by_context().map(of_context).collect()
 }
 
-/// The fewest contexts, above `low`, for which this is so: it is not for `low`, and for all from some number on. `None` if that is beyond
-/// [`MOST_CONTEXTS`].
+/// Returns the smallest number of contexts above `low` for which `is_so` holds. It must not hold for `low`, and must hold for all numbers
+/// from some number on. `None` if that number is beyond [`MOST_CONTEXTS`].
 fn fewest_that(mut low: usize, is_so: impl Fn(usize) -> bool) -> Option<usize> {
     let mut high = MOST_CONTEXTS;
     if low >= high || !is_so(high) {
@@ -205,7 +206,7 @@ fn fewest_that(mut low: usize, is_so: impl Fn(usize) -> bool) -> Option<usize> {
     Some(high)
 }
 
-/// A number of contexts, rounded up; `None` beyond [`MOST_CONTEXTS`].
+/// Rounds a number of contexts up; `None` beyond [`MOST_CONTEXTS`].
 fn counted(contexts: f64) -> Option<usize> {
     (contexts.is_finite() && contexts <= MOST_CONTEXTS as f64).then(|| contexts.ceil() as usize)
 }
@@ -214,12 +215,12 @@ fn negated(gain: Estimate) -> Estimate {
     Estimate { mean: -gain.mean, ends: gain.ends.map(|(low, high)| (-high, -low)) }
 }
 
-/// The values of several samples as one, whose mean times the second number is the mean of the samples' means. `None` without samples, or
-/// if one is empty.
+/// Combines the values of several samples into one sample, whose mean times the returned factor is the mean of the samples' means. `None`
+/// without samples, or if any is empty.
 ///
-/// Values of smaller samples weigh more. All are divided by the greatest weight, so that values in −1..=1 stay there; for samples of equal
-/// size nothing changes, and the second number is 1. Contexts of different samples are different contexts. An interval for the mean of
-/// independent values with one distribution holds for these as well: that the samples have different means only makes their joint mean
+/// Values of smaller samples weigh more. All are divided by the largest weight, so that values in −1..=1 stay there; for samples of equal
+/// size nothing changes, and the factor is 1. Contexts of different samples are different contexts. An interval for the mean of
+/// independent values with one distribution is valid for these as well, because different means of the samples only make their joint mean
 /// vary less.
 pub fn pooled(samples: &[Sample]) -> Option<(Sample, f64)> {
     let least = samples.iter().map(|of| of.values.len()).min().filter(|least| *least > 0)?;
@@ -265,7 +266,7 @@ mod tests {
         let Verdict::NotSafe { loss_at_least } = told else { panic!("{told:?}") };
         assert!((loss_at_least - 0.026_003_030).abs() < 2e-6, "{loss_at_least}");
         assert!(matches!(verdict(&limit(3.0, 1), &[of(1, 7, 21)]), Verdict::TooFew { .. }));
-        // Twenty equal pairs leave 16.1 points open.
+        // Twenty equal pairs leave an uncertainty of 16.1 points.
         let told = verdict(&limit(16.2, 1), &[of(0, 0, 20)]);
         let Verdict::Safe { loss_at_most } = told else { panic!("{told:?}") };
         assert!((loss_at_most - 0.161_125_158).abs() < 2e-6, "{loss_at_most}");
@@ -275,12 +276,12 @@ mod tests {
 
     #[test]
     fn with_four_contexts_nothing_is_told() {
-        // What was lost or not in four contexts says nothing of how many would tell.
+        // The losses in four contexts say nothing about how many contexts would suffice.
         for (lost, comparisons, least) in [(4, 1, 5), (0, 1, 5), (2, 26, 10)] {
             let told = limit(1.0, comparisons).judge(&[of(0, lost, 4)]).unwrap();
             let few = Verdict::TooFew { contexts_needed: Some(least), would_show: Prospect::Unknown };
             assert_eq!(told.verdict, few, "{lost} {comparisons}");
-            // The number is the smallest with which anything can be told: found by going up.
+            // The number is the smallest with which anything can be told, as found by counting up.
             let tells =
                 |n: &usize| !matches!(verdict(&limit(1.0, comparisons), &[of(0, *n, *n)]), Verdict::TooFew { .. });
             assert_eq!((1..100).find(tells), Some(least), "{comparisons}");
@@ -293,7 +294,7 @@ mod tests {
 
     #[test]
     fn what_one_comparison_tells_many_do_not() {
-        // For 450 equal pairs the interval ends at z² / (450 + z²): 0.85 points at one comparison, 1.29 at four.
+        // For 450 equal pairs, the interval ends at z² / (450 + z²): 0.85 points with one comparison, 1.29 with four.
         let places = [of(0, 0, 450)];
         assert!(is_safe(&limit(1.0, 1), &places) && !is_safe(&limit(1.0, 4), &places));
         // 6 lost of 20 are 2.45 standard errors from no loss; four comparisons need 2.50.
@@ -302,8 +303,8 @@ mod tests {
         assert!(matches!(verdict(&at_0(4), &[of(0, 6, 20)]), Verdict::TooFew { .. }));
     }
 
-    /// Reference: scipy 1.17.1, `log(0.025 / m) / log(1 - p)`, rounded up; the fewest equal examples of which at most a share p is lost,
-    /// for m comparisons.
+    /// Reference: scipy 1.17.1, `log(0.025 / m) / log(1 - p)`, rounded up: the smallest number of equal examples that excludes a share of
+    /// losses above p, for m comparisons.
     const EXACT: [(f64, usize, usize); 4] = [(1.0, 1, 368), (5.0, 1, 72), (10.0, 1, 36), (1.0, 10, 597)];
 
     #[test]
@@ -338,13 +339,13 @@ mod tests {
             assert!(is_told(needed.div_ceil(20)), "{points} {gained} {lost}: {needed}");
             assert!(!is_told((needed - 1) / 20), "{points} {gained} {lost}: {needed}");
         }
-        // A loss of exactly the limit is never told.
+        // A loss of exactly the limit never gets a verdict.
         assert!(matches!(verdict(&limit(5.0, 1), &[of(0, 1, 20)]), Verdict::TooFew { contexts_needed: None, .. }));
     }
 
     #[test]
     fn examples_that_share_a_context_need_more_contexts_than_they_have() {
-        // Eight contexts of five questions; in three all are lost.
+        // Eight contexts of five questions; in three contexts all are lost.
         let shared = Sample::new((0..40).map(|i| (i / 5, if i < 15 { -1.0 } else { 0.0 })));
         let apart = Sample::new((0..40).map(|i| (i, if i < 15 { -1.0 } else { 0.0 })));
         let limit = limit(10.0, 1);
@@ -360,7 +361,7 @@ mod tests {
     fn a_mean_over_tasks_needs_fewer_examples_of_each() {
         let tasks = |n: usize| vec![of(0, 0, n); 4];
         assert!(is_safe(&limit(1.0, 1), &tasks(96)) && !is_safe(&limit(1.0, 1), &tasks(95)), "384 and 380 together");
-        // Pooled, equal sizes are one sample: the same as all of the values together.
+        // Pooled samples of equal size are one sample: the same as all of the values together.
         let parts = [of(1, 2, 30), of(0, 4, 30)];
         let whole = Sample::independent(&[parts[0].values.clone(), parts[1].values.clone()].concat());
         assert_eq!(limit(1.0, 1).judge(&parts), limit(1.0, 1).judge(&[whole]));
@@ -379,7 +380,7 @@ mod tests {
 
     #[test]
     fn an_interval_stays_within_what_scores_allow() {
-        // As after Ctrl-C: one task has more examples than the other.
+        // As after Ctrl-C, one task has more examples than the other.
         for (first, second) in [(20, 15), (20, 5), (7, 60), (5, 5)] {
             for lost in [0.0, 0.5, 1.0] {
                 let places = [first, second].map(|n| of(0, (lost * n as f64) as usize, n));
@@ -421,7 +422,7 @@ mod tests {
         assert!((41..80).contains(&needed), "{needed}");
         assert!(matches!(at_any_time(&[of(0, 0, needed)]).verdict, Verdict::Safe { .. }));
         assert!(matches!(at_any_time(&[of(0, 30, 40)]).verdict, Verdict::NotSafe { .. }));
-        // Two groups of 20 are as one of 40, and five questions about a context are one value.
+        // Two groups of 20 count as one of 40, and five questions about a context as one value.
         let seen = |places: &[Sample]| (at_any_time(places).loss, at_any_time(places).contexts);
         assert_eq!(seen(&[of(0, 5, 20), of(0, 5, 20)]), seen(&[of(0, 10, 40)]));
         let shared = Sample::new((0..200).map(|i| (i / 5, if i < 50 { -1.0 } else { 0.0 })));

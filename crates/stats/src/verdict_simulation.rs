@@ -1,6 +1,6 @@
 //! Simulated experiments with known truth: how often verdicts are wrong, by this program's rule and by two simpler ones.
 //!
-//! `cargo test --release -p spattn-stats verdicts_of_many -- --ignored` writes `results/reference/verdicts`. A small part of it is a
+//! `cargo test --release -p spattn-stats verdicts_of_many -- --ignored` writes `results/reference/verdicts`. A small part of it runs as a
 //! test, in which the simpler rules fail.
 
 use std::collections::BTreeMap;
@@ -55,17 +55,18 @@ impl Kind {
     }
 }
 
-/// What scores are like.
+/// The distribution of scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scores {
     /// 0 or 1.
     Binary,
-    /// Losses and gains are of a third, two thirds or the whole of a score.
+    /// Losses and gains are a third, two thirds or the whole of a score.
     Thirds,
-    /// As the F1 of short answers: the reference has 0 in a fifth of the examples, 1 in two fifths, and anything between in the rest. A method
-    /// loses half to all of a score, or gains half to all of what it lacks.
+    /// Like the F1 of short answers: the reference has 0 in a fifth of the examples, 1 in two fifths, and anything between in the rest. A
+    /// method loses half to all of a score, or gains half to all of the score that it lacks.
     F1,
-    /// As the ROUGE of summaries: the reference has 0.2 to 0.5, and a method differs by up to 0.05 in every example, beside its loss.
+    /// Like the ROUGE of summaries: the reference has 0.2 to 0.5, and a method differs by up to 0.05 in every example, in addition to its
+    /// loss.
     Rouge,
 }
 
@@ -80,33 +81,34 @@ impl Scores {
     }
 }
 
-/// How scores of a method come about.
+/// How the scores of methods are generated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Design {
-    /// The limit, as a share of the greatest score.
+    /// The limit, as a share of the largest score.
     limit: f64,
     methods: usize,
     tasks: usize,
     contexts: usize,
-    /// Questions about each context: so many, of scores as F1 and ROUGE so many on average (1 to twice as many less 1). With more than one,
+    /// Number of questions about each context; for F1 and ROUGE scores, the mean `q` of numbers from 1 to `2q - 1`. With more than one,
     /// losses and gains of the other scores occur only in about half of the contexts.
     questions: usize,
     scores: Scores,
-    /// Of scores as F1 and ROUGE: how much of what is drawn for a question is drawn for its context, and so the same for others about it.
+    /// For F1 and ROUGE scores: the probability that a question's draw is that of its context, and so is shared with other questions about
+    /// the context.
     shared: f64,
-    /// The probability that a method gains where the reference is wrong. It adds as many losses. Of scores as ROUGE, it is unused.
+    /// The probability that a method gains where the reference is wrong; as many losses are added. Unused for ROUGE scores.
     churn: f64,
 }
 
 /// The share of examples that the reference gets right.
 const EASE: f64 = 0.8;
 
-/// Of scores as F1: the shares of zeros and of scores between 0 and 1 of the reference, and its mean.
+/// For F1 scores of the reference: the shares of zeros and of scores between 0 and 1, and the mean.
 const F1_ZEROS: f64 = 0.2;
 const F1_BETWEEN: f64 = 0.4;
 const F1_MEAN: f64 = 1.0 - F1_ZEROS - F1_BETWEEN / 2.0;
 
-/// Scores of an example, in 0..=1: of the reference and of each method.
+/// Scores of an example, in 0..=1, of the reference and of each method.
 struct Asked {
     context: usize,
     reference: f64,
@@ -114,7 +116,7 @@ struct Asked {
 }
 
 impl Design {
-    /// One task of an experiment, whose methods all have the loss of this kind.
+    /// Generates one task of an experiment, whose methods all have the loss of this kind.
     fn task(&self, kind: Kind, draw: &mut Draw) -> Vec<Asked> {
         match self.scores {
             Scores::Binary | Scores::Thirds => self.task_in_parts(kind, draw),
@@ -124,12 +126,12 @@ impl Design {
 
     fn task_in_parts(&self, kind: Kind, draw: &mut Draw) -> Vec<Asked> {
         let is_graded = self.scores == Scores::Thirds;
-        // Of what a graded loss takes: (1/3 + 2/3 + 1) / 3.
+        // The mean share of a score that a graded loss takes: (1/3 + 2/3 + 1) / 3.
         let part = if is_graded { 2.0 / 3.0 } else { 1.0 };
         let lose = (kind.loss(self.limit) / part + self.churn * (1.0 - EASE)) / EASE;
         let mut asked = Vec::new();
         for context in 0..self.contexts {
-            // Of each method: how likely it is to differ in this context, 1 on average.
+            // For each method, how likely it is to differ in this context, relative to the mean.
             let differs: Vec<f64> =
                 (0..self.methods).map(|_| if self.questions > 1 { 2.0 * draw.is(0.5) } else { 1.0 }).collect();
             for _ in 0..self.questions {
@@ -148,11 +150,11 @@ impl Design {
         asked
     }
 
-    /// A task with scores as F1 or ROUGE, whose methods lose this much in the mean.
+    /// Generates a task with F1 or ROUGE scores, whose methods have this mean loss.
     fn task_of_any_score(&self, loss: f64, draw: &mut Draw) -> Vec<Asked> {
         let mut asked = Vec::new();
         for context in 0..self.contexts {
-            // What is drawn for the context: of the reference, and of each method.
+            // The draws for the context: for the reference, and for each method.
             let of_context: Vec<f64> = (0..=self.methods).map(|_| draw.uniform()).collect();
             let questions = 1 + draw.below(2 * self.questions - 1);
             for _ in 0..questions {
@@ -168,7 +170,7 @@ impl Design {
         asked
     }
 
-    /// The reference's score at a quantile.
+    /// Returns the reference's score at a quantile.
     fn reference_at(&self, quantile: f64) -> f64 {
         match self.scores {
             Scores::Rouge => 0.2 + 0.3 * quantile,
@@ -176,12 +178,12 @@ impl Design {
         }
     }
 
-    /// A method's score at a quantile of its differences to the reference, which it is `loss` below in the mean.
+    /// Returns a method's score at a quantile of its differences from the reference, which it is below by `loss` on average.
     fn method_at(&self, quantile: f64, reference: f64, loss: f64, draw: &mut Draw) -> f64 {
         if self.scores == Scores::Rouge {
             return reference - loss + 0.1 * (quantile - 0.5);
         }
-        // Half to all: three quarters in the mean.
+        // Half to all: three quarters on average.
         let size = 0.5 + 0.5 * draw.uniform();
         let (lost, gained) = (0.75 * F1_MEAN, 0.75 * (1.0 - F1_MEAN));
         let gain = self.churn * (1.0 - F1_MEAN);
@@ -194,7 +196,7 @@ impl Design {
         }
     }
 
-    /// What each rule says of each method.
+    /// Returns what each rule says of each method.
     fn verdicts(&self, kind: Kind, draw: &mut Draw) -> Vec<Answer> {
         let tasks: Vec<Vec<Asked>> = (0..self.tasks).map(|_| self.task(kind, draw)).collect();
         (0..self.methods).map(|method| self.said(&tasks, method)).collect()
@@ -209,7 +211,7 @@ impl Design {
         let at = |comparisons| {
             let limit = Limit { loss: self.limit, level: Level::of_each(comparisons) };
             let loss = loss_of(&sample, scale, limit.level).expect("there are examples");
-            // What would tell is of no interest here, and takes most of the time.
+            // The number of contexts needed is not used here, and computing it takes most of the time.
             let said = match limit.judgement(loss, sample.contexts(), || (None, Prospect::Unknown)).verdict {
                 Verdict::Safe { loss_at_most } => Said::Safe(loss_at_most),
                 Verdict::NotSafe { loss_at_least } => Said::NotSafe(loss_at_least),
@@ -221,7 +223,7 @@ impl Design {
         Answer { by_rule: [here, at(1).0, self.unpaired(tasks, method)], width }
     }
 
-    /// The interval of the method's score against the mean of the reference, as if that had no error.
+    /// Judges by the interval of the method's score compared with the mean of the reference, as if the mean had no error.
     fn unpaired(&self, tasks: &[Vec<Asked>], method: usize) -> Said {
         let all = || tasks.iter().enumerate().flat_map(|(at, task)| task.iter().map(move |asked| (at, asked)));
         let own = Sample::new(all().map(|(at, asked)| ((at, asked.context), asked.methods[method])));
@@ -253,25 +255,25 @@ enum Said {
 
 const RULES: [&str; 3] = ["here", "not corrected", "not paired"];
 
-/// The verdicts on a method, and the width of the interval that they follow from.
+/// The verdicts on a method, and the width of the interval behind them.
 struct Answer {
     by_rule: [Said; RULES.len()],
-    /// The width of this program's interval.
+    /// Width of this program's interval.
     width: f64,
 }
 
-/// What was said in many experiments of one kind.
+/// Counts over many experiments of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     experiments: usize,
-    /// Experiments in which any word is wrong, by rule.
+    /// Number of experiments in which any verdict is wrong, by rule.
     wrong: [usize; RULES.len()],
-    /// Experiments in which any word or any bound is wrong, by this program's rule.
+    /// Number of experiments in which any verdict or any bound is wrong, by this program's rule.
     bound: usize,
     methods: usize,
-    /// Methods of which this program's rule tells something.
+    /// Number of methods on which this program's rule reaches a verdict.
     told: usize,
-    /// The widths of this program's intervals together.
+    /// Sum of the widths of this program's intervals.
     width: f64,
 }
 
@@ -320,7 +322,7 @@ impl Counts {
         100.0 * of as f64 / all as f64
     }
 
-    /// The mean width of this program's intervals, in points.
+    /// Mean width of this program's intervals, in points.
     fn width_points(&self) -> f64 {
         100.0 * self.width / self.methods as f64
     }
@@ -330,8 +332,8 @@ impl Counts {
     }
 }
 
-/// The counts of several lines (design, kind, experiments, seed), on all processors. Each line has its own seed, so they do not depend on
-/// threads.
+/// Returns the counts of several lines (design, kind, experiments, seed), computed on all processors. Each line has its own seed, so the
+/// counts do not depend on threads.
 fn counts_of(lines: &[(Design, Kind, usize, u64)]) -> Vec<Counts> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![Counts::default(); lines.len()]));
     let work = || {
@@ -347,10 +349,10 @@ fn counts_of(lines: &[(Design, Kind, usize, u64)]) -> Vec<Counts> {
     found.into_inner().expect("no thread failed")
 }
 
-/// The error that all words of a table together may have, in percent.
+/// The error allowed for all verdicts of a table together, in percent.
 const ERROR: f64 = 5.0;
 
-/// Many differences both ways, so that noise is as large as it can be; ten methods at once.
+/// Many differences in both directions, so that noise is as large as possible; ten methods at once.
 const NOISY: Design = Design {
     limit: 0.05,
     methods: 10,
@@ -365,7 +367,7 @@ const NOISY: Design = Design {
 #[test]
 fn verdicts_are_wrong_no_more_often_than_they_may_and_simpler_rules_are() {
     const EXPERIMENTS: usize = 200;
-    // Three standard errors of a share of 5 % above it.
+    // A share of 5 % plus three standard errors.
     let most = ERROR + 3.0 * (ERROR * (100.0 - ERROR) / EXPERIMENTS as f64).sqrt();
     for (at, kind) in KINDS.into_iter().enumerate() {
         let designs = [
@@ -395,7 +397,7 @@ fn to_look_until_it_is_told_needs_bounds_that_hold_at_any_time() {
     let design = Design { methods: 1, contexts: 10 * LOOKS.end(), ..NOISY };
     let limit = Limit { loss: design.limit, level: Level::of_each(1) };
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(11));
-    // Ever called not safe, although the loss is the limit.
+    // Number of experiments in which the loss is ever called not safe, although it equals the limit.
     let (mut here, mut fixed) = (0, 0);
     for _ in 0..EXPERIMENTS {
         let task = design.task(Kind::AtLimit, &mut draw);
@@ -430,7 +432,7 @@ fn scores_as_f1_and_rouge_have_the_loss_that_is_asked_for_and_share_their_contex
                 let differences: Vec<f64> = task.iter().map(|asked| asked.methods[0] - asked.reference).collect();
                 let mean = differences.iter().sum::<f64>() / differences.len() as f64;
                 assert!((mean + loss).abs() < 0.005, "{design:?}: {mean}");
-                // Neighbours are of one context, two by two in a third of the contexts at least.
+                // Adjacent questions share a context, two by two in at least a third of the contexts.
                 let pairs =
                     task.windows(2).zip(differences.windows(2)).filter(|(pair, _)| pair[0].context == pair[1].context);
                 let pairs: Vec<(f64, f64)> = pairs.map(|(_, of)| (of[0] - mean, of[1] - mean)).collect();
@@ -444,7 +446,7 @@ fn scores_as_f1_and_rouge_have_the_loss_that_is_asked_for_and_share_their_contex
     }
 }
 
-/// The designs of the full simulation. Later ones come last, so that the draws of the others stay as they were.
+/// The designs of the full simulation. New ones are appended, so that the draws of the others do not change.
 fn designs() -> Vec<Design> {
     const LIMITS: [(f64, f64); 3] = [(0.01, 0.05), (0.05, 0.1), (0.1, 0.5)];
     const CONTEXTS: [usize; 4] = [10, 20, 50, 200];
@@ -454,7 +456,7 @@ fn designs() -> Vec<Design> {
             [(1, 1, Scores::Binary), (1, 1, Scores::Thirds), (1, 5, Scores::Binary), (4, 1, Scores::Binary)]
         {
             for contexts in CONTEXTS {
-                // The contexts are those of all tasks together.
+                // The number is that of all tasks together.
                 let contexts = contexts / tasks;
                 designs.push(Design { limit, methods: 4, tasks, contexts, questions, scores, shared: 0.0, churn });
             }
@@ -471,7 +473,7 @@ fn designs() -> Vec<Design> {
             (1, 5, Scores::Rouge, 0.5),
             (4, 5, Scores::Rouge, 0.5),
         ] {
-            // Scores as ROUGE are too low to lose three times ten points.
+            // ROUGE scores are too low to lose three times ten points.
             let contexts = CONTEXTS.into_iter().filter(|_| scores != Scores::Rouge || limit < 0.1);
             designs.extend(contexts.map(|contexts| {
                 let contexts = contexts / tasks;
@@ -541,11 +543,11 @@ fn verdicts_of_many_experiments() {
     let page = format!("## By the truth\n\n{head}{kinds}\n## By the design\n\n{head}{kinds_of_design}");
     std::fs::write(folder.join("tables.md"), page).expect("the page");
     let worst = by_kind.values().flatten().map(|counts| counts.wrong_percent(0)).fold(0.0, f64::max);
-    // With 1,000 experiments a true share of 5 % is seen as up to 7 %.
+    // With 1,000 experiments, a true share of 5 % is observed as up to 7 %.
     assert!(worst <= 7.0, "{worst}");
 }
 
-/// The lines of `verdicts.csv` with the most wrong words are partly the largest of many by chance: they are run again, with other draws and
+/// Repeats the lines of `verdicts.csv` with the most wrong verdicts, which are partly the largest of many by chance, with other draws and
 /// twenty times as many experiments.
 #[test]
 #[ignore = "a simulation of some minutes, which reads and writes results/reference/verdicts"]

@@ -1,7 +1,7 @@
-//! Checks of reference answers: can a metric tell a right prediction from a wrong one by them?
+//! Checks whether a metric can tell right predictions from wrong ones by the reference answers.
 //!
-//! If it cannot, a row of the user's own file is refused. A row of a published set is scored all the same, as the set's own program
-//! scores it, and a note mentions it. Only blank answers, which no published set has, are refused there too.
+//! If it cannot, a row of the user's own file is refused. A row of a published set is still scored, as the set's own program does,
+//! and a note mentions it. A published row is refused only for a blank answer, which no published set has.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// Characters of an answer that a message shows at most.
+/// The most characters of an answer that a message shows.
 const SHOWN: usize = 60;
 
-/// Checks the answers of a row of the user's own: some prediction must be right by `metric`, and an empty one must be wrong.
+/// Checks the answers of a row of the user's own file: some prediction must be right by `metric`, and an empty one must be wrong.
 ///
 /// # Errors
 /// If an answer is blank, or the answers hold nothing that the metric compares.
@@ -30,7 +30,7 @@ pub fn check(metric: Metric, references: &[String]) -> Result<(), UsageError> {
     }
 }
 
-/// Checks the answers of a row of a published set. Returns whether they hold anything that the metric compares.
+/// Checks the answers of a row of a published set. Returns whether the metric compares anything in them.
 ///
 /// # Errors
 /// If an answer is blank.
@@ -42,7 +42,7 @@ pub fn check_published(metric: Metric, references: &[String]) -> Result<bool, Us
     }
 }
 
-/// The note on `count` rows of a published set whose answers hold nothing that the metric compares; `None` if there are none.
+/// The note on `count` rows of a published set in whose answers the metric compares nothing; `None` if there are none.
 pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
     let rows = if count == 1 { "1 row has".to_owned() } else { format!("{count} rows have") };
     (count > 0).then(|| {
@@ -50,8 +50,7 @@ pub fn note(place: &str, count: usize, metric: Metric) -> Option<String> {
     })
 }
 
-/// Checks that an answer is one text and no list that was written as a text, as some tables have it: `['a', 'b']`, or
-/// `['a' 'b']` of numpy.
+/// Checks that an answer is not a list written as text, as some tables have it: `['a', 'b']`, or numpy's `['a' 'b']`.
 ///
 /// # Errors
 /// If it is such a list.
@@ -66,7 +65,7 @@ pub fn check_one(answer: &str) -> Result<(), UsageError> {
     }
 }
 
-/// Checks that all of the fields `names` that a row has say the same, since only one of them is read.
+/// Checks that those of the fields `names` that a row has are equal, since only one of them is read.
 ///
 /// # Errors
 /// If two of them differ.
@@ -83,7 +82,7 @@ pub fn check_same(fields: &Map<String, Value>, names: &[&str]) -> Result<(), Usa
     }
 }
 
-/// The texts of a field, which has one or a list of them.
+/// The texts of a field that holds one text or a list of them.
 fn texts(value: &Value) -> BTreeSet<String> {
     let one = |value: &Value| text_or_number(value).unwrap_or_else(|| value.to_string());
     match value {
@@ -92,11 +91,11 @@ fn texts(value: &Value) -> BTreeSet<String> {
     }
 }
 
-/// Checks the names of classes, for a metric that looks for them in a prediction. Returns whether an answer is one of the classes;
+/// Checks the class names for a metric that looks for them in a prediction. Returns whether an answer is one of the classes, and
 /// true for all other metrics.
 ///
 /// # Errors
-/// If there is no class, or one is blank. In a row of the user's own also if a class is listed twice (which would count as two),
+/// If there is no class, or one is blank. For a row of the user's own file also if a class is listed twice (it would count as two),
 /// or no answer is a class.
 pub fn check_classes(
     metric: Metric,
@@ -123,7 +122,7 @@ pub fn check_classes(
     }
 }
 
-/// The beginning of an answer, as messages show it.
+/// The beginning of an answer, for messages.
 fn shown(answer: &str) -> String {
     answer.chars().take(SHOWN).collect()
 }
@@ -141,7 +140,7 @@ mod tests {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
-    /// What Python's `str.strip` takes off, U+001C and U+3000 among it.
+    /// Blank texts: white space as Python's `str.strip` removes it (U+001C and U+3000 too), and invisible characters.
     const BLANK: [&str; 8] = ["", " ", "\n", "\t\r\n", "\u{1c}", "\u{a0}\u{3000}", "\u{200b}", "\u{ad}\u{feff}"];
 
     #[test]
@@ -157,10 +156,10 @@ mod tests {
         }
     }
 
-    /// By metric: answers of which the test compares nothing, and one of which it compares something. What each rule takes out
-    /// is as its published program has it: articles and ASCII punctuation (SQuAD, LongBench, CoQA), what is no letter or
-    /// digit of ASCII (`rouge_score`), full stops (`rouge`), commas and dollars (GSM8K), LaTeX's spacing (AIME); what is found in a
-    /// prediction is a number (GSM8K), or one of four letters (LongBench v2).
+    /// For each metric, answers in which it compares nothing, and one in which it compares something. Each published program
+    /// ignores other characters: articles and ASCII punctuation (SQuAD, LongBench, CoQA), everything but ASCII letters and digits
+    /// (`rouge_score`), full stops (`rouge`), commas and dollar signs (GSM8K), LaTeX's spacing (AIME). Others look in a prediction
+    /// for a number (GSM8K) or for one of four letters (LongBench v2).
     const NOTHING: [(&str, &[&str], &str); 26] = [
         ("string_match_all", &["\u{1}\u{2}"], "!"),
         ("string_match_part", &["\u{1}\n\u{7}"], "the"),
@@ -209,14 +208,14 @@ mod tests {
         for (name, nothing, something) in NOTHING {
             let metric = Metric::parse(name).unwrap();
             let both = references(&[something, nothing[0]]);
-            // Predictions in which the published rule finds nothing either.
+            // Predictions in which the published rule also finds nothing.
             let said = ["", "The answer is ,,.", "#### ,,", "answer is !."];
             let is_right = |said: &str| metric.score(&metric.postprocess(said), &references(&nothing[..1]), &[]) > 0.0;
             assert_eq!(check(metric, &both).is_err(), said.into_iter().any(is_right), "{name}");
         }
     }
 
-    /// As pandas writes lists (`str` of a list, and of numpy's arrays), and JSON.
+    /// Lists as pandas writes them (`str` of a list or of a numpy array), and as JSON.
     #[test]
     fn a_list_in_a_text_is_no_answer() {
         for text in ["['a', 'b']", "['a' 'b']", "[\"a\"]", " [1, 2] ", "['it''s']", "[]", "[None]", "['a',\n 'b']"] {
@@ -275,17 +274,17 @@ mod tests {
         assert_eq!(check_classes(Metric::QaF1, &references(&["C"]), &[], false), Ok(true));
     }
 
-    /// A prediction of nothing is right for no answer that is let through, and one that is right for any is not let through.
+    /// An empty prediction never gets the full score for an accepted answer.
     #[test]
     fn no_answer_that_is_let_through_is_right_for_a_prediction_of_nothing() {
         let answers =
             ["the", "!", "$", "\\!", ".", "0", "a", "x y", "，", "中", "7", "\u{1}", "A.", "{}", "[]", "#### "];
         for metric in Metric::all() {
-            // LooGLE's scorer takes an empty prediction for the word "None", which is no answer here.
+            // LooGLE's scorer reads an empty prediction as the word "None", which is none of these answers.
             for answer in answers.map(|answer| references(&[answer])) {
                 for prediction in ["", " ", "\n"] {
                     let score = metric.score(&metric.postprocess(prediction), &answer, &answer);
-                    // White space has a part of an answer's characters, which `code_sim` counts.
+                    // `code_sim` gives partial credit to white space if the answer has some.
                     assert!(
                         score < 0.99 || check(metric, &answer).is_err(),
                         "{metric} {answer:?} {prediction:?} {score}"

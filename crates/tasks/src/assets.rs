@@ -1,7 +1,7 @@
 //! Where tasks find their text: a data folder given by the user, or the offline defaults.
 //!
-//! If the folder has a file, it is used, and examples name it in their `source`; otherwise the default is used. Nothing is
-//! downloaded here: [`data_files`](super::data_files) lists which files a download may need.
+//! A file in the folder is used if it is there, and examples name it in their `source`; otherwise the default is used. Nothing
+//! is downloaded here: [`data_files`](super::data_files) lists the files that a download may need.
 
 use std::path::{Path, PathBuf};
 
@@ -36,12 +36,12 @@ pub const WIKITEXT2: &[&str] = &[
 /// Where PG-19's test books are looked for.
 pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
 
-/// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
-/// or `essays/*.txt`, which every example reads from the beginning, as RULER does; or from `books/*.txt`, of which every example
-/// starts to read at another place; otherwise sentences of the grammar in `text/grammar.rs`.
+/// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt` or `essays/*.txt`,
+/// which every example reads from the beginning, as RULER does; else from `books/*.txt`, where each example starts at another
+/// place; else sentences of the grammar in `text/grammar.rs`.
 ///
 /// # Errors
-/// If an asset is there and cannot be read.
+/// If an asset exists but cannot be read.
 pub fn essays(options: &TaskOptions) -> Result<Essays> {
     if let Some(file) = first_file(options, ESSAY_FILES) {
         return Essays::from_json(&file);
@@ -56,10 +56,10 @@ pub fn essays(options: &TaskOptions) -> Result<Essays> {
     Ok(Essays::Grammar)
 }
 
-/// Word lists from `wordlists/`; otherwise those that come with the crates `random_word` and `petname`.
+/// Word lists from `wordlists/`; else those of the crates `random_word` and `petname`.
 ///
 /// # Errors
-/// If the folder is there and a list is missing, unreadable or empty.
+/// If the folder exists, but a list is missing, unreadable or empty.
 pub fn words(options: &TaskOptions) -> Result<Words> {
     match folders(options, WORD_LISTS).first() {
         Some(folder) => Words::from_folder(folder),
@@ -82,11 +82,11 @@ pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
     in_folder.or_else(|| first_file(options, HOTPOTQA))
 }
 
-/// LongBench's file of that name (`hotpotqa.jsonl`), in `longbench/`, `LongBench/`, `data/` or the folder itself, or in
-/// the archive `data.zip` in one of them.
+/// The LongBench file with this name (`hotpotqa.jsonl`), in `longbench/`, `LongBench/`, `data/` or the folder itself, or in an
+/// archive `data.zip` there.
 ///
 /// # Errors
-/// If an archive is there and cannot be read.
+/// If an archive exists but cannot be read.
 pub fn longbench(options: &TaskOptions, file: &str) -> Result<Option<RowSource>, UsageError> {
     let Some(data) = &options.data else { return Ok(None) };
     let plain = LONGBENCH_FOLDERS.iter().map(|folder| data.join(format!("{folder}{file}"))).find(|path| path.is_file());
@@ -108,8 +108,8 @@ pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
     folders(options, PG19).into_iter().next()
 }
 
-/// The files of the data folder that fit a path with at most one `*` in its last part, sorted by name. A path into an archive
-/// that is there (`data.zip/rows.jsonl`) fits only itself.
+/// The files of the data folder that match a path with at most one `*` in its last part, sorted by name. A path into an existing
+/// archive (`data.zip/rows.jsonl`) matches only itself.
 pub(super) fn matching(options: &TaskOptions, pattern: &str) -> Vec<PathBuf> {
     let Some(data) = &options.data else {
         return Vec::new();
@@ -134,13 +134,13 @@ fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
     names.iter().map(|name| data.join(name)).find(|path| may_be_read(path))
 }
 
-/// Whether a path names a file, or leads into an archive. If that archive lacks the file or is damaged, reading it later is an
-/// error; no other place is tried.
+/// Whether a path names a file or leads into an archive. If the archive lacks the file or is damaged, reading it is an error
+/// later; no other place is tried.
 fn may_be_read(path: &Path) -> bool {
     path.is_file() || rows::member_of(path).is_some()
 }
 
-/// The folders of `patterns` that are there.
+/// The existing folders among `patterns`.
 fn folders(options: &TaskOptions, patterns: &[&str]) -> Vec<PathBuf> {
     let Some(data) = &options.data else {
         return Vec::new();

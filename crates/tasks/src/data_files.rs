@@ -7,8 +7,8 @@ use super::assets::{
 use super::templated::{choice, generation};
 use super::{long_sets, longbench};
 
-/// The paths of all files that tasks look for in a data folder; `*` stands for a part of a file's name. For a file in an archive,
-/// it is the path of the archive.
+/// The paths of all files that tasks look for in a data folder; `*` stands for a part of a file name. For a file in an archive,
+/// this is the archive's path.
 pub fn patterns() -> Vec<&'static str> {
     let longbench = longbench::file_names().collect::<Vec<_>>();
     let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
@@ -29,7 +29,7 @@ mod tests {
         for wanted in ["PaulGrahamEssays.json", "essays/*.txt", "wordlists/*.txt", "squad/dev-v2.0.json"] {
             assert!(all.contains(&wanted), "{wanted}");
         }
-        // Fetching understands no more than this.
+        // Downloads support no other patterns.
         let name = |pattern: &'static str| pattern.rsplit('/').next().unwrap();
         assert!(all.iter().all(|p| p.matches('*').count() == name(p).matches('*').count().min(1)), "{all:?}");
     }

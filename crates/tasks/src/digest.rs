@@ -1,4 +1,4 @@
-//! Digests of the options and data of a task, by which a change of the data under the same name is noticed.
+//! Digests of a task's options and data, which show that data changed under the same name.
 
 use std::hash::{Hash, Hasher};
 
@@ -9,8 +9,8 @@ const DIGITS: usize = 32;
 
 /// SHA-256 of everything that the `Hash` of a value feeds to a hasher, cut to 32 hexadecimal digits.
 ///
-/// Numbers are fed in the byte order of the machine. Digests of machines with another byte order differ, so whoever compares such
-/// digests has to compare the examples themselves.
+/// Numbers are hashed in the machine's byte order. Digests from machines with different byte orders differ, so there the examples
+/// themselves have to be compared.
 pub fn of(value: &(impl Hash + ?Sized)) -> String {
     let mut hasher = Feed(Sha256::new());
     value.hash(&mut hasher);
@@ -22,7 +22,7 @@ pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Feeds what is hashed to SHA-256.
+/// Passes the hashed bytes on to SHA-256.
 struct Feed(Sha256);
 
 impl Hasher for Feed {

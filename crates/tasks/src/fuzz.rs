@@ -1,5 +1,5 @@
-//! Every reader of files against damaged ones: an error that names the file and the line, or a row that is counted and
-//! left out; never a panic, and never a row that is lost without a word.
+//! Runs every reader of files on damaged files. Each must return an error with file and line, or leave the row out and
+//! count it; it must not panic, or lose a row silently.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ mod readers;
 
 use readers::{DOCUMENTS, FileReader, READERS};
 
-/// One token a character, and one in front.
+/// A tokenizer with one token for each character and one in front of the text.
 struct Characters;
 
 impl TextEncoder for Characters {
@@ -36,7 +36,7 @@ fn put(folder: &Path, file: &str, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
 }
 
-/// The task on the files of a folder; errors are the user's.
+/// Opens the task on the files of a folder; every error must be a [`UsageError`].
 fn open(task: &str, folder: &Path, skip_bad: bool) -> Result<Box<dyn Task>, UsageError> {
     let options = TaskOptions { data: Some(folder.to_owned()), skip_bad, ..TaskOptions::default() };
     let name = task.replace("{}", &folder.display().to_string());
@@ -51,7 +51,7 @@ impl FileReader {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), self.file, bytes);
         let task = open(self.task, dir.path(), skip_bad)?;
-        // What is said of rows that are used names the folder, which is another each time.
+        // Notes on used rows name the folder, which differs in each run.
         let notes = task.notes().into_iter().filter(|note| note.contains("left out")).collect();
         Ok(Opened { available: task.available(), notes, made: make_all(&*task) })
     }
@@ -61,22 +61,22 @@ impl FileReader {
 #[derive(Debug, PartialEq)]
 struct Opened {
     available: Option<usize>,
-    /// What is said of rows that were left out.
+    /// The notes on rows that were left out.
     notes: Vec<String>,
     made: Vec<String>,
 }
 
-/// Makes all that a task has, and scores it.
+/// Makes and scores the task's first examples.
 fn make_all(task: &dyn Task) -> Vec<String> {
     let count = task.available().unwrap_or(2).min(3);
     if let Some(passages) = task.likelihood() {
-        // An option may turn out to have no token of its own, which it takes a tokenizer to see.
+        // Whether an option has a token of its own is only known with a tokenizer, so this error may come late.
         let made = (0..count).map(|index| passages.passage(64, index, 7, &Characters));
         return made.map(|p| of_user(p.map(|p| format!("{:?} {:?}", p.prompt, p.continuations)))).collect();
     }
     let made = (0..count * task.cells()).map(|index| task.example(256, index, 7, &Words));
     let texts = made.map(|example| {
-        // Little text may not fill a length, and a long one not fit it.
+        // A sized task may have too little text for a length, or a length too short for it.
         assert!(task.is_sized() || example.is_ok(), "what was opened can be read: {example:?}");
         of_user(example.map(|example| {
             for prediction in ["", "x 1\n7", &example.references.join(" ")] {
@@ -89,12 +89,12 @@ fn make_all(task: &dyn Task) -> Vec<String> {
     texts.collect()
 }
 
-/// What was made, or the user's mistake.
+/// The example as text, or the message of the user's mistake.
 fn of_user(made: anyhow::Result<String>) -> String {
     made.unwrap_or_else(|error| error.downcast::<UsageError>().expect("a mistake in a file is the user's").what)
 }
 
-/// Paths of all values in a value, but for itself.
+/// Collects the paths of all values inside a value.
 fn paths(value: &Value, at: &str, found: &mut Vec<String>) {
     let inner: Vec<(String, &Value)> = match value {
         Value::Object(fields) => fields.iter().map(|(name, value)| (format!("{at}/{name}"), value)).collect(),
@@ -107,7 +107,7 @@ fn paths(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// What may stand where something else should.
+/// Values that may stand where a field expects something else.
 fn odd_values() -> Vec<Value> {
     let deep = (0..100).fold(Value::Null, |inner, _| json!([inner]));
     vec![
@@ -128,7 +128,7 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// Ways to spoil a row: to another value at a place, without a field, cut off, or with other bytes in it.
+/// Ways to damage a row: another value at some path, a missing field, a cut, or other bytes inside.
 #[derive(Debug, Clone)]
 enum Damage {
     Replaced(usize, usize),
@@ -181,7 +181,7 @@ impl Damage {
 }
 
 impl Opened {
-    /// The number before ` malformed rows are left out`, of one ` malformed row is left out`; 0 without a note.
+    /// The number of rows left out according to the notes, the N of `N malformed rows are left out`; 0 without a note.
     fn left_out(&self) -> usize {
         let number =
             |note: &String| -> Option<usize> { note.split_once(" malformed row")?.0.rsplit(' ').next()?.parse().ok() };
@@ -192,7 +192,7 @@ impl Opened {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Of three rows the second is spoilt: it is used, or named and counted.
+    /// The second of three rows is damaged: it is either used, or named and counted.
     #[test]
     fn a_spoilt_row_is_named_and_counted(which in 0..READERS.len(), damage in damage()) {
         let reader = &READERS[which];
@@ -212,7 +212,7 @@ proptest! {
         }
     }
 
-    /// Whatever the bytes of a file of whatever kind: something that can be used, or an error.
+    /// Any bytes in any kind of file give something usable or an error.
     #[test]
     fn any_bytes_are_read_or_refused(
         which in 0..READERS.len() + DOCUMENTS.len(),
@@ -227,7 +227,7 @@ proptest! {
         }
     }
 
-    /// Documents and tables that are cut or changed at a byte.
+    /// Tests documents and tables that are cut or changed at one byte.
     #[test]
     fn damaged_documents_are_read_or_refused(
         which in 0..DOCUMENTS.len(),
@@ -250,7 +250,7 @@ proptest! {
     }
 }
 
-/// The same rows with other line ends, a mark at the start and blank lines are the same examples.
+/// Other line ends, a byte order mark and blank lines do not change the examples.
 #[test]
 fn line_ends_and_marks_change_nothing() {
     let opened =
@@ -267,7 +267,7 @@ fn line_ends_and_marks_change_nothing() {
     }
 }
 
-/// Every family that reads files is above.
+/// Every family that reads files is in `READERS` or `DOCUMENTS`.
 #[test]
 fn no_reader_is_forgotten() {
     let known = |name: &str| READERS.iter().chain(DOCUMENTS).any(|reader| reader.task.starts_with(name));

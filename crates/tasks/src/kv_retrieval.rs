@@ -1,8 +1,8 @@
 //! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3), and their prompt.
 //!
-//! A row has a list of pairs of uuids, one of their keys, and its value: `ordered_kv_records`, `key`, `value`. Here the pairs keep
-//! the order of the file. The family of grids (`grid/records.rs`) moves the pair that is asked for to each depth in turn, as the
-//! publication does, and also generates pairs. The prompt is data in `tasks/kv_retrieval.toml`.
+//! A row has a list of pairs of UUIDs, one of their keys, and its value: `ordered_kv_records`, `key`, `value`. Here the pairs keep
+//! the order of the file. The grid family (`grid/records.rs`) moves the pair that is asked for to each depth in turn, as in the
+//! publication, and also generates pairs. The prompt is data in `tasks/kv_retrieval.toml`.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ pub const PAIRS: &str = "ordered_kv_records";
 
 /// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<KvRetrievalDefinition> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/kv_retrieval.toml")).expect("tasks/kv_retrieval.toml is well-formed")
 });
 
@@ -39,13 +39,13 @@ pub struct KvRetrievalDefinition {
 pub struct KeyValueQuestion {
     /// Instruction and pairs.
     pub context: String,
-    /// The text that names the key, up to where the value follows.
+    /// The text that names the key, up to where the value belongs.
     pub question: String,
     /// The value of the key.
     pub answer: String,
 }
 
-/// A row: pairs of key and value, of which one is asked for.
+/// A row: pairs of key and value, with a question about one of them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct KeyValueRow {
     ordered_kv_records: Vec<(String, String)>,
@@ -57,7 +57,7 @@ impl KeyValueRow {
     /// Parses the fields of a row; `place` (`FILE:LINE`) names it in errors.
     ///
     /// # Errors
-    /// If a field is missing or of the wrong type, or the pairs do not give the key this value and no other.
+    /// If a field is missing or of the wrong type, or the pairs do not assign this value alone to the key.
     pub fn parse(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
         let wrong = |what: String| {
             UsageError::new(format!("{place}: {what}"))
@@ -80,7 +80,7 @@ impl KeyValueRow {
         &self.ordered_kv_records
     }
 
-    /// The pair whose key is asked for.
+    /// The pair with the key that is asked for.
     pub fn asked(&self) -> &(String, String) {
         let is_asked = |(key, value): &&(String, String)| (key, value) == (&self.key, &self.value);
         self.pairs().iter().find(is_asked).expect("`parse` checked that the pair is there")

@@ -1,13 +1,13 @@
-//! Rows as kvpress has them (github.com/NVIDIA/kvpress, its data sets `simonjegou/ruler` and others): `context`, `question`,
+//! Rows in kvpress' format (github.com/NVIDIA/kvpress, its data sets `simonjegou/ruler` and others): `context`, `question`,
 //! `answer_prefix`, `answer` (`answers` for LongBench), `task`, `max_new_tokens`.
 //!
-//! Context and question are the user's turn, with nothing between them; the answer begins with the answer prefix. For a model without a
+//! Context and question, with nothing between them, are the user's turn; the answer begins with the answer prefix. For a model without a
 //! chat template, kvpress' pipeline puts a line break before the answer prefix. RULER does not, so rows of RULER's tasks have none unless
-//! `layout=kvpress` asks for it; other rows have it.
+//! `layout=kvpress` asks for it; other rows do.
 //!
-//! `task` tells how a row is scored, as kvpress' evaluation has it (`evaluate_registry.py`): a task of RULER, a set of LongBench, or a
-//! task of InfiniteBench or LooGLE. The rows of LongBench v2 name no task and have the fields of its four options. What kvpress scores in
-//! a way that no metric here has, or not at all (ZeroSCROLLS, whose answers are secret), needs a metric from the user.
+//! `task` decides how a row is scored, as in kvpress' evaluation (`evaluate_registry.py`): a task of RULER, a set of LongBench, or a task
+//! of InfiniteBench or LooGLE. Rows of LongBench v2 name no task and have the fields of its four options. The user has to give a metric
+//! for rows that kvpress does not score (ZeroSCROLLS, whose answers are secret), or scores by a metric that does not exist here.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ const TOKENS: &str = "max_new_tokens";
 const PREFIX: &str = "answer_prefix";
 /// The field that kvpress needs in every row.
 const PREFIX_HINT: &str = "rows of kvpress need it, if empty as \"answer_prefix\": \"\"; for rows of another kind, remove `task` and `max_new_tokens`";
-/// The fields by which a row with context and question is recognised as one of kvpress.
+/// The fields that identify a row with context and question as one of kvpress.
 const OWN: [&str; 2] = [TASK, TOKENS];
 
 /// A row's prompt in parts, with its answers.
@@ -58,14 +58,14 @@ pub fn question(row: &Row) -> Result<Question, UsageError> {
     })
 }
 
-/// Tasks of InfiniteBench that kvpress scores as it is done here.
+/// Tasks of InfiniteBench that kvpress scores as this crate does.
 const INFINITEBENCH: [&str; 6] =
     ["passkey", "number_string", "kv_retrieval", "longbook_qa_eng", "longbook_qa_chn", "longbook_choice_eng"];
-/// A task of InfiniteBench in whose answers kvpress looks for a part of a word as well.
+/// A task of InfiniteBench for which kvpress also accepts an answer that is part of a word.
 const DIALOGUE: &str = "longdialogue_qa_eng";
 /// Tasks of LooGLE that kvpress scores by ROUGE and BLEU.
 const LOOGLE: [&str; 3] = ["shortdep_qa", "longdep_qa", "longdep_summarization"];
-/// Fields by which rows of LongBench v2 are recognised, which name no task.
+/// Fields that identify rows of LongBench v2, which name no task.
 const LONGBENCH_V2: [&str; 5] = ["difficulty", "choice_A", "choice_B", "choice_C", "choice_D"];
 
 /// How kvpress scores the rows of a task.
@@ -73,13 +73,13 @@ const LONGBENCH_V2: [&str; 5] = ["difficulty", "choice_A", "choice_B", "choice_C
 pub struct Known {
     /// The metric of a row.
     pub metric: Metric,
-    /// Metrics that are recorded beside it.
+    /// Metrics that are recorded in addition.
     pub also: Vec<Metric>,
     /// Whether only the first line of a prediction is scored.
     pub first_line: bool,
-    /// Whether it is a task of RULER, whose parts joined are RULER's prompt.
+    /// Whether it is a task of RULER; its joined parts are RULER's prompt.
     pub is_rulers: bool,
-    /// Tokens to generate, for a row that does not say it.
+    /// Tokens to generate for a row that does not state the number.
     max_new_tokens: Option<usize>,
 }
 
@@ -88,7 +88,7 @@ impl Known {
         Self { metric, also, first_line: false, is_rulers: false, max_new_tokens: None }
     }
 
-    /// The rule of a task's name.
+    /// The scoring of the task with this name.
     fn of(task: &str) -> Option<Self> {
         let of_set = |name: String| long_sets::scoring(&name).map(Self::new);
         let name = format!("ruler/{task}");
@@ -96,7 +96,7 @@ impl Known {
             let max_new_tokens = ruler::max_new_tokens(&name);
             return Some(Self { is_rulers: true, max_new_tokens, ..Self::new((dataset.metric, Vec::new())) });
         }
-        // LongBench-E is scored in the same way; kvpress writes its sets with a dash.
+        // LongBench-E is scored the same way; kvpress writes its sets with a hyphen.
         if let Some(set) = longbench::Set::find(task.strip_suffix("-e").unwrap_or(task)) {
             let scoring = set.scoring();
             return Some(Self { first_line: scoring.first_line, ..Self::new((scoring.metric, scoring.also.to_vec())) });
@@ -110,10 +110,10 @@ impl Known {
     }
 }
 
-/// How the rows of the task that a row names are scored; `None` if it names none that is known.
+/// How a row is scored, by the task that it names or, for LongBench v2, by its fields; `None` if the task is not known.
 ///
 /// # Errors
-/// If the field is no text.
+/// If the field is not a text.
 pub fn known(row: &Row) -> Result<Option<Known>, UsageError> {
     match row.text(TASK)? {
         Some(task) => Ok(Known::of(task)),
@@ -127,7 +127,7 @@ pub fn known(row: &Row) -> Result<Option<Known>, UsageError> {
 /// The error for a row whose metric is not known.
 ///
 /// # Errors
-/// If the name of its task is no text.
+/// If the task's name is not a text.
 pub fn unscored(row: &Row) -> Result<UsageError, UsageError> {
     let named = row.text(TASK)?.map_or("is missing".to_owned(), |name| {
         format!("is `{name}`, which kvpress scores in a way that is not known here")
@@ -135,10 +135,10 @@ pub fn unscored(row: &Row) -> Result<UsageError, UsageError> {
     Ok(row.wrong(format!("the field `{TASK}` {named}: the metric of the row is unknown")))
 }
 
-/// Tokens to generate: what the row says, or else its task.
+/// Tokens to generate, as stated by the row or else by its task.
 ///
 /// # Errors
-/// If neither does, or the row does not say a number of tokens.
+/// If neither states it, or the row's value is not a number of tokens.
 pub fn max_new_tokens(row: &Row, known: Option<&Known>) -> Result<usize, UsageError> {
     match row.fields.get(TOKENS) {
         None | Some(Value::Null) => known
@@ -149,7 +149,7 @@ pub fn max_new_tokens(row: &Row, known: Option<&Known>) -> Result<usize, UsageEr
     }
 }
 
-/// A number of tokens; tables with gaps write whole numbers as `128.0`.
+/// Reads a number of tokens; tables with gaps write whole numbers as `128.0`.
 fn tokens(value: &Value) -> Option<usize> {
     let whole = |number: f64| (number.fract() == 0.0 && (1.0..=MOST_TOKENS as f64).contains(&number)).then_some(number);
     value.as_f64().and_then(whole).map(|number| number as usize)
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn tasks_are_scored_and_end_as_rulers_do() {
-        // kvpress' evaluation/benchmarks/ruler: metric and number of tokens of each kind of task.
+        // Metric and number of tokens of each kind of task, from kvpress' evaluation/benchmarks/ruler.
         for (kind, metric_name, count) in [
             ("niah_single_1", "string_match_all", 128),
             ("niah_multivalue", "string_match_all", 128),
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// The scorers of kvpress' `evaluation/benchmarks/*/calculate_metrics.py`, by the names that its rows have.
+    /// The scorers of kvpress' `evaluation/benchmarks/*/calculate_metrics.py`, by the task names in its rows.
     #[test]
     fn tasks_beyond_ruler_are_scored_as_kvpress_does() {
         for (task, metric, first_line, also) in [
@@ -210,7 +210,7 @@ mod tests {
             let found = (known.metric.name(), known.first_line, known.also.len(), known.is_rulers);
             assert_eq!(found, (metric, first_line, also, false), "{task}");
         }
-        // Scored by kvpress against labels of another type, by evaluated Python, or not at all.
+        // kvpress scores these against labels of another type, by evaluating Python, or not at all.
         for task in
             ["code_run", "math_find", "code_debug", "longbook_sum_eng", "shortdep_cloze", "space_digest", "squality"]
         {
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(known(&row(v2)).unwrap().unwrap().metric.name(), "correct_letter");
     }
 
-    /// kvpress reads the answer prefix of every row, and every element of its list of answers.
+    /// kvpress reads every row's answer prefix, and every element of its list of answers.
     #[test]
     fn a_row_has_an_answer_prefix_and_a_list_that_is_one() {
         let base = json!({"context": "c", "question": "q", "answer_prefix": "", "answer": ["a"], "task": "vt"});

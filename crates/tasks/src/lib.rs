@@ -1,22 +1,22 @@
-//! Tasks: what is asked, what the right answer is, and how a prediction is scored.
+//! Tasks: the questions, the right answers, and how a prediction is scored.
 //!
-//! Prompts and parameters are data, in the repository's `tasks/*.toml`. No code here knows a model or an attention method: a task
-//! sees a model only as a [`PromptCounter`], which counts the tokens of a prompt, or as a
+//! Prompts and parameters are data, in the repository's `tasks/*.toml`. No code here depends on a model or an attention method:
+//! to a task, a model is only a [`PromptCounter`], which counts the tokens of a prompt, or a
 //! [`TextEncoder`](likelihood::TextEncoder).
 //!
 //! | where | what |
 //! |---|---|
 //! | `task.rs`, `likelihood.rs` | what a task is: one of generated answers, or one of given text |
-//! | `registry.rs` | which families of tasks there are, and which tasks a name stands for |
+//! | `registry.rs` | all families of tasks, and which tasks a name stands for |
 //! | `ruler/`, `grid/`, `templated/`, `long_sets.rs`, `longbench.rs`, `perplexity.rs`, `jsonl/` | the families |
-//! | `kv_retrieval.rs`, `longeval.rs`, `kvpress.rs`, `turns.rs`, `summary.rs` | kinds of rows that prepared files may have |
+//! | `kv_retrieval.rs`, `longeval.rs`, `kvpress.rs`, `turns.rs`, `summary.rs` | kinds of rows in prepared files |
 //! | `rows/`, `table/`, `question_places.rs` | reading files of rows |
 //! | `answers.rs`, `metrics/` | checking reference answers, scoring predictions |
 //! | `text/`, `seed.rs` | texts, words and random draws for generated examples |
-//! | `training_rows/` | rows that models learn from: made from the same templates, and never evaluated |
+//! | `training_rows/` | rows to train models on: made from the same templates, and never evaluated |
 //! | `assets.rs`, `data_files.rs`, `published.rs` | files in the user's data folder, and whether they are the published ones |
 //!
-//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES` of `registry.rs`.
+//! To add a family, write one file that implements [`Family`], and add one line to `FAMILIES` in `registry.rs`.
 
 pub mod answers;
 pub mod assets;

@@ -12,10 +12,10 @@ pub trait TextEncoder: Sync {
     /// The tokens of a text.
     ///
     /// # Errors
-    /// If the tokenizer cannot split it.
+    /// If the tokenizer fails.
     fn encode(&self, text: &str) -> Result<TextTokens>;
 
-    /// The tokens that the tokenizer puts in front of a text: for most models a BOS.
+    /// The tokens that the tokenizer puts in front of a text; for most models a BOS.
     fn front(&self) -> &[u32];
 }
 
@@ -24,16 +24,16 @@ pub trait TextEncoder: Sync {
 pub struct TextTokens {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// For each token, the byte of the text before which it ends.
+    /// For each token, the byte offset in the text at which it ends (exclusive).
     pub ends: Vec<usize>,
 }
 
-/// A prompt and what may follow it.
+/// A prompt and its possible continuations.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Passage {
     /// Full task name as recorded.
     pub task: String,
-    /// The length asked for in tokens; 0 if a file fixes it.
+    /// The requested length in tokens; 0 if a file fixes it.
     pub length: usize,
     /// Position of the example in its task, from 0.
     pub index: usize,
@@ -42,13 +42,13 @@ pub struct Passage {
     /// All tokens before the continuations, BOS included. It may be empty only if every continuation has tokens that are not
     /// scored ([`Continuation::given`]).
     pub prompt: Vec<u32>,
-    /// The continuations, of which each follows the prompt on its own; there is at least one.
+    /// The continuations, each of which follows the prompt on its own; at least one.
     pub continuations: Vec<Continuation>,
     /// How the probabilities become a score.
     pub scoring: Scoring,
 }
 
-/// A text whose probability after the prompt is wanted.
+/// A continuation of the prompt, whose probability is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continuation {
     /// Token ids; at least one of them is scored.
@@ -70,7 +70,7 @@ pub enum Scoring {
     Perplexity,
     /// One of the continuations is right.
     Choice {
-        /// Index of the right one.
+        /// Index of the right continuation.
         right: usize,
         /// Whether options are compared by log-likelihood per character (lm-eval's `acc_norm`) instead of log-likelihood (`acc`).
         normalised: bool,
@@ -78,7 +78,7 @@ pub enum Scoring {
 }
 
 impl Scoring {
-    /// What the score of such a passage is.
+    /// The measure of a passage scored like this.
     pub fn measure(self) -> Measure {
         match self {
             Self::Perplexity => Measure::Perplexity,
@@ -87,7 +87,7 @@ impl Scoring {
     }
 }
 
-/// What a task's score is, and which way is better.
+/// What the score of a task is, and whether higher or lower is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -99,7 +99,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// Whether it is the usual score, which records do not write down.
+    /// Whether it is the usual score, which records do not name.
     pub fn is_score(&self) -> bool {
         *self == Self::Score
     }
@@ -115,7 +115,7 @@ impl Measure {
 
 /// A task of passages.
 pub trait LikelihoodTask: Sync {
-    /// What the score of its passages is.
+    /// The measure of its passages.
     fn measure(&self) -> Measure {
         Measure::Score
     }
@@ -123,12 +123,12 @@ pub trait LikelihoodTask: Sync {
     /// Number of passages of `length` tokens.
     ///
     /// # Errors
-    /// If the text cannot be split, or has none.
+    /// If the tokenizer fails on the text, or the text is empty.
     fn available(&self, length: usize, encoder: &dyn TextEncoder) -> Result<usize>;
 
-    /// The passage at `index`; for tasks that are not sized, `length` is 0.
+    /// The passage at `index`; `length` is 0 for tasks that are not sized.
     ///
     /// # Errors
-    /// If there is none, or the task's data is malformed.
+    /// If there is no such passage, or the task's data is malformed.
     fn passage(&self, length: usize, index: usize, seed: u64, encoder: &dyn TextEncoder) -> Result<Passage>;
 }

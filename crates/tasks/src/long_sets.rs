@@ -1,7 +1,7 @@
 //! Benchmarks of long rows in their published files: LongBench v2, InfiniteBench, SCBench, ZeroSCROLLS, LooGLE.
 //!
 //! Tasks are data (`tasks/longbench_v2.toml` and others, which name the sources). Rows are checked when a file is opened, and read one
-//! at a time, as a row may have millions of characters. The questions of one row share its context, as do rows with equal contexts.
+//! at a time, since a row may have millions of characters. The questions of one row share its context, as do rows with equal contexts.
 
 use std::sync::LazyLock;
 
@@ -24,7 +24,7 @@ const FILES: [&str; 5] = [
     include_str!("../tasks/zeroscrolls.toml"),
     include_str!("../tasks/loogle.toml"),
 ];
-/// Takes the place of the slash in the names of the multi-turn mode of `scbench/NAME`.
+/// Replaces the slash in the name of a `scbench/NAME` task's multi-turn mode.
 const MULTI_TURN: &str = "_multi_turn/";
 
 /// A file of definitions.
@@ -36,16 +36,16 @@ struct Benchmark {
     /// Whether prompts are plain text even for a model with a chat template.
     #[serde(default)]
     plain: bool,
-    /// Which part of a prompt that is too long is left out.
+    /// Which part of a prompt that is too long is dropped.
     cut: Shortening,
-    /// The text that takes the place of the end of a context, if that is left out.
+    /// The text that replaces the end of a context that is cut.
     separator: Option<String>,
     /// Expression for the number of a row's questions, if it has several.
     turns: Option<String>,
     task: Vec<Definition>,
 }
 
-/// Which part of a prompt that is too long is left out.
+/// Which part of a prompt that is too long is dropped.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Shortening {
@@ -53,22 +53,22 @@ enum Shortening {
     Document,
 }
 
-/// A task as a file of definitions has it.
+/// A task as a definition file states it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Definition {
     name: String,
     about: String,
-    /// Where the rows are looked for; the first pattern that fits a file counts.
+    /// Where the rows are looked for; the first pattern that matches a file is used.
     files: Vec<String>,
     max_new_tokens: usize,
     metric: Metric,
-    /// Metrics that are recorded beside it.
+    /// Metrics that are recorded in addition.
     #[serde(default)]
     also: Vec<Metric>,
     #[serde(flatten)]
     prompt: Templates,
-    /// Expression that gives an answer, or a list of them.
+    /// Expression that gives one answer or a list of them.
     answers: String,
     /// Expression that is true for the questions of a row that belong to this task, if another task has the others.
     only_turns: Option<String>,
@@ -98,7 +98,7 @@ struct Part {
 }
 
 static BENCHMARKS: LazyLock<Vec<Benchmark>> = LazyLock::new(|| {
-    // Embedded: a mistake in them is ours, and the tests find it.
+    // The files are embedded, so a mistake in them is ours, and the tests find it.
     FILES.iter().map(|file| toml::from_str(file).expect("files of definitions are tested")).map(with_modes).collect()
 });
 
@@ -121,7 +121,7 @@ fn definitions() -> impl Iterator<Item = (&'static Benchmark, &'static Definitio
 
 /// All patterns of files that the family looks for in a data folder.
 pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
-    // Of an archive's member, the archive too: that is the file which a hub has.
+    // A hub has the archive, not its members, so the archive is a pattern too.
     let with_archive = |path: &'static String| {
         let archive = path.find(".zip/").map(|at| &path[..at + ".zip".len()]);
         archive.into_iter().chain([path.as_str()])
@@ -129,7 +129,7 @@ pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
     definitions().flat_map(|(_, task)| &task.files).flat_map(with_archive)
 }
 
-/// How the answers of a task are scored: its metric, and those recorded beside it. `None` if there is no task of that name.
+/// How the answers of a task are scored: its metric, and those recorded in addition. `None` if no task has this name.
 pub(super) fn scoring(name: &str) -> Option<(Metric, Vec<Metric>)> {
     let (_, definition) = definitions().find(|(_, definition)| definition.name == name)?;
     Some((definition.metric, definition.also.clone()))
@@ -154,7 +154,7 @@ impl Name {
     }
 }
 
-/// The group of a task: the part of its name before the slash.
+/// The group of a task: its name up to the slash.
 fn group_of(definition: &Definition) -> Option<&str> {
     definition.name.split_once('/').map(|(group, _)| group)
 }
@@ -226,7 +226,7 @@ struct Question {
     context: String,
     question: String,
     answers: Vec<String>,
-    /// Whether the answers hold anything that the metric compares.
+    /// Whether the metric compares anything in the answers.
     compares: bool,
     cut: Cut,
 }
@@ -251,7 +251,7 @@ impl Name {
         }
     }
 
-    /// The numbers of a row's questions that the task asks; none if the row is not of its part.
+    /// The numbers of the row's questions that belong to the task; none if the row is not in the task's part.
     fn turns(&self, fields: &mut Fields) -> Result<Vec<usize>> {
         if let Some(part) = self.part {
             let fits = fields.value(&part.only)?.is_true();
@@ -295,7 +295,7 @@ impl Name {
         Ok(Question { context, question, answers, compares, cut })
     }
 
-    /// All questions that the task asks of a row, each with its number among those of the row.
+    /// All of a row's questions that belong to the task, each with its number in the row.
     fn questions(&self, row: &Row) -> Result<Vec<(usize, Question)>> {
         let mut fields = Fields::new(&row.fields)?;
         let turns = self.turns(&mut fields)?;
@@ -306,7 +306,7 @@ impl Name {
         turns.into_iter().map(one).collect()
     }
 
-    /// Question number `turn` of a row that was checked before.
+    /// The question numbered `turn` of a row that was already checked.
     fn question_at(&self, row: &Row, turn: usize) -> Result<Question> {
         let mut fields = Fields::new(&row.fields)?;
         fields.ask(turn);
@@ -320,7 +320,7 @@ struct LongSet {
     parsed: Name,
     rows: Rows,
     places: QuestionPlaces,
-    /// The note on questions whose answers hold nothing that the metric compares.
+    /// The note on questions in whose answers the metric compares nothing.
     uncompared: Option<String>,
 }
 
@@ -333,7 +333,7 @@ impl LongSet {
             let questions = parsed.questions(row).map_err(|e| row.wrong(format!("{e:#}")).hint(parsed.hint()))?;
             let Some((_, first)) = questions.first() else { return Ok(false) };
             uncompared += questions.iter().filter(|(_, question)| !question.compares).count();
-            // All questions of a row share the context of its first.
+            // All questions of a row share the context of its first question.
             questions.iter().for_each(|(turn, _)| places.add(row_number, *turn, &first.context));
             row_number += 1;
             Ok(true)

@@ -1,9 +1,9 @@
-//! LongBench: 21 data sets of long texts (Bai et al. 2024, arXiv:2308.14508), and LongBench-E, 13 of them with even
-//! numbers of rows by length.
+//! LongBench: 21 data sets of long texts (Bai et al. 2024, arXiv:2308.14508), and LongBench-E: 13 of these sets with rows spread evenly
+//! over lengths.
 //!
 //! Prompts and parameters are data in `tasks/longbench.toml`; [`datasets`](super::metrics::datasets) says how predictions are scored.
-//! Rows come from the published files, one for each set: `hotpotqa.jsonl`, or `hotpotqa_e.jsonl` for LongBench-E. A task of LongBench-E
-//! is one range of lengths of a set (`longbench_e/hotpotqa/0-4k`), since its scores are published by range.
+//! Each set has one published file: `hotpotqa.jsonl`, or `hotpotqa_e.jsonl` for LongBench-E. A task of LongBench-E is one length range
+//! of a set (`longbench_e/hotpotqa/0-4k`), since its scores are published by range.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -20,14 +20,14 @@ use spattn_base::text::is_blank;
 
 const PREFIX: &str = "longbench/";
 const PREFIX_E: &str = "longbench_e/";
-/// The end of the names of LongBench-E's files, and of its sets in rows.
+/// The suffix of LongBench-E's file names, and of its sets' names in rows.
 const SUFFIX_E: &str = "_e";
 const FIELDS_HINT: &str =
     "LongBench's fields: context, input, answers (a list), length, and all_classes for trec and lsht";
 
 static SETS: LazyLock<Vec<Set>> = LazyLock::new(|| {
     let file: File = toml::from_str(include_str!("../tasks/longbench.toml"))
-        // Embedded: a mistake in it is ours, and the tests find it.
+        // The file is embedded, so a mistake in it is ours, and the tests find it.
         .expect("tasks/longbench.toml is well-formed");
     file.sets
 });
@@ -57,9 +57,9 @@ pub struct Set {
     language: Language,
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
-    /// Rows of the published file.
+    /// The number of rows in the published file.
     pub rows: usize,
-    /// Rows of the published file of LongBench-E in each of [`LENGTH_RANGES`]; `None` if it is not part of it.
+    /// The number of rows in LongBench-E's published file for each of [`LENGTH_RANGES`]; `None` if the set is not part of LongBench-E.
     pub rows_by_length: Option<[usize; 3]>,
     #[serde(default = "yes")]
     chat: bool,
@@ -97,7 +97,7 @@ pub struct Prompt {
 }
 
 impl Set {
-    /// The set of that name, with or without the `_e` of LongBench-E; `None` if there is none.
+    /// The set with this name, with or without LongBench-E's suffix `_e`; `None` if there is none.
     pub fn find(name: &str) -> Option<&'static Self> {
         let bare = name.strip_suffix(SUFFIX_E);
         SETS.iter().find(|set| set.name == name || (bare == Some(&set.name) && set.rows_by_length.is_some()))
@@ -108,13 +108,13 @@ impl Set {
         &SETS
     }
 
-    /// The metric of its predictions.
+    /// How its predictions are scored.
     pub fn scoring(&self) -> &'static Dataset {
-        // Both tables are ours, and a test holds them together.
+        // Both tables are ours, and a test checks that they agree.
         Dataset::parse(&format!("{PREFIX}{}", self.name)).expect("every set has a row in the table of data sets")
     }
 
-    /// How the published program treats prompt and prediction.
+    /// How the published program treats prompts and predictions.
     pub fn rules(&self) -> PromptRules {
         PromptRules {
             plain: !self.chat,
@@ -135,7 +135,7 @@ impl Set {
 
     fn read(&self, row: &Row) -> Result<Prompt, UsageError> {
         let values = [("context", row.required("context")?), ("input", row.required("input")?)];
-        // Summaries, counts and code are asked for without `input`; published files have an empty text there.
+        // Prompts for summaries, counts and code do not use `input`, which is an empty text in published files.
         let asks = self.asks && self.question_template.contains("{input}");
         if let Some((name, _)) = values.iter().find(|(name, text)| is_blank(text) && (asks || *name == "context")) {
             return Err(row.wrong(format!("the field `{name}` is empty or white space")));
@@ -161,10 +161,10 @@ impl Set {
     }
 }
 
-/// The `length` of a row in words, by which LongBench-E divides rows.
+/// The field `length` of a row, in words, by which LongBench-E groups rows.
 ///
 /// # Errors
-/// If it is missing or no whole number from 0.
+/// If it is missing or not a non-negative whole number.
 pub fn length(row: &Row) -> Result<u64, UsageError> {
     let length = row.fields.get("length").and_then(|value| value.as_u64());
     length.ok_or_else(|| row.wrong("the field `length` is missing or not a whole number").hint(FIELDS_HINT))
@@ -178,7 +178,7 @@ pub fn file_names() -> impl Iterator<Item = &'static str> {
 /// The parts of a task's name.
 struct Name {
     set: &'static Set,
-    /// `None` for LongBench; for LongBench-E the range that the name has, if any.
+    /// `None` for LongBench; for LongBench-E the range in the name, if any.
     range: Option<Option<&'static LengthRange>>,
 }
 
@@ -203,10 +203,10 @@ impl Name {
     }
 }
 
-/// A group's name, and whether sets of a language are in it.
+/// The name of a group, and whether it contains the sets of a language.
 type Group = (&'static str, fn(Language) -> bool);
 
-/// Groups by the language of their sets. The sixteen English ones that are usually reported are all that are not Chinese.
+/// Groups by the language of their sets. All sets that are not Chinese make up the sixteen English ones that are usually reported.
 const GROUPS: [Group; 4] = [
     ("longbench", |_| true),
     ("longbench_en", |language| language != Language::Zh),
@@ -297,7 +297,7 @@ struct LongBenchTask {
     name: String,
     set: &'static Set,
     rows: Rows,
-    /// The note on rows whose answers hold nothing that the metric compares.
+    /// The note on rows in whose answers the metric compares nothing.
     uncompared: Option<String>,
 }
 
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn prompts_and_lengths_are_the_published_ones() {
-        // Of the names, prompts and numbers of tokens in the published configuration, in its order.
+        // The hash covers names, prompts and token numbers of the published configuration, in its order.
         let all: String = SETS.iter().map(|s| format!("{}\n{}\n{}\n", s.name, template(s), s.max_new_tokens)).collect();
         assert_eq!(sha256_hex(all.as_bytes()), "551417a3b4d76e2609c3e08ed7f8d10bda5b4cceec087bbbcb1aac2a272c893b");
         assert_eq!((SETS.len(), SETS.iter().map(|s| s.rows).sum::<usize>()), (21, 4750));
@@ -468,7 +468,7 @@ mod tests {
         }
     }
 
-    /// A row without text or without a question asks nothing; sets whose prompt asks by itself have no `input`.
+    /// A row without a text or a question is refused. Sets whose prompt is itself the question have no `input`.
     #[test]
     fn rows_that_ask_nothing_are_refused() {
         let without = ["gov_report", "multi_news", "vcsum", "passage_count", "lcc", "repobench-p"];
@@ -501,7 +501,7 @@ mod tests {
         assert!(notes[0].contains("1 row has answers that `classification` ignores"), "{notes:?}");
     }
 
-    /// The prompt as Python's `str.format` fills it: an independent, slower way.
+    /// Fills the prompt like Python's `str.format`, in an independent, slower way.
     fn filled(template: &str, context: &str, input: &str) -> String {
         let (before, after) = template.split_once("{context}").unwrap();
         let after = match after.split_once("{input}") {
@@ -531,7 +531,7 @@ mod tests {
                     filled(prompts[&set].as_str().unwrap(), field("context"), field("input")),
                     "{set}"
                 );
-                // The rule by which the published files state it.
+                // The rule for the length in the published files.
                 let words = |text: &str| text.split_whitespace().count();
                 let length = words(field("context"))
                     + words(field("input"))

@@ -14,7 +14,7 @@ pub const ANSWER: &str = "expected_number";
 
 /// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<LongEvalDefinition> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/longeval_lines.toml")).expect("tasks/longeval_lines.toml is well-formed")
 });
 
@@ -35,13 +35,13 @@ pub struct LongEvalDefinition {
 }
 
 impl LongEvalDefinition {
-    /// The smallest and the largest number that a generated line may have.
+    /// The smallest and the largest number in a generated line.
     pub fn range(&self) -> (usize, usize) {
         (self.low, self.high)
     }
 }
 
-/// Context and question for lines of `(key, number)`, where the number of the key `asked` is asked for.
+/// Context and question for lines of `(key, number)`; the question asks for the number of the key `asked`.
 pub fn prompt(lines: &[(String, String)], asked: &str) -> (String, String) {
     let line = |(key, value): &(String, String)| substitute(&DEFINITION.line, &[("key", key), ("value", value)]);
     let records: Vec<String> = lines.iter().map(line).collect();

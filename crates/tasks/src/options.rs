@@ -2,15 +2,15 @@
 
 use spattn_base::error::UsageError;
 
-/// The options that were given so far, of which each may be given only once.
+/// The options given so far; each may be given only once.
 #[derive(Debug, Default)]
 pub(super) struct Given(Vec<String>);
 
 impl Given {
-    /// Notes that the option `key` was given, which sets `what` (several keys may set the same).
+    /// Records that the option `key` was given, which sets `what` (several keys may set the same thing).
     ///
     /// # Errors
-    /// If `what` was set before; `task` is the full name that the user wrote, for the message.
+    /// If `what` was set before; the message names `task`, the full name that the user wrote.
     pub fn once(&mut self, task: &str, key: &str, what: &str) -> Result<(), UsageError> {
         if self.0.iter().any(|said| said == what) {
             let also = if key == what { String::new() } else { format!(" (`{what}` means the same)") };
@@ -23,8 +23,8 @@ impl Given {
     }
 }
 
-/// Splits a list of names at commas. A comma may also belong to a name, between its options or in the path of a file. So a comma
-/// separates names only if a name follows it, or if the name before it has no options.
+/// Splits a list of names at commas. A comma may also be part of a name, between its options or in the path of a file. So a
+/// comma separates names only if a name follows it, or if the name before it has no options.
 pub(super) fn split_names(list: &str, is_name: impl Fn(&str) -> bool) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for part in list.split(',') {

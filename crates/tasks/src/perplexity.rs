@@ -1,11 +1,11 @@
 //! Perplexity of plain text: a text is read in windows, and the last tokens of each window are scored.
 //!
 //! A text is split into tokens once. Window `i` holds the tokens that the tokenizer puts in front (a BOS) and the text's tokens from
-//! `i · stride` on, `--length` tokens in all. Its last `scored` tokens are scored, those before are their context. By default,
-//! windows follow each other without sharing a token. No window crosses the end of a text. If there are several texts, the task
-//! has the first window of each, then the second of each, and so on.
+//! `i · stride` on, `--length` tokens in all. Its last `scored` tokens are scored; those before them are their context. By default,
+//! consecutive windows share no token. No window crosses the end of a text. If there are several texts, the task has the first
+//! window of each, then the second of each, and so on.
 //!
-//! WikiText-2 is read as the file has it (`wiki.test.raw`). With `detokenize=true` it is read as lm-eval reads it, while bytes and
+//! WikiText-2 is read unchanged from its file (`wiki.test.raw`). With `detokenize=true` it is read as by lm-eval, while bytes and
 //! words are still counted in the file ([`Detokenised`]).
 
 use std::io::Read;
@@ -31,14 +31,14 @@ const PREFIX: &str = "ppl/";
 const FILE: &str = "file:";
 /// The options that may follow a name.
 const OPTIONS: [&str; 3] = ["scored", "stride", "detokenize"];
-/// Tokens at the end of a window that are scored by default.
+/// The number of scored tokens at the end of a window by default.
 const SCORED: usize = 256;
 const FILE_HINT: &str = "ppl/file:PATH takes a text file (also .gz), or a folder with *.txt or *.txt.gz";
 
-/// The most bytes that a text in a `.gz` or an archive may have; WikiText-103, the longest in use, has half as many.
+/// The most bytes of a text in a `.gz` file or an archive; WikiText-103, the longest text in use, has half as many.
 const MOST_UNPACKED: u64 = 1 << 30;
 
-/// A published text that has a name here.
+/// A published text that has a task name.
 struct Known {
     name: &'static str,
     about: &'static str,
@@ -140,7 +140,7 @@ impl Spec {
     fn parse(name: &str) -> Result<Self, UsageError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         let (text, options) = match rest.rsplit_once(':').filter(|(_, options)| options.contains('=')) {
-            // A colon may be part of the file's name.
+            // The colon may be part of the file name.
             Some(_) if rest.strip_prefix(FILE).is_some_and(|path| Path::new(path).exists()) => (rest, ""),
             Some(split) => split,
             None => (rest, ""),
@@ -187,7 +187,7 @@ impl Spec {
         Ok(())
     }
 
-    /// The name in records, with the options that are not the defaults.
+    /// The name in records, with the non-default options.
     fn recorded(&self, path: &Path) -> String {
         let text = match self.text {
             TextName::Known(known) => known.name.to_owned(),
@@ -202,7 +202,7 @@ impl Spec {
     }
 }
 
-/// A file's or folder's name without folder and extensions.
+/// The name of a file or folder without its parent folders and extensions.
 fn stem(path: &Path) -> String {
     let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let cut = name.strip_suffix(".gz").unwrap_or(&name);
@@ -211,7 +211,7 @@ fn stem(path: &Path) -> String {
 
 /// A text that is scored.
 enum Text {
-    /// As the file has it.
+    /// As it is in the file.
     Plain(String),
     /// As lm-eval reads WikiText.
     Detokenised(Detokenised),
@@ -230,7 +230,7 @@ impl Text {
         }
     }
 
-    /// Number of words of the file that begin in these bytes of the text.
+    /// The number of words of the file that begin in these bytes of the text.
     fn words(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(text) => words_beginning(text, bytes.start, bytes.end),
@@ -238,7 +238,7 @@ impl Text {
         }
     }
 
-    /// Number of bytes of the file that these bytes of the text were made of.
+    /// The number of bytes of the file that these bytes of the text were made of.
     fn bytes(&self, bytes: Range<usize>) -> usize {
         match self {
             Self::Plain(_) => bytes.len(),
@@ -254,7 +254,7 @@ struct Windows {
     texts: Vec<Text>,
     scored: usize,
     stride: Option<usize>,
-    /// The texts in tokens, split when they are first needed. A task serves only one model.
+    /// The tokens of the texts, made at first use. A task serves only one model.
     tokens: OnceLock<Vec<TextTokens>>,
 }
 
@@ -291,7 +291,7 @@ impl Windows {
         Ok(self.tokens.get_or_init(|| tokens))
     }
 
-    /// Tokens of the text in a window of `length` tokens: all but those in front.
+    /// The number of the text's own tokens in a window of `length` tokens, of which the tokenizer adds `front` in front.
     fn text_tokens(&self, length: usize, front: usize) -> Result<usize> {
         let text = length.saturating_sub(front);
         if length <= self.scored || text < self.scored || length < 2 {
@@ -304,7 +304,7 @@ impl Windows {
         Ok(text)
     }
 
-    /// `(text, first token)` of every window, in their order.
+    /// `(text, first token)` of every window, in task order.
     fn places(&self, length: usize, encoder: &dyn TextEncoder) -> Result<Vec<(usize, usize)>> {
         let window = self.text_tokens(length, encoder.front().len())?;
         let stride = self.stride.unwrap_or(window);
@@ -383,7 +383,7 @@ impl LikelihoodTask for Windows {
     }
 }
 
-/// Words, split at white space, whose first character starts at a byte of `start..end`.
+/// The number of words, split at white space, whose first character starts at a byte of `start..end`.
 fn words_beginning(text: &str, start: usize, end: usize) -> usize {
     let mut begins = true;
     let mut count = 0;
@@ -418,8 +418,8 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(decode(bytes, path)?)
 }
 
-/// Unpacks a text, of at most `most` bytes: a small file may unpack to more than the memory holds, and a text is split into tokens
-/// as a whole.
+/// Unpacks a text of at most `most` bytes. A small file may unpack to more than the memory holds, and a text is split into tokens as
+/// a whole.
 fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, UsageError> {
     let mut bytes = Vec::new();
     packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;

@@ -1,7 +1,7 @@
 //! Published data sets that tasks read: where to get them, and whether the files in a folder are the published ones.
 //!
-//! `tasks/datasets.toml` lists them. The bytes of a file are compared by SHA-256, if a fixed version is published. Its content is
-//! read by the readers of the tasks, and the number of rows is compared with the number that the publication states.
+//! `tasks/datasets.toml` lists them. If a fixed version is published, files are compared by SHA-256. Their content is read by the
+//! tasks' own readers, and the number of rows is compared with the published number.
 
 use std::fmt;
 use std::ops::Add;
@@ -20,7 +20,7 @@ use spattn_model::checksum::{Digest, Expected};
 
 static SETS: LazyLock<Vec<DataSet>> = LazyLock::new(|| {
     let file: File = toml::from_str(include_str!("../tasks/datasets.toml"))
-        // Embedded: a mistake in it is ours, and the tests find it.
+        // The file is embedded, so a mistake in it is ours, and the tests find it.
         .expect("tasks/datasets.toml is well-formed");
     file.sets
 });
@@ -35,16 +35,16 @@ struct File {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSet {
-    /// Name for the command line.
+    /// Its name on the command line.
     pub name: String,
-    /// What it is, and which tasks read it.
+    /// A description, and which tasks read it.
     pub about: String,
     /// Its licence.
     pub licence: String,
     /// How to get it by hand.
     pub how: String,
     content: Content,
-    /// Number of questions that are published, if it is known.
+    /// The published number of questions, if it is known.
     questions: Option<usize>,
     /// Its files.
     pub files: Vec<DataFile>,
@@ -54,16 +54,16 @@ pub struct DataSet {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// Path in a data folder.
+    /// Its path in a data folder.
     pub path: String,
-    /// Where it is published; `None` if it has to be put there by hand.
+    /// Where it is published; `None` if the user has to put it there by hand.
     pub url: Option<String>,
     bytes: Option<u64>,
     sha256: Option<String>,
 }
 
 impl DataFile {
-    /// Number and SHA-256 of its bytes, as far as they are known.
+    /// The number and SHA-256 of its bytes, as far as known.
     pub fn expected(&self) -> Expected<'_> {
         Expected { bytes: self.bytes, digest: self.sha256.as_deref().map(Digest::Sha256) }
     }
@@ -74,12 +74,12 @@ impl DataFile {
     }
 }
 
-/// How large a data set is, as far as it is published: the sum of the bytes that `tasks/datasets.toml` states.
+/// The published size of a data set: the sum of the bytes that `tasks/datasets.toml` states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DataSize {
-    /// Bytes of the files whose size is stated.
+    /// The total bytes of files whose size is stated.
     pub known: u64,
-    /// Files whose size is not.
+    /// The number of files whose size is not stated.
     pub unknown: usize,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for DataSize {
     }
 }
 
-/// How a set's content is checked.
+/// How the content of a set is checked.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(from = "String")]
 enum Content {
@@ -123,18 +123,18 @@ impl From<String> for Content {
     }
 }
 
-/// Whether a file or a set's content is as published.
+/// Whether a file or the content of a set is as published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// It is as published; the text says what was compared or counted.
     Right(String),
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// It is there, but differs; the text says how.
+    /// It exists, but differs; the text says how.
     Wrong(String),
 }
 
-/// What was found out about one file, or about the content of a set.
+/// The result of checking one file, or the content of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The path of the file in the data folder, or `content of SET`.
@@ -149,10 +149,10 @@ impl DataSet {
         &SETS
     }
 
-    /// The set of that name.
+    /// The set with this name.
     ///
     /// # Errors
-    /// If nothing has that name; the hint has the nearest one.
+    /// If no set has this name; the hint suggests the nearest one.
     pub fn find(name: &str) -> Result<&'static Self, UsageError> {
         let known = || SETS.iter().map(|set| set.name.as_str());
         SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))
@@ -163,7 +163,7 @@ impl DataSet {
         self.files.iter().map(DataFile::size).fold(DataSize::default(), Add::add)
     }
 
-    /// Whether all of its files can be downloaded. Otherwise some have to be put there by hand.
+    /// Whether all of its files can be downloaded; otherwise the user has to put some there by hand.
     pub fn is_downloadable(&self) -> bool {
         self.files.iter().all(|file| file.url.is_some())
     }
@@ -175,7 +175,7 @@ impl DataSet {
         let mut findings: Vec<Finding> = files.collect();
         let content = match &self.content {
             Content::LongBench => {
-                // The archive and single files serve alike.
+                // The archive and the unpacked files are equally good.
                 let parts = check_longbench(&options);
                 if parts.iter().any(|part| part.state != State::Missing) {
                     findings.retain(|finding| finding.state != State::Missing);
@@ -189,7 +189,7 @@ impl DataSet {
         findings
     }
 
-    /// Reads the data as the tasks do, and counts the questions.
+    /// Reads the data with the readers of the tasks, and counts the questions.
     fn check_readable(&self, options: &TaskOptions) -> State {
         let readable = || "readable".to_owned();
         let read = match &self.content {
@@ -209,7 +209,7 @@ impl DataSet {
 }
 
 fn questions_of(task: &str, options: &TaskOptions) -> Result<Option<usize>> {
-    // All of a group's tasks, where it is the name of one.
+    // If it is the name of a group, the questions of all its tasks count.
     Ok(resolve(&[task.to_owned()], options)?.iter().map(|task| task.available()).sum())
 }
 
@@ -382,7 +382,7 @@ mod tests {
             assert!(told("winogrande").contains("cannot read "), "{}", told("winogrande"));
             assert!(told("winogrande").contains("winogrande_1.1.zip: "), "{}", told("winogrande"));
         }
-        // One byte of what is packed is another.
+        // Changes one byte of the packed data.
         let path = "wikitext2/wikitext-2-raw-v1.zip";
         archive(dir.path(), path, &[("wikitext-2-raw/wiki.test.raw", "a text of words \n".repeat(9))]);
         let mut bytes = std::fs::read(dir.path().join(path)).unwrap();
@@ -419,7 +419,7 @@ mod tests {
             let State::Wrong(what) = check() else { panic!("{text}") };
             assert!(what.contains("coqa-dev-v1.0.json: ") && what.contains(why), "{what}");
         }
-        // A list is one of rows.
+        // A list is read as rows.
         std::fs::write(&path, "[1]").unwrap();
         assert!(matches!(check(), State::Wrong(what) if what.contains("coqa-dev-v1.0.json:1: not a JSON object")));
     }

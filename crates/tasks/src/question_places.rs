@@ -1,31 +1,31 @@
-//! Where the questions of a file's rows are found: a row may have several, and rows may share a context.
+//! Where the questions of a file's rows are: a row may have several, and rows may share a context.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use spattn_base::error::UsageError;
 
-/// Where a question is found.
+/// Where a question is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QuestionPlace {
-    /// Index of its row among the usable rows of the file.
+    /// The index of its row among the usable rows of the file.
     pub row: usize,
-    /// Which of the row's questions it is, from 0.
+    /// The number of the question in its row, from 0.
     pub turn: usize,
-    /// Index of the first question with the same context.
+    /// The index of the first question with the same context.
     context: usize,
 }
 
-/// The places of all questions of a file, in the order in which they are asked.
+/// The places of all questions of a file, in task order.
 #[derive(Debug, Default)]
 pub(crate) struct QuestionPlaces {
     places: Vec<QuestionPlace>,
-    /// For the hash of each context, the index of the first question with it.
+    /// Maps the hash of each context to the index of the first question with it.
     by_context: HashMap<u64, usize>,
 }
 
 impl QuestionPlaces {
-    /// Adds a question behind the others.
+    /// Adds a question after the others.
     pub fn add(&mut self, row: usize, turn: usize, context: &str) {
         let mut hash = DefaultHasher::new();
         context.hash(&mut hash);
@@ -49,7 +49,7 @@ impl QuestionPlaces {
     }
 }
 
-/// The error for a question at `index` of a task that has but `count`.
+/// The error for a question at `index` of a task that has only `count`.
 pub(crate) fn no_such_question(task: &str, count: usize, index: usize) -> UsageError {
     UsageError::new(format!("`{task}` has {count} questions, none at {index}"))
         .hint("ask for fewer samples (--samples)")

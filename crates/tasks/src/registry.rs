@@ -1,6 +1,6 @@
 //! Every family of tasks, and the tasks that names stand for.
 //!
-//! Adding a family: one file that implements [`Family`], and one line in [`FAMILIES`].
+//! To add a family, write one file that implements [`Family`], and add one line to [`FAMILIES`].
 
 use std::path::Path;
 
@@ -31,8 +31,7 @@ pub fn catalog() -> Vec<TaskInfo> {
     FAMILIES.iter().flat_map(|family| family.catalog()).collect()
 }
 
-/// Those of `names` that are synthetic stand-ins, each with the name of the published task whose place it takes, in the order
-/// given.
+/// The synthetic stand-ins among `names`, in the given order, each with the name of the published task that it replaces.
 pub fn stand_ins<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, String)> {
     let all = catalog();
     let published = |name: &str| all.iter().find(|task| task.name == name)?.stands_in_for.clone();
@@ -52,12 +51,12 @@ pub fn groups() -> Vec<(String, usize)> {
     all
 }
 
-/// Makes the tasks that `names` stand for, in the order given. A name is a full name, a group (`ruler`, `ruler/niah`), a file
-/// (`jsonl:PATH`), or several of these with commas. A task that is named twice is made once.
+/// Makes the tasks that `names` stand for, in the given order. A name is a full name, a group (`ruler`, `ruler/niah`), a file
+/// (`jsonl:PATH`), or several of these separated by commas. A task that is named twice is made once.
 ///
 /// # Errors
-/// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
-/// not find, or two files that would be recorded under one name; other errors if data is unreadable or malformed.
+/// A [`UsageError`] for an unknown name, a missing data folder, data that a task needs but does not find, or two files that
+/// would be recorded under one name; other errors if data is unreadable or malformed.
 pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Task>>> {
     let tasks = resolve_each(names, options)?.into_iter().map(|(_, task)| task).collect::<Result<Vec<_>>>()?;
     check_names(&tasks)?;
@@ -67,10 +66,10 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
 /// The full name of a task, with the task or the reason why it cannot be made.
 pub type Named = (String, Result<Box<dyn Task>>);
 
-/// As [`resolve`], but the error of a task that cannot be made takes the task's place.
+/// Like [`resolve`], but a task that cannot be made is returned as its error.
 ///
 /// # Errors
-/// A [`UsageError`] for an unknown name, or a data folder that is not there.
+/// A [`UsageError`] for an unknown name, or a missing data folder.
 pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named>> {
     if let Some(data) = &options.data {
         check_folder(data)?;
@@ -92,11 +91,11 @@ pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named
     Ok(wanted.into_iter().map(make).collect())
 }
 
-/// Checks that no two tasks have one name, as prepared files of the same name in different folders have: records could not tell
-/// them apart.
+/// Checks that all tasks have different names, since records could not tell them apart. Prepared files of the same name in
+/// different folders have the same task name.
 ///
 /// # Errors
-/// A [`UsageError`] that names it.
+/// A [`UsageError`] with the repeated name.
 pub fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
     for (i, task) in tasks.iter().enumerate() {
         if tasks[..i].iter().any(|t| t.name() == task.name()) {
@@ -111,7 +110,7 @@ fn find(name: &str, options: &TaskOptions) -> Result<(&'static dyn Family, Vec<S
     FAMILIES.iter().find_map(|family| Some((*family, family.expand(name, options)?))).ok_or_else(|| unknown(name))
 }
 
-/// The error for a name of no task. A file of rows is a task with `jsonl:` before it.
+/// The error for a name that is not a task. The name of a file of rows becomes a task with `jsonl:` in front.
 fn unknown(name: &str) -> UsageError {
     let path = name.split_once(".jsonl").map_or(name, |(stem, _)| &name[..stem.len() + ".jsonl".len()]);
     match path.ends_with(".jsonl") || Path::new(path).is_file() {

@@ -1,16 +1,15 @@
 //! Seeds and draws: everything random in a task comes from here.
 //!
-//! Draws are written out rather than taken from `rand`'s distributions, so that an example stays the
-//! same when that crate improves its algorithms. The published generator's own shuffle lives in
-//! `ruler/published.rs`.
+//! Draws are implemented here rather than taken from `rand`'s distributions, so that an example stays the same when
+//! that crate improves its algorithms. The published generator's own shuffle is in `ruler/published.rs`.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 
-/// The seed of one example: the first eight bytes (little-endian) of the SHA-256 of run seed, task
-/// name, length and index. Examples of different tasks, lengths or indices are independent, and an
-/// example does not depend on what was generated before it.
+/// The seed of one example: the first eight bytes (little-endian) of the SHA-256 of run seed, task name, length and
+/// index. Examples of different tasks, lengths or indices are independent, and an example does not depend on those
+/// generated before it.
 pub fn example_seed(seed: u64, task: &str, length: usize, index: usize) -> u64 {
     let mut hash = Sha256::new();
     hash.update(seed.to_le_bytes());
@@ -24,23 +23,23 @@ pub fn example_seed(seed: u64, task: &str, length: usize, index: usize) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// A stream of draws. Each part of an example (keys, positions, order, …) uses a stream of its own,
-/// so that growing the example by one unit leaves the rest as it was.
+/// A stream of draws. Each part of an example (keys, positions, order, …) uses its own stream, so that growing the
+/// example by one unit leaves the rest unchanged.
 #[derive(Debug, Clone)]
 pub struct Draw(ChaCha8Rng);
 
 impl Draw {
-    /// Stream number `stream` of `seed`; streams of one seed are independent.
+    /// The stream numbered `stream` of `seed`; streams of one seed are independent.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(stream);
         Self(rng)
     }
 
-    /// A number in `0..bound`, every one equally likely. `bound` must not be 0.
+    /// A number in `0..bound`, uniformly distributed. `bound` must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
-        // Draws past the last whole multiple of `bound` would favour small numbers: draw again.
+        // Draws beyond the last whole multiple of `bound` would favour small numbers, so they are repeated.
         let last_multiple = u64::MAX - u64::MAX % bound;
         loop {
             let drawn = self.0.next_u64();
@@ -65,14 +64,14 @@ impl Draw {
         &items[self.below(items.len())]
     }
 
-    /// Puts `items` into a random order (Fisher–Yates).
+    /// Shuffles `items` (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }
     }
 
-    /// `count` different numbers of `0..bound` in random order; all of them if `count` is larger.
+    /// `count` different numbers of `0..bound` in random order; all of them if `count` is at least `bound`.
     pub fn distinct(&mut self, count: usize, bound: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..bound).collect();
         let count = count.min(bound);
@@ -89,7 +88,7 @@ impl Draw {
     }
 }
 
-/// What the seeds of training rows hash in place of a task's name, or in front of it. No task's name starts with it.
+/// What the seeds of training rows hash instead of a task's name, or in front of it. No task's name starts with it.
 pub const TRAINING_DOMAIN: &str = "train/";
 
 #[cfg(test)]
@@ -112,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_seed_of_an_example_never_changes() {
-        // Recorded runs can only be repeated while this holds.
+        // Recorded runs can only be repeated as long as this holds.
         assert_eq!(example_seed(42, "ruler/vt", 4096, 7), 2_604_015_748_980_615_328);
     }
 

@@ -1,6 +1,6 @@
 //! Rows of documents with their summaries, such as BookSum's (`tasks/summary.toml`).
 //!
-//! The definition lists pairs of field names, and a row has a pair of them: document and summary.
+//! The definition lists pairs of field names for document and summary; a row has the fields of one pair.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ use spattn_base::error::UsageError;
 
 /// The prompt, and how its answers are scored.
 pub static DEFINITION: LazyLock<SummaryDefinition> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../tasks/summary.toml")).expect("tasks/summary.toml is well-formed")
 });
 
@@ -24,7 +24,7 @@ pub static DEFINITION: LazyLock<SummaryDefinition> = LazyLock::new(|| {
 pub struct SummaryDefinition {
     /// How predictions are scored.
     pub metric: Metric,
-    /// Metrics that are recorded beside it.
+    /// Metrics that are recorded in addition.
     pub also: Vec<Metric>,
     /// Tokens to generate at most.
     pub tokens_to_generate: usize,
@@ -63,7 +63,8 @@ pub fn is_row(fields: &Map<String, Value>) -> bool {
 /// The prompt of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If the row has no document with a summary, the document is blank or no text, or the summary is neither a text nor a list of texts.
+/// If the row has no document with a summary, the document is blank or not a text, or the summary is neither a text nor a list of
+/// texts.
 pub fn question_of_row(fields: &Map<String, Value>, place: &str) -> Result<SummaryQuestion, UsageError> {
     let wrong = |what: String| {
         UsageError::new(format!("{place}: {what}")).hint("a row has a document and its summary, both texts")

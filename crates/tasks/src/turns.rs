@@ -1,8 +1,8 @@
-//! Rows with several questions on one context: `context`, and `turns` (or SCBench's `multi_turns`), a list of objects
-//! with a `question` (or `input`) and its `answers` (or `answer`: one text or several).
+//! Rows with several questions on one context: `context`, and `turns` (or SCBench's `multi_turns`), a list of objects with a
+//! `question` (or `input`) and its `answers` (or `answer`: one text or several).
 //!
-//! Every question is an example of its own. Its prompt is the context, an empty line and the question, without the questions before
-//! it, so all questions of a row can use one prefill of the context.
+//! Every question is an example of its own. Its prompt is the context, an empty line and the question, without earlier questions,
+//! so all questions of a row share one prefill of the context.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ use super::rows::text_or_number;
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// The names that the list of questions, a question, and its answers may have.
+/// Possible field names: the list of questions here; a question and its answers below.
 const LISTS: [&str; 2] = ["turns", "multi_turns"];
 const QUESTIONS: [&str; 2] = ["question", "input"];
 const ANSWERS: [&str; 2] = ["answers", "answer"];
@@ -36,10 +36,10 @@ pub fn count(fields: &Map<String, Value>) -> Option<usize> {
     Some(first(fields, &LISTS)?.as_array().map_or(1, |turns| turns.len().max(1)))
 }
 
-/// Question number `number` of a row, from 0; `place` (`FILE:LINE`) names the row in errors.
+/// The question numbered `number` (from 0) of a row; `place` (`FILE:LINE`) names the row in errors.
 ///
 /// # Errors
-/// If context, question or answers are missing or no text.
+/// If context, question or answers are missing or not texts.
 pub fn turn(fields: &Map<String, Value>, number: usize, place: &str) -> Result<Turn, UsageError> {
     let wrong = |what: &str| {
         UsageError::new(format!("{place}: {what}"))

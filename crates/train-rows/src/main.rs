@@ -1,6 +1,6 @@
 //! `train-rows`: writes the rows that the built-in model is trained on (`scripts/train_builtin/`).
 //!
-//! The rows themselves are made by [`spattn_tasks::training_rows`].
+//! [`spattn_tasks::training_rows`] makes the rows.
 
 mod tokens;
 
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     let Err(error) = write_rows(&Args::parse()) else { return ExitCode::SUCCESS };
     let is_closed = |e: &io::Error| e.kind() == ErrorKind::BrokenPipe;
     if error.downcast_ref().is_some_and(is_closed) {
-        // The reader of the pipe has closed it, as in `train-rows ... | head`.
+        // The reader has closed the pipe, as in `train-rows ... | head`.
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {error:#}");
@@ -90,12 +90,12 @@ struct Batch {
     family: Option<String>,
 }
 
-/// Batches that are made in parallel.
+/// The number of batches that are made in parallel.
 const AT_ONCE: usize = 32;
-/// Row numbers reserved for each batch, so that rows of different batches have different numbers. Also the bound of a batch's size.
+/// Row numbers reserved for each batch, so that all rows have different numbers. Also the most rows of a batch.
 const ROWS_A_BATCH: usize = 1 << 16;
 
-/// Where rows are written: standard output, or a file that gets its name when it is complete.
+/// The output: standard output, or a file that gets its name when it is complete.
 enum Output {
     File(WholeFile),
     Stdout(BufWriter<io::Stdout>),
@@ -133,7 +133,7 @@ fn write_rows(args: &Args) -> Result<()> {
         let header = json!({ "families": trainer.families(), "bos": encoder.bos(), "eos": encoder.eos() });
         out.write_all(format!("{header}\n").as_bytes())?;
     }
-    // One thread writes finished batches while the others make the next.
+    // One thread writes finished batches while the others make further ones.
     let (send, receive) = sync_channel::<Vec<Vec<u8>>>(2);
     std::thread::scope(|scope| {
         let write = move || -> Result<()> {
@@ -171,10 +171,10 @@ fn parse_plan(text: &str, path: &Path) -> Result<Vec<Batch>, UsageError> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// A row as tokens, and as a line of JSON if that is written.
+/// A row as tokens, and as a line of JSON if `--jsonl` is given.
 struct EncodedRow {
     family: u8,
-    /// All below 65,536, which [`PieceEncoder::new`] checks.
+    /// The token ids, all below 65,536, which [`PieceEncoder::new`] checks.
     ids: Vec<u32>,
     classes: Vec<u8>,
     line: Vec<u8>,

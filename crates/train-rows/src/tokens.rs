@@ -1,4 +1,4 @@
-//! [`PieceEncoder`]: fast encoding with a byte-level tokenizer, for tokenizers without tokens in which white space follows other text.
+//! [`PieceEncoder`]: a fast encoder for byte-level tokenizers that have no tokens in which white space follows other text.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,15 @@ use anyhow::Result;
 use spattn_base::error::UsageError;
 use spattn_tasks::training_rows::Encoder;
 
-/// Longest piece that is cached, in bytes: longer ones, such as UUIDs, hardly ever occur twice.
+/// The longest piece, in bytes, that is cached: longer ones, such as UUIDs, hardly ever occur twice.
 const LONGEST_CACHED: usize = 20;
-/// Most pieces that a thread caches.
+/// The most pieces that a thread caches.
 const MOST_CACHED: usize = 400_000;
 
 type Cache = HashMap<Box<str>, Box<[u16]>>;
 
-/// A tokenizer that caches the tokens of pieces. A piece is white space and the text after it, up to the next white space.
-/// Each thread has a cache of its own, so that none waits for another.
+/// A tokenizer that caches the tokens of pieces. A piece is white space and the text after it, up to the next white space. Each thread
+/// has its own cache, so that no thread waits for another.
 pub(crate) struct PieceEncoder {
     inner: tokenizers::Tokenizer,
     bos: u16,

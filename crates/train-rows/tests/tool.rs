@@ -1,4 +1,4 @@
-//! The tool as it is called: the rows that it writes, and mistakes in what it is given, which are refused with one line and status 2.
+//! Tests of the command line tool: the rows that it writes, and invalid input, which it refuses with one line and status 2.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 const LFS_POINTER: &str = "version https://git-lfs.github.com/spec/v1\n\
     oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
 
-/// What is said, the arguments, and files with their text.
+/// The expected message, the arguments, and the files with their contents.
 type Mistake = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-/// `TOKENIZER` stands for the built-in model's.
+/// Cases of invalid input. `TOKENIZER` stands for the built-in model's tokenizer.
 const ROWS: &[Mistake] = &[
     ("not provided", "", &[]),
     ("cannot read nowhere.json", "--tokenizer nowhere.json --plan p.txt", &[("p.txt", "1024 1\n")]),
@@ -49,7 +49,7 @@ fn tokenizer() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/builtin/tokenizer.json")
 }
 
-/// Runs the tool in a folder with these files: its exit status, what it wrote and what it said.
+/// Runs the tool in a folder with these files. Returns the exit status, standard output and standard error.
 fn run(args: &str, files: &[(&str, &str)]) -> (Option<i32>, Vec<u8>, String) {
     let dir = tempfile::tempdir().unwrap();
     for (file, text) in files {
@@ -86,7 +86,7 @@ fn a_part_of_a_plan_gives_the_rows_of_the_whole() {
     assert_eq!(part[header..], whole[whole.len() - bytes(3, 256)..]);
 }
 
-/// A model that was trained goes on with the same rows only as long as nobody changes what makes them.
+/// Training can only continue with the same rows as long as the code that makes them does not change.
 #[test]
 fn rows_of_every_family_are_those_of_the_release() {
     let families = ["niah", "vt", "cwe", "fwe", "qa", "kv", "passkey", "copy"];

@@ -10,16 +10,16 @@ use spattn_tasks::Task;
 
 /// A source of batches, each of which depends on the records so far.
 pub(in crate::cli) trait AdaptiveSource {
-    /// Checks that the tasks can be used.
+    /// Checks that the source can use the tasks.
     ///
     /// # Errors
-    /// If one cannot.
+    /// If it cannot use one of them.
     fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()>;
 
-    /// Adds records, stored ones as well as new ones.
+    /// Receives records, both stored and new ones.
     fn take(&mut self, records: &[Record]);
 
-    /// The next batch, when all earlier batches are recorded; `None` to stop.
+    /// The next batch, once all earlier ones are recorded; `None` to stop.
     fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch>;
 }
 

@@ -1,5 +1,5 @@
-//! `--dry-run`: says what would run and what it takes, and fails where the run would. Nothing is run or written; weights are read only to
-//! measure a GPU.
+//! The dry run (`--dry-run`): says what would run and what it takes, and fails where the run would. Nothing is run or written; weights
+//! are read only to measure a GPU.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -22,12 +22,12 @@ use spattn_eval::summary::demand::Demand;
 use spattn_model::device::Device;
 
 impl RunRequest {
-    /// Prints what would run, its approximate cost, and what verdicts would be too uncertain.
+    /// Prints what would run, its approximate cost, and which verdicts would be too uncertain.
     pub fn describe(self) -> Result<Done> {
         self.outline(true)
     }
 
-    /// The same of a run whose methods are not held to a limit.
+    /// Does the same for a run whose methods are not held to a limit.
     pub fn describe_without_verdicts(self) -> Result<Done> {
         self.outline(false)
     }
@@ -47,7 +47,7 @@ impl RunRequest {
         while let Some(job) = ready.jobs.pop_front() {
             let planner = ready.planner(&job.config, job.opened(), &self);
             let left = planner.remaining(&job.plan, &known);
-            // A shard's verdicts are of no interest: those of all shards together count.
+            // Only verdicts over all shards together count, so a shard has no outlook.
             let outlooks = match is_judged && self.shard.count == 1 {
                 true => outlooks(&planner, &job.plan, rule, self.until_certain),
                 false => Vec::new(),
@@ -69,7 +69,7 @@ impl RunRequest {
     }
 }
 
-/// The model of a plan on a GPU, to measure that, or why it cannot be there; `None` if the plan is for the processor.
+/// A probe that times the plan's model on its GPU, or the reason why the model does not fit there; `None` if the plan is for the CPU.
 fn measured_gpu<'a>(planner: &Planner<'a>, longest: usize) -> Option<Result<Probe<'a>>> {
     let config = planner.config;
     let is_free = || {

@@ -1,4 +1,4 @@
-//! What `--dry-run` says of the verdicts: whether so many examples can tell anything, and how many could.
+//! What `--dry-run` says of the verdicts: whether so many examples can lead to one, and how many could.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use spattn_eval::summary::outlook::{MOST_EXAMPLES, VerdictOutlook, of_perplexity
 use spattn_eval::summary::verdicts::VerdictRule;
 use spattn_tasks::Task;
 
-/// The examples of each task where none are asked for (`configs/quick.toml`).
+/// The number of examples of each task if none is given (`configs/quick.toml`).
 const DEFAULT_SAMPLES: usize = 10;
 
 /// The outlook for the verdicts at a length, or of a text.
@@ -18,24 +18,25 @@ const DEFAULT_SAMPLES: usize = 10;
 pub(super) struct LengthOutlook {
     /// The length in tokens; 0 if files determine it.
     length: usize,
-    /// The task, where it is judged alone.
+    /// The task, if it is judged alone.
     text: Option<String>,
     rule: VerdictRule,
     comparisons: usize,
     outlook: VerdictOutlook,
     /// The examples asked for: `-n`, or the most that may be added.
     samples: Option<usize>,
-    /// The examples of the task with fewest, where a file has no more.
+    /// The fewest examples that a task has, if a file has no more.
     rows: Option<usize>,
     /// Whether several tasks are averaged.
     is_mean: bool,
-    /// From which number on a method that loses nothing can be called safe; `None` if it can be, or if files have no more examples.
+    /// The smallest `-n` with which a method that loses nothing can be called safe; `None` if files have too few examples, or if no
+    /// number is known to suffice.
     samples_needed: Option<usize>,
     /// The contexts of each task that this takes.
     of_each: Option<usize>,
 }
 
-/// The outlooks that say that something cannot be told, by length; none if no method is judged.
+/// The outlooks in which a verdict cannot be reached, by length; none if no method is judged.
 pub(super) fn outlooks(
     planner: &Planner<'_>,
     plan: &RunPlan,
@@ -66,7 +67,7 @@ fn is_scored(task: &dyn Task) -> bool {
     task.likelihood().is_none_or(|task| task.measure() == spattn_tasks::likelihood::Measure::Score)
 }
 
-/// What is judged together.
+/// The cells that are judged together.
 struct Scene<'s> {
     planner: &'s Planner<'s>,
     cells: Vec<&'s PlanCell>,
@@ -92,7 +93,7 @@ impl Scene<'_> {
         }?;
         let asked = self.planner.config.samples;
         let needed = outlook.contexts_needed;
-        // A file with fewer examples than were asked for has no more, nor has one with as many.
+        // A file with fewer examples than were asked for has no more; nor has a file with exactly as many.
         let grows = self.cells.iter().zip(&tasks).all(|(cell, task)| {
             let (has, asked) = (cell.examples(), asked.saturating_mul(task.cells()));
             has >= asked && task.available().is_none_or(|all| all > has)
@@ -112,7 +113,7 @@ impl Scene<'_> {
         })
     }
 
-    /// The examples of each context. Generated tasks have other contexts under each seed; files have the same ones.
+    /// The number of examples of each context. Generated tasks have different contexts under each seed, files the same ones.
     fn sizes(&self, cell: &PlanCell, task: &dyn Task) -> Vec<usize> {
         let seeds = self.planner.config.seeds.len();
         let is_generated = task.available().is_none() && task.likelihood().is_none();
@@ -123,7 +124,7 @@ impl Scene<'_> {
 }
 
 impl LengthOutlook {
-    /// Whether something cannot be told. Where examples are added, what counts is the most that may be added.
+    /// Whether a verdict cannot be reached. If examples are added, the most that may be added decides.
     fn lacks_anything(&self) -> bool {
         match self.rule.is_any_time {
             true => self.samples.zip(self.samples_needed).is_some_and(|(most, needed)| most < needed),
@@ -131,7 +132,7 @@ impl LengthOutlook {
         }
     }
 
-    /// As a line.
+    /// The outlook as one line.
     pub(super) fn line(&self) -> String {
         let percent = if self.text.is_some() {
             " %"
@@ -152,7 +153,7 @@ impl LengthOutlook {
         let n = match (self.rows, self.samples) {
             (Some(1), _) => "with 1 example in the file".to_owned(),
             (Some(rows), _) => format!("with {rows} examples in the file"),
-            // The number that a run has if nobody gives another.
+            // The default number is shown without a flag.
             (None, Some(n)) if n == DEFAULT_SAMPLES && !self.rule.is_any_time => format!("with {n} examples{each}"),
             (None, n) => n.map_or(String::new(), |n| format!("with {flag} {n}")),
         };
@@ -184,7 +185,7 @@ impl LengthOutlook {
     }
 }
 
-/// The lines of a plan; one for all lengths that agree.
+/// The lines of a plan. Lengths with equal lines share one.
 pub(super) fn lines<'o>(outlooks: impl Iterator<Item = &'o LengthOutlook>) -> String {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
     for outlook in outlooks {
@@ -241,7 +242,7 @@ mod tests {
             few.contains("no method can be called safe, only not safe") && few.contains("from 73 documents"),
             "{few}"
         );
-        // A flag that nobody gave is not named, nor for a file with fewer rows.
+        // A flag that the user did not give is not named, and none is named for a file with fewer rows.
         assert!(include_str!("../../../configs/quick.toml").contains(&format!("\nsamples = {DEFAULT_SAMPLES}\n")));
         let of_file = LengthOutlook { rows: Some(11), samples: Some(40), ..told(NOTHING, None) }.line();
         assert!(of_file.starts_with("note: with 11 examples in the file every verdict"), "{of_file}");

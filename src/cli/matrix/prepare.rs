@@ -63,11 +63,11 @@ impl ModelJob {
     }
 }
 
-/// A model before it runs: loaded, or opened without weights.
+/// A model before its run: loaded, or opened without weights.
 pub(super) enum ModelHandle {
-    /// The only model of a run: its weights are loaded before any work.
+    /// The only model of a run. Its weights are loaded before any work.
     Loaded(Box<Model>),
-    /// One of several models: the weights of two are never in memory at once.
+    /// One of several models. The weights of two models are never in memory at once.
     Open(Box<OpenModel>),
 }
 
@@ -87,7 +87,7 @@ impl PreparedRun {
     }
 }
 
-/// Opens a model: with the identity of its weights, or for a plan that has no records yet.
+/// Opens a model. Only a plan without records can do without the identity of its weights.
 fn open_model(config: &RunConfig, purpose: Purpose) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
     set_matmul_precision(config.matmul_precision);
@@ -97,14 +97,14 @@ fn open_model(config: &RunConfig, purpose: Purpose) -> Result<OpenModel> {
     }
 }
 
-/// What a run is prepared for.
+/// Why a run is prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To run it here: a single model is loaded.
+    /// To run it here. A single model is loaded.
     Run,
-    /// To say what is left of it, beside records that know the weights.
+    /// To plan the rest of a run whose records name the weights.
     Resume,
-    /// To say what it would be: no weights are read.
+    /// To plan a run without records. No weights are read.
     Plan,
 }
 
@@ -121,7 +121,7 @@ fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
     }
 }
 
-/// What a model needs of memory, with the longest prompt of its plan.
+/// The memory that a model needs with the longest prompt of its plan.
 fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
     let (id, weights, longest) = (&model.id, model.dimensions.weight_bytes(), plan.longest());
     let text = |bytes: usize| text::size(bytes as u64);
@@ -140,11 +140,11 @@ fn needs(model: &OpenModel, config: &RunConfig, plan: &RunPlan) -> String {
     }
 }
 
-/// Checks that the KV cache of the longest prompt fits on the disk of a folder that has `free` bytes, if that is known and the KV cache is
-/// kept there.
+/// Checks that the KV cache of the longest prompt fits on the disk of a folder that has `free` bytes. Nothing is checked if that is
+/// unknown, or if the KV cache is not kept there.
 ///
 /// # Errors
-/// If it does not.
+/// If the KV cache does not fit.
 fn check_disk(
     model: &OpenModel,
     config: &RunConfig,
@@ -159,12 +159,12 @@ fn check_disk(
         .hint("make room, choose another disk by --out, or a shorter --length"))
 }
 
-/// The most memory that a run needs of each GPU, with a prompt of `longest` tokens; none on the CPU, or if no prompt's length is known.
+/// The most memory that a run needs on each GPU with a prompt of `longest` tokens; empty on the CPU, or if no prompt's length is known.
 pub(super) fn gpu_memory(model: &OpenModel, config: &RunConfig, longest: usize) -> Vec<GpuNeed> {
     if longest == 0 { Vec::new() } else { gpu_needs(config, model, longest).unwrap_or_default() }
 }
 
-/// The most memory that a run needs of all GPUs together, as [`gpu_memory`]; `None` where nothing is known of their memory.
+/// The most memory that a run needs on all GPUs together, from [`gpu_memory`]; `None` if their free memory is unknown.
 pub(super) fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
     let needs = gpu_memory(model, config, config.lengths.iter().copied().max().unwrap_or(0));
     let is_known = needs.iter().any(|need| need.free().is_some());
@@ -197,7 +197,7 @@ impl RunRequest {
         }
     }
 
-    /// The tasks, and the source of their data, as it identifies records.
+    /// The tasks, and the source of their data as records name it.
     pub(super) fn tasks(&self, reporter: &mut ProgressReporter) -> Result<(Tasks, Option<String>)> {
         let config = &self.configs[0];
         let data = config.data.as_deref().map(find_data).transpose()?;
@@ -261,7 +261,7 @@ impl RunRequest {
             check_disk(&model, &config, plan.longest(), (&self.out, disk::free_bytes(&self.out)))?;
         }
         let part = ModelPart::new(&config, &model, ready.data.as_deref());
-        // Weights are loaded only now that everything is known to fit into memory.
+        // Weights are loaded last, once the plan and the checks of memory and disk have passed.
         let is_loaded =
             purpose == Purpose::Run && self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
         let handle = match is_loaded {

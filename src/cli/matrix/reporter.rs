@@ -13,7 +13,7 @@ use spattn_eval::folder::attempts::Log;
 use spattn_eval::records::record::Record;
 use spattn_eval::summary::running_scores::{ScorePlace, ScoredSample, Scores};
 
-/// The most failed parts that are listed at the end. A sweep's folder has all of them.
+/// The most failed parts that are listed at the end. The log in a sweep's folder has all of them.
 const MOST_LISTED: usize = 100;
 
 /// Draws progress and current scores on standard error, and collects failures.
@@ -21,7 +21,7 @@ pub(super) struct ProgressReporter {
     on_failure: OnFailure,
     pub(super) meter: Meter,
     pub(super) failures: Vec<SkippedWork>,
-    /// Whether nothing runs yet.
+    /// Whether the run is still being planned, so that nothing has run.
     is_planning: bool,
     scores: Scores,
     /// The folder's log, once there is one.
@@ -34,7 +34,7 @@ impl ProgressReporter {
         Self { on_failure, meter, failures: Vec::new(), is_planning: true, scores, log: None }
     }
 
-    /// Starts the log in a run's folder, with the failures so far.
+    /// Starts the log in a run's folder, beginning with the failures so far.
     pub(super) fn keep_log(&mut self, out: &Path, records: usize) -> Result<()> {
         let mut log = Log::begin(out, records)?;
         self.failures.iter().try_for_each(|failure| log.failed(&failure.what, &failure.error))?;
@@ -42,7 +42,7 @@ impl ProgressReporter {
         Ok(())
     }
 
-    /// Starts the display; `records` are stored already.
+    /// Starts the display. `records` were stored earlier.
     pub(super) fn begin(&mut self, quiet: bool, records: &[Record]) {
         self.is_planning = false;
         self.meter = Meter::new(quiet, FIRST);
@@ -50,17 +50,17 @@ impl ProgressReporter {
         self.scores.take_current();
     }
 
-    /// Says that the weights of a model are loaded.
+    /// Shows that the weights of a model are being loaded.
     pub(super) fn load_model(&mut self, id: &str, number: usize, of: usize) {
         self.meter.begin(&number_of(id, number, of), "loading the weights");
     }
 
-    /// Starts the count of one model, whose weights are loaded.
+    /// Starts the progress of one model, whose weights are loaded.
     pub(super) fn begin_model(&mut self, id: &str, number: usize, of: usize) {
         self.meter.begin(&number_of(id, number, of), FIRST);
     }
 
-    /// Starts the count of one batch.
+    /// Starts the progress of one batch.
     pub(super) fn begin_batch(&mut self, samples: usize, methods: usize) {
         self.meter.begin(&format!("{samples} samples, {methods} methods  "), FIRST);
     }
@@ -86,16 +86,16 @@ impl ProgressReporter {
     }
 }
 
-/// What a run does before its first example is done.
+/// What the display says before the first example is done.
 const FIRST: &str = "reading the first prompt";
 
-/// A model with its number, where there are several.
+/// A model with its number, if there are several.
 fn number_of(id: &str, number: usize, of: usize) -> String {
     if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() }
 }
 
-/// The share of an example's time that its prompt took, which grows with the prompt's length. The rest goes with the steps of questions and
-/// answers, which are about as many in every example.
+/// The share of an example's time that goes into reading its prompt, which grows with the prompt's length. The rest is the steps of
+/// questions and answers, of which every example has about as many.
 fn share_of_reading(records: &[Record]) -> f64 {
     let Some(first) = records.first() else { return 1.0 };
     let own = |whole: f64, reused: f64| (whole - reused).max(0.0);
@@ -106,7 +106,7 @@ fn share_of_reading(records: &[Record]) -> f64 {
     if all > 0.0 { reading / all } else { 1.0 }
 }
 
-/// How far a run is. Work that is left grows with the lengths of prompts, or with the number of examples.
+/// How far a run is, in work that grows with the lengths of prompts, and in examples.
 fn position(p: &RunProgress<'_>) -> Position {
     let count = |work: u64, examples: usize| Count { amount: work as f64, items: examples as f64 };
     Position { done: count(p.work_done, p.done), found: count(p.work_found, p.found), all: count(p.work, p.total) }
@@ -138,7 +138,7 @@ impl RunObserver for ProgressReporter {
             let is_named = failure.error.to_string().starts_with(&format!("{}: ", failure.what));
             return Err(if is_named { failure.error } else { failure.error.context(failure.what) });
         }
-        // While a matrix is planned no bar is shown, and thousands of models may follow, so the user is told at once.
+        // No bar is shown while a matrix is planned, which takes long with thousands of models, so the first failure is printed at once.
         match self.is_planning && self.failures.is_empty() {
             true => eprintln!("note: {} cannot be run: {}", failure.what, in_one_line(&failure.error)),
             false => self.meter.say(&format!("failed: {}: {}", failure.what, in_one_line(&failure.error))),

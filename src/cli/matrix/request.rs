@@ -29,19 +29,19 @@ pub(in crate::cli) struct RunRequest {
     pub configs: Vec<RunConfig>,
     pub shard: Shard,
     pub out: PathBuf,
-    /// Whether the folder's name was made up here, so that another may be used if it is taken.
+    /// Whether the folder's name is a default, so that another may be used if it is taken.
     pub is_unnamed: bool,
     pub mode: OpenMode,
     pub quiet: bool,
     pub json: bool,
     pub on_failure: OnFailure,
-    /// Whether the run is only planned here, for other machines.
+    /// Whether the run is only planned here and runs on other machines.
     pub is_elsewhere: bool,
-    /// What methods are held to.
+    /// What the verdict holds methods to.
     pub safety: SafetyDemand,
-    /// The bounds of `--until-certain`, if examples are added until verdicts are told.
+    /// The bounds of `--until-certain`, if it was given.
     pub until_certain: Option<LookBounds>,
-    /// Whether the same command resumes the run, without another flag.
+    /// Whether repeating the same command resumes the run, without another flag.
     pub resumes_by_itself: bool,
 }
 

@@ -37,7 +37,7 @@ impl std::fmt::Display for RunTiming {
     }
 }
 
-/// What was read and written of a KV cache on disk.
+/// How much of a KV cache on disk was written and read.
 fn of_disk(disk: DiskUse) -> String {
     let DiskUse { written, read_back, pages, hits, page_bytes } = disk;
     let read = (pages - hits).saturating_mul(page_bytes);

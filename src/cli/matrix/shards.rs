@@ -19,21 +19,21 @@ pub(in crate::cli) struct ShardPlan {
     /// The cells, by model, task and length.
     pub cells: Vec<PlannedCell>,
     pub shards: Vec<PlannedShard>,
-    /// What cannot be run, as far as the planner knows.
+    /// The parts that cannot be run, as far as the planner knows.
     pub failed: Vec<attempts::Failed>,
-    /// What the longest shard takes, if it was asked for.
+    /// The estimate for the longest shard, if it was asked for.
     pub longest: Option<RunEstimate>,
 }
 
 impl RunRequest {
-    /// The work of each of `jobs` shards, and what cannot be run, without the weights of a model; if it `is_estimated`, also the time and
-    /// memory of the longest shard.
+    /// Divides the matrix into `jobs` shards, and finds what cannot be run, without the weights of a model. If `is_estimated`, also
+    /// estimates the time and memory of the longest shard.
     pub fn shares(mut self, jobs: usize, is_estimated: bool) -> Result<ShardPlan> {
         self.is_elsewhere = true;
         self.shard = Shard { index: 0, count: jobs };
         self.settle_privacy()?;
         let mut reporter = ProgressReporter::new(self.on_failure);
-        // Names that leave out the user tell models apart by their weights.
+        // If the user's data are left out, models with the same name are told apart by their weights, which have to be opened for that.
         let purpose = if privacy::is_left_out() { Purpose::Run } else { Purpose::Plan };
         let ready = self.ready(purpose, &mut reporter)?;
         let contexts: usize = ready.jobs.iter().map(|job| self.contexts(&ready, job)).sum::<Result<usize>>()?;
@@ -86,7 +86,7 @@ impl RunRequest {
         Ok(shares)
     }
 
-    /// What the shard with the most work takes: as the first one, which is planned, and as much longer as it has more work.
+    /// Estimates the shard with the most work: the estimate of the first shard, scaled by the ratio of their work.
     fn estimate_longest(&self, ready: &PreparedRun, shards: &[PlannedShard]) -> Result<RunEstimate> {
         let probe = Probe::of_this_machine()?;
         let mut sum = RunEstimate::default();

@@ -1,8 +1,8 @@
 //! `--until-certain`: a run that adds examples until each verdict is told, or a bound is reached.
 //!
-//! After each look, the next number of examples is the estimate of what the first open verdict needs, but at least a quarter more than so
-//! far and at most twice as many. The verdict holds however often one looks (`VerdictRule::is_any_time`), so that the choice of looks
-//! cannot make it wrong. All methods get all examples: the records are those of a run with so many examples from the start.
+//! Each look takes the number of examples that the first open verdict is estimated to need, but at least a quarter more than the last
+//! look and at most twice as many. The verdict holds however often one looks (`VerdictRule::is_any_time`), so the choice of looks cannot
+//! make it wrong. All methods get all examples, so the records are those of a run with that many examples from the start.
 
 use std::time::{Duration, Instant};
 
@@ -28,19 +28,19 @@ enum Ending {
     NoMoreExamples,
 }
 
-/// Asks for examples until each verdict is told.
+/// Adds examples until each verdict is reached.
 #[derive(Debug)]
 pub(in crate::cli) struct UntilCertain {
     rule: VerdictRule,
     bounds: LookBounds,
     labels: Vec<String>,
     records: Vec<Record>,
-    /// Examples of each task and length at the first look.
+    /// The number of examples of each task and length at the first look.
     first: usize,
-    /// The batch that was asked for last.
+    /// The last batch that was asked for.
     asked: Option<Look>,
     begun: Instant,
-    /// Why no more examples are added, and how many verdicts are open.
+    /// Why no more examples are added, and how many verdicts are still open.
     ending: Option<(Ending, usize)>,
 }
 
@@ -48,19 +48,19 @@ pub(in crate::cli) struct UntilCertain {
 #[derive(Debug, Clone, Copy)]
 struct Look {
     samples: usize,
-    /// How many records there were; at the first look another number, as nothing has to be new.
+    /// The number of records before this look; at the first look `usize::MAX`, as a resumed run may add none.
     records_before: usize,
 }
 
 impl UntilCertain {
-    /// A run of the methods with these labels, `first` examples at the first look.
+    /// Starts a run of the methods with these labels, with `first` examples at the first look.
     pub(in crate::cli) fn new(rule: VerdictRule, bounds: LookBounds, labels: Vec<String>, first: usize) -> Self {
         let rule = VerdictRule { is_any_time: true, ..rule };
         let (records, begun) = (Vec::new(), Instant::now());
         Self { rule, bounds, labels, records, first, asked: None, begun, ending: None }
     }
 
-    /// The number of open verdicts, and the fewest examples of each task that one of them needs, if known.
+    /// The number of open verdicts, and the smallest number of examples of each task that would close one, if known.
     fn open(&self) -> (usize, Option<usize>) {
         let cells = group(&self.records, &[]);
         let tables = judge(&summarize::rows(&cells), &cells, self.rule, &KvBits::new());
@@ -68,7 +68,7 @@ impl UntilCertain {
         (open.len(), open.iter().flatten().copied().min())
     }
 
-    /// The examples at the next look, after one at `samples` that took `elapsed` in all; or why there is none.
+    /// The number of examples at the next look, after `samples` examples that took `elapsed` in all; or why there is none.
     fn after(&self, samples: usize, elapsed: Duration) -> Result<usize, (Ending, usize)> {
         let (open, needed) = self.open();
         if open == 0 {
@@ -81,7 +81,7 @@ impl UntilCertain {
         let (least, twice) = (samples + samples.div_ceil(4), samples.saturating_mul(2));
         let wanted = needed.unwrap_or(twice).clamp(least, twice).min(most);
         let Some(time) = self.bounds.time else { return Ok(wanted) };
-        // As many more as the pace so far has time for.
+        // As many more as fit into the remaining time at the pace so far.
         let pace = samples as f64 / elapsed.as_secs_f64().max(1e-3);
         let room = (time.saturating_sub(elapsed).as_secs_f64() * pace) as usize;
         if room == 0 { Err((Ending::Time, open)) } else { Ok(wanted.min(samples + room)) }
@@ -126,7 +126,7 @@ impl AdaptiveSource for UntilCertain {
         };
         match next {
             Ok(samples) => {
-                // At the first look nothing has to be new: a resumed run may have all of it.
+                // The first look need not add records: a resumed run may have all of them.
                 let records_before = if self.asked.is_some() { self.records.len() } else { usize::MAX };
                 self.asked = Some(Look { samples, records_before });
                 Some(Batch { labels: self.labels.clone(), samples })
@@ -139,7 +139,7 @@ impl AdaptiveSource for UntilCertain {
     }
 }
 
-/// The examples of each task that stored records have, at most.
+/// The largest number of examples that stored records have of any task.
 fn stored_samples(records: &[Record], tasks: &[Box<dyn Task>]) -> usize {
     let cells =
         |record: &Record| tasks.iter().find(|task| task.name() == record.task.as_str()).map_or(1, |t| t.cells());
@@ -156,7 +156,7 @@ mod tests {
         resolve(&["ruler/vt".to_owned()], &TaskOptions::default()).unwrap()
     }
 
-    /// Runs a source on examples of which `lost` says whether a method fails; returns the looks and the ending.
+    /// Runs a source on examples. `lost` says whether a method fails on one. Returns the looks and the ending.
     fn looks(mut source: UntilCertain, available: usize, lost: impl Fn(&str, usize) -> bool) -> (Vec<usize>, String) {
         let (tasks, mut looks, mut done) = (tasks(), Vec::new(), 0);
         while let Some(Batch { labels, samples }) = source.next(&tasks) {
@@ -188,7 +188,7 @@ mod tests {
         let last = *found.last().unwrap();
         assert!((40..80).contains(&last), "46 equal examples prove a loss below 10 points of one method: {found:?}");
         assert_eq!(ending, format!("every verdict is told with -n {last}"));
-        // An oracle is not waited for: it is not judged.
+        // Oracles are not judged, so no examples are added for one.
         let (again, _) = looks(source(10.0, 1000), usize::MAX, |method, i| {
             (method == "h2o" && i % 2 == 0) || (method == "topk" && i % 9 == 0)
         });

@@ -24,13 +24,13 @@ use spattn_model::device::Device;
 pub(super) const OUT: &str = "results/papers";
 /// The subfolder of the runs, within that of the results.
 pub(super) const RUNS: &str = "runs";
-/// The subfolder of the records of steps that were timed alone, within an item's run.
+/// The subfolder, within an item's run, of the records of steps that were timed alone.
 pub(super) const ALONE: &str = "alone";
-/// What is said if it is interrupted.
+/// The line that is printed on an interrupt.
 pub(super) const KEPT: &str = "what was measured is kept; go on with the same command";
-/// The subfolder of the analyses' units, within an item's run.
+/// The subfolder, within an item's run, of the analyses' units.
 pub(super) const FOUND: &str = "found";
-/// The subfolder of the calibrations' units, within an item's run.
+/// The subfolder, within an item's run, of the calibrations' units.
 pub(super) const LEARNED: &str = "learned";
 
 /// Reproduce the papers' tables and figures: published numbers beside ours, and a verdict on each claim.
@@ -175,7 +175,7 @@ impl ItemFormat {
     }
 }
 
-/// The files of pretrained models that were looked for already, by the models' names.
+/// Caches the files of pretrained models that were looked for, by the models' names.
 #[derive(Debug, Default)]
 pub(super) struct RealFiles(RefCell<BTreeMap<String, RealFile>>);
 
@@ -243,7 +243,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// Checks that the folder of calibrations is there. Otherwise every method that needs one would fail by itself.
+    /// Checks that the folder of calibrations exists. Otherwise each method that needs one would fail separately.
     pub(super) fn check_calibration(&self) -> Result<(), UsageError> {
         match &self.calibration.0 {
             Some(folder) if !folder.is_dir() => {

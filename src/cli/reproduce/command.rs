@@ -1,4 +1,4 @@
-//! The command that makes an item's results again, as results store it.
+//! The command that repeats an item's run, as results store it.
 
 use std::borrow::Cow;
 
@@ -36,17 +36,17 @@ impl ReproduceArgs {
     }
 }
 
-/// A model as it may be written.
+/// A model as results may name it.
 fn model(model: &str) -> String {
     if privacy::is_left_out() { privacy::name_of_source(model) } else { model.to_owned() }
 }
 
-/// A path as it may be written.
+/// A path as results may name it.
 fn path(path: &str) -> String {
     privacy::path(std::path::Path::new(path))
 }
 
-/// A word as a shell takes it.
+/// A word, quoted for a shell if necessary.
 fn quoted(word: &str) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@+~".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

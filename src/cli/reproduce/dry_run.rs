@@ -1,4 +1,4 @@
-//! `--dry-run`: what an item would run and what it takes. It fails where the run would, and where there is nothing to run.
+//! The dry run: what an item would run and what it takes. It fails where the run would, and if there is nothing to run.
 
 use anyhow::Result;
 
@@ -15,12 +15,12 @@ use spattn_lab::papers::item::Item;
 use spattn_lab::papers::learning::Learning;
 use spattn_model::device::Device;
 
-/// Whether an item has anything to do.
+/// Whether an item has anything to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlined {
-    /// It would run, or it is judged by times.
+    /// The item would run, or is judged by measured times.
     Something,
-    /// Nothing.
+    /// There is nothing to run.
     Nothing,
 }
 
@@ -36,7 +36,7 @@ impl ReproduceArgs {
     /// Prints what an item would run, analyse and learn.
     ///
     /// # Errors
-    /// Whatever would fail in the run, as far as it is known in advance: always a [`UsageError`].
+    /// Always a [`UsageError`]: whatever would fail in the run, as far as this is known in advance.
     pub(super) fn outline(&self, name: &str, item: &Item) -> Result<Outlined, UsageError> {
         self.outlined(name, item).map_err(|error| match error.downcast::<UsageError>() {
             Ok(error) => error,
@@ -58,7 +58,7 @@ impl ReproduceArgs {
         self.outline_analysis(&run)?;
         self.outline_calibrations(&run)?;
         for request in self.prepare(&run)? {
-            // It may be for another machine: what the model needs is said, and not refused.
+            // The run may be meant for another machine, so a lack of memory here is no error.
             RunRequest { is_elsewhere: true, ..request }.describe_without_verdicts()?;
         }
         Ok(Outlined::Something)
@@ -85,7 +85,7 @@ impl ReproduceArgs {
         ))
     }
 
-    /// How long the prompts take to read, which is estimated for the CPU alone.
+    /// How long reading the prompts takes. It is estimated only for the CPU.
     fn reading_time(&self, seconds: f64) -> Result<String> {
         Ok(match self.device()? == Device::Cpu {
             true => format!("reading takes about {}", duration(seconds)),

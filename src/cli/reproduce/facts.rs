@@ -1,4 +1,4 @@
-//! What a paper's item was measured on, as its page lists it: models, tasks, lengths, numbers of examples.
+//! Facts about an item's run that its page lists: models, tasks, lengths, numbers of examples.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use spattn_eval::records::timing::TimingConditions;
 use spattn_lab::papers::learning::Learning;
 use spattn_lab::papers::seen::AnalysisTables;
 
-/// What records say was run.
+/// What was run, from its records.
 pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     if records.is_empty() {
         return Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     let examples: BTreeSet<_> = records.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
     let mut facts =
         vec![("model".to_owned(), list(&|r| r.model.to_string())), ("tasks".to_owned(), list(&|r| r.task.to_string()))];
-    // Prompts that are taken as they are have no length.
+    // Prompts that are not cut to a length are recorded with length 0.
     facts.extend((!lengths.is_empty()).then(|| ("lengths".to_owned(), lengths.join(", "))));
     facts.extend([
         ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
@@ -32,7 +32,7 @@ pub(super) fn facts_of_records(records: &[Record]) -> Vec<(String, String)> {
     facts
 }
 
-/// What records say of steps that were timed alone, and which of these times are none of the method.
+/// What was timed alone, from its records, and which methods have no time (tokens selected on the host).
 pub(super) fn facts_of_latency(alone: &[Record]) -> Vec<(String, String)> {
     let of_the_host = |record: &&Record| record.conditions.as_deref().is_some_and(TimingConditions::is_of_the_host);
     let (host, own): (Vec<&Record>, Vec<&Record>) = alone.iter().partition(of_the_host);
@@ -54,7 +54,7 @@ pub(super) fn facts_of_latency(alone: &[Record]) -> Vec<(String, String)> {
     facts
 }
 
-/// What units say was learned.
+/// What was learned, from the stored units.
 pub(super) fn facts_of_learning(seen: &[AnalysisTables], learning: &Learning) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
     let Learning { calibrations, tokens, length, .. } = learning;
@@ -69,7 +69,7 @@ pub(super) fn facts_of_learning(seen: &[AnalysisTables], learning: &Learning) ->
     ]
 }
 
-/// What units say was looked at.
+/// What was analysed, from the stored units.
 pub(super) fn facts_of_analyses(seen: &[AnalysisTables]) -> Vec<(String, String)> {
     let Some(first) = seen.first() else { return Vec::new() };
     let list = |of: &dyn Fn(&AnalysisTables) -> String| {

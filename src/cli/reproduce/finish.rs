@@ -1,4 +1,4 @@
-//! Judges what an item's run left, stores the outcome beside those of other runs, and draws the item's page.
+//! Judges what an item's run has measured, stores the outcome beside those of other runs, and draws the item's page.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,7 +31,7 @@ use spattn_tasks::{TaskOptions, resolve};
 impl ReproduceArgs {
     /// Judges and draws an item's results, and prints its page.
     pub(super) fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
-        // If the model's file is not there, that was reported, and what is stored is drawn.
+        // `failure` has reported a missing model file. What is stored is drawn all the same.
         let run = match self.item_run(name, item) {
             Ok(run) => Some(run),
             Err(error) if failure.is_none() => return Err(error.into()),
@@ -39,7 +39,7 @@ impl ReproduceArgs {
         };
         let is_new = run.map_or(Ok(false), |run| self.judge(name, item, &run, failure))?;
         if !is_new && failure.is_some() {
-            // The earlier drawing stays.
+            // Nothing new was measured, so the earlier drawing stays.
             return Ok(());
         }
         let results = ItemResults::read(&self.out, name, item.clone())?;
@@ -53,7 +53,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// The number of examples of each task and length, where it is not the item's own. A run that goes on from a larger one has its examples.
+    /// The examples of each task and length, if not the item's own number. A run that continues a larger one includes its examples.
     fn samples_run(&self, item: &Item, run: &ItemRun, records: &[Record]) -> Option<usize> {
         let own = match (item.settings(run.variant), item.observing(run.variant)) {
             (Some(_), _) => item.most_samples(run.variant),
@@ -69,13 +69,13 @@ impl ReproduceArgs {
         ran.filter(|ran| own != Some(*ran))
     }
 
-    /// Judges what was measured and stores the outcome; whether anything was measured.
+    /// Judges what was measured and stores the outcome. Returns whether anything was measured.
     fn judge(&self, name: &str, item: &Item, run: &ItemRun, failure: Option<&anyhow::Error>) -> Result<bool> {
         let folder = &run.folder;
         let (merged, timed) = (stored_records(folder)?, stored_records(&folder.join(ALONE))?);
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
         let alone = timed.as_ref().map_or(&[][..], |timed| &timed.records);
-        // If an earlier step failed, units with other settings have been reported there.
+        // If an earlier step failed, it has reported units with other settings.
         let seen = if failure.is_some() { self.seen(run).unwrap_or_default() } else { self.seen(run)? };
         if records.is_empty() && alone.is_empty() && seen.is_empty() {
             return Ok(false);
@@ -133,19 +133,19 @@ pub(super) fn stored_records(folder: &Path) -> Result<Option<Merged>> {
     folder.join("samples.jsonl").exists().then(|| merge::read(&[folder.to_path_buf()])).transpose()
 }
 
-/// The most examples of a task and length among records.
+/// The largest number of examples of any task in records.
 fn most_samples(records: &[Record]) -> usize {
     let mut last: BTreeMap<&str, usize> = BTreeMap::new();
     for record in records {
         let known = last.entry(record.task.as_str()).or_default();
         *known = (*known).max(record.sample);
     }
-    // A grid has several examples for each of its samples.
+    // A sample of a grid task has one example for each cell of the grid.
     let cells = |task: &str| resolve(&[task.to_owned()], &TaskOptions::default()).map_or(1, |tasks| tasks[0].cells());
     last.into_iter().map(|(task, last)| last / cells(task).max(1) + 1).max().unwrap_or(0)
 }
 
-/// What was run, as the page lists it.
+/// What was run, as the item's page lists it.
 fn ran(run: &ItemRun, evidence: Evidence<'_>, manifest: &Value) -> Vec<(String, String)> {
     let Evidence { records, alone, seen } = evidence;
     let observed = match &run.learning {
@@ -163,7 +163,7 @@ fn ran(run: &ItemRun, evidence: Evidence<'_>, manifest: &Value) -> Vec<(String, 
     all
 }
 
-/// The manifest with the settings of the largest run, and a list of all runs if the folder was added to.
+/// The manifest with the settings of the largest run, and a list of all runs if the folder was resumed.
 fn as_grown(mut manifest: Value) -> Value {
     let resumed = manifest.as_object_mut().and_then(|fields| fields.remove("resumed")).unwrap_or_default();
     let runs: Vec<Value> =
@@ -171,7 +171,7 @@ fn as_grown(mut manifest: Value) -> Value {
     if runs.len() == 1 {
         return manifest;
     }
-    // Of equal runs the last, which has the present methods. Some methods may have more examples than all have.
+    // Of equally large runs the last, which has the current methods. A run of more methods is larger than one of more examples.
     let size = |run: &&Value| (run["config"]["methods"].as_array().map(Vec::len), run["config"]["samples"].as_u64());
     let Some(largest) = runs.iter().max_by_key(size) else { return manifest };
     for key in ["program", "methods", "config", "model"] {
@@ -190,7 +190,7 @@ fn as_grown(mut manifest: Value) -> Value {
     manifest
 }
 
-/// The run's manifest without what is of this machine or of this moment alone.
+/// Writes the run's manifest without what holds only for this machine or this moment.
 fn write_manifest(dir: &Path, suffix: &str, manifest: Value) -> Result<()> {
     const KEPT: [&str; 9] =
         ["program", "identity", "units", "calibration", "methods", "config", "model", "command", "runs"];

@@ -1,4 +1,4 @@
-//! What an item runs under the chosen variant and model: an evaluation, an analysis, calibrations, and the folder of their records.
+//! What an item runs under the chosen variant and model (an evaluation, an analysis, calibrations), and the folder of its records.
 
 use std::path::PathBuf;
 
@@ -20,35 +20,35 @@ use spattn_model::source::recorded;
 #[derive(Debug)]
 pub(super) struct ItemRun {
     pub variant: Variant,
-    /// The only model, by its name in tables; `None` if the paper's models are run.
+    /// The only model, by its name in tables; `None` if the paper's own models are run.
     pub model: Option<String>,
     pub real: Option<RealFile>,
     pub settings: Option<Settings>,
     /// The settings of the run in which each method's steps are timed alone.
     pub latency: Option<Settings>,
-    /// The settings of the run of random tokens, by which the floor of scores is told.
+    /// The settings of the run of random tokens, which gives the floor of the scores.
     pub floor: Option<Settings>,
-    /// The settings of the runs of further examples of some methods.
+    /// The settings of the runs that add examples of some methods.
     pub more: Vec<Settings>,
     pub observing: Option<Observing>,
     pub learning: Option<Learning>,
     pub folder: PathBuf,
-    /// Why parts that the item has are not run.
+    /// Why parts of the item are not run.
     pub left_out: Option<String>,
 }
 
 impl ItemRun {
-    /// The run, as judgements take it.
+    /// The run as the judgement of claims identifies it.
     pub(super) fn run_of(&self) -> RunOf<'_> {
         RunOf { variant: self.variant, model: self.model.as_deref() }
     }
 
-    /// Whether nothing is run.
+    /// Whether there is nothing to run.
     pub(super) fn is_empty(&self) -> bool {
         self.settings.is_none() && self.observing.is_none() && self.learning.is_none()
     }
 
-    /// Leaves out lengths that a model was not trained for.
+    /// Leaves out lengths beyond `most`, the length that the model was trained for.
     fn within(mut self, most: usize, title: &str) -> Self {
         let mut beyond = Vec::new();
         let mut keep = |lengths: &mut Vec<usize>| {
@@ -86,7 +86,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// The pretrained model that an item's run on one is of.
+    /// The pretrained model for `--real`: the named one, else the item's own, else the first of the list.
     fn real_model(&self, item: &Item) -> Result<&'static RealModel, UsageError> {
         let named = self.real.as_deref().filter(|name| !name.is_empty());
         let of_run = item.settings(Variant::Real).and_then(|settings| settings.model?.0.into_iter().next());
@@ -98,7 +98,7 @@ impl ReproduceArgs {
         }
     }
 
-    /// The file of the pretrained model, which is read once.
+    /// The file of the pretrained model, which is hashed only once.
     fn real_file(&self, item: &Item) -> Result<RealFile, UsageError> {
         if let Some(source) = &self.model {
             return self.files.of("", || Ok(RealFile::of_flag(source)));
@@ -110,10 +110,10 @@ impl ReproduceArgs {
     /// What an item runs.
     ///
     /// # Errors
-    /// If a pretrained model's file is missing or another one.
+    /// If a pretrained model's file is missing or has another hash.
     pub(super) fn item_run(&self, name: &str, item: &Item) -> Result<ItemRun, UsageError> {
         let variant = self.variant();
-        // An item without such a run needs no file.
+        // An item without a run on a pretrained model needs no file.
         let real = if variant == Variant::Real && item.is_run(variant) { Some(self.real_file(item)?) } else { None };
         let model = match (variant, &real, &self.model) {
             (Variant::Builtin, ..) => Some(BUILTIN.to_owned()),
@@ -136,7 +136,7 @@ impl ReproduceArgs {
             settings: item.settings(variant).map(with_model),
             latency: item.latency_settings(variant).map(with_model),
             floor: item.floor_settings(variant).map(with_model),
-            // With `--samples N` every method has N examples.
+            // `--samples N` gives every method N examples.
             more: match self.samples {
                 Some(_) => Vec::new(),
                 None => item.more_settings(variant).into_iter().map(with_model).collect(),
@@ -154,7 +154,7 @@ impl ReproduceArgs {
         })
     }
 
-    /// The folder of a run's records: those of different models are apart.
+    /// The folder of a run's records. Each model has its own.
     fn folder_of_run(&self, name: &str, variant: Variant, model: Option<&str>) -> PathBuf {
         let runs = self.out.join(RUNS).join(variant.name());
         match model.filter(|_| variant != Variant::Builtin) {

@@ -1,4 +1,4 @@
-//! Runs what an item measures: its evaluation, its analysis and its calibrations. Each part is stored when it is done.
+//! Runs an item's evaluation, analysis and calibrations. Each part is stored when it is done.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,14 +47,14 @@ impl ReproduceArgs {
         })
     }
 
-    /// Learns what was not learned yet; whether all is learned.
+    /// Trains the calibrations that are not stored yet. Returns whether all are done.
     fn learn(&self, folder: &Path, learning: &Learning, stop: &AtomicBool) -> Result<bool> {
         let folder = folder.join(LEARNED);
         let mut units = Units::begin(self.quiet.0.is_some(), "training the first calibration");
         Ok(self.lesson(learning, &folder)?.learn(stop, |unit| units.told(unit))?.is_some())
     }
 
-    /// Analyses what was not analysed yet; whether all is analysed.
+    /// Runs the analyses that are not stored yet. Returns whether all are done.
     fn look(&self, folder: &Path, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
         let data = self.data.as_deref().map(find_data).transpose()?;
         let data = data.as_ref().map(|data| data.folder.as_path());
@@ -65,7 +65,7 @@ impl ReproduceArgs {
     }
 }
 
-/// The progress of analyses or calibrations, a line for each.
+/// The progress of analyses or calibrations, with a line for each.
 struct Units {
     meter: Meter,
     quiet: bool,

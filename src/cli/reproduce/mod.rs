@@ -25,10 +25,10 @@ use spattn_base::privacy;
 use spattn_eval::run::runner::is_fatal;
 use spattn_lab::papers::item::Variant;
 
-/// Runs, judges and draws the requested items, and then draws the pages of all.
+/// Runs, judges and draws the requested items, then draws the pages that list all items.
 ///
 /// # Errors
-/// Mistakes in arguments as [`UsageError`]; that parts could not be run.
+/// Mistakes in arguments as [`UsageError`]; parts that could not be run.
 pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     if args.anonymous {
         privacy::leave_out();
@@ -63,7 +63,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         };
         args.finish(name, item, failure.as_ref())?;
         args.log(name, item, &running, if failure.is_some() { Ended::Failed } else { Ended::Whole })?;
-        // Pages are complete whenever a run is stopped.
+        // The pages are written after each item, so they are complete whenever a run is stopped.
         write_pages(&args.out)?;
         let is_last = failure.as_ref().is_some_and(ends_all);
         failed.extend(failure);
@@ -73,7 +73,7 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
         }
     }
     write_pages(&args.out)?;
-    // If there is only one item, its own error is the result.
+    // With only one item, its own error is the result.
     if count == 1 {
         let error = failed.into_iter().next().map(|error| args.with_advice(error, &items));
         return error.map_or(Ok(Done::Completed), Err);
@@ -90,13 +90,13 @@ pub fn run_reproduce(args: ReproduceArgs) -> Result<Done> {
     }
 }
 
-/// Whether no further item can be run in this process.
+/// Whether a failure keeps all further items from running in this process.
 fn ends_all(failure: &anyhow::Error) -> bool {
     is_fatal(ErrorWithHint::without(failure))
 }
 
 impl ReproduceArgs {
-    /// The error, with the way around a paper's own model, which takes a download and often a GPU, if that is what was asked for.
+    /// Adds advice if the paper's own model was asked for, which takes a download and often a GPU: `--builtin` needs neither.
     fn with_advice(&self, error: anyhow::Error, items: &[Named]) -> anyhow::Error {
         let is_papers = self.variant() == Variant::Paper && self.model.is_none() && !self.draw_only;
         if !is_papers || !items.iter().any(|named| named.item.is_run(Variant::Builtin)) {

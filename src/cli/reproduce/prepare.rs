@@ -1,4 +1,4 @@
-//! The evaluation and the calibrations of an item, ready to start.
+//! Prepares an item's evaluations and calibrations.
 
 use std::path::{Path, PathBuf};
 
@@ -19,13 +19,13 @@ use spattn_lab::papers::floor::for_floor;
 use spattn_lab::papers::learning::Learning;
 
 impl ReproduceArgs {
-    /// The evaluations of an item: its run, those of random tokens and of further examples beside it, and the one in which each method's steps
-    /// are timed alone. Runs that stopped earlier are resumed.
+    /// The evaluations of an item: its run; the runs of random tokens and of further examples, which share its folder; and the run in which
+    /// each method's steps are timed alone. Runs that stopped earlier are resumed.
     pub(super) fn prepare(&self, run: &ItemRun) -> Result<Vec<RunRequest>, UsageError> {
         let mode = if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume };
         let (beside, alone) = (run.folder.clone(), run.folder.join(ALONE));
         let own = run.settings.iter().map(|settings| (self.over(settings), beside.clone(), mode));
-        // What the run has just written stays.
+        // These runs share the folder of the first one, so they must not overwrite its records.
         let floor = run.floor.iter().map(|settings| (for_floor(self.over(settings)), beside.clone(), OpenMode::Resume));
         let more = run.more.iter().map(|settings| (self.over(settings), beside.clone(), OpenMode::Resume));
         let latency = run.latency.iter().map(|settings| (self.over(settings), alone.clone(), mode));
@@ -36,7 +36,7 @@ impl ReproduceArgs {
             .collect()
     }
 
-    /// The settings with what the command line changes.
+    /// The settings, overridden by the command line.
     fn over(&self, settings: &Settings) -> Settings {
         self.overrides().over(settings.clone())
     }
@@ -44,7 +44,7 @@ impl ReproduceArgs {
     fn request(&self, mut settings: Settings, folder: PathBuf, mode: OpenMode) -> Result<RunRequest, UsageError> {
         let device = self.device()?;
         if settings.latency == Some(Latency::Solo) && device.copies_per_gpu() > 1 {
-            // What is timed alone has its GPU for itself; the rest of the item may share it.
+            // Steps timed alone need a GPU to themselves; the rest of the item may share it.
             settings.device = Some(Given::meant(device.with_one_copy_per_gpu()));
         }
         Ok(RunRequest {

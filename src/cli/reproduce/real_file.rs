@@ -1,4 +1,4 @@
-//! The file of a pretrained model that `--real` runs: where it is, and whether it is the one that results are of.
+//! The file of a pretrained model that `--real` runs: where it is, and whether it is the file that results are from.
 
 use std::path::Path;
 
@@ -14,15 +14,15 @@ pub(super) struct RealFile {
     pub source: String,
     /// Its name in tables, plots and files.
     pub title: String,
-    /// What is known of it; `None` of a file that `--model` names and the list lacks.
+    /// The model's entry in the list; `None` for a file given by `--model` that is not in the list.
     pub known: Option<&'static RealModel>,
 }
 
 impl RealFile {
-    /// A model of the list, from the folder of models. With `is_read`, its file has to be there and to have the right hash.
+    /// A model of the list, from the folder of models. With `is_read`, its file must exist and have the right hash.
     ///
     /// # Errors
-    /// If the file is missing or another one.
+    /// If the file is missing or has another hash.
     pub(super) fn of_list(model: &'static RealModel, is_read: bool) -> Result<Self, UsageError> {
         let path = model.path();
         if is_read {
@@ -31,22 +31,22 @@ impl RealFile {
         Ok(Self { source: path.to_string_lossy().into_owned(), title: model.title.to_owned(), known: Some(model) })
     }
 
-    /// A model that `--model` names: under its title if it is a file of the list, else under its own name.
+    /// A model given by `--model`: under its title if it is a file of the list, otherwise under its own name.
     pub(super) fn of_flag(source: &str) -> Self {
         let hash = || sha256_of_file(Path::new(source)).ok();
         let has_size = |model: &&RealModel| Path::new(source).metadata().is_ok_and(|file| file.len() == model.bytes);
-        // Only a file of the right size is worth hashing.
+        // Hashing takes long, so only a file of the right size is hashed.
         let known = REAL_MODELS.iter().find(has_size).filter(|model| hash().as_deref() == Some(model.sha256));
         let title = known.map_or_else(|| recorded(source), |model| model.title.to_owned());
         Self { source: source.to_owned(), title, known }
     }
 
-    /// The greatest length that is run; `None` if it is not known.
+    /// The greatest length that is run: the one that the model was trained for; `None` if it is unknown.
     pub(super) fn most_tokens(&self) -> Option<usize> {
         self.known.map(|model| model.trained_length)
     }
 
-    /// What the page says of it.
+    /// What the item's page says of the model.
     pub(super) fn facts(&self) -> Vec<(String, String)> {
         let Some(model) = self.known else { return vec![("model".to_owned(), self.title.clone())] };
         let of = format!("{} (SHA-256 {}), from {}", model.file, model.sha256, model.origin);
@@ -54,7 +54,7 @@ impl RealFile {
     }
 }
 
-/// Checks that a model's file is there and is the one that its hash says.
+/// Checks that a model's file exists and has the hash in the list.
 fn check(model: &RealModel, path: &Path) -> Result<(), UsageError> {
     let fetch = format!("{}, or name a file with --model", model.fetched_by());
     if !path.is_file() {

@@ -1,6 +1,6 @@
-//! The log of `spattn reproduce`, `log.csv` in its folder: one row for each item that was run, with its command, the program's commit,
-//! how long it took, and the digest of the cells that it measured. Runs add rows. Drawing again changes none, but for the digest of a row
-//! whose cells have other names now.
+//! The log of `spattn reproduce`, `log.csv` in its folder: a row for each run of an item, with its command, the program's commit, how long
+//! it took, and the digest of the cells that it measured. Runs add rows. Drawing an item again changes only the digests of rows whose cells
+//! were renamed.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -26,16 +26,16 @@ use spattn_model::checksum;
 pub(super) const LOG: &str = "log.csv";
 /// The column with the digest of what a run measured.
 const CELLS: &str = "cells_sha256";
-/// What older versions had in its place: the digest of the result's file, which changes when claims are judged again.
+/// The column that older versions had instead: the digest of the result's file, which changes when claims are judged again.
 const FILE: &str = "result_sha256";
 
 /// How an item's run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Ended {
-    /// All that was asked for is measured.
+    /// Everything that was asked for is measured.
     Whole,
-    /// It was told to stop.
+    /// The run was told to stop.
     Stopped,
     /// A part could not be run.
     Failed,
@@ -53,16 +53,16 @@ struct LogRow<'a> {
     build: &'a str,
     gpu: String,
     command: String,
-    /// Records of the item, with those of earlier runs that this one went on from.
+    /// The number of the item's records, including those of earlier runs that this one resumed.
     records: usize,
-    /// Wall time of this run, with loading, judging and drawing.
+    /// Wall time of this run, including loading, judging and drawing.
     seconds: String,
     ended: Ended,
     /// SHA-256 of the [measured cells](cells_sha256) of the item's result after the run; empty if it has none.
     cells_sha256: String,
 }
 
-/// An item's run that goes on.
+/// The start of an item's run, from which its duration is measured.
 pub(super) struct Running {
     begun: SystemTime,
     clock: Instant,
@@ -80,7 +80,7 @@ impl ReproduceArgs {
     /// # Errors
     /// If the log cannot be written, or records cannot be read.
     pub(super) fn log(&self, name: &str, item: &Item, running: &Running, ended: Ended) -> Result<()> {
-        // A model's file that is missing was reported.
+        // A missing model file was reported already.
         let Ok(run) = self.item_run(name, item) else { return Ok(()) };
         if run.is_empty() {
             return Ok(());
@@ -111,14 +111,14 @@ type Run = [String; 3];
 
 /// The digests of a stored result.
 pub(super) struct Digests {
-    /// Of its measured cells.
+    /// The digest of its measured cells.
     cells: String,
-    /// Of its file, as rows of older versions have it.
+    /// The digest of its file, which rows of older versions have.
     file: String,
 }
 
 impl Digests {
-    /// Those of a run's result; `None` if it has none, or nothing was measured.
+    /// The digests of a run's stored result; `None` if it has none, or if nothing was measured.
     fn stored(out: &Path, [item, variant, model]: &Run) -> Result<Option<Self>> {
         let path = out.join(item).join(format!("result{}.json", suffix(variant, model)));
         let Some(outcome) = read(&path)? else { return Ok(None) };
@@ -160,7 +160,7 @@ impl LogTable {
         self.header.iter().position(|name| name == column)
     }
 
-    /// The last row of each run: its result is the stored one.
+    /// The last row of each run. The stored result is from that row.
     fn last(&self) -> BTreeMap<Run, usize> {
         let (Some(item), Some(run), Some(model)) = (self.at("item"), self.at("run"), self.at("model")) else {
             return BTreeMap::new();
@@ -170,7 +170,7 @@ impl LogTable {
     }
 }
 
-/// Gives a log of an older version the digests of measured cells. A row whose result was replaced by a later run has none.
+/// Converts a log of an older version: its rows get the digests of measured cells. A row whose result a later run replaced gets none.
 ///
 /// # Errors
 /// If the log or a result cannot be read, or the log cannot be written.
@@ -185,7 +185,7 @@ pub(super) fn convert(out: &Path) -> Result<()> {
     log.write(out)
 }
 
-/// The digests of an item's results that the log has, as they are before the item is drawn again.
+/// The digests of an item's logged results, taken before the item is drawn again.
 ///
 /// # Errors
 /// If the log or a result cannot be read.
@@ -196,8 +196,8 @@ pub(super) fn logged(out: &Path, item: &str) -> Result<BTreeMap<Run, Digests>> {
         .collect()
 }
 
-/// Follows in the log what drawing an item again did to the names of its cells. Where the log had another digest before, the stored numbers
-/// are not those of the logged run: this is reported, and the row is left alone.
+/// Updates the log after an item was drawn again, which may have renamed its cells. If the log had another digest before, the stored
+/// numbers are not from the logged run: this is reported, and the row stays as it is.
 ///
 /// # Errors
 /// As [`convert`].
@@ -230,7 +230,7 @@ fn counted(run: &ItemRun) -> Result<(usize, String)> {
     Ok((records().count(), gpu.unwrap_or_default()))
 }
 
-/// Adds a row in one write, because other processes may be adding rows, too.
+/// Adds a row in a single write, because other processes may add rows at the same time.
 fn add(out: &Path, row: &LogRow<'_>) -> Result<()> {
     let path = out.join(LOG);
     let failed = || format!("cannot write {}", path.display());
@@ -250,7 +250,7 @@ mod tests {
     use spattn_eval::folder::owned_files::PAPERS_PAGE;
     use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow};
 
-    /// A result of one cell, with a title that is no part of what was measured.
+    /// A result of one cell. Its title is not part of what was measured.
     fn result(row: &str, mean: f64, title: &str) -> ItemOutcome {
         let measured = Some(Number { mean, ends: None, n: 8, most: None, is_named: false });
         let cells = vec![CellOutcome { measured, ..CellOutcome::default() }];
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A folder with a result and a log of two runs, the later of which left the result.
+    /// A folder with a result and a log of two runs. The later run left the result.
     struct Folder(tempfile::TempDir);
 
     impl Folder {
@@ -284,7 +284,7 @@ mod tests {
             store(outcome, &self.0.path().join("p/t")).unwrap();
         }
 
-        /// Stores a result as drawing does, and follows it in the log.
+        /// Stores a result as drawing does, and updates the log.
         fn drawn(&self, outcome: &ItemOutcome) {
             let before = logged(self.0.path(), "p/t").unwrap();
             self.store(outcome);
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(folder.digests(), ["earlier".to_owned(), cells(&first)]);
         folder.drawn(&renamed);
         assert_eq!(folder.digests(), ["earlier".to_owned(), cells(&renamed)]);
-        // Numbers of a run that was not logged are not taken for those of the last one.
+        // Numbers of a run that was not logged are not taken for the last run's.
         folder.store(&result("Dense", 11.0, "a"));
         folder.drawn(&result("Full", 11.0, "a"));
         assert_eq!(folder.digests(), ["earlier".to_owned(), cells(&renamed)]);
@@ -331,7 +331,7 @@ mod tests {
         let folder = Folder::new(FILE, "of the file");
         convert(folder.0.path()).unwrap();
         assert_eq!(folder.digests(), [String::new(), cells(&first)]);
-        // A row of an older version that was added to a new log.
+        // A row that an older version added to a new log.
         let file = checksum::sha256_of_file(&folder.0.path().join("p/t/result.json")).unwrap();
         let added = Folder::new(CELLS, &file);
         convert(added.0.path()).unwrap();

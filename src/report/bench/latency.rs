@@ -1,4 +1,4 @@
-//! `latency_vs_context.svg` and `latency_vs_density.svg`: the times of settings.
+//! `latency_vs_context.svg` and `latency_vs_density.svg`: how long each setting takes.
 
 use anyhow::Result;
 
@@ -12,10 +12,10 @@ use crate::report::plots::chart::{Chart, ChartPanel, Data, LARGE, pages};
 use crate::report::plots::{Figure, paged};
 
 const TIME: &str = "median time";
-/// A density that counts as all tokens, with a margin for rounding.
+/// From this density on, a setting counts as attending all tokens. The margin is for rounding.
 const ALL: f64 = 1.0 - 1e-9;
 
-/// Time against context, both logarithmic, with a panel for each requested density; `None` for a scene with one context.
+/// Draws time against context, both logarithmic, with a panel for each requested density; `None` for a scene with a single context.
 pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     if scene.contexts().len() < 2 {
         return None;
@@ -23,7 +23,7 @@ pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure
     Some(pages_of(&context_chart(scene), &scene.file_name("latency_vs_context", all)))
 }
 
-/// Time against density, with `full` as a level, for each context where a method has several densities; `None` if there is no such context.
+/// Draws time against density, with `full` as a level, for each context at which a method has several densities; `None` if there is none.
 pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let contexts: Vec<usize> = scene.contexts().into_iter().filter(|c| has_densities(&scene.at(*c))).collect();
     if contexts.is_empty() {
@@ -42,9 +42,9 @@ pub fn pages_of(chart: &Chart, file: &str) -> Result<Vec<Figure>> {
 /// What the settings of a panel have in common.
 #[derive(Debug, Clone, PartialEq)]
 enum Share<'a> {
-    /// They attend all tokens. For comparison, they are in every panel.
+    /// They attend all tokens, and are drawn in every panel for comparison.
     All,
-    /// The requested density.
+    /// They request this density.
     Asked(&'a str),
     /// They set their own budgets.
     Own,
@@ -60,8 +60,8 @@ impl Share<'_> {
     }
 }
 
-/// The share of a row's setting. It counts as `All` only if it attends all tokens at every context, because a fixed number of tokens may
-/// cover a short context.
+/// What a row's setting shares with others. It counts as `All` only if it attends all tokens at every context, because a fixed number of
+/// tokens may cover a short context.
 fn share<'a>(row: &'a BenchRow, rows: &[&BenchRow]) -> Share<'a> {
     let is_same =
         |other: &&&BenchRow| (&other.method, &other.params, other.peer) == (&row.method, &row.params, row.peer);
@@ -86,7 +86,7 @@ fn context_chart(scene: &Scene) -> Chart {
         ChartPanel {
             title: here.title(),
             x: Axis::of_lengths(&scene.contexts()),
-            // All panels have the same axis, so that they can be compared.
+            // All panels have the same axis, for comparison.
             y: Axis::of_rates(times(&scene.rows)),
             level: None,
             focus: None,
@@ -166,13 +166,13 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
     }
 }
 
-/// Whether a row is drawn as a level and not at its density: dense attention, and peers that attend everything.
+/// Whether a row is drawn as a level instead of at its density: dense attention, and peers that attend everything.
 fn is_level(row: &BenchRow) -> bool {
     Series::of(row).is_reference() || (row.peer && row.density >= ALL)
 }
 
-/// The points of a series at one context. Dense attention has none, because the chart has a level for it. A peer that attends everything
-/// has two, at both ends of the axis.
+/// The points of a series at one context. Dense attention has none, because it is drawn as the chart's level. A peer that attends
+/// everything has two, one at each end of the axis.
 fn over_density<'r>(rows: impl Iterator<Item = &'r BenchRow>, x: &Axis) -> Data {
     let mut rows: Vec<&BenchRow> = rows.filter(|row| !Series::of(row).is_reference()).collect();
     rows.sort_by(|a, b| a.density.total_cmp(&b.density));

@@ -12,7 +12,7 @@ use crate::report::plots::chart::{Chart, ChartPanel, ChartPoint, Data, LARGE};
 use crate::report::plots::pen::SeriesLook;
 use spattn_lab::bench::{BenchRow, Roof};
 
-/// The rows with counted operations and bytes, in a panel for each context; `None` if there are no such rows.
+/// Draws the rows with counted operations and bytes, in a panel for each context; `None` if there are none.
 pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {
     let counted: Vec<&BenchRow> = scene.rows.iter().copied().filter(|row| place(row).is_some()).collect();
     if counted.is_empty() {
@@ -21,13 +21,13 @@ pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Fi
     Some(pages_of(&chart(&Scene { rows: counted }, roof), &scene.file_name("roofline", all)))
 }
 
-/// A row's operations a byte, and its 10⁹ operations a second.
+/// A row's FLOPs per byte and its GFLOP/s; `None` if they were not counted.
 fn place(row: &BenchRow) -> Option<ChartPoint> {
     let is_counted = row.flops > 0 && row.bytes > 0 && row.gflops > 0.0;
     is_counted.then(|| ChartPoint { x: row.flops as f64 / row.bytes as f64, y: row.gflops, ends: None })
 }
 
-/// `scene` has only rows with counts.
+/// The chart of a scene whose rows all have counts.
 fn chart(scene: &Scene, roof: &Roof) -> Chart {
     let series = series(&scene.rows, Series::of);
     let points: Vec<ChartPoint> = scene.rows.iter().filter_map(|row| place(row)).collect();
@@ -68,7 +68,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
     }
 }
 
-/// What the machine reaches, from the left of the axis over the ridge to its right; nothing where it is not known.
+/// The machine's limit: its bandwidth up to the ridge, then its peak; empty if the limit is unknown.
 fn edge(roof: &Roof, x: &Axis) -> Vec<ChartPoint> {
     let ridge = roof.peak_gflops / roof.read_gbps;
     if !(ridge.is_finite() && ridge > 0.0) {

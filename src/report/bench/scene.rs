@@ -16,7 +16,7 @@ pub fn scenes(bench: &Bench) -> Vec<Scene<'_>> {
     distinct(bench.rows.iter().map(place)).into_iter().map(of).collect()
 }
 
-/// What the rows of a scene have in common.
+/// What identifies a scene: operation, shape, device and batch.
 fn place(row: &BenchRow) -> (&str, &str, &str, usize) {
     (&row.op, &row.shape, &row.device, row.batch)
 }
@@ -52,7 +52,8 @@ impl Scene<'_> {
         self.rows.iter().copied().filter(|row| row.context == context).collect()
     }
 
-    /// The file name `kind.svg`, with what differs from the other scenes before the extension.
+    /// The file name `kind.svg`, with what distinguishes this scene from the others after
+    /// `kind`.
     pub fn file_name(&self, kind: &str, all: &[Scene]) -> String {
         let here = place(self.rows[0]);
         let others: Vec<_> = all.iter().map(|scene| place(scene.rows[0])).collect();

@@ -1,4 +1,4 @@
-//! Which rows of a scene form one line of a figure, and the line's look.
+//! Groups the rows of a scene into the lines of a figure, and chooses the look of each line.
 
 use crate::report::format::{distinct, setting_name};
 use crate::report::plots::axis::tick_label;
@@ -14,9 +14,9 @@ use spattn_lab::bench::BenchRow;
 pub struct Series<'a> {
     /// The name without parameters.
     pub method: &'a str,
-    /// The other parameters.
+    /// The parameters, without the one that is left out.
     pub rest: String,
-    /// Whether it is another program.
+    /// Whether it is another program (a peer).
     pub is_peer: bool,
 }
 
@@ -26,8 +26,8 @@ impl<'a> Series<'a> {
         Self::without(row, DENSITY)
     }
 
-    /// The series of a row among others, whatever parameter sets the budget: if a method's rows have no requested density and differ in a
-    /// single parameter, they are one series too.
+    /// The series of a row, whatever parameter sets the budget: if a method's rows request no density and differ in a single parameter,
+    /// they form one series too.
     pub fn of_any_budget(row: &'a BenchRow, rows: &[&BenchRow]) -> Self {
         let alike: Vec<&BenchRow> =
             rows.iter().copied().filter(|other| (&other.method, other.peer) == (&row.method, row.peer)).collect();
@@ -72,13 +72,12 @@ fn parameter<'r>(row: &'r BenchRow, key: &str) -> Option<&'r str> {
     parameters(row).find(|(known, _)| *known == key).map(|(_, value)| value)
 }
 
-/// The density that a row's parameters request, as written.
+/// The density that a row's parameters request, as text.
 pub fn asked_density(row: &BenchRow) -> Option<&str> {
     parameter(row, DENSITY)
 }
 
-/// The series of rows with their names and looks: what is drawn first is drawn below, so references come first and peers
-/// last.
+/// The series of rows with their names and looks. Later series are drawn above earlier ones, so references come first and peers last.
 pub fn series<'a>(
     rows: &[&'a BenchRow],
     of: impl Fn(&'a BenchRow) -> Series<'a>,
@@ -97,7 +96,7 @@ pub fn series<'a>(
     looks.into_iter().map(|(series, look)| (series.clone(), series.name(&all), look)).collect()
 }
 
-/// Names and looks of series, as a chart takes them.
+/// The names and looks of series, for a chart.
 pub fn named(series: &[(Series, String, SeriesLook)]) -> Vec<(String, SeriesLook)> {
     series.iter().map(|(_, name, look)| (name.clone(), *look)).collect()
 }

@@ -61,8 +61,8 @@ impl Kind {
     }
 }
 
-/// A bar for each setting except `full`, with a field for each context, on as many pages as needed. Peers come last and are hollow. `None`
-/// if nothing was compared with `full`.
+/// Draws a bar for each setting except `full`, with a field for each context, on as many pages as needed. Peers come last, with hollow
+/// bars. `None` if nothing was compared with `full`.
 pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let (contexts, bars) = bars(scene);
     if bars.is_empty() {
@@ -73,7 +73,7 @@ pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     Some(drawn.map(|pages| paged(&scene.file_name("speedup", all), &title, pages)))
 }
 
-/// The contexts with comparisons, and the bars.
+/// The contexts at which settings were compared with `full`, and the bars.
 fn bars(scene: &Scene) -> (Vec<usize>, Vec<Bar>) {
     let speedup = |row: &&BenchRow| row.speedup_vs_full.filter(|speedup| speedup.is_finite());
     let compared: Vec<&BenchRow> =
@@ -95,12 +95,12 @@ fn bars(scene: &Scene) -> (Vec<usize>, Vec<Bar>) {
 
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
-/// The width of a field of bars, and of the space for a number to the right of it.
+/// The width of a field of bars, and of the space to its right for a number.
 const FIELD: i32 = 200;
 const RIGHT: i32 = 70;
 const LEGEND_LINE: i32 = 26;
 
-/// The pages with their bars. All pages have the same axes.
+/// The pages of bars. All pages have the same axes.
 fn pages(title: &str, contexts: &[usize], bars: &[Bar]) -> Result<Vec<String>> {
     let beside = TITLE_HEIGHT + HEAD + FOOT + (1 + legend(bars).len() as i32) * LEGEND_LINE + 10;
     let most = ((MOST_HEIGHT - beside) / LINE).max(1) as usize;
@@ -151,14 +151,14 @@ fn draw_field(
     for (y, (speedup, colour)) in (0..).map(|i| field.top + i * LINE).zip(bars) {
         let Some(speedup) = speedup else { continue };
         field.bar(pen, y, &[(speedup, colour)])?;
-        // The number must not cover the line of `full`.
+        // The number must not cover the line at `full`.
         field.label(pen, y, speedup, speedup.max(1.0))?;
     }
     let one = field.at(1.0);
     pen.stroke(SeriesLook::Dense, &[(one, field.top), (one, field.bottom)])
 }
 
-/// The legend of the shades that do not stand for methods.
+/// The legend of the shades of settings that are not usable methods.
 fn legend(bars: &[Bar]) -> Vec<(&'static str, RGBColor)> {
     let shades = [
         ("oracles, which select by exact scores of all tokens", Kind::Oracle),

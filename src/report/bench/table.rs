@@ -9,10 +9,10 @@ use spattn_lab::bench::Bench;
 /// The number of leading text columns.
 const TEXT_COLUMNS: usize = 2;
 
-/// The machine's limits; then an aligned table for each operation, shape, device and batch, in which each context has a line above its
-/// rows; then the meaning of the columns, and notes.
+/// Renders the machine's limits, then an aligned table for each operation, shape, device and batch, then the meaning of the columns
+/// and notes. In a table, each context has a line above its rows.
 ///
-/// Without rows, the text says so.
+/// If there are no rows, the text says so.
 pub fn table(bench: &Bench) -> String {
     let mut text = String::new();
     if bench.rows.is_empty() {
@@ -30,7 +30,7 @@ pub fn table(bench: &Bench) -> String {
 
 fn one_table(scene: &Scene) -> String {
     let columns = columns(&scene.rows);
-    // Headings that are longer than their numbers are broken into two lines.
+    // A heading longer than its numbers is broken into two lines.
     let headings = columns.iter().map(|column| match column.heading {
         "bandwidth %" => "band-\nwidth %".to_owned(),
         heading => heading.replace(' ', "\n"),

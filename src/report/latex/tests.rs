@@ -9,7 +9,7 @@ use spattn_eval::records::fidelity::Fidelity;
 use spattn_eval::records::record::Record;
 use spattn_eval::records::testing::record;
 
-/// Twenty examples of dense attention, of a method as good, and of one that is worse.
+/// Twenty examples of dense attention, of an equally good method, and of a worse one.
 fn records() -> Vec<Record> {
     let of = |sample: usize| {
         let params = |params: &str, method: &str, score: f64| Record {
@@ -20,7 +20,7 @@ fn records() -> Vec<Record> {
         [
             params("", "full", right(0)),
             params("density=0.0625,per=kv_head", "loki", right(2)),
-            // Better, and never bold: an oracle.
+            // Better than all, but never bold: an oracle.
             params("k=64", "topk", right(0)),
             params("density=0.0625", "streaming_llm", right(18)),
         ]
@@ -111,7 +111,7 @@ fn a_pivot_goes_on_in_further_columns_and_marks_are_no_part_of_numbers() {
     let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
     let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
     assert_eq!(labels.len(), distinct.len(), "{labels:?}");
-    // A name that is longer than a column of text may be.
+    // A single word may be longer than a column of text.
     assert!(text_widths(&["aparameterwithaverylongname"], &[vec!["1".to_owned()]], NARROW)[0] > NARROW);
     assert!(text_widths(&["a_parameter_with_a_very_long_name"], &[vec!["1".to_owned()]], NARROW)[0] <= NARROW);
 }
@@ -140,7 +140,7 @@ fn many_tables_are_not_more_than_latex_holds() {
     let table = "\\begin{table}\n\\end{table}\n";
     let of = |tables: usize| with_breaks(&format!("% head\n{}", table.repeat(tables)));
     assert_eq!([1, 5, 6, 7, 12, 13].map(|n| of(n).matches("\\clearpage").count()), [0, 0, 1, 2, 2, 3]);
-    // Files that follow each other.
+    // Several files, one after another.
     let text = of(20) + &of(5) + &of(5) + &of(7);
     let held = text.split("\\clearpage").map(|part| part.matches("\\begin{table}").count());
     assert_eq!(held.max(), Some(16), "below 18");
@@ -163,7 +163,7 @@ fn a_long_table_goes_on_in_another_with_the_notes_of_its_lines() {
     let of = |own: &[usize]| own.iter().map(|own| Height { own: *own, notes: Vec::new() }).collect::<Vec<_>>();
     assert_eq!(pages(&of(&[20, 20, 20, 50, 1]), &[]), [0..2, 2..3, 3..4, 4..5], "a page has one line at least");
     assert!(pages(&of(&[]), &[]).iter().all(Range::is_empty), "no lines");
-    // A note is on each page once, however many lines are marked with it.
+    // Each page has a note once, however many of its lines are marked with it.
     let noted = vec![Height { own: 1, notes: vec![0] }; 90];
     assert_eq!(pages(&noted, &[6]), [0..40, 40..80, 80..90]);
 }

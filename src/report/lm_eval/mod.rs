@@ -1,10 +1,10 @@
-//! `spattn report --format lm-eval`: results as lm-evaluation-harness stores them, for its own tools.
+//! `spattn report --format lm-eval`: results in the files of lm-evaluation-harness, for its own tools.
 //!
-//! A folder for each model with a method has `results_TIME.json` and, for each task, `samples_TASK_TIME.jsonl`. Names of tasks and metrics
-//! are lm-eval's where it has the task. What lm-eval does not know (densities, costs) is not in these files; `samples.jsonl` has it. The
-//! same records give the same files.
+//! Each model and method has a folder with `results_TIME.json` and, for each task, `samples_TASK_TIME.jsonl`. Tasks and metrics have
+//! lm-eval's names if it has the task. What lm-eval has no fields for (densities, costs) is only in `samples.jsonl`. The same records give
+//! the same files.
 //!
-//! Checked against lm-eval itself by `scripts/check_lm_eval_format.py`.
+//! `scripts/check_lm_eval_format.py` checks the files against lm-eval itself.
 
 mod names;
 mod results;
@@ -22,19 +22,19 @@ use spattn_eval::records::prompts;
 use spattn_eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 
-/// The files of runs, with their paths below the folder that takes them, and notes on what they lack.
+/// The files of runs in another program's format, and notes on what the files lack.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Exported {
-    /// Path and text of each file.
+    /// The path of each file, below the folder to write to, and its text.
     pub files: Vec<(String, String)>,
-    /// What the user should know, one line each.
+    /// Notes for the user, one line each.
     pub notes: Vec<String>,
 }
 
 /// Makes the files of all records.
 ///
 /// # Errors
-/// If a prompt that was stored cannot be read.
+/// If a stored prompt cannot be read.
 pub fn export(merged: &Merged) -> Result<Exported> {
     let mut exported = Exported::default();
     let groups = MethodRecords::all(merged);
@@ -76,7 +76,7 @@ pub fn export(merged: &Merged) -> Result<Exported> {
     Ok(exported)
 }
 
-/// The name of a task in lm-eval; our own if another task of the group has it.
+/// The name of a task in lm-eval, or our own name if another task of the group has that one.
 fn free_name(ours: &str, tasks: &[TaskFile<'_>]) -> String {
     let name = names::task(ours);
     match tasks.iter().any(|task| task.name == name) {

@@ -1,4 +1,4 @@
-//! Names as lm-evaluation-harness has them: of tasks, metrics, filters, models and files.
+//! The names that lm-evaluation-harness gives to tasks, metrics, filters, models and files.
 
 use spattn_eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
@@ -21,7 +21,7 @@ const TASKS: [(&str, &str); 13] = [
     ("gen/aime", "aime"),
 ];
 
-/// The name of a task. Options of ours that lm-eval gives apart (`shots`) are left out; others stay, as they make another task.
+/// The name of a task. Options that lm-eval states elsewhere (`shots`) are left out; others stay, as they make another task.
 pub(super) fn task(ours: &str) -> String {
     let (bare, options) = ours.split_once(':').filter(|(family, _)| *family != "jsonl").unwrap_or((ours, ""));
     let options: Vec<&str> =
@@ -30,7 +30,7 @@ pub(super) fn task(ours: &str) -> String {
     let bare = known.unwrap_or_else(|| match bare.split_once('/') {
         Some(("ruler", name)) if name.starts_with("niah_") => name.to_owned(),
         Some(("mcq", name)) => name.to_owned(),
-        // lm-eval leaves the g out.
+        // lm-eval drops the g.
         Some(("infinitebench", name)) => format!("infinitebench_{}", name.replace("_eng", "_en")),
         Some(("longbench_e", name)) => {
             let (set, range) = name.split_once('/').unwrap_or((name, ""));
@@ -54,13 +54,13 @@ pub(super) fn shots(ours: &str) -> usize {
     })
 }
 
-/// A metric, and the filter that its predictions went through.
+/// The name of a metric, and of the filter that predictions go through first.
 pub(super) type MetricName = (String, &'static str);
 
-/// The filter of metrics that take predictions as they are.
+/// The filter of metrics that score predictions unchanged.
 pub(super) const NO_FILTER: &str = "none";
 
-/// The name of a metric of a record. RULER's scores are by length there.
+/// The name of a record's metric. In lm-eval, RULER's metrics are named by length.
 pub(super) fn metric(record: &Record, metric: Metric) -> MetricName {
     if record.task.starts_with("ruler/") && record.length > 0 {
         return (record.length.to_string(), NO_FILTER);
@@ -86,7 +86,7 @@ pub(super) fn metric(record: &Record, metric: Metric) -> MetricName {
     (name.to_owned(), filter)
 }
 
-/// The name of a model with a method, under which lm-eval's tools list it.
+/// The name of a model with a method, as lm-eval's tools list it.
 pub(super) fn model(model: &str, label: &str, protocol: Option<&str>) -> String {
     let protocol = protocol.map_or(String::new(), |protocol| format!(",sparse_from={protocol}"));
     let separator = if label.contains(':') || protocol.is_empty() { "" } else { ":" };
@@ -94,7 +94,7 @@ pub(super) fn model(model: &str, label: &str, protocol: Option<&str>) -> String 
     format!("{model}+{label}{separator}{protocol}")
 }
 
-/// The name of a model's folder: lm-eval's `sanitize_model_name`. Names that are too long for a folder end in a hash.
+/// The name of a model's folder, by lm-eval's `sanitize_model_name`. A name that is too long is cut and ends in a hash.
 pub(super) fn folder(model: &str) -> String {
     const LONGEST: usize = 180;
     let is_replaced = |c: char| "\"<>:/|\\?*[]".contains(c) || c.is_control();
@@ -114,7 +114,7 @@ pub(super) fn folder(model: &str) -> String {
     }
 }
 
-/// The time in names of files: Python's `isoformat` with `-` for `:`.
+/// The time in names of files: Python's `isoformat` with `-` instead of `:`.
 pub(super) fn time(created: &str) -> String {
     format!("{}.000000", created.trim_end_matches('Z').replace(':', "-"))
 }

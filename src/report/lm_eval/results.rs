@@ -1,4 +1,4 @@
-//! `results_*.json`: means by task and metric, with what lm-eval's tools read beside them.
+//! `results_*.json`: means by task and metric, with the other fields that lm-eval's tools read.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,31 @@ use crate::version::PROGRAM;
 use spattn_eval::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 
-/// A task of a group, as its files have it.
+/// A task of a group, with what its files need.
 pub(super) struct TaskFile<'a> {
-    /// Its name in lm-eval.
+    /// The task's name in lm-eval.
     pub name: String,
     /// Our name.
     pub ours: &'a str,
     /// Its records.
     pub records: &'a [&'a Record],
-    /// All metrics of its records.
+    /// All metrics of the records.
     pub metrics: Vec<MetricName>,
-    /// The hash over the samples.
+    /// The hash over the hashes of all samples.
     pub hash: String,
 }
 
-/// What is told of the model beside its records.
+/// What is known of the model besides its records.
 pub(super) struct ModelFacts<'a> {
-    /// Its name with the method.
+    /// The model's name, with the method.
     pub name: &'a str,
-    /// Its folder.
+    /// The model's folder.
     pub folder: &'a str,
-    /// What the manifest says of it.
+    /// What the manifest states about the model.
     pub of_model: Option<&'a OfModel<'a>>,
 }
 
-/// The metrics of records, in the order in which they occur.
+/// The metrics of records, in order of first appearance.
 pub(super) fn metrics(records: &[&Record]) -> Vec<MetricName> {
     let mut all: Vec<MetricName> = Vec::new();
     for (name, _) in records.iter().flat_map(|record| scores(record)) {
@@ -109,7 +109,7 @@ pub(super) fn text(group: &MethodRecords<'_>, tasks: &[TaskFile<'_>], facts: &Mo
     text + "\n"
 }
 
-/// The hash of a system prompt, which identities have as a text or as a hash of it.
+/// The hash of a system prompt. Identities hold either the prompt or its hash.
 fn system_prompt_hash(identity: &Value) -> Value {
     match identity.as_str() {
         None => Value::Null,
@@ -118,7 +118,7 @@ fn system_prompt_hash(identity: &Value) -> Value {
     }
 }
 
-/// Means and standard errors of a task, with the keys `METRIC,FILTER` and `METRIC_stderr,FILTER`.
+/// The means and standard errors of a task, under the keys `METRIC,FILTER` and `METRIC_stderr,FILTER`.
 fn result(task: &TaskFile<'_>) -> Value {
     let mut all = Map::new();
     all.insert("name".to_owned(), json!(task.name));
@@ -143,7 +143,7 @@ fn result(task: &TaskFile<'_>) -> Value {
     Value::Object(all)
 }
 
-/// A measure of given text over all examples, from pairs of log-likelihood and units (words or bytes).
+/// A measure over the text of all examples, from pairs of log-likelihood and number of units (words or bytes).
 fn over_text(metric: &str, pairs: &[Value]) -> f64 {
     let sum = |at: usize| pairs.iter().filter_map(|pair| pair[at].as_f64()).sum::<f64>();
     let mean = -sum(0) / sum(1);
@@ -153,7 +153,7 @@ fn over_text(metric: &str, pairs: &[Value]) -> f64 {
     }
 }
 
-/// The standard error of a mean, from the deviation of the sample, as lm-eval's `mean_stderr`; `None` of a single value.
+/// The standard error of a mean, computed as lm-eval's `mean_stderr`; `None` for a single value.
 fn standard_error(values: &[f64]) -> Option<f64> {
     let n = values.len() as f64;
     let mean = spattn_stats::mean(values);
@@ -161,7 +161,7 @@ fn standard_error(values: &[f64]) -> Option<f64> {
     (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt() / n.sqrt())
 }
 
-/// The configuration of a task, as far as it is known here.
+/// The configuration of a task, as far as records state it.
 fn config(task: &TaskFile<'_>) -> Value {
     let head = task.records[0];
     let kind = match () {

@@ -1,4 +1,4 @@
-//! The lines of `samples_TASK_*.jsonl`: a line for each example and filter, with what was asked, what came, and what it scored.
+//! The lines of `samples_TASK_*.jsonl`, one for each example and filter, with the request, the response and its scores.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use spattn_eval::records::text_scores::{Choice, Likelihood};
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::metrics::Metric;
 
-/// What an example scored, by metric and filter. For perplexity the value is a pair, log-likelihood and number of words or bytes.
+/// The scores of an example, by metric and filter. For perplexity, a score is a pair of log-likelihood and number of words or bytes.
 pub(super) type Scores = Vec<(MetricName, Value)>;
 
-/// What a record scored.
+/// The scores of a record.
 pub(super) fn scores(record: &Record) -> Scores {
     if let Some(likelihood) = &record.likelihood {
         return of_text(likelihood);
@@ -48,17 +48,17 @@ fn of_options(choice: &Choice) -> Scores {
         .to_vec()
 }
 
-/// A line of the file without the record's own identity: what `task_hashes` are made of.
+/// A line of the file, with the hashes that lm-eval's `task_hashes` are computed over.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SampleLine {
     /// The line.
     pub line: Value,
-    /// The hashes of question, prompt and target, joined.
+    /// The hashes of document, prompt and target, joined.
     pub hashes: String,
 }
 
-/// The lines of one record: one for each filter. `doc_id` is its place in the file. `prompt` is the prompt as the model read it, if it was
-/// stored. `metrics` are all metrics of the file, of which RULER's rows of another length have -1.
+/// The lines of a record, one for each filter. `doc_id` is the record's place in the file, `prompt` the prompt as the model read it, if it
+/// was stored. `metrics` are all metrics of the file; those that the record lacks, such as RULER's of other lengths, are -1.
 pub(super) fn lines(record: &Record, doc_id: usize, prompt: Option<&str>, metrics: &[MetricName]) -> Vec<SampleLine> {
     let doc = doc(record);
     let target = match &record.choice {
@@ -69,7 +69,7 @@ pub(super) fn lines(record: &Record, doc_id: usize, prompt: Option<&str>, metric
     let doc_hash = hash(&serde_json::to_string_pretty(&doc).unwrap_or_default());
     let prompt_hash = match (prompt, &record.example_sha256) {
         (Some(prompt), _) => hash(prompt),
-        // The digest of the prompt's tokens.
+        // A digest of the prompt's tokens.
         (None, Some(digest)) => digest.to_string(),
         (None, None) => hash(&record.question),
     };
@@ -106,7 +106,7 @@ pub(super) fn lines(record: &Record, doc_id: usize, prompt: Option<&str>, metric
     all
 }
 
-/// The example, as far as records have it.
+/// The example, as far as the record holds it.
 fn doc(record: &Record) -> Value {
     let mut doc = Map::new();
     let mut set = |name: &str, value: Value| doc.insert(name.to_owned(), value);
@@ -122,13 +122,13 @@ fn doc(record: &Record) -> Value {
     Value::Object(doc)
 }
 
-/// What the model was given: the prompt if it was stored, or else the question, and how the answer was generated.
+/// What the model was given: the prompt if it was stored, otherwise the question; and how the answer was generated.
 fn arguments(record: &Record, prompt: Option<&str>) -> Value {
     let context = prompt.unwrap_or(&record.question);
     match &record.choice {
         Some(choice) => {
             let options = choice.log_likelihoods.iter().enumerate();
-            // The options' texts are not in records.
+            // Records do not hold the texts of the options.
             Value::Object(
                 options.map(|(i, _)| (format!("gen_args_{i}"), json!({"arg_0": context, "arg_1": ""}))).collect(),
             )
@@ -143,7 +143,7 @@ pub(super) fn generation(record: &Record) -> Value {
     json!({ "max_gen_toks": record.max_new_tokens, "do_sample": !record.repeats.is_empty(), "until": [] })
 }
 
-/// What came: for each request, for each repeat. lm-eval writes all of it as text.
+/// The responses to each request, one for each repeat. lm-eval writes all of them as text.
 fn responses(record: &Record) -> Value {
     if let Some(likelihood) = &record.likelihood {
         return json!([[(-likelihood.nll).to_string()]]);
@@ -157,7 +157,7 @@ fn responses(record: &Record) -> Value {
     }
 }
 
-/// What was scored: for each request.
+/// The response to each request that was scored.
 fn filtered(record: &Record) -> Value {
     if let Some(likelihood) = &record.likelihood {
         return json!([(-likelihood.nll).to_string()]);

@@ -1,5 +1,5 @@
-//! Keeps apart tasks that have the same name in several runs but ask other questions: names come from files, and many files have the same
-//! name. Questions are compared example by example.
+//! Keeps tasks apart that have the same name in several runs but ask different questions. Names come from files, and many files have the
+//! same name. Questions are compared example by example.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,7 +8,7 @@ use spattn_eval::records::interning::InternedStr;
 use spattn_eval::records::manifest_keys::INPUTS;
 use spattn_eval::records::record::Record;
 
-/// A task on a model.
+/// A model and a task.
 type Named = (InternedStr, InternedStr);
 
 /// The key of an example within a task: length, seed and sample.
@@ -16,20 +16,20 @@ type Example = (usize, u64, usize);
 
 /// A task in one run.
 struct Asked<'a> {
-    /// A record of each example.
+    /// One record of each example.
     examples: HashMap<Example, &'a Record>,
     /// The digest of the task's data, if the run recorded it.
     inputs: Option<&'a str>,
 }
 
-/// How a task's questions in one run relate to those in another.
+/// How the questions of a task in two runs are related.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Relation {
-    /// Equal in all examples that both have. Without common examples: made from the same data, as far as is known.
+    /// All common examples are equal. If there are none, the data are the same, as far as is known.
     Same,
-    /// No common example and other data, such as shards of a file that has grown in between.
+    /// They have no common example, and different data, for example shards of a file that grew in between.
     Unknown,
-    /// An example differs.
+    /// A common example differs.
     Different,
 }
 
@@ -47,7 +47,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether a task can be merged with that of other runs: none is different, and at least one is the same.
+    /// Whether a task can be merged with those of other runs: it differs from none, and is the same as at least one.
     fn goes_with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> bool
     where
         Self: 'a,
@@ -57,7 +57,7 @@ impl Asked<'_> {
     }
 }
 
-/// Adds the run's name to tasks that ask other questions under the same name, and says so in a note.
+/// Adds the run's name to tasks that ask different questions under the same name, and notes it.
 pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     let mut labels: Vec<HashMap<Named, InternedStr>> = vec![HashMap::new(); loaded.len()];
     let mut models: Vec<BTreeMap<InternedStr, InternedStr>> = vec![BTreeMap::new(); loaded.len()];
@@ -109,9 +109,9 @@ pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: 
     }
 }
 
-/// What tells groups of runs apart that have the same questions, and other limits or metrics: `max_new_tokens=24`, for each group. `None`
-/// if the questions are others. The runs are settings of one task then, and not two tasks, since a mean of these would take each document
-/// twice.
+/// The values that tell groups of runs apart if they have the same questions but other limits or metrics: one for each group, for example
+/// `max_new_tokens=24`. `None` if the questions differ. Such runs are settings of one task. As two tasks, a mean over them would count
+/// each document twice.
 fn asked_otherwise(runs: &BTreeMap<usize, Asked>, groups: &[Vec<usize>]) -> Option<Vec<String>> {
     let firsts: Vec<&Asked> = groups.iter().map(|group| &runs[&group[0]]).collect();
     let first = firsts.first()?;
@@ -141,12 +141,12 @@ fn asked_otherwise(runs: &BTreeMap<usize, Asked>, groups: &[Vec<usize>]) -> Opti
         values.join(", ")
     };
     let values: Vec<String> = all.iter().map(value).collect();
-    // Each group by a value of its own.
+    // Only if each group has its own value do the values tell them apart.
     let distinct: BTreeSet<&String> = values.iter().collect();
     (distinct.len() == values.len()).then_some(values)
 }
 
-/// Notes about runs whose records of one example answer different questions, as after a file of another run was put into the folder.
+/// Notes about runs in which records of one example answer different questions, as when another run's file was put into the folder.
 fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
     let mut notes = Vec::new();
     for (source, records) in sources.iter().zip(loaded) {
@@ -168,7 +168,7 @@ fn contradictions(sources: &[Source], loaded: &[Vec<Record>]) -> Vec<String> {
     notes
 }
 
-/// The tasks that several runs have, by run.
+/// The tasks that several runs have, and their examples in each run.
 fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named, BTreeMap<usize, Asked<'a>>> {
     let mut all: BTreeMap<Named, BTreeMap<usize, Asked>> = BTreeMap::new();
     for (run, records) in loaded.iter().enumerate() {
@@ -202,7 +202,7 @@ fn is_edited(runs: &BTreeMap<usize, Asked>) -> bool {
     count > 0
 }
 
-/// The runs that can be merged, each group in the order of the runs.
+/// Groups of runs that can be merged. Each is in the order of the runs.
 fn groups(runs: &BTreeMap<usize, Asked>) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (run, asked) in runs {

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// A run's folder, as it was read.
+/// A run's folder and what was read from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Source {
-    /// Its path below the folders' common parent; for a single folder, its name.
+    /// The path below the folders' common parent; for a single folder, its name.
     pub name: String,
     /// The folder.
     pub dir: PathBuf,
-    /// Its manifest.
+    /// The manifest.
     pub manifest: Value,
-    /// The number of its records.
+    /// The number of records.
     pub records: usize,
 }

@@ -1,4 +1,4 @@
-//! Methods at equal costs, as tables of an item's page and of the front page.
+//! Tables that compare methods at equal costs, for an item's page and the front page.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use spattn_lab::papers::equal_rows::EqualRow;
 use spattn_lab::papers::numbers::short;
 use spattn_lab::papers::outcome::ItemOutcome;
 
-/// All comparisons at equal costs on an outcome's numbers; empty without any.
+/// All comparisons of an item at equal costs, from an outcome's numbers; empty if there are none.
 pub fn equal_costs(results: &ItemResults, outcome: &ItemOutcome) -> String {
     results.item.equal.iter().map(|equal| one(results, outcome, equal)).collect()
 }
@@ -54,7 +54,7 @@ fn dense(outcome: &ItemOutcome, equal: &EqualCost, column: &str) -> Option<Strin
     Some(format!("{} {}", in_markdown(column), number(known)))
 }
 
-/// The cells of a method: for each share what is shown, and the budget with its cost. A method without a budget within it has its least cost.
+/// The cells of a method: for each share, the numbers and the budget with its cost. If no budget is within the share, the least cost.
 fn cells(row: &EqualRow, shown: &[usize]) -> Vec<String> {
     let mut cells = Vec::new();
     for picked in &row.picked {

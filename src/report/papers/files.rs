@@ -1,4 +1,4 @@
-//! The files of an item's results: an outcome for each run in the item's folder, side by side.
+//! The files of an item's results: one outcome for each run, side by side in the item's folder.
 
 use std::path::{Path, PathBuf};
 
@@ -10,18 +10,18 @@ use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::outcome::{ItemOutcome, TIMES};
 use spattn_lab::papers::run_of::RunOf;
 
-/// The outcomes of an item, as of its present file.
+/// The outcomes of an item, judged by its present file.
 #[derive(Debug)]
 pub struct ItemResults {
     /// `PAPER/ITEM`.
     pub name: String,
     /// The item.
     pub item: Item,
-    /// The outcomes: on the built-in model, on pretrained models, on the paper's models, and the times.
+    /// The outcomes, in this order: on the built-in model, on pretrained models, on the paper's models, and the times.
     pub outcomes: Vec<ItemOutcome>,
 }
 
-/// The end of the names of a run's files: empty for the built-in model, `-real-MODEL` and so on for the others.
+/// The suffix in the names of a run's files: empty for the built-in model, for others such as `-real-MODEL`.
 pub fn suffix(variant: &str, model: &str) -> String {
     match (variant, model) {
         ("" | "builtin", _) => String::new(),
@@ -41,8 +41,8 @@ pub fn result_file(outcome: &ItemOutcome) -> String {
     format!("result{}.json", suffix(&outcome.variant, &outcome.model))
 }
 
-/// Writes an outcome into its item's folder, unless the file has the same already. Measured numbers are never replaced by an
-/// outcome without any, which is what is left of them when an item's rows or columns are renamed.
+/// Writes an outcome into its item's folder, unless the file holds the same one. An outcome without measured numbers never
+/// replaces one that has some: that is what remains when an item's rows or columns are renamed.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -52,7 +52,7 @@ pub fn store(outcome: &ItemOutcome, dir: &Path) -> Result<()> {
     if !outcome.is_measured() && stored.as_ref().is_some_and(ItemOutcome::is_measured) {
         return Ok(());
     }
-    // Numbers that were read may be written with other digits, so what is the same is left alone.
+    // Numbers that were read may be written with other digits, so an equal file is left as it is.
     if stored.as_ref() == Some(outcome) {
         return Ok(());
     }
@@ -89,22 +89,22 @@ fn stored(dir: &Path) -> Vec<PathBuf> {
         std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| is_result(name)).collect();
     names.sort();
-    // Older versions kept runs on the paper's models in a folder of their own.
+    // Older versions kept runs on the paper's models in a separate folder.
     let old = dir.join("paper").join("result.json");
     names.iter().map(|name| dir.join(name)).chain(old.exists().then_some(old)).collect()
 }
 
-/// Whether all published numbers are times.
+/// Whether all published numbers of an item are times.
 fn has_only_times(item: &Item) -> bool {
     let is_time = |name: &String| item.columns.iter().any(|line| line.name == *name && item.is_time(line));
     item.published.iter().flat_map(|published| published.values.keys()).all(is_time)
 }
 
 impl ItemResults {
-    /// The stored outcomes in an item's folder, judged by the item's present claims, and its times.
+    /// Reads the stored outcomes in an item's folder, judges them by the item's present claims, and adds its times.
     ///
     /// # Errors
-    /// If a result exists and cannot be read, or a table of times cannot.
+    /// If a result or a table of times exists and cannot be read.
     pub fn read(out: &Path, name: &str, item: Item) -> Result<Self> {
         let mut outcomes = Vec::new();
         for path in stored(&out.join(name)) {
@@ -114,7 +114,7 @@ impl ItemResults {
             if was_measured && !outcome.is_measured() {
                 eprintln!("warning: {} has no number of the item's present rows: it is not drawn", path.display());
             }
-            // A run that measured nothing is no result of any run, and would be stored as one.
+            // A run that measured nothing has no result. Kept here, it would be stored as one.
             if outcome.is_measured() || !is_of_run {
                 outcomes.push(outcome);
             }
@@ -128,7 +128,7 @@ impl ItemResults {
         if outcomes.is_empty() {
             outcomes.push(judge(name, &item, RunOf::AS_NAMED, Evidence::default())?);
         }
-        // The paper's numbers stand beside what was measured.
+        // Measured outcomes show the paper's numbers too, so an outcome without measurements is not needed.
         if outcomes.iter().any(ItemOutcome::is_measured) || times.is_some() && has_only_times(&item) {
             outcomes.retain(ItemOutcome::is_measured);
         }

@@ -1,4 +1,4 @@
-//! An item's page: its claims with verdicts on everything that was run, its numbers, figures and settings.
+//! An item's page: its claims with the verdicts of all runs, its numbers, figures and settings.
 
 use std::fmt::Write as _;
 
@@ -60,7 +60,7 @@ pub fn verdict_heading(first: &str) -> String {
     )
 }
 
-/// A claim's line in a table of verdicts, without its first cells.
+/// The cells of a claim's line in a table of verdicts, after the first cell.
 pub fn verdict_cells(results: &ItemResults, at: usize) -> String {
     let own = results.outcomes.first().and_then(|outcome| outcome.claims.get(at)).map_or("–", published);
     let of = |source: VerdictSource| verdicts(results, source, at);
@@ -82,7 +82,7 @@ fn claims(results: &ItemResults) -> String {
     text
 }
 
-/// What a claim says and how it was judged.
+/// What a claim says, and how it was judged.
 fn claim_text(results: &ItemResults, at: usize, claim: &Claim) -> String {
     let Claim { says, quote, place, missing, by_construction, slip, .. } = claim;
     let mut text = format!("\n### {}. {}\n\n", at + 1, in_markdown(says));
@@ -101,7 +101,7 @@ fn claim_text(results: &ItemResults, at: usize, claim: &Claim) -> String {
     text
 }
 
-/// How a claim was judged on one outcome; nothing where it was not.
+/// How a claim was judged on one outcome; empty if it was not judged.
 fn judged(results: &ItemResults, outcome: &ItemOutcome, at: usize) -> String {
     let Some(Judged { measured, unjudged, why, because, tried, .. }) = outcome.claims.get(at) else {
         return String::new();
@@ -129,7 +129,7 @@ fn comparisons(why: &[String]) -> String {
     text
 }
 
-/// What was tried, what came out, of how many examples, and what it means.
+/// What an experiment tried, on how many examples, what came out, and what that means.
 fn experiment(tried: &Tried, counted: Option<String>) -> String {
     let n = counted.map_or(String::new(), |counted| format!(" ({counted})"));
     let mut text = format!("\n*Tried:* {} **{}**{n}\n\n", in_markdown(&tried.asks), tried.word());
@@ -156,7 +156,7 @@ fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> 
     if !outcome.command.is_empty() {
         text += &line("command", &format!("`{}`", outcome.command));
     }
-    // Prompts that are taken as they are have no lengths.
+    // Prompts that are not cut to a length have none to state.
     let stated = outcome.ran.iter().filter(|(_, value)| !value.is_empty());
     stated.for_each(|(what, value)| text += &line(what, value));
     outcome.floors.iter().for_each(|floor| text += &line("at the floor, not judged", floor));
@@ -172,7 +172,7 @@ fn numbers(results: &ItemResults, outcome: &ItemOutcome, figures: &[Figure]) -> 
     text
 }
 
-/// The settings of every run that was made; of the paper's if none was.
+/// The settings of every variant that was run; those of the paper's run if none was.
 fn settings(results: &ItemResults) -> String {
     let mut variants: Vec<Variant> = Vec::new();
     for outcome in results.outcomes.iter().filter(|outcome| outcome.variant != TIMES && !outcome.variant.is_empty()) {
@@ -191,7 +191,7 @@ fn settings(results: &ItemResults) -> String {
         let models = own.iter();
         let models: Vec<&str> =
             models.map(|outcome| outcome.model.as_str()).filter(|model| !model.is_empty()).collect();
-        // The model may have been chosen on the command line.
+        // The command line may have chosen another model than the item.
         if let Some(model) = lines.iter_mut().find(|line| line.setting == "model" && !models.is_empty()) {
             model.here = models.join(", ");
         }
@@ -213,14 +213,14 @@ fn settings(results: &ItemResults) -> String {
     text + &settings_of_times(results)
 }
 
-/// How a table says where settings are those of the paper, and where not.
+/// The words of a table that says which settings are the paper's.
 struct SettingWords {
     heading: &'static str,
-    /// A setting that does not differ.
+    /// Marks a setting that does not differ.
     same: &'static str,
-    /// What a setting that differs is held against.
+    /// Names what a setting that differs is compared with.
     other: &'static str,
-    /// A setting without a reason for being another.
+    /// Stands in for a missing reason why a setting differs.
     no_reason: &'static str,
 }
 
@@ -228,7 +228,7 @@ impl SettingWords {
     const OF_A_PAPER: Self =
         Self { heading: "as in the paper?", same: "as published", other: "paper", no_reason: "no reason is given" };
     const NOT_GIVEN: Self = Self { same: "not given in the item", ..Self::OF_A_PAPER };
-    /// Of an item that is in no paper: its own full run.
+    /// For an item that is in no paper: compared with its own full run.
     const OF_NO_PAPER: Self = Self {
         heading: "as in the item's full run?",
         same: "as there",
@@ -237,7 +237,7 @@ impl SettingWords {
     };
 }
 
-/// The settings of the times, if there are some.
+/// The settings of the times; empty if there are none.
 fn settings_of_times(results: &ItemResults) -> String {
     let has_times = results.outcomes.iter().any(|outcome| outcome.variant == TIMES);
     match setting_lines_of_times(&results.item) {
@@ -252,7 +252,7 @@ fn setting_table(of: &str, lines: &[SettingLine], words: &SettingWords) -> Strin
     format!("\n## Settings of {of}\n\n| setting | here | {} |\n|---|---|---|\n{rows}", words.heading)
 }
 
-/// Says how many examples were run, where that was chosen on the command line. All methods have as many then.
+/// States how many examples were run, if the command line chose the number. All methods have the same number then.
 fn state_samples(lines: &mut Vec<SettingLine>, outcomes: &[&ItemOutcome]) {
     const SAMPLES: &str = "samples";
     if outcomes.iter().all(|outcome| outcome.samples.is_none()) {
@@ -279,10 +279,10 @@ fn state_samples(lines: &mut Vec<SettingLine>, outcomes: &[&ItemOutcome]) {
     line.differs = Some(Difference { paper, because: Some(because) });
 }
 
-/// What stands for the paper's value of a setting that papers do not have.
+/// Marks a setting that papers do not have.
 const OF_THE_ITEM: &str = "of the item";
 
-/// The rows of a table of settings: each with its value, and how it differs from the paper's. Methods set as the paper has them share one row.
+/// The rows of a table of settings, each with its value and how it differs from the paper's. Methods set as in the paper share one row.
 fn setting_rows(lines: &[SettingLine], words: &SettingWords) -> String {
     let is_method = |line: &&SettingLine| line.setting.starts_with("method of ");
     let same = lines.iter().filter(|line| is_method(line) && line.differs.is_none()).count();

@@ -1,5 +1,5 @@
-//! The pages of the papers: one of all, one for each paper, and one for each table or figure, with published and measured numbers and
-//! verdicts on claims. All are drawn from stored outcomes and from the items' files.
+//! The pages of the papers: a front page, a page for each paper, and one for each table or figure, with published and measured
+//! numbers and verdicts on claims. All are drawn from stored outcomes and the items' files.
 
 mod equal;
 mod files;
@@ -21,7 +21,7 @@ use spattn_eval::folder::owned_files::{self, OwnFolder};
 use spattn_lab::papers::findings::PaperFindings;
 use spattn_lab::papers::{ITEMS, PAPERS};
 
-/// The figures of each outcome of an item. Only the first file's name has no suffix.
+/// The figures of each outcome of an item. A file's name has its run's suffix; that of the times has none if no other has none.
 fn drawn(results: &ItemResults) -> Result<Vec<Vec<Figure>>> {
     let mut all = Vec::new();
     let mut names: Vec<String> = Vec::new();
@@ -37,7 +37,7 @@ fn drawn(results: &ItemResults) -> Result<Vec<Vec<Figure>>> {
     Ok(all)
 }
 
-/// An item's results in the forms that can be printed.
+/// The forms in which an item's results can be printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ItemForm {
     /// The page.
@@ -45,22 +45,22 @@ pub enum ItemForm {
     Markdown,
     /// A line for each cell of the table.
     Csv,
-    /// The tables, with the rules of `booktabs`.
+    /// The tables, with `booktabs` rules.
     Latex,
     /// The outcomes, with claims and comparisons.
     Json,
 }
 
-/// The files of an item beside those that it always has.
+/// Further files of an item that are written on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MoreFiles {
-    /// `table.tex`. One that was made earlier is made again in any case: it would have other numbers than the rest.
+    /// `table.tex`. An existing one is always written again, so that its numbers are those of the other files.
     pub latex: bool,
-    /// Each figure as PNG, too. Those that were made earlier are made again in any case.
+    /// Each figure as PNG, too. Existing ones are always written again.
     pub png: bool,
 }
 
-/// An item's results in a form.
+/// Renders an item's results in a form.
 ///
 /// # Errors
 /// If a figure cannot be drawn.
@@ -73,7 +73,7 @@ pub fn rendered(results: &ItemResults, form: ItemForm) -> Result<String> {
     })
 }
 
-/// Writes an item's outcomes, page, table and figures into its folder, and more files if they are asked for.
+/// Writes an item's outcomes, page, table and figures into its folder, and further files on request.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -98,7 +98,7 @@ pub fn write_item(results: &ItemResults, out: &Path, more: MoreFiles) -> Result<
     owned_files::write_all(&dir, &pixels).map(drop)
 }
 
-/// The pages of all papers, from all results in a folder: file names and texts.
+/// The pages of all papers, as file names and texts, from all results in a folder.
 ///
 /// # Errors
 /// If a result exists and cannot be read.

@@ -1,4 +1,4 @@
-//! The page of a paper, and the page of all papers.
+//! The page of a paper, and the front page of all papers.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ fn of_paper<'a>(all: &'a [Drawn], paper: &str) -> Vec<&'a Drawn> {
     own
 }
 
-/// The page of a paper: its question, the figure that answers it, its claims with verdicts, and its items.
+/// The page of a paper: its question, the figure that answers it, its claims with verdicts, and its items. `None` without items.
 pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Option<String> {
     let own = of_paper(all, paper.name);
     if own.is_empty() {
@@ -72,7 +72,7 @@ pub fn paper_page(paper: &Paper, findings: &PaperFindings, all: &[Drawn]) -> Opt
     Some(text)
 }
 
-/// What does not hold on pretrained models: for each claim what was tried, and what that points to. Empty if there is nothing.
+/// A table of the claims that do not hold on pretrained models: what was tried, and what that points to. Empty if there are none.
 fn reasons(own: &[&Drawn]) -> String {
     let mut text = String::new();
     for (results, _) in own {
@@ -97,7 +97,7 @@ fn reasons(own: &[&Drawn]) -> String {
     }
 }
 
-/// The claims that do not hold on a pretrained model: the number of each, its verdict, and the run that it is of.
+/// The claims that do not hold on a pretrained model: each with its index, its judgement and the outcome.
 fn not_held(results: &ItemResults) -> Vec<(usize, &Judged, &ItemOutcome)> {
     let of = results.outcomes.iter().filter(|outcome| VerdictSource::Pretrained.has(outcome));
     let number = |outcome: &'_ ItemOutcome| outcome.claims.len().min(results.item.claims.len());
@@ -106,12 +106,12 @@ fn not_held(results: &ItemResults) -> Vec<(usize, &Judged, &ItemOutcome)> {
         .collect()
 }
 
-/// What a result is due to, by the experiments on it.
+/// The causes of a result that experiments on it found.
 fn causes(judged: &Judged) -> BTreeSet<Cause> {
     judged.tried.iter().filter_map(Tried::due_to).collect()
 }
 
-/// What the claims that do not hold on pretrained models are due to, each as many times as it is a cause, in a sentence; empty if there are none.
+/// A sentence with the causes of claims that do not hold on pretrained models, and how often each is one; empty if there are none.
 fn due_to(all: &[&Drawn]) -> String {
     let found: Vec<BTreeSet<Cause>> =
         all.iter().flat_map(|(results, _)| not_held(results)).map(|(_, judged, _)| causes(judged)).collect();
@@ -135,7 +135,7 @@ fn due_to(all: &[&Drawn]) -> String {
     )
 }
 
-/// The comparisons of all methods on one model, above what the papers claim; of pretrained models if there are any.
+/// The comparisons of all methods on one model, which go above the papers' claims; only those of pretrained models if there are any.
 fn across(all: &[Drawn]) -> String {
     let mut text = String::new();
     for (results, _) in of_paper(all, ACROSS) {
@@ -157,7 +157,7 @@ fn across(all: &[Drawn]) -> String {
     text
 }
 
-/// The figure that answers a paper's question: of a pretrained model if there is one, else of the built-in model.
+/// The figure that answers a paper's question: from a pretrained model if possible, otherwise from the built-in model.
 fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String {
     let Some(name) = said.and_then(|said| said.figure.as_ref()) else { return String::new() };
     let full = format!("{}/{name}", paper.name);
@@ -170,7 +170,7 @@ fn figure(paper: &Paper, said: Option<&PaperFinding>, own: &[&Drawn]) -> String 
     })
 }
 
-/// What claims are counted by: a source of verdicts, and of pretrained models each by itself.
+/// A column of counted claims: a source of verdicts, or one of the pretrained models.
 struct JudgedOn {
     source: VerdictSource,
     /// The pretrained model, by its name in results.
@@ -178,7 +178,7 @@ struct JudgedOn {
 }
 
 impl JudgedOn {
-    /// All that items here have results on, in the order of columns; a source without results, too.
+    /// The columns for some items, in order. Each source has at least one column, even without results.
     fn all(own: &[&Drawn]) -> Vec<Self> {
         let of = |source: VerdictSource| {
             let outcomes = own.iter().flat_map(|(results, _)| &results.outcomes);
@@ -204,7 +204,7 @@ impl JudgedOn {
         self.source.has(outcome) && self.model.as_ref().is_none_or(|model| outcome.model == *model)
     }
 
-    /// The number of claims that can be judged on it, by their verdict. Of several runs the one that tells most counts.
+    /// The number of claims that can be judged here, by verdict. Of several runs, the verdict that comes first in `VERDICTS` counts.
     fn count(&self, own: &[&Drawn]) -> [usize; 6] {
         let mut counts = [0; 6];
         for (results, _) in own {
@@ -219,7 +219,7 @@ impl JudgedOn {
     }
 }
 
-/// The number of claims by verdict, for all that claims are counted by.
+/// The number of claims by verdict, for each column.
 fn measured_counts(own: &[&Drawn]) -> Vec<(String, [usize; 6])> {
     JudgedOn::all(own).iter().map(|judged_on| (judged_on.heading(), judged_on.count(own))).collect()
 }
@@ -232,8 +232,8 @@ fn counts(first: &str, lines: &[(String, [usize; 6])]) -> String {
     text
 }
 
-/// Whether all of a paper's items are here, with results on the built-in model and on a pretrained one: what was concluded from these stands
-/// on its page only then.
+/// Whether all of a paper's items are here, with results on the built-in model and on a pretrained one. Only then does its page state the
+/// conclusions drawn from them.
 fn is_whole(paper: &str, own: &[&Drawn]) -> bool {
     let has = |source: VerdictSource| {
         own.iter()
@@ -243,7 +243,7 @@ fn is_whole(paper: &str, own: &[&Drawn]) -> bool {
     own.len() >= items && has(VerdictSource::Builtin) && has(VerdictSource::Pretrained)
 }
 
-/// What was concluded from all results, where they are all here, else what is here: the title of the list, and the list.
+/// The conclusions from all results if these are all here, otherwise a list of what is here: the list's title, and the list.
 fn known(findings: &PaperFindings, all: &[Drawn]) -> (&'static str, String) {
     if PAPERS.iter().all(|paper| is_whole(paper.name, &of_paper(all, paper.name))) {
         let lines = findings.findings.iter().enumerate();
@@ -270,12 +270,12 @@ fn known(findings: &PaperFindings, all: &[Drawn]) -> (&'static str, String) {
     ("What was run here, a part of all papers' tables and figures", lines)
 }
 
-/// How many claims some items make.
+/// The number of claims that some items make.
 fn claims(items: &[&Drawn]) -> usize {
     items.iter().map(|(results, _)| results.item.claims.len()).sum()
 }
 
-/// What the pages are, and how many claims held on which kind of model or machine.
+/// Introduces the pages, and states how many claims held on which kind of model or machine.
 fn introduction(every: &[&Drawn]) -> String {
     let mut text = format!(
         "Papers on sparse attention say that a language model with a long context can read a few percent of its KV cache without losing accuracy. {} \
@@ -328,7 +328,7 @@ pub fn front_page(findings: &PaperFindings, all: &[Drawn]) -> String {
     text + &how_to_read(&every)
 }
 
-/// What the papers' own numbers say of their claims, by verdict.
+/// The number of claims by the verdict that the paper's own numbers give.
 fn published(own: &[&Drawn]) -> [usize; 6] {
     let mut counts = [0; 6];
     let first = |results: &ItemResults| results.outcomes.first().map(|outcome| outcome.claims.clone());
@@ -338,7 +338,7 @@ fn published(own: &[&Drawn]) -> [usize; 6] {
     counts
 }
 
-/// What the verdicts of a folder are of, by what has results there: each model that was run, with its size.
+/// What the verdicts in a folder are from: each model that has results there, with its size.
 fn measured_here(all: &[&Drawn]) -> String {
     let measured = || all.iter().flat_map(|(results, _)| &results.outcomes).filter(|outcome| outcome.is_measured());
     let has = |source: VerdictSource| measured().any(|outcome| source.has(outcome));
@@ -361,7 +361,7 @@ fn measured_here(all: &[&Drawn]) -> String {
     }
 }
 
-/// Words as a list: `a`, `a and b`, `a, b, and c`.
+/// Joins words to a list: `a`, `a and b`, `a, b, and c`.
 fn joined(words: &[String]) -> String {
     match words {
         [before @ .., last] if before.len() > 1 => format!("{}, and {last}", before.join(", ")),

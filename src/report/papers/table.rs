@@ -1,4 +1,4 @@
-//! An item's numbers as a Markdown table for each run, and all of them as CSV.
+//! An item's numbers: a Markdown table for each run, and all of them as CSV.
 
 use std::fmt::Write as _;
 
@@ -17,14 +17,14 @@ use spattn_lab::papers::outcome::{CellOutcome, ItemOutcome, Number, OutcomeRow, 
 use spattn_lab::papers::title_of;
 use spattn_model::checksum::sha256_hex;
 
-/// The headings of a column: over the paper's numbers and over measured ones.
+/// The headings of a column: one for the paper's numbers, one for measured numbers.
 struct Headings {
     at: usize,
     published: Option<String>,
     measured: Option<String>,
 }
 
-/// The table of an outcome: for each column the paper's numbers and the measured ones, each under the name of its model.
+/// The table of an outcome. Each column has the paper's numbers and the measured ones, under the names of their models.
 pub fn table(results: &ItemResults, outcome: &ItemOutcome) -> String {
     let columns = headings(&results.item, outcome);
     let names = columns.iter().flat_map(|column| [&column.published, &column.measured]).flatten();
@@ -42,7 +42,7 @@ pub fn table(results: &ItemResults, outcome: &ItemOutcome) -> String {
     text
 }
 
-/// The columns with numbers.
+/// The headings of the columns that have numbers.
 fn headings(item: &Item, outcome: &ItemOutcome) -> Vec<Headings> {
     let paper = paper_model(item);
     let is_times = outcome.variant == TIMES;
@@ -61,7 +61,7 @@ fn headings(item: &Item, outcome: &ItemOutcome) -> Vec<Headings> {
     own.map(heading).collect()
 }
 
-/// The paper's model, as the heading of its numbers.
+/// The heading of the paper's numbers: the paper's model.
 pub fn paper_model(item: &Item) -> String {
     match item.run.as_ref().and_then(|run| run.model.as_ref()).map(|models| models.0.as_slice()) {
         Some([one]) => format!("paper ({})", model_title(one)),
@@ -69,7 +69,7 @@ pub fn paper_model(item: &Item) -> String {
     }
 }
 
-/// What a column is on the model that was run, where it is not what the paper's column is.
+/// The heading of measured numbers. It says how the column on this model differs from the paper's.
 fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
     let own = line.select(outcome.run().variant);
     let mut differs = Vec::new();
@@ -80,7 +80,7 @@ fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
         let names = own.tasks.iter().flatten().map(String::as_str).collect::<Vec<_>>();
         differs.push(if names.len() > 2 { format!("{} tasks", names.len()) } else { names.join(", ") });
     }
-    // A score's column is named by its tasks; what another number is would be lost with the name.
+    // The tasks alone identify a column of scores; a column of other numbers needs its name too.
     let name = match (differs.is_empty(), line.value.is_some()) {
         (true, _) => line.name.clone(),
         (_, true) => format!("{} ({} here)", line.name, differs.join(", ")),
@@ -89,7 +89,7 @@ fn measured_heading(line: &Line, outcome: &ItemOutcome) -> String {
     format!("{name}: measured ({})", measured_on(outcome))
 }
 
-/// The model or machine of measured numbers, with lengths.
+/// The model or machine that numbers were measured on, and the lengths.
 pub fn measured_on(outcome: &ItemOutcome) -> String {
     let model = match outcome.variant.as_str() {
         TIMES => "GPU".to_owned(),
@@ -141,7 +141,7 @@ fn latex_of(results: &ItemResults, outcome: &ItemOutcome) -> String {
         .text(|_| about.iter().cloned().collect())
 }
 
-/// How many examples the measured numbers of an outcome are of, each kind with its least and greatest number; `None` if nothing was measured.
+/// How many examples the measured numbers are from, as a range for each kind of example; `None` if nothing was measured.
 fn about_n(results: &ItemResults, outcome: &ItemOutcome) -> Option<String> {
     let named = |row: &OutcomeRow| row.stands_for.first().unwrap_or(&row.name).clone();
     let cells = outcome.rows.iter().flat_map(|row| outcome.columns.iter().map(move |column| (named(row), column)));
@@ -150,7 +150,7 @@ fn about_n(results: &ItemResults, outcome: &ItemOutcome) -> Option<String> {
     (!all.is_empty()).then(|| format!("Measured numbers are of {}, with 95 % intervals.", all.join("; ")))
 }
 
-/// A line for each cell of each outcome: row, column, published, measured, both ends of its interval, n, and what was run.
+/// A line for each cell of each outcome: row, column, published, measured, both ends of the interval, n, and the run.
 pub fn csv(results: &ItemResults) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["row", "column", "published", "measured", "ci_low", "ci_high", "n", "variant", "model"])?;
@@ -168,7 +168,7 @@ pub fn csv(results: &ItemResults) -> Result<String> {
                     mean,
                     low,
                     high,
-                    // Of what an analysis draws itself, older results do not say how many that are.
+                    // Older results do not state the number of things that an analysis draws itself.
                     cell.measured.filter(|m| m.is_named || !has_name(row)).map_or(String::new(), |m| m.n.to_string()),
                     of(&outcome.variant),
                     of(&outcome.model),
@@ -179,13 +179,13 @@ pub fn csv(results: &ItemResults) -> Result<String> {
     finished(writer)
 }
 
-/// A measured number as CSV has it, and both ends of its interval.
+/// A measured number and the ends of its interval, as fields of CSV.
 fn fields(Number { mean, ends, .. }: Number) -> [String; 3] {
     [Some(mean), ends.map(|ends| ends.0), ends.map(|ends| ends.1)].map(|x| x.map_or(String::new(), |x| x.to_string()))
 }
 
-/// The SHA-256 of an outcome's measured cells: of its lines of [`csv`] with a measured number, and of these the fields `row`, `column`,
-/// `measured`, `ci_low` and `ci_high`, without a heading. Verdicts and other texts are no part of it, so it does not change when claims are
+/// The SHA-256 of an outcome's measured cells, over the lines of [`csv`] that have a measured number, with the fields `row`, `column`,
+/// `measured`, `ci_low` and `ci_high` and without a heading. It covers no verdicts or other texts, so it does not change when claims are
 /// judged again. `None` if nothing was measured.
 ///
 /// # Errors

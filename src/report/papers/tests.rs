@@ -108,7 +108,7 @@ fn results(outcomes: Vec<ItemOutcome>) -> ItemResults {
 
 const REAL: &str = "Qwen2.5-Coder-0.5B-Instruct";
 
-/// The page of a small item. `UPDATE_PAGES=1` writes it again.
+/// The page of a small item must equal the stored one. `UPDATE_PAGES=1` writes that anew.
 #[test]
 fn the_page_of_an_item_is_as_it_was() {
     let results = results(vec![outcome(Variant::Builtin, "builtin"), outcome(Variant::Real, REAL)]);
@@ -167,7 +167,7 @@ fn results_of_several_runs_are_side_by_side_in_one_folder() {
     let before = fs::read(folder.join("result.json")).unwrap();
     let again = ItemResults::read(dir.path(), "magicpig/table-1", both.item.clone()).unwrap();
     assert_eq!(again.outcomes.iter().map(|o| o.variant.as_str()).collect::<Vec<_>>(), ["builtin", "real"]);
-    // A copy without the list of written files, as in a clone, is this program's all the same.
+    // Without a list of written files, as in a clone, the folder counts as this program's.
     fs::remove_file(folder.join(".written")).unwrap();
     write_item(&again, dir.path(), MoreFiles::default()).unwrap();
     assert_eq!(fs::read(folder.join("result.json")).unwrap(), before, "what is the same is not written again");
@@ -245,7 +245,7 @@ fn the_pages_of_papers_are_drawn_again_in_a_clone() {
     assert!(write_pages(dir.path()).unwrap_err().to_string().contains("spattn did not write it"));
 }
 
-/// What was concluded from all results, as the front page and the papers' pages say it.
+/// Conclusions are on the front page and the papers' pages only where all results are.
 #[test]
 fn conclusions_stand_where_all_results_are() {
     let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/papers");
@@ -256,7 +256,7 @@ fn conclusions_stand_where_all_results_are() {
     let front = page(&whole, "README.md");
     let places = ["What is known now, over all papers:\n", &first, "### At equal bytes"].map(|part| front.find(part));
     assert!(places[0].is_some() && places.is_sorted(), "what is known comes first: {places:?}");
-    // One item alone, with all of its results.
+    // A folder with one item and all its results.
     let dir = tempfile::tempdir().unwrap();
     let name = ITEMS.iter().find(|item| committed.join(item.name).join("result.json").is_file()).unwrap().name;
     fs::create_dir_all(dir.path().join(name)).unwrap();
@@ -269,7 +269,7 @@ fn conclusions_stand_where_all_results_are() {
     }
     let part = pages(dir.path()).unwrap();
     assert!(!page(&part, "README.md").contains("What is known now") && !page(&part, "README.md").contains(&first));
-    // A paper's answer, which its page has where all of its items are.
+    // The page of a paper has the answer if all its items are there.
     let paper = &PAPERS[0];
     let answered = PaperFindings {
         papers: vec![PaperFinding {
@@ -340,7 +340,7 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
     }
     assert!(!tex.contains("Gone"), "a row without numbers");
     assert_eq!(tex.matches("\\label{").count(), tex.matches("\\caption{").count());
-    // In a clone, which has no list of written files, they are this program's all the same.
+    // Without a list of written files, as in a clone, they count as this program's.
     fs::remove_file(folder.join(".written")).unwrap();
     write_item(&both, dir.path(), MoreFiles { latex: true, png: true }).unwrap();
     let json: serde_json::Value = serde_json::from_str(&rendered(&both, ItemForm::Json).unwrap()).unwrap();
@@ -348,7 +348,7 @@ fn an_item_is_written_for_latex_and_as_pixels_if_asked() {
     assert!(rendered(&both, ItemForm::Csv).unwrap().starts_with("row,column,published"));
 }
 
-/// An item of several tasks, whose columns are of one, of two and of all of them.
+/// An item of several tasks. Its columns are of one task, of two and of all.
 const COUNTED: &str = "
 title = 'counts'
 [builtin]
@@ -380,7 +380,7 @@ says = 'c'
 test = { above = { rows = ['Full'], than = ['Top'], columns = ['all', 'one'] } }
 ";
 
-/// The verdicts of [`COUNTED`] with as many examples of its three tasks, and its results.
+/// The verdicts of [`COUNTED`] with so many examples of its three tasks, and its results.
 fn counted_verdicts(counts: [usize; 3]) -> (Vec<String>, ItemResults) {
     let item = Item::parse(COUNTED, "item.toml").unwrap();
     let one = |task: &str, length: usize, i: usize| {
@@ -421,7 +421,7 @@ fn a_verdict_says_of_how_many_examples_of_which_tasks_its_cells_are() {
         several[1..],
         ["holds (1K–2K, n = 16 to 30 of each of 2 tasks)", "holds (1K–2K, n = 16 to 40 of each of 3 tasks)"]
     );
-    // An older result has the least number alone.
+    // An older result has only the least number.
     let mut older = results;
     let cells = older.outcomes[0].rows.iter_mut().flat_map(|row| &mut row.cells);
     cells.filter_map(|cell| cell.measured.as_mut()).for_each(|number| number.most = None);
@@ -462,7 +462,7 @@ says = 'c'
 test = { between = { rows = ['drawn'], columns = ['cosine'], at_least = 0 } }
 ";
 
-/// Units of five prompts each, with numbers over prompts and over tokens that the analysis drew.
+/// Units of five prompts each, with numbers over prompts and over tokens drawn by the analysis.
 fn looked(drawn: bool) -> ItemResults {
     let unit = |(task, unit): (&str, usize)| -> AnalysisTables {
         let drawn = if drawn { json!({ "sink": 32 }) } else { json!({}) };
@@ -504,7 +504,7 @@ fn a_number_of_prompts_is_what_the_rows_analysis_measured() {
     let latex = table::latex(&results);
     assert!(latex.contains("are of 20 prompts of each of 2 tasks, 5 at a time; 32 drawn tokens, with 95"), "{latex}");
     assert!(table::csv(&results).unwrap().contains("\ndrawn,cosine,,0.25,0.25,0.25,32,builtin,"));
-    // An older result does not say how many were drawn.
+    // An older result does not state how many tokens were drawn.
     let older = looked(false);
     assert_eq!(told(&older)[2], "holds (1K)");
     assert!(table::csv(&older).unwrap().contains("\ndrawn,cosine,,0.25,0.25,0.25,,builtin,"));
@@ -535,7 +535,7 @@ fn what_was_made_earlier_is_made_again_with_the_rest() {
     let now = String::from_utf8(read("table.tex")).unwrap();
     assert!(now.as_bytes() != tex && now.contains(REAL), "{now}");
     assert_eq!(read("plot.png"), pixels);
-    // A file of somebody else is none of this program's, and is left alone.
+    // A file that somebody else wrote is left alone.
     let other = tempfile::tempdir().unwrap();
     fs::create_dir_all(other.path().join("magicpig/table-1")).unwrap();
     fs::write(other.path().join("magicpig/table-1/table.tex"), "mine").unwrap();
@@ -580,7 +580,7 @@ fn each_pretrained_model_is_counted_by_itself() {
     let both = results(vec![outcome(Variant::Real, REAL), small]);
     let figures = drawn(&both).unwrap();
     let page = paper_page::front_page(&PaperFindings::shipped().unwrap(), &[(both, figures)]);
-    // What holds on one model does not hide that it does not hold on the other.
+    // A claim that holds on one model does not hide that it fails on the other.
     for line in [
         "- pretrained, Qwen2.5-Coder-0.5B-Instruct: of 1 claims 1 hold, 0 hold in part, 0 do not hold, and 0 cannot be told",
         "- pretrained, SmolLM2-135M-Instruct: of 4 claims 0 hold, 0 hold in part, 4 do not hold, and 0 cannot be told",

@@ -1,4 +1,4 @@
-//! Words that all pages share: above all how they say which model, length and number of examples a verdict is of.
+//! Wording that all pages share, mainly for the model, length and number of examples that a verdict is about.
 
 use std::collections::BTreeSet;
 
@@ -17,28 +17,28 @@ use spattn_lab::papers::verdicts::deciding;
 /// The first line of every page.
 pub const MADE: &str = PAPERS_PAGE;
 
-/// A paper's short title; its name if it is unknown.
+/// A paper's short title, or its name if the paper is unknown.
 pub fn paper_title(paper: &str) -> &str {
     let title = PAPERS.iter().find(|known| known.name == paper).map(|known| known.title);
     title.map_or(paper, |title| title.split(" (").next().unwrap_or(title))
 }
 
-/// What claims are judged on, a column of verdicts each.
+/// The sources of verdicts on claims. Each has a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerdictSource {
     /// The built-in model.
     Builtin,
     /// Pretrained models: small ones, or the paper's.
     Pretrained,
-    /// Times that were taken on a GPU.
+    /// Times measured on a GPU.
     Times,
 }
 
 impl VerdictSource {
-    /// All of them, in the order of columns.
+    /// All sources, in the order of columns.
     pub const ALL: [Self; 3] = [Self::Builtin, Self::Pretrained, Self::Times];
 
-    /// The heading of its column.
+    /// The heading of the source's column.
     pub fn heading(self) -> &'static str {
         match self {
             Self::Builtin => "built-in 11M",
@@ -47,7 +47,7 @@ impl VerdictSource {
         }
     }
 
-    /// Whether an outcome belongs to it.
+    /// Whether an outcome belongs to this source.
     pub fn has(self, outcome: &ItemOutcome) -> bool {
         match outcome.variant.as_str() {
             "builtin" => self == Self::Builtin,
@@ -58,23 +58,23 @@ impl VerdictSource {
     }
 }
 
-/// A number of tokens, in units of 1,024 where it is a multiple.
+/// A number of tokens, in units of 1,024 if it is a multiple.
 pub fn tokens(length: usize) -> String {
     if length >= 1024 && length.is_multiple_of(1024) { format!("{}K", length / 1024) } else { length.to_string() }
 }
 
-/// Lengths as a range.
+/// Lengths as a range, for example `1K–4K`.
 fn range(lengths: &BTreeSet<usize>) -> Option<String> {
     let (first, last) = (lengths.first()?, lengths.last()?);
     Some(if first == last { tokens(*first) } else { format!("{}–{}", tokens(*first), tokens(*last)) })
 }
 
-/// The lengths that an outcome is of.
+/// The lengths that an outcome was run at.
 pub fn lengths(outcome: &ItemOutcome) -> Option<String> {
     range(&outcome.lengths())
 }
 
-/// The contexts of the times that a claim compares.
+/// The contexts at which the times that a claim compares were taken.
 fn contexts(results: &ItemResults, claim: usize) -> Option<String> {
     let mut found = BTreeSet::new();
     for comparison in results.item.claims.get(claim)?.test.iter().flat_map(Test::comparisons) {
@@ -88,7 +88,7 @@ fn contexts(results: &ItemResults, claim: usize) -> Option<String> {
     range(&found)
 }
 
-/// The model of an outcome with its size, for headings.
+/// The model of an outcome and its size, for headings.
 pub fn model(outcome: &ItemOutcome) -> String {
     match (outcome.variant.as_str(), RealModel::find(&outcome.model)) {
         ("builtin", _) => "the built-in model (11M parameters)".to_owned(),
@@ -99,7 +99,7 @@ pub fn model(outcome: &ItemOutcome) -> String {
     }
 }
 
-/// A verdict with what it is of: `holds (1K–2K, n = 8)`.
+/// A verdict and what it is about, for example `holds (1K–2K, n = 8)`.
 pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> String {
     let Some(judged) = outcome.claims.get(claim) else { return String::new() };
     let mut of = Vec::new();
@@ -122,7 +122,7 @@ pub fn verdict(results: &ItemResults, outcome: &ItemOutcome, claim: usize) -> St
     }
 }
 
-/// The lengths that compared cells are of: those that they select, or all of the run.
+/// The lengths of compared cells: those that the cells select, otherwise all lengths of the run.
 fn lengths_of(item: &Item, outcome: &ItemOutcome, compared: &[Vec<CellName<'_>>]) -> Option<String> {
     let variant = outcome.run().variant;
     let own: Option<BTreeSet<usize>> = compared.iter().flatten().map(|cell| item.length_of(*cell, variant)).collect();
@@ -133,14 +133,14 @@ fn lengths_of(item: &Item, outcome: &ItemOutcome, compared: &[Vec<CellName<'_>>]
     }
 }
 
-/// What compared cells are of, by the tasks and numbers of examples that they have; `None` if their result does not say.
+/// What compared cells were measured on: tasks and numbers of examples; `None` if their result does not say.
 pub fn counted_of(item: &Item, outcome: &ItemOutcome, compared: &[Vec<CellName<'_>>]) -> Option<String> {
     let all = compared.iter().filter_map(|cells| counted(item, outcome, cells));
     let words: Vec<String> = together(all).iter().map(counted_words).collect();
     (!words.is_empty()).then(|| in_markdown(&words.join("; ")).into_owned())
 }
 
-/// A number of examples, prompts, rows and so on: `n = 160 to 300 of each of 3 tasks`.
+/// A number of examples, prompts, rows or others in words, for example `n = 160 to 300 of each of 3 tasks`.
 pub fn counted_words(Counted { least, most, of }: &Counted) -> String {
     let n = match most {
         Some(most) if most == least => least.to_string(),
@@ -159,7 +159,7 @@ pub fn counted_words(Counted { least, most, of }: &Counted) -> String {
     }
 }
 
-/// The tasks that a number is of: the only one by its name.
+/// The tasks that a number is about. A single task is named.
 fn of_tasks(tasks: &BTreeSet<String>) -> String {
     match (tasks.len(), tasks.first()) {
         (_, None) => String::new(),
@@ -177,7 +177,7 @@ pub fn word(judged: &Judged) -> &'static str {
     }
 }
 
-/// Whether a source can have a verdict on a claim: times are judged apart from what is run.
+/// Whether a source can have a verdict on a claim: claims about times are judged by measured times, all others by runs.
 pub fn can_judge(results: &ItemResults, source: VerdictSource, claim: usize) -> bool {
     let Some(test) = results.item.claims.get(claim).and_then(|claim| claim.test.as_ref()) else {
         return source != VerdictSource::Times;
@@ -186,14 +186,14 @@ pub fn can_judge(results: &ItemResults, source: VerdictSource, claim: usize) -> 
     test.comparisons().iter().any(|comparison| is_time(comparison.left.1) == (source == VerdictSource::Times))
 }
 
-/// What a claim's verdicts are under a source, one for each outcome; a dash where it has none to give.
+/// The verdicts on a claim from a source, one for each outcome; a dash if there can be none.
 pub fn verdicts(results: &ItemResults, source: VerdictSource, claim: usize) -> String {
     if !can_judge(results, source, claim) {
         return "–".to_owned();
     }
     let of = results.outcomes.iter().filter(|outcome| source.has(outcome));
     let all: Vec<String> = of.map(|outcome| verdict(results, outcome, claim)).collect();
-    // What one run tells is not hidden by what another did not test.
+    // A run that did not test the claim does not hide the verdict of one that did.
     let told: Vec<String> = all.iter().filter(|text| *text != ClaimVerdict::NotTested.text()).cloned().collect();
     match told.is_empty() {
         true if all.is_empty() => "–".to_owned(),

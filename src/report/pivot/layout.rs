@@ -1,35 +1,35 @@
-//! What a pivot shows: dimensions downwards and to the right, and values.
+//! The layout of a pivot: the dimensions of rows and columns, and the values.
 
 use std::collections::BTreeSet;
 
 use spattn_base::error::UsageError;
 use spattn_eval::summary::columns::{COLUMNS, SummaryRow};
 
-/// Something that rows of the summary differ in.
+/// A property in which rows of the summary differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dimension {
-    /// Model id.
+    /// The model's id.
     Model,
-    /// Where sparse attention started.
+    /// Where sparse attention starts.
     Protocol,
-    /// Full task name.
+    /// The task's full name.
     Task,
-    /// Length asked for.
+    /// The requested length.
     Length,
-    /// Method with those of its parameters that are no dimension themselves.
+    /// The method, with its parameters that are not dimensions themselves.
     Method,
-    /// Seed of the run; examples of all seeds are pooled where it is no dimension.
+    /// The run's seed. If it is not a dimension, examples of all seeds are pooled.
     RunSeed,
-    /// One parameter of methods, given or not; rows of methods without it are left out.
+    /// One parameter of methods, whether given or a default. Rows of methods without it are left out.
     Param(String),
 }
 
-/// Names of what is no parameter.
+/// The names of dimensions that are not parameters.
 pub(super) const NAMES: [&str; 6] = ["model", "protocol", "task", "length", "method", RUN_SEED];
 const RUN_SEED: &str = "run_seed";
 
 impl Dimension {
-    /// Reads a name; what is no field of the summary is a parameter of a method.
+    /// Reads a name. A name that is not a field of the summary is a method's parameter.
     pub fn parse(name: &str) -> Self {
         match name {
             "model" => Self::Model,
@@ -42,7 +42,7 @@ impl Dimension {
         }
     }
 
-    /// Its name, as parsed.
+    /// The name, as it is parsed.
     pub fn name(&self) -> &str {
         match self {
             Self::Model => "model",
@@ -60,22 +60,22 @@ impl Dimension {
     }
 }
 
-/// What tables to make.
+/// Which tables to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
-    /// Dimensions downwards.
+    /// The dimensions of rows.
     pub rows: Vec<Dimension>,
-    /// Dimensions to the right.
+    /// The dimensions of columns.
     pub columns: Vec<Dimension>,
-    /// Columns of `summary.csv` to show, a table each.
+    /// The columns of `summary.csv` to show, each in its own table.
     pub values: Vec<String>,
 }
 
 impl Layout {
-    /// Reads lists of names: dimensions down, dimensions to the right, and values.
+    /// Reads the names of the rows' dimensions, the columns' dimensions and the values.
     ///
     /// # Errors
-    /// Unknown or repeated names; `known` are the rows that are to be shown.
+    /// Unknown or repeated names. `known` are the rows to be shown.
     pub fn parse(
         rows: &[String],
         columns: &[String],
@@ -119,8 +119,8 @@ impl Layout {
     }
 }
 
-/// Values that a table can show: the summary's numbers but the ends of intervals, which come with their means; and
-/// `delta`, which is short for `delta_full`.
+/// The values that a table can show: the summary's numbers, except ends of intervals, which are shown with their
+/// means; and `delta`, short for `delta_full`.
 pub(super) fn shown_values() -> impl Iterator<Item = &'static str> {
     let numbers =
         COLUMNS.iter().filter(|column| !column.is_text() && !column.is_end() && !NAMES.contains(&column.name));

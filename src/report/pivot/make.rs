@@ -1,4 +1,4 @@
-//! Making tables of a pivot from the rows of a report.
+//! Makes the tables of a pivot from the rows of a report.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use spattn_eval::summary::warnings::Warning;
 use spattn_stats::{Estimate, mean};
 use spattn_tasks::likelihood::Measure;
 
-/// A row of the summary: of all seeds, or of one.
+/// A row of the summary, over all seeds or of one.
 #[derive(Clone, Copy)]
 struct Line<'v> {
     seed: Option<u64>,
@@ -26,7 +26,7 @@ struct Line<'v> {
     cell: &'v SummaryCell<'v>,
 }
 
-/// Rows with their cells, of all seeds or of one.
+/// Rows with their cells, over all seeds or of one.
 struct OfSeed<'v> {
     seed: Option<u64>,
     rows: Vec<SummaryRow>,
@@ -39,7 +39,7 @@ impl OfSeed<'_> {
     }
 }
 
-/// The rows of each seed by itself.
+/// The rows of each seed separately.
 fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     let seeds: BTreeSet<u64> = report.cells.iter().flat_map(SummaryCell::seeds).collect();
     let of_seed = |seed: u64| {
@@ -49,10 +49,10 @@ fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     seeds.into_iter().map(of_seed).collect()
 }
 
-/// What a value is averaged over: tasks and lengths, unless they are dimensions of the table.
+/// What a value is averaged over: task and length, each unless it is a dimension of the table.
 type Averaged<'a> = (Option<&'a str>, Option<usize>);
 
-/// The tables of a layout, by what is not averaged, and in it by value. Tables without a value are left out.
+/// The tables of a layout, ordered by what is not averaged, then by value. Tables without any value are left out.
 pub fn tables(report: &Report, layout: &Layout) -> Vec<PivotTable> {
     let rows = match layout.has(&Dimension::RunSeed) {
         true => by_seed(report),
@@ -80,7 +80,7 @@ fn has_params(row: &SummaryRow, layout: &Layout) -> bool {
     layout.dimensions().filter(|d| d.is_param()).all(|d| row.settings.contains_key(d.name()))
 }
 
-/// What is to be known of rows that do not say a parameter that other rows of their method do.
+/// A note about rows that lack a parameter which other rows of their method state.
 fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<String> {
     let has_kin = |line: &&Line| shown.iter().any(|other| other.row.method == line.row.method);
     let without = left_out.iter().filter(has_kin).count();
@@ -91,7 +91,7 @@ fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<
     })
 }
 
-/// The value of a dimension as it is shown.
+/// The shown value of a dimension.
 fn shown(line: &Line, dimension: &Dimension, layout: &Layout) -> String {
     let row = line.row;
     match dimension {
@@ -109,7 +109,7 @@ fn shown(line: &Line, dimension: &Dimension, layout: &Layout) -> String {
     }
 }
 
-/// What a table is about: the dimensions that are neither shown nor averaged.
+/// What a table is about: the values of dimensions that are neither shown nor averaged.
 fn table_of(line: &Line, layout: &Layout) -> Vec<(String, String)> {
     let mut all = vec![Dimension::Model, Dimension::Protocol, Dimension::Method];
     if !line.row.measure.is_score() {
@@ -121,7 +121,7 @@ fn table_of(line: &Line, layout: &Layout) -> Vec<(String, String)> {
     fixed
 }
 
-/// The values of some dimensions in all rows, in the order of the summary; lengths and parameters by their size.
+/// The values of some dimensions in all rows, in the order of the summary; lengths and parameters by size.
 fn headings(lines: &[Line], dimensions: &[Dimension], layout: &Layout) -> Vec<Vec<String>> {
     let of = |line: &Line| dimensions.iter().map(|d| shown(line, d, layout)).collect::<Vec<_>>();
     let sizes = |line: &Line| (of(line), line.row.length);
@@ -141,7 +141,7 @@ fn headings(lines: &[Line], dimensions: &[Dimension], layout: &Layout) -> Vec<Ve
 }
 
 /// The tables of one value: one for each set of tasks and lengths that a cell has, with the cells that have at least
-/// these, and one for what all cells have. Dense attention has no table to itself if there are others.
+/// these, and one for what all cells share. Dense attention has no table to itself if there are others.
 fn tables_of(
     report: &Report,
     layout: &Layout,
@@ -201,7 +201,7 @@ fn tables_of(
     tables
 }
 
-/// The lines that are of a scope.
+/// The lines whose task and length are in a scope.
 fn within<'v>(lines: &[Line<'v>], scope: &BTreeSet<Averaged>, layout: &Layout) -> Vec<Line<'v>> {
     lines.iter().copied().filter(|line| scope.contains(&averaged(line, layout))).collect()
 }
@@ -219,7 +219,7 @@ fn has_value(line: &Line, value: &str) -> bool {
     }
 }
 
-/// Tasks and lengths as a reader says them.
+/// Tasks and lengths in words.
 fn over(scope: &BTreeSet<Averaged>) -> Vec<String> {
     let tasks = distinct(scope.iter().filter_map(|(task, _)| *task));
     let lengths = distinct(scope.iter().filter_map(|(_, length)| *length).filter(|length| *length > 0));
@@ -262,7 +262,7 @@ fn caption(
     format!("{what} by {by}{shared}{}{note}", averaged_text(scope, all))
 }
 
-/// What values are means over, or what they are of, if that is one task or length.
+/// What the values are means over; or their task or length, if there is only one.
 fn averaged_text(scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String {
     let count = |of: &BTreeSet<Averaged>| {
         let tasks = of.iter().filter_map(|(task, _)| *task).collect::<BTreeSet<_>>().len();
@@ -325,7 +325,7 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
     })
 }
 
-/// Marks the best of a table's scores, given what each entry is of; whether any were compared.
+/// Marks the best of a table's scores. `lines_of` returns the lines of an entry. Returns whether any were compared.
 fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, usize) -> Vec<Line<'v>>) -> bool {
     let mut shown = Vec::new();
     for (row, line) in entries.iter().enumerate() {
@@ -343,7 +343,7 @@ fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, us
     best.are_compared
 }
 
-/// A numeric column of the summary by its name.
+/// A number of a summary row, by the name of its column.
 fn field(row: &SummaryRow, name: &str) -> Option<f64> {
     (columns::find(name)?.value)(row).number()
 }

@@ -1,8 +1,8 @@
-//! Any value of the summary in a table of any rows and columns.
+//! Tables of any value of the summary, with any rows and columns.
 //!
-//! What is neither row nor column is averaged over if it is task or length (each of the same weight, perplexities never),
-//! and has a table of its own otherwise: models, protocols and settings are never mixed. All means of a table are over the
-//! same tasks and lengths: where cells have different ones, there is a table for each set of them.
+//! A task or length that is neither row nor column is averaged over (with equal weights; perplexities never). Other
+//! dimensions that are neither get a table for each value: models, protocols and settings are never mixed. All means in a
+//! table are over the same tasks and lengths: if cells have different ones, there is a table for each set of them.
 
 mod layout;
 mod make;

@@ -1,4 +1,4 @@
-//! The table of a pivot, and its forms that need no layout: JSON and CSV with a line a cell.
+//! The table of a pivot, and the forms that need no layout: JSON, and CSV with a line for each cell.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,62 +11,62 @@ use spattn_eval::summary::warnings::MANY;
 /// A table of one value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PivotTable {
-    /// What all of it shares, and what was averaged.
+    /// What all of the table shares, and what was averaged.
     pub caption: String,
-    /// The column of the summary that it shows.
+    /// The summary's column that the table shows.
     pub value: String,
-    /// Names of the dimensions downwards.
+    /// The names of the rows' dimensions.
     pub row_names: Vec<String>,
-    /// Names of the dimensions to the right.
+    /// The names of the columns' dimensions.
     pub column_names: Vec<String>,
-    /// Values of the dimensions of each line.
+    /// The values of the dimensions of each row.
     pub rows: Vec<Vec<String>>,
-    /// Values of the dimensions of each column.
+    /// The values of the dimensions of each column.
     pub columns: Vec<Vec<String>>,
-    /// What is shared by all of the table, by name of the dimension.
+    /// The dimensions whose value the whole table shares, by name.
     pub fixed: Vec<(String, String)>,
-    /// The cells, by lines.
+    /// The cells, row by row.
     pub cells: Vec<Vec<Option<Entry>>>,
-    /// Whether scores of methods were compared with each other; if none is the best, they could not be told apart.
+    /// Whether scores of methods were compared. If they were and none is the best, they could not be told apart.
     pub are_compared: bool,
-    /// What is to be known of marked cells, from 1.
+    /// Notes about marked cells, numbered from 1.
     pub notes: Vec<String>,
-    /// What is to be known of the whole table.
+    /// Notes about the whole table.
     pub general: Vec<String>,
 }
 
 /// A cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The value, or its mean.
+    /// The value, or the mean of several.
     pub value: f64,
     /// Its 95 % interval, for scores and differences of more than one context.
     pub ends: Option<(f64, f64)>,
-    /// Examples in it.
+    /// The number of examples.
     pub n: usize,
-    /// Rows of the summary it is the mean of.
+    /// The number of summary rows that the value is the mean of.
     pub averaged: usize,
-    /// Numbers of the notes about it, from 1.
+    /// The numbers of the notes about the cell, from 1.
     pub notes: Vec<usize>,
-    /// Whether the value is of a perplexity.
+    /// Whether the value is a perplexity.
     pub is_perplexity: bool,
-    /// What its method is for.
+    /// The role of the method.
     pub role: Role,
-    /// Whether it is the best score of a method in its column, or is not told from that, where others are. Where columns hold what is not
-    /// to be compared, such as tasks, the same of its line.
+    /// Whether this is the best score of a method in its column, or is not told from the best while others are. If columns hold scores that
+    /// cannot be compared, such as those of different tasks, the same within its row.
     pub is_best: bool,
 }
 
-/// Notes as they are shown: many of one kind as one.
+/// Notes as they are shown: several of one kind are shown as one.
 pub struct ShownNotes {
-    /// Their texts, in order.
+    /// The texts, in order.
     pub texts: Vec<String>,
-    /// For each note the number of the one that stands for it, from 1.
+    /// For each note, the number of the text that stands for it, from 1.
     numbers: Vec<usize>,
 }
 
 impl ShownNotes {
-    /// Of all notes. A kind is what stands in backticks at their beginning.
+    /// Groups the notes. A note's kind is the text in backticks at its beginning.
     pub fn of(notes: &[String]) -> Self {
         let kinds: Vec<Option<&str>> =
             notes.iter().map(|note| Some(note.strip_prefix('`')?.split_once('`')?.0)).collect();
@@ -90,7 +90,7 @@ impl ShownNotes {
         Self { texts, numbers }
     }
 
-    /// The numbers that are shown for notes of these numbers, from 1, each once and in order.
+    /// The shown numbers for notes with these numbers (from 1), each once and in order.
     pub fn numbers(&self, notes: &[usize]) -> Vec<usize> {
         let mut shown: Vec<usize> = notes.iter().filter_map(|note| self.numbers.get(note - 1).copied()).collect();
         shown.sort_unstable();
@@ -99,14 +99,14 @@ impl ShownNotes {
     }
 }
 
-/// Keeps the values whose place is to be kept.
+/// Keeps the values at places where `kept` is true.
 fn retain<T>(values: &mut Vec<T>, kept: &[bool]) {
     let mut kept = kept.iter();
     values.retain(|_| kept.next().copied().unwrap_or(false));
 }
 
 impl PivotTable {
-    /// How many examples a cell is of, with the least and the greatest number, and of how many tasks and lengths; `None` for an empty table.
+    /// The range of the cells' numbers of examples, and the number of tasks and lengths in each; `None` for an empty table.
     pub fn about_n(&self) -> Option<String> {
         let entries = || self.cells.iter().flatten().flatten();
         let range = |of: fn(&Entry) -> usize| {
@@ -120,13 +120,13 @@ impl PivotTable {
         })
     }
 
-    /// The best lines of a column.
+    /// The rows of the best entries in a column.
     pub fn best_lines(&self, column: usize) -> Vec<usize> {
         let is_best = |line: &usize| self.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);
         (0..self.cells.len()).filter(is_best).collect()
     }
 
-    /// The table without lines and columns that have no value.
+    /// The table without rows and columns that have no value.
     pub(super) fn without_empty(mut self) -> Self {
         let has_value = |cells: &[Option<Entry>]| cells.iter().any(Option::is_some);
         let kept: Vec<bool> = self.cells.iter().map(|line| has_value(line)).collect();
@@ -139,7 +139,7 @@ impl PivotTable {
         self
     }
 
-    /// The value of a cell as text, with its interval, without its notes.
+    /// The value of a cell as text, with its interval but without its notes.
     pub fn text(&self, entry: &Entry) -> String {
         let shown = |x: f64| match self.value.as_str() {
             _ if entry.is_perplexity && self.value == "score" => format!("{x:.3}"),
@@ -155,9 +155,9 @@ impl PivotTable {
         }
     }
 
-    /// The headings of the columns, those of the dimensions downwards first.
+    /// The headings of the columns, those of the rows' dimensions first.
     pub fn headings(&self) -> Vec<String> {
-        // What a method is set to says little without its name.
+        // The value of a parameter says little without its name.
         let named = |(name, value): (&String, &String)| match NAMES.contains(&name.as_str()) {
             true => value.clone(),
             false => format!("{name}={value}"),
@@ -169,7 +169,7 @@ impl PivotTable {
         self.row_names.iter().cloned().chain(self.columns.iter().map(joined)).collect()
     }
 
-    /// The cells as objects: each with the values of all dimensions, `value`, `low`, `high`, `n`, `averaged` and its notes.
+    /// The cells as objects, each with the values of all dimensions, `value`, `low`, `high`, `n`, `averaged` and its notes.
     fn objects(&self) -> Vec<Map<String, Json>> {
         let mut objects = Vec::new();
         for (row, line) in self.rows.iter().zip(&self.cells) {
@@ -193,20 +193,20 @@ impl PivotTable {
     }
 }
 
-/// Tables as one JSON array with an object a cell.
+/// Tables as one JSON array with an object for each cell.
 pub fn json(tables: &[PivotTable]) -> String {
     let all: Vec<Map<String, Json>> = tables.iter().flat_map(PivotTable::objects).collect();
     format!("{:#}\n", json!(all))
 }
 
-/// Tables as CSV with a line a cell (tidy data): the dimensions of all tables, then what [`json()`] has.
+/// Tables as CSV with a line for each cell (tidy data): the dimensions of all tables, then the other fields of [`json()`].
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
 pub fn csv(tables: &[PivotTable]) -> anyhow::Result<String> {
     let objects: Vec<Map<String, Json>> = tables.iter().flat_map(PivotTable::objects).collect();
     let mut names = distinct(objects.iter().flat_map(|o| o.keys().cloned()));
-    // What only some tables have would else follow the values.
+    // Dimensions that only some tables have would otherwise come after the values.
     const LAST: [&str; 7] = ["name", "value", "low", "high", "n", "averaged", "notes"];
     names.sort_by_key(|name| LAST.iter().position(|last| last == name).map_or(0, |at| at + 1));
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
     let key = format!("{task}{length}{method}{params}{sample}");
-    // Without a limit for what is generated, no length has to be filled.
+    // With no limit on generated tokens, no length has to be filled.
     Record { length, params: params.into(), key, max_new_tokens: 0, ..record(task, method, sample, score) }
 }
 
@@ -132,7 +132,7 @@ fn means_over_other_tasks_have_tables_of_their_own() {
             (4, 3, "score in % by method and length: builtin, sparse from question, ruler/vt only"),
         ]
     );
-    // Two lengths of one task are no more to be compared with two others than two tasks are.
+    // Means over different lengths can be compared no more than means over different tasks.
     let of = |method: &str, lengths: [usize; 2], score| {
         lengths.map(|length| at("ruler/vt", length, method, "", 0, score)).to_vec()
     };
@@ -169,7 +169,7 @@ fn parameters_at_their_default_are_dimensions_too() {
     assert_eq!((cells, &tables[0].rows.concat().join(" ")), (6, &"2 4 8".to_owned()));
     assert_eq!(tables[0].headings(), ["b_k", "b_q=16", "b_q=32"], "a number alone says little");
     assert!(tables[0].notes.is_empty());
-    // A record from before they were kept cannot say: it is left out, and that is said.
+    // An old record does not have these parameters: it is left out, and a note says so.
     records.push(at("ruler/vt", 1024, "hip", "k=64", 0, 0.0));
     let notes = made(&records, &["b_k"], &["b_q"], "score").remove(0).notes;
     assert!(notes[0] == "1 row is not shown: without b_k or b_q", "{notes:?}");

@@ -1,4 +1,5 @@
-//! The drawings of `spattn analyze`: lines in panels, and shades by layer and head.
+//! Draws what `spattn analyze` found: lines in panels, and shades by layer and
+//! head.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! Axes: their ends, their ticks, and the pixels of values.
+//! Axes: their ends, their ticks, and the pixel of each value.
 
 /// A linear or logarithmic axis with its ticks.
 #[derive(Debug, Clone)]
@@ -9,13 +9,13 @@ pub struct Axis {
     pub high: f64,
     /// Whether it is logarithmic.
     pub log: bool,
-    /// The values that are labelled.
+    /// The values with labels.
     pub ticks: Vec<f64>,
 }
 
 impl Axis {
-    /// For shares and costs: logarithmic if they span more than a decade, and from 0 if they are so near each other that a
-    /// difference would look like a gulf.
+    /// An axis for shares and costs. It is logarithmic if they span more than a decade, and starts at 0 if they are so
+    /// close that a small difference would look large.
     pub fn of_costs(values: &[f64]) -> Self {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(0.0, f64::max);
@@ -33,8 +33,8 @@ impl Axis {
         }
     }
 
-    /// For scores in percent: from 0 to 100, unless all are far from one of these ends: at least 50, or at most 40. Then it
-    /// ends at a multiple of ten, and has a span of 20 points at least.
+    /// An axis for scores in percent, from 0 to 100. If all scores are at least 50 or at most 40, it ends at a multiple of
+    /// ten near them instead, and spans at least 20 points.
     pub fn of_scores(values: impl Iterator<Item = f64> + Clone) -> Self {
         const FAR_ABOVE: f64 = 50.0;
         const FAR_BELOW: f64 = 40.0;
@@ -48,7 +48,7 @@ impl Axis {
         }
     }
 
-    /// For perplexities: logarithmic if they span more than a decade. Infinite ones are ignored.
+    /// An axis for perplexities, logarithmic if they span more than a decade. Infinite ones are ignored.
     pub fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
         const MARGIN: f64 = 0.05;
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
@@ -66,7 +66,7 @@ impl Axis {
         }
     }
 
-    /// For times and rates: always logarithmic, with space for at least three ticks. Values up to 0 are ignored.
+    /// An axis for times and rates, always logarithmic and with space for at least three ticks. Values up to 0 are ignored.
     pub fn of_rates(values: impl Iterator<Item = f64> + Clone) -> Self {
         const LEAST_SPAN: f64 = 2.0;
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
@@ -79,7 +79,7 @@ impl Axis {
         Self::logarithmic(least / factor, most * factor)
     }
 
-    /// For numbers of either sign, with a small margin at both ends.
+    /// An axis for numbers of either sign, with a small margin at both ends.
     pub fn of_values(values: &[f64]) -> Self {
         const MOST_TICKS: f64 = 8.0;
         const MARGIN: f64 = 0.04;
@@ -96,14 +96,14 @@ impl Axis {
         Self { low, high, log: false, ticks }
     }
 
-    /// For lengths: a tick at each one, on a logarithmic scale.
+    /// An axis for lengths, with a tick at each length, on a logarithmic scale.
     pub fn of_lengths(lengths: &[usize]) -> Self {
         let ticks: Vec<f64> = lengths.iter().map(|length| *length as f64).collect();
         let (low, high) = (ticks.first().copied().unwrap_or(1.0), ticks.last().copied().unwrap_or(1.0));
         Self { low, high, log: true, ticks }
     }
 
-    /// From 0 to slightly more than the largest value.
+    /// A linear axis from 0 to slightly more than the largest value.
     pub fn from_zero(most: f64) -> Self {
         Self::linear(0.0, if most > 0.0 { 1.05 * most } else { 1.0 })
     }
@@ -118,7 +118,7 @@ impl Axis {
 
     fn logarithmic(least: f64, most: f64) -> Self {
         const MARGIN: f64 = 1.1;
-        // The decades are counted below, so their number must be bounded.
+        // The loop below runs over decades, so their number must be bounded.
         let (low, high) = ((least / MARGIN).max(f64::MIN_POSITIVE), (most * MARGIN).min(f64::MAX));
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
         let steps: &[f64] = match most / least {
@@ -139,14 +139,14 @@ impl Axis {
     }
 }
 
-/// The smallest of 1, 2, 5, 10, 20, ... (and their fractions) that is not below `step`.
+/// The smallest of 1, 2, 5, 10, 20, ... (and of such fractions) that is at least `step`.
 pub fn round_up(step: f64) -> f64 {
     let decade = 10f64.powf(step.max(1e-6).log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * decade >= step * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * decade
 }
 
-/// A tick as text without trailing zeros.
+/// A tick as text, without trailing zeros.
 pub fn tick_label(tick: f64) -> String {
     let text = format!("{tick:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!((scores(&[1.0]), scores(&[31.0, 33.0])), ((0.0, 20.0), (0.0, 40.0)));
         assert_eq!((scores(&[99.0, 100.0]), scores(&[49.0, 52.0])), ((80.0, 100.0), (0.0, 100.0)));
         assert_eq!(scores(&[]), (80.0, 100.0));
-        // One budget: its density is not at both ends of an axis.
+        // With one budget, the axis must not have its density at both ends.
         let one = Axis::of_costs(&[5.0]);
         assert!(one.low == 0.0 && one.high > 5.0 && one.ticks.len() > 3, "{one:?}");
         assert!(Axis::of_costs(&[5.0, 5.05]).low == 0.0 && Axis::of_costs(&[5.0, 20.0]).low > 0.0);

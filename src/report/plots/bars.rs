@@ -1,4 +1,4 @@
-//! `time.svg`: a method's time, once for each example and for each token after the prefix.
+//! `time.svg`: the time of each method, for each example and for each token after the prefix.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ const PREFILL: RGBColor = RGBColor(0, 84, 134);
 const INDEX: RGBColor = RGBColor(230, 130, 0);
 const STEP: RGBColor = RGBColor(190, 222, 240);
 
-/// The bars of one length: for the means over its tasks, or for its only task.
+/// The bars of one length: means over its tasks, or its only task.
 struct Block {
     title: String,
     bars: Vec<Bar>,
@@ -33,14 +33,14 @@ struct Block {
 #[derive(Debug, PartialEq)]
 struct Bar {
     name: String,
-    /// Seconds for each example: of the prefill, and of the index.
+    /// Seconds for each example: prefill, and index.
     once: [f64; 2],
     /// Milliseconds for each step, with the ends of the interval.
     step: Option<(f64, Option<(f64, f64)>)>,
 }
 
-/// One figure for each model and protocol, with a block of bars for each length, on as many pages as needed. Rows that were timed under
-/// other conditions than most are left out, and the title says so. The file names contain what differs between several figures.
+/// One figure for each model and protocol, with a block of bars for each length, on as many pages as needed. Rows timed under other
+/// conditions than most are left out, and the title says so. If there are several figures, their file names contain what differs.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -71,7 +71,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<
     Ok(figures)
 }
 
-/// The name of the prefill under a protocol.
+/// The legend's name of the prefill under a protocol.
 fn prefill_name(protocol: &str) -> &'static str {
     match protocol.parse() {
         Ok(Protocol::Prefill) => "prefill by the method itself",
@@ -79,7 +79,7 @@ fn prefill_name(protocol: &str) -> &'static str {
     }
 }
 
-/// The name of a step's time.
+/// The legend's name of a step's time.
 fn step_name(kind: Option<Latency>) -> &'static str {
     match kind {
         None => "a decode step",
@@ -88,8 +88,8 @@ fn step_name(kind: Option<Latency>) -> &'static str {
     }
 }
 
-/// A block for each length of a model's and protocol's rows: the means over all tasks that any setting has, or the rows themselves if there
-/// is only one task. Texts whose perplexity is measured have their own blocks.
+/// A block for each length in the rows of a model and protocol: the means over all tasks that any setting has, or the rows themselves if
+/// there is only one task. Texts whose perplexity is measured have their own blocks.
 fn blocks(rows: &[&SummaryRow], means: &[MeanTable], names: &ShownParams) -> Vec<Block> {
     let mut blocks: Vec<(usize, Block)> = Vec::new();
     let is_of = |table: &&MeanTable, row: &SummaryRow| {
@@ -124,22 +124,22 @@ fn bar(row: &SummaryRow, names: &ShownParams) -> Bar {
     }
 }
 
-/// The height of a bar with the gaps around it.
+/// The height of a bar, including the gaps around it.
 pub const LINE: i32 = 24;
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
-/// The width of each of the two fields of bars, and of the space for a number to the right of each.
+/// The width of each of the two fields of bars, and of the space to the right of each for a number.
 const FIELD: i32 = 300;
 const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
 const LEGEND: i32 = 3 * LEGEND_LINE;
-/// Where lines below the legend start.
+/// The left end of lines below the legend.
 const NOTES_LEFT: i32 = 20;
 
 /// The contents of all pages.
 struct Drawing<'a> {
     title: &'a str,
-    /// The names of the bars' parts.
+    /// The names of the parts of bars.
     prefill: &'a str,
     step: &'a str,
     blocks: &'a [Block],
@@ -160,9 +160,9 @@ impl Drawing<'_> {
         Pages::of(&pages, most, |i, pieces| self.page(pieces, &page_title(self.title, i, pages.len())))
     }
 
-    /// The bars of each page, as many as fit.
+    /// The bars of each page, with as many as fit.
     fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
-        // A block does not start on a page where fewer than this many of its bars would fit.
+        // A block starts on a new page if fewer than this many of its bars fit on the current one.
         const LEAST: i32 = 3;
         let available = MOST_HEIGHT - TITLE_HEIGHT - self.legend_height() - 10;
         let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), available);
@@ -217,7 +217,7 @@ impl Drawing<'_> {
     }
 }
 
-/// Draws some bars of a block. The axes are those of the whole block, on every page.
+/// Draws some bars of a block. On every page, the axes are those of the whole block.
 fn draw_block(pen: &Pen, (block, shown): &Piece, left: i32, top: i32) -> Result<()> {
     let goes_on = if shown.start > 0 { " (continued)" } else { "" };
     pen.text(&format!("{}{goes_on}", block.title), (left, top - 16), SIZE, HPos::Left)?;
@@ -254,9 +254,9 @@ pub struct Field {
     pub left: i32,
     /// The width, in pixels.
     pub width: i32,
-    /// The top of the first bar's line.
+    /// The top of the first bar's line, in pixels.
     pub top: i32,
-    /// The bottom of the last bar's line.
+    /// The bottom of the last bar's line, in pixels.
     pub bottom: i32,
 }
 
@@ -297,7 +297,7 @@ impl Field {
         Ok(())
     }
 
-    /// Writes the value as a number, to the right of `end`.
+    /// Writes the value as a number, to the right of the value `end`.
     ///
     /// # Errors
     /// As [`frame`](Self::frame).
@@ -347,7 +347,7 @@ mod tests {
     fn a_bar_is_a_setting_with_what_it_takes_once_and_for_each_token() {
         let of = |task, index_s, steps| Record { index_s, steps, ..record(task, "quest", 0, 1.0) };
         let full = |task| Record { steps: 50, ..record(task, "full", 0, 1.0) };
-        // Answers of different lengths take the same time for each token.
+        // The answers differ in length, but not in the time for each token.
         let records = [
             full("ruler/vt"),
             full("ruler/cwe"),

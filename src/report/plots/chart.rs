@@ -1,4 +1,4 @@
-//! Panels of points with intervals, with the legend below all of them.
+//! Charts: panels of points with intervals, and a legend below all panels.
 
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
@@ -10,14 +10,14 @@ use super::pen::{
     title_width,
 };
 
-/// A panel of a few lines.
+/// The least size of a panel with few lines.
 pub const SMALL: Pixel = (345, 280);
-/// A panel of many.
+/// The least size of a panel with many lines.
 pub const LARGE: Pixel = (620, 520);
-/// Height of a panel that stands alone.
+/// The least height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
-/// The most columns of panels that are about one series each.
+/// The most columns of panels of which each is about one series.
 const MOST_OF_SERIES: usize = 4;
 const LEGEND_LINE: i32 = 26;
 const ORACLE_NOTE: &str = "grey, hollow, dashed: an oracle, which selects by exact scores of all tokens";
@@ -27,10 +27,10 @@ const LEFT: i32 = 74;
 const TOP: i32 = 32;
 const RIGHT: i32 = 16;
 const BOTTOM: i32 = 58;
-/// The distance of the data from the frame, so that markers at the ends are not cut.
+/// The distance of the data from the frame, so that markers at the ends are not cut off.
 const INSET: i32 = 10;
 
-/// A figure of panels.
+/// A figure made of panels.
 pub struct Chart {
     /// The title.
     pub title: String,
@@ -44,21 +44,21 @@ pub struct Chart {
     pub y_tick: fn(f64) -> String,
     /// The least width and height of a panel with its labels, in pixels.
     pub least_panel: Pixel,
-    /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
+    /// Whether dense attention is drawn as a level or a line, and named first. Otherwise it is a series like the others.
     pub has_level: bool,
     /// Whether the series are methods, some of which may be oracles or floors.
     pub has_roles: bool,
-    /// The panels, by rows.
+    /// The panels, row by row.
     pub panels: Vec<ChartPanel>,
-    /// Name and look of each series.
+    /// The name and look of each series.
     pub series: Vec<(String, SeriesLook)>,
-    /// What is to be known of all of it: sentences below the legend.
+    /// Notes on the whole chart: sentences below the legend.
     pub notes: Vec<String>,
 }
 
 /// One frame of a chart.
 pub struct ChartPanel {
-    /// What it is about.
+    /// The title.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
@@ -70,12 +70,12 @@ pub struct ChartPanel {
     pub data: Vec<Data>,
     /// The index of the series that the panel is about, if it is about one. All other methods are then drawn faintly.
     pub focus: Option<usize>,
-    /// Indices of series, with labels for their points.
+    /// The labels of points, by the index of their series.
     pub labels: Vec<(usize, Vec<String>)>,
 }
 
 impl ChartPanel {
-    /// How a series looks in it.
+    /// The look of a series in this panel.
     fn look(&self, series: usize, look: SeriesLook) -> SeriesLook {
         match self.focus {
             Some(focus) if focus != series && matches!(look, SeriesLook::Method(..)) => SeriesLook::Other,
@@ -89,14 +89,14 @@ impl ChartPanel {
 pub struct Data {
     /// Measured points.
     pub points: Vec<ChartPoint>,
-    /// Which of them the line goes through, in its order.
+    /// The indices of the points that the line goes through, in order.
     pub line: Vec<usize>,
 }
 
-/// A point with an interval in the vertical direction.
+/// A point with a vertical interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChartPoint {
-    /// To the right.
+    /// The horizontal value.
     pub x: f64,
     /// The vertical value.
     pub y: f64,
@@ -132,7 +132,7 @@ impl Chart {
         self.page(&self.panels, &self.title)
     }
 
-    /// Its panels by pages, as many as its height takes.
+    /// The panels of each page, as many as its height allows.
     fn dealt(&self) -> std::slice::Chunks<'_, ChartPanel> {
         let (width, columns, (_, height)) = self.layout();
         let beside = TITLE_HEIGHT + self.legend_height(width) + INSET;
@@ -140,7 +140,7 @@ impl Chart {
         self.panels.chunks((rows * columns) as usize)
     }
 
-    /// Width of a page, its columns, and the size of a panel.
+    /// The width of a page, its number of columns, and the size of a panel.
     fn layout(&self) -> (i32, i32, Pixel) {
         let most = if self.has_focus() { MOST_OF_SERIES } else { MOST_COLUMNS };
         let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, most) as i32;
@@ -188,13 +188,13 @@ impl Chart {
         looks.chain(own).flat_map(|note| pen::in_lines(note, available)).collect()
     }
 
-    /// Where these lines start: below the first entry of the legend.
+    /// The left end of the notes: below the first entry of the legend.
     fn notes_left(&self, width: i32) -> i32 {
         self.legend(width).first().map_or(INSET, |(_, (x, _))| *x).min(width / 3)
     }
 
-    /// The number that all points and levels show, if they show only one; `None` otherwise. `is_x_measured` says whether the horizontal
-    /// values were measured, and so must be equal too.
+    /// The number that all points and levels show, if it is the same; otherwise `None`. `is_x_measured` says whether horizontal values
+    /// were measured, and so have to be equal too.
     pub fn only_number(&self, is_x_measured: bool) -> Option<String> {
         let points = || self.panels.iter().flat_map(|panel| panel.data.iter().flat_map(|data| &data.points));
         let levels = self.panels.iter().filter_map(|panel| panel.level);
@@ -205,7 +205,7 @@ impl Chart {
         (heights.iter().all(|height| height == first) && (is_one_place || !is_x_measured)).then(|| first.clone())
     }
 
-    /// Whether the panels are about one series each.
+    /// Whether each panel is about one series.
     fn has_focus(&self) -> bool {
         self.panels.iter().any(|panel| panel.focus.is_some())
     }
@@ -226,11 +226,11 @@ impl Chart {
         }
         let mut all: Vec<(SeriesLook, &Data)> =
             (0..).zip(&self.series).map(|(series, (_, look))| panel.look(series, *look)).zip(&panel.data).collect();
-        // What is faint lies below.
+        // Faint series are drawn first, below the others.
         all.sort_by_key(|(look, _)| *look != SeriesLook::Other);
         let all = || all.iter().copied();
         let place = |point: &ChartPoint| frame.place(panel, point.x, point.y);
-        // Intervals first, markers last: what is read best lies on top.
+        // Intervals are drawn first and markers last, so that markers are on top.
         for (look, data) in all() {
             for point in &data.points {
                 let Some((low, high)) = point.ends else { continue };
@@ -247,7 +247,7 @@ impl Chart {
         self.labels(pen, panel, frame)
     }
 
-    /// Writes what points are called, where there is room.
+    /// Writes the labels of points where there is space.
     fn labels(&self, pen: &Pen, panel: &ChartPanel, frame: &Frame) -> Result<()> {
         let place = |point: &ChartPoint| frame.place(panel, point.x, point.y);
         let seen = |series: usize| panel.look(series, self.series[series].1) != SeriesLook::Other;
@@ -272,7 +272,7 @@ impl Chart {
             let named = panel.data[*series].points.iter().zip(labels).filter(|(_, label)| !label.is_empty());
             for (point, label) in named {
                 let ((x, y), half) = (place(point), label.chars().count() as i32 * (CHARACTER - 1) / 2);
-                // Beside the point, where no interval runs; otherwise above or below it; not at all if another label or a marker is there.
+                // Beside the point and clear of intervals; otherwise above or below it; nowhere if other labels or markers are in the way.
                 let (aside, near) =
                     (half + 9, x.clamp(frame.left + half + 2, (frame.right - half - 3).max(frame.left + half + 2)));
                 let beside = [(x + aside, y - 9), (x - aside, y - 9), (x + aside, y + 9), (x - aside, y + 9)];
@@ -294,7 +294,7 @@ impl Chart {
                 };
                 let sides: Vec<Pixel> = sides.filter(|side| inside(side) && free(side)).collect();
                 if let Some(side) = sides.iter().find(|side| is_clear(side)).or(sides.first()).copied() {
-                    // A hairline from the point, so that it is seen whose label it is.
+                    // A hairline shows which point the label belongs to.
                     pen.line(&[(x, y), (x + (side.0 - x).clamp(-8, 8), y + (side.1 - y).clamp(-9, 9))], ink, 1)?;
                     pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
                     taken.push((side, half));
@@ -320,7 +320,7 @@ impl Chart {
         pen.upwards(&self.y_label, (frame.left - self.left() + 16, frame.middle().1))
     }
 
-    /// Every entry with the pixel where it starts and its line; equally wide columns.
+    /// Each entry of the legend with its left end in pixels and its line. All columns are equally wide.
     fn legend(&self, width: i32) -> Vec<(Entry<'_>, Pixel)> {
         let dense = self.has_level.then_some(("full (dense)", SeriesLook::Dense));
         let in_titles = |look: &SeriesLook| self.has_focus() && matches!(look, SeriesLook::Method(..));
@@ -346,7 +346,7 @@ pub fn pages(charts: &[Chart], most: usize) -> Result<Pages> {
     Pages::of(&pages, most, |i, (chart, panels)| chart.page(panels, &page_title(&chart.title, i, pages.len())))
 }
 
-/// Name and look of a series.
+/// The name and look of a series.
 type Entry<'a> = (&'a str, SeriesLook);
 
 const SWATCH: i32 = 36;

@@ -1,6 +1,6 @@
 //! `plots/depth_*.svg` and `depths.csv`: scores by length and depth, for tasks that set where in the context the answer lies.
 //!
-//! A figure shows a task under a protocol, with a panel for every method: lengths from left to right, depths from top to bottom.
+//! A figure shows a task under a protocol, with a panel for each method: lengths go from left to right, depths from top to bottom.
 
 use std::collections::BTreeMap;
 
@@ -18,25 +18,25 @@ use spattn_eval::records::record::Record;
 /// The mean score of one method at one length and depth.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DepthScore {
-    /// Model id as given.
+    /// The model's id.
     pub model: String,
-    /// Full task name.
+    /// The task's full name.
     pub task: String,
-    /// Where sparse attention started.
+    /// Where sparse attention starts.
     pub protocol: String,
-    /// The requested length in tokens; 0 if the number of records or a file fixes it.
+    /// The requested length in tokens; 0 if the number of records or a file determines it.
     pub length: usize,
-    /// Percent of the context before the answer.
+    /// How much of the context precedes the answer, in percent.
     pub depth: f64,
     /// The method's name without parameters.
     pub method: String,
-    /// Canonical parameters.
+    /// The parameters in canonical form.
     pub params: String,
-    /// Number of examples.
+    /// The number of examples.
     pub n: usize,
-    /// Mean score, percent.
+    /// The mean score in percent.
     pub score: f64,
-    /// Mean tokens of the prompt.
+    /// The mean number of tokens of the prompt.
     pub prompt_tokens: f64,
 }
 
@@ -50,13 +50,13 @@ impl DepthScore {
     }
 }
 
-/// The cells of all records that have a depth, one for each (model, task, protocol, method, params, length, depth), in
-/// this order; methods as in the summary (`order` as there). Records that repeat an example count once.
+/// The cells of all records that have a depth, one for each (model, task, protocol, method, params, length, depth), in this order.
+/// Methods are in the summary's order, for which `order` is as there. Records that repeat an example count once.
 pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> {
     let mut groups: BTreeMap<_, BTreeMap<(u64, usize), &Record>> = BTreeMap::new();
     for r in records {
         let Some(depth) = r.depth else { continue };
-        // Percentages are not negative, so their bits have the same order.
+        // Percentages are not negative, so their bits are in the same order.
         let key = (&r.model, &r.task, &r.protocol, &r.method, &r.params, r.length, depth.to_bits());
         let kept = groups.entry(key).or_default().entry((r.seed, r.sample)).or_insert(r);
         if r.key < kept.key {
@@ -79,7 +79,7 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<DepthScore> 
     cells
 }
 
-/// `examples` is never empty.
+/// The cell of some examples, of which there is at least one.
 fn cell(examples: Vec<&Record>) -> DepthScore {
     let n = examples.len();
     let mean = |of: fn(&Record) -> f64| examples.iter().map(|r| of(r)).sum::<f64>() / n as f64;
@@ -98,10 +98,10 @@ fn cell(examples: Vec<&Record>) -> DepthScore {
     }
 }
 
-/// `depths.csv`: the cells, with a heading line.
+/// Renders `depths.csv`: a line for each cell, below a heading line.
 ///
 /// # Errors
-/// None in practice; the writer's signature has one.
+/// None in practice; the CSV writer's signature has one.
 pub fn csv(cells: &[DepthScore]) -> Result<String> {
     let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
     writer.write_record(["model", "task", "length", "depth", "method", "params", "protocol", "n", "score"])?;
@@ -113,8 +113,8 @@ pub fn csv(cells: &[DepthScore]) -> Result<String> {
     finished(writer)
 }
 
-/// One figure for each model, task and protocol, with at most `most` pages in total. The file names contain what differs between several
-/// figures.
+/// One figure for each model, task and protocol, with at most `most` pages in total. If there are several figures, their file names
+/// contain what differs.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -134,7 +134,7 @@ pub fn figures(cells: &[DepthScore], most: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-/// `cells` is never empty.
+/// The heat map of some cells, of which there is at least one.
 fn grid(cells: &[&DepthScore]) -> Grid {
     let (model, task, protocol) = cells[0].figure();
     let mut lengths = distinct(cells.iter().map(|c| c.length));
@@ -165,7 +165,7 @@ fn grid(cells: &[&DepthScore]) -> Grid {
     }
 }
 
-/// The length asked for; of what has none, about how long its prompts are.
+/// The requested length; without one, the approximate length of the prompts.
 fn length_label(cells: &[&DepthScore], length: usize) -> String {
     if length > 0 {
         return tokens(length);

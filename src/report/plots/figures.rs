@@ -1,4 +1,4 @@
-//! The figures of a report, with a limit on the pages of each kind, and a list of what was left out.
+//! The figures of a report. The pages of each kind are limited, and those left out are listed.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::chart::{self, Chart};
 use super::grid::Grid;
 use super::pages::{Figure, Pages, paged};
 
-/// The most pages of a kind, unless all are requested.
+/// The most pages of each kind, unless all are requested.
 pub const MOST_PAGES: usize = 32;
 
 /// Figures of a report.
@@ -16,26 +16,26 @@ pub struct Figures {
     pub first: Vec<Figure>,
     /// The other figures, and further pages of the first ones.
     pub others: Vec<Figure>,
-    /// Figures that would show the same number everywhere: their file and that number.
+    /// Figures left out because they would show the same number everywhere: the file, and the number.
     pub left_out: Vec<(String, String)>,
-    /// Figures of which pages were left out because there are many of their kind: their file and the number of pages.
+    /// Figures that lack pages because there are too many of their kind: the file, and the number of missing pages.
     pub not_drawn: Vec<(String, usize)>,
     /// The number of pages that can still be drawn.
     pub(in crate::report) pages_left: usize,
 }
 
 impl Figures {
-    /// Up to this many figures are all shown first.
+    /// If there are at most this many figures, all are shown first.
     const HANDFUL: usize = 8;
-    /// Up to this many left out figures are named.
+    /// The most left out figures that are named.
     const NAMED: usize = 4;
 
-    /// An empty set of a kind with at most `most` pages.
+    /// An empty set for figures of one kind, of at most `most` pages.
     pub(super) fn up_to(most: usize) -> Self {
         Self { pages_left: most, ..Self::default() }
     }
 
-    /// Whether no page is left for a figure. If so, the figure is listed as not drawn, and need not be prepared.
+    /// Whether no page is left for a figure. If so, it is listed as not drawn, and need not be prepared.
     pub(super) fn is_full(&mut self, file: &str) -> bool {
         let is_full = self.pages_left == 0;
         if is_full {
@@ -85,13 +85,13 @@ impl Figures {
         self.not_drawn.extend(kind.not_drawn);
     }
 
-    /// As [`take`](Self::take), but all of them go to `others`.
+    /// Adds the figures of another kind as [`take`](Self::take) does, but all of them to `others`.
     pub(super) fn take_behind(&mut self, kind: Self) {
         self.others.extend(kind.first);
         self.take(Self { first: Vec::new(), ..kind });
     }
 
-    /// All kinds joined.
+    /// Joins the figures of all kinds.
     pub(super) fn join(kinds: impl IntoIterator<Item = Self>) -> Self {
         let kinds: Vec<Self> = kinds.into_iter().collect();
         let count: usize = kinds.iter().map(|kind| kind.first.len() + kind.others.len()).sum();

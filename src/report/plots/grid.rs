@@ -1,7 +1,7 @@
 //! Heat maps: panels of shaded cells with a common scale. Cells contain their value if there is space.
 //!
-//! One meaning everywhere: darker is better, or larger where no value is better. Shades run from
-//! nearly white to dark in steps of lightness, so that they differ in greyscale too. The scale is drawn below the cells.
+//! Darker always means better, or larger if no value is better. Shades run from nearly white to dark in steps of lightness, so that
+//! they also differ in greyscale. The scale is drawn below the cells.
 
 use std::ops::Range;
 
@@ -23,23 +23,23 @@ pub struct Grid {
     pub x_label: String,
     /// The label of the vertical axis, which runs downwards.
     pub y_label: String,
-    /// The names of the columns of every panel.
+    /// The names of the columns, which are the same in all panels.
     pub columns: Vec<String>,
-    /// The names of the lines of every panel.
+    /// The names of the lines, which are the same in all panels.
     pub lines: Vec<String>,
-    /// The panels, by rows.
+    /// The panels, row by row.
     pub panels: Vec<GridPanel>,
-    /// What values mean.
+    /// The scale of the values.
     pub scale: Scale,
-    /// What is to be known of all of it: sentences below the scale.
+    /// Notes on the whole figure: sentences below the scale.
     pub notes: Vec<String>,
 }
 
 /// One block of cells.
 pub struct GridPanel {
-    /// What it is about.
+    /// The title.
     pub title: String,
-    /// Line, column and value of each cell. Missing cells stay white.
+    /// The line, column and value of each cell. Missing cells stay white.
     pub cells: Vec<(usize, usize, f64)>,
 }
 
@@ -56,18 +56,18 @@ pub struct Scale {
     pub label: String,
     /// The upper end of the scale, which starts at 0.
     pub high: f64,
-    /// Which values are deeper.
+    /// Which values have deeper shades.
     pub deeper: Deeper,
 }
 
 /// Which values have deeper shades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deeper {
-    /// Larger ones, which are better.
+    /// Larger values, which are better.
     MoreIsBetter,
-    /// Smaller ones, which are better.
+    /// Smaller values, which are better.
     LessIsBetter,
-    /// Larger ones; none is better.
+    /// Larger values, none of which is better.
     More,
 }
 
@@ -89,13 +89,13 @@ impl Scale {
         if self.deeper == Deeper::LessIsBetter { 100.0 - share } else { share }
     }
 
-    /// What the scale says of itself.
+    /// The text below the scale.
     fn caption(&self) -> String {
         let meaning = if self.deeper == Deeper::More { "larger" } else { "better" };
         format!("{}: darker is {meaning}", self.label)
     }
 
-    /// The number of useful decimals: one for percentages, otherwise enough for three digits.
+    /// The most decimals that are useful: one for percentages, otherwise enough for three digits.
     fn most_decimals(&self) -> usize {
         if self.high >= 10.0 { 1 } else { 2 + usize::from(self.high <= 0.1) }
     }
@@ -112,7 +112,7 @@ fn is_whole_at(value: f64, decimals: usize, most: usize) -> bool {
     format!("{value:.most$}").bytes().rev().take(most - decimals).all(|digit| digit == b'0')
 }
 
-/// A value with `decimals` decimals; what is 0 when rounded so, without any.
+/// A value with `decimals` decimals. One that rounds to 0 is written without decimals.
 fn fixed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let is_zero = text.bytes().all(|digit| matches!(digit, b'0' | b'.'));
@@ -120,18 +120,18 @@ fn fixed(value: f64, decimals: usize) -> String {
 }
 
 const LEGEND_HEIGHT: i32 = 72;
-/// The height of a line below the scale, and the margin beside it.
+/// The height of a line below the scale, and the left margin of these lines.
 const NOTE_LINE: i32 = 24;
 const NOTES_LEFT: i32 = 20;
 /// The margins around a panel's cells, for labels.
 const TOP: i32 = 34;
 const RIGHT: i32 = 18;
 const BOTTOM: i32 = 56;
-/// Cells with their value in them; those of large maps without are as large as fits, between two sizes.
+/// The size of a cell that contains its value; and the limits for cells of large maps, which contain none and are as large as fits.
 const WITH_TEXT: Pixel = (52, 26);
 const LARGEST: Pixel = (14, 14);
 const SMALLEST: Pixel = (4, 8);
-/// Columns with values: of several panels, and of one alone.
+/// The most columns of cells with values, for several panels and for a single one.
 const MOST_WITH_TEXT: usize = 16;
 const MOST_ALONE: usize = 23;
 const MOST_WIDTH: i32 = 1320;
@@ -146,8 +146,8 @@ impl Grid {
         self.page(&Page { panels: &self.panels, lines: 0..self.lines.len(), title: self.title.clone() })
     }
 
-    /// Draws the map on as many pages as needed, but only the first `most`. Pages first divide the panels, and then the lines of panels
-    /// that are higher than a page.
+    /// Draws the map on as many pages as needed, but only the first `most`. First the panels are divided among pages, then the lines of
+    /// panels that are higher than a page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
@@ -167,7 +167,7 @@ impl Grid {
         })
     }
 
-    /// The number that all cells show; `None` if they differ.
+    /// The number that all cells show, if it is the same; otherwise `None`.
     pub fn only_number(&self) -> Option<String> {
         let mut numbers = self.values().map(|value| self.scale.text(value));
         let first = numbers.next()?;
@@ -222,7 +222,7 @@ impl Grid {
         )
     }
 
-    /// The common number of decimals in cells, and the length of the longest value in characters; `None` if values do not fit.
+    /// The number of decimals in all cells, and the length of the longest value in characters; `None` if the values do not fit.
     fn format(&self) -> Option<(usize, i32)> {
         let most = self.scale.most_decimals();
         let used = (0..most).find(|decimals| self.values().all(|value| is_whole_at(value, *decimals, most)));
@@ -242,7 +242,7 @@ impl Grid {
         40 + longest * CHARACTER
     }
 
-    /// Of a panel with so many lines.
+    /// The size of a panel with this number of lines.
     fn panel_size(&self, lines: usize) -> Pixel {
         let longest = self.panels.iter().map(|p| p.title.chars().count() as i32).max().unwrap_or(0);
         let inner = self.inner(lines);
@@ -250,11 +250,11 @@ impl Grid {
         ((self.left() + width).max(longest * CHARACTER) + RIGHT, TOP + inner.1 + BOTTOM)
     }
 
-    /// Some lines of a panel, from `corner` on.
+    /// Draws some lines of a panel, with the upper left corner at `(left, top)`.
     fn panel(&self, pen: &Pen, panel: &GridPanel, lines: &Range<usize>, (left, top): Pixel) -> Result<()> {
         let (cell, inner) = (self.cell(), self.inner(lines.len()));
         let middle = left + inner.0 / 2;
-        // A title may be wider than the cells, but starts no further left than the panel.
+        // A title may be wider than the cells, but must not start to the left of the panel.
         let half = panel.title.chars().count() as i32 * CHARACTER / 2;
         pen.text(&panel.title, (middle.max(left - self.left() + half), top - 16), SIZE, HPos::Center)?;
         let step = self.step(self.lines.len());
@@ -273,14 +273,14 @@ impl Grid {
             self.shaded(pen, at, cell, *value)?;
             let Some((decimals, longest)) = format else { continue };
             let ink = if is_dark(self.scale.depth(*value)) { WHITE } else { INK };
-            // Digits are equally wide, so aligning at the right aligns the decimal points.
+            // Digits are equally wide, so right alignment also aligns the decimal points.
             let end = (at.0 + (cell.0 + longest * CHARACTER) / 2, at.1 + cell.1 / 2);
             pen.coloured(&fixed(*value, decimals), end, SIZE, HPos::Right, ink)?;
         }
         pen.edge((left, top), (left + inner.0, top + inner.1), INK)
     }
 
-    /// Names are shown at every so many lines or columns.
+    /// The number of lines or columns from one shown name to the next.
     fn step(&self, names: usize) -> i32 {
         if self.has_text() { 1 } else { (names as i32 / 8).max(2) }
     }
@@ -303,12 +303,12 @@ impl Grid {
 
     fn shaded(&self, pen: &Pen, (x, y): Pixel, (width, height): Pixel, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.depth(value)))?;
-        // Small cells have no edge, which would cover them.
+        // A small cell has no edge, because that would cover it.
         if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
     }
 }
 
-/// The colours of the scale from 0 to 100, evenly spaced, each darker than the one before: the page's hue for what is good.
+/// The colours of the scale from 0 to 100, evenly spaced, each darker than the one before: the page's hue for good values.
 const SHADES: [(f64, f64, f64); 5] =
     [(243.0, 248.0, 252.0), (174.0, 208.0, 232.0), (86.0, 157.0, 205.0), (20.0, 97.0, 158.0), (6.0, 42.0, 92.0)];
 

@@ -1,4 +1,4 @@
-//! `heads_*.svg`: how close each query head came to exact attention, by layer and head, from records with `--fidelity`.
+//! `heads_*.svg`: how close each query head came to exact attention, by layer and head, from records made with `--fidelity`.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use spattn_eval::records::fidelity::HeadFidelity;
 use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::cells::SummaryCell;
 
-/// A quantity to draw: its file, its title, which values are deeper, and its field.
+/// A quantity to draw: its part of the file name, its title, its scale's direction, and the field it is read from.
 type Quantity = (&'static str, &'static str, Deeper, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
 const QUANTITIES: [Quantity; 4] = [
     ("error", "output error", Deeper::LessIsBetter, |h| &h.output_error),
@@ -19,8 +19,8 @@ const QUANTITIES: [Quantity; 4] = [
     ("density", "density", Deeper::LessIsBetter, |h| &h.density),
 ];
 
-/// Four figures for each model, protocol and length, with a panel for every setting that has records by head: means over all of its
-/// examples and tasks. The file names contain what differs between several figures. At most `most` pages are drawn.
+/// Four figures for each model, protocol and length, with a panel for each setting that has records by head: means over all its
+/// examples and tasks. If there are several figures, their file names contain what differs. At most `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -92,7 +92,7 @@ fn grid(quantity: &Quantity, cells: &[&SummaryCell], (model, protocol, length): 
     }
 }
 
-/// The mean of maps of the same shape. Maps of another shape than the first are ignored.
+/// The mean of maps of the same shape. Maps of another shape than the first one are ignored.
 fn mean_map<'a>(
     maps: impl Iterator<Item = &'a HeadFidelity>,
     of: fn(&HeadFidelity) -> &Vec<Vec<f64>>,

@@ -1,21 +1,21 @@
-//! Which neighbours of a paper's table a line may join: steps of one quantity, and nothing else.
+//! Which neighbours in a drawing of a paper's table a line may join: only steps of one quantity.
 
 use std::collections::BTreeMap;
 
 use spattn_lab::papers::item::Line;
 
-/// What ends before a place from left to right.
+/// What ends to the left of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Break {
-    /// Nothing: a line goes on.
+    /// Nothing: lines continue.
     None,
-    /// Lines.
+    /// All lines.
     Line,
-    /// Lines, and the row of places: another model begins.
+    /// All lines and the row of places, because another model begins.
     Row,
 }
 
-/// What ends before each place. Each has its row or column, and its model if places have several.
+/// What ends before each place. A place has its row or column, and its model if places have several.
 pub(super) fn breaks(places: &[(&Line, Option<&str>)], names: &[String]) -> Vec<Break> {
     let mut all = vec![Break::None; places.len()];
     for at in 1..places.len() {
@@ -30,14 +30,14 @@ pub(super) fn breaks(places: &[(&Line, Option<&str>)], names: &[String]) -> Vec<
     all
 }
 
-/// Whether a row or column is a mean of others.
+/// Whether a row or column is a mean of other ones.
 fn is_average(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["avg", "average", "mean"].iter().any(|word| name.trim_end_matches('.') == *word)
 }
 
-/// Whether two rows or columns differ in one number and nothing else: a length, a parameter of a method, a key of an analysis, a time's
-/// context or number of sequences.
+/// Whether two rows or columns differ in nothing but one number: a length, a parameter of a method, a key of an analysis, or the
+/// context or number of sequences of a time.
 fn is_step(before: &Line, here: &Line) -> bool {
     let (before, here) = (quantities(before), quantities(here));
     if before.len() != here.len() {
@@ -55,7 +55,7 @@ fn is_number(text: &str) -> bool {
     parts.filter(|part| *part != "d").all(|part| part.trim_end_matches('%').parse::<f64>().is_ok())
 }
 
-/// What a row or column selects, by key.
+/// The quantities that a row or column selects, by key.
 fn quantities(line: &Line) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut put = |key: &str, value: Option<String>| all.extend(value.map(|value| (key.to_owned(), value)));

@@ -1,11 +1,11 @@
-//! What the kinds of figures share: axes of scores, labels, and file names.
+//! What all kinds of figures share: axes of scores, labels, and file names.
 
 use super::axis::Axis;
 use spattn_eval::summary::columns::SummaryRow;
 use spattn_tasks::likelihood::Measure;
 
-/// The vertical axis of a task's rows. Scores have the same axis in all panels; perplexities of different texts are hardly comparable, so
-/// they have their own.
+/// The vertical axis for a task's rows. Scores have the same axis in all panels. Perplexities of different texts are hardly comparable,
+/// so each panel has its own axis.
 pub(super) fn score_axis(measure: Measure, all: &[&SummaryRow], of_task: &[&SummaryRow]) -> Axis {
     let ends = |rows: &[&SummaryRow]| {
         let of_row = |r: &&SummaryRow| [r.ci_low.unwrap_or(r.score), r.ci_high.unwrap_or(r.score)];
@@ -31,12 +31,12 @@ pub(super) fn measure_label(measure: Measure) -> &'static str {
     }
 }
 
-/// The part of a file name that distinguishes a figure from the others of its kind.
+/// The part of a file name that distinguishes a figure from others of its kind.
 pub(in crate::report) fn suffix(parts: &[(bool, &str)]) -> String {
     parts.iter().filter(|(differs, _)| *differs).map(|(_, part)| format!("_{}", as_file_name(part))).collect()
 }
 
-/// The end of a model's name, which is the most telling part, if the whole does not fit into a title.
+/// The end of a model's name, which says most, if the whole name does not fit into a title.
 pub(in crate::report) fn end_of(model: &str) -> String {
     const LONGEST: usize = 36;
     match model.char_indices().rev().nth(LONGEST) {

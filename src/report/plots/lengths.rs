@@ -10,8 +10,8 @@ use crate::report::format::{distinct, tokens};
 use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::columns::SummaryRow;
 
-/// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` as for
-/// [`trade::figures`](super::trade::figures). The file names contain what differs between several figures.
+/// One figure for each model, protocol and measure with rows at several lengths, with at most `most` pages in total. `means` are as
+/// for [`trade::figures`](super::trade::figures). If there are several figures, their file names contain what differs.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -32,7 +32,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
     Ok(figures)
 }
 
-/// The rows of each page: some of the settings each, and dense attention on all.
+/// The rows of each page: some of the settings, and dense attention on every page.
 fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
     let settings = distinct(rows.iter().filter(|r| !r.is_reference()).map(|r| (&r.method, &r.params)));
     let of = |some: &[(&String, &String)]| {
@@ -42,7 +42,7 @@ fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
     if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_SETTINGS).map(of).collect() }
 }
 
-/// `rows` is never empty. The axes are those of `all`.
+/// The chart of `rows`, of which there is at least one. The axes fit `all`.
 fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
@@ -120,7 +120,7 @@ mod tests {
     fn many_settings_are_on_several_pages_with_dense_attention_on_each() {
         let at = |length, method: &str, k: usize| Record {
             length,
-            // The reference has no parameters.
+            // Dense attention has no parameters.
             params: if method == "full" { String::new() } else { format!("k={k}") }.into(),
             key: format!("{method}{length}{k}"),
             ..record("ruler/vt", method, 0, k as f64 / 100.0)

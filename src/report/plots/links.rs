@@ -1,5 +1,5 @@
-//! `transfers_vs_bandwidth.svg`: how long a step's transfers take by the bandwidth of the link to the tier that keeps keys and values, with
-//! a line for each setting of a method. It is computed from the bytes that steps fetched.
+//! `transfers_vs_bandwidth.svg`: how long a step's transfers take over a link of each bandwidth to the tier that keeps keys and values,
+//! with a line for each setting of a method. The times are computed from the bytes that steps fetched.
 
 use anyhow::Result;
 
@@ -11,16 +11,16 @@ use crate::report::format::{distinct, tokens};
 use spattn_eval::records::record::is_reference;
 use spattn_eval::summary::columns::SummaryRow;
 
-/// Bandwidths in GB/s: from a disk's to that of links between processors and GPUs.
+/// Bandwidths in GB/s: from that of a disk to that of links between processors and GPUs.
 const BANDWIDTHS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 
-/// Bytes that a token fetched over the link to the tier of keys and values: from disk, or over the bus. `None` if all were in memory.
+/// The bytes fetched for each token from the tier of keys and values, from disk or over the bus. `None` if all were in memory.
 pub(super) fn fetched_bytes(row: &SummaryRow) -> Option<f64> {
     row.fetched_bus_per_token.or(row.fetched_disk_per_token)
 }
 
-/// One figure for each model, length and protocol whose steps fetched something: of the mean over tasks, or of the only task. `means` as
-/// for [`trade::figures`](super::trade::figures). At most `most` pages are drawn.
+/// One figure for each model, length and protocol whose steps fetched something: for the mean over tasks, or for the only task. `means` are
+/// as for [`trade::figures`](super::trade::figures). At most `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -46,7 +46,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result
     Ok(figures)
 }
 
-/// The settings of `rows`, which are of the task of `first`.
+/// The chart of `rows`, which have the task of `first`.
 fn chart(first: &SummaryRow, rows: &[&SummaryRow]) -> Chart {
     let methods: Vec<&str> = rows.iter().map(|r| r.method.as_str()).collect();
     let settings: Vec<(&str, &str)> = rows.iter().map(|r| (r.method.as_str(), r.params.as_str())).collect();
@@ -88,7 +88,7 @@ fn chart(first: &SummaryRow, rows: &[&SummaryRow]) -> Chart {
     }
 }
 
-/// The time of fetching so many bytes at each bandwidth, in ms.
+/// The time to fetch `bytes` bytes at each bandwidth, in ms.
 fn line(bytes: f64) -> Data {
     let point =
         |bandwidth: &usize| ChartPoint { x: *bandwidth as f64, y: bytes / (*bandwidth as f64 * 1e6), ends: None };
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn bytes_take_their_time_at_each_bandwidth() {
-        // 100 MB at 1 GB/s take 100 ms.
+        // At 1 GB/s, 100 MB take 100 ms.
         let data = line(100e6);
         assert_eq!((data.points[0].x, data.points[0].y), (1.0, 100.0));
         assert_eq!((data.points[5].x, data.points[5].y), (32.0, 100.0 / 32.0));

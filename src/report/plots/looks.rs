@@ -1,19 +1,18 @@
-//! The colour, marker and dashes of a method: the same in every figure, by the method's position in the registry. And its settings' names.
+//! The colour, marker and dashes of each method, the same in all figures by its place in the registry; and the names of settings.
 
 use super::pen::SeriesLook;
 use crate::report::parameters::ShownParams;
 use spattn_attention::{Role, methods};
 use spattn_eval::records::record::REFERENCE;
 
-/// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and
-/// marker, and dashes of their own.
+/// The looks of series, each given by its method. Several settings of one method have its colour and marker, and differ in their dashes.
 pub fn looks(of: &[&str]) -> Vec<SeriesLook> {
     let strangers = strangers(of);
     let places: Vec<(Role, usize)> = of.iter().map(|name| (Role::of(name), place(name, &strangers))).collect();
     let look = |(at, &(role, place)): (usize, &(Role, usize))| {
         let setting = places[..at].iter().filter(|other| **other == (role, place)).count();
         match role {
-            // Another setting of dense attention is that on keys and values of another type.
+            // A second setting of dense attention is one with keys and values of another type.
             Role::Reference if setting > 0 => SeriesLook::Method(known_methods(), setting - 1),
             Role::Reference => SeriesLook::Dense,
             Role::Method => SeriesLook::Method(place, setting),
@@ -24,7 +23,7 @@ pub fn looks(of: &[&str]) -> Vec<SeriesLook> {
     places.iter().enumerate().map(look).collect()
 }
 
-/// The looks of series that may be methods: those of the registry where all are, and others in their order where one is none.
+/// The looks of series that may be methods. If all are methods, their own looks; otherwise looks by position.
 pub fn of_names(names: &[&str]) -> Vec<SeriesLook> {
     if names.iter().all(|name| is_known(name)) {
         looks(names)
@@ -33,8 +32,8 @@ pub fn of_names(names: &[&str]) -> Vec<SeriesLook> {
     }
 }
 
-/// The looks of lines of which each may be about a method, all of one dash, since others mean something else there: those of
-/// the registry where no two are alike, and others in their order (but for dense attention) where two are.
+/// The looks of lines that may each be about a method, without different dashes, because dashes mean something else there. If all are
+/// methods and no two look alike, their own looks; otherwise looks by position, except for dense attention.
 pub fn of_lines(methods: &[Option<&str>]) -> Vec<SeriesLook> {
     let known: Option<Vec<&str>> = methods.iter().copied().collect();
     let own = known.filter(|names| names.iter().all(|name| is_known(name))).map(|names| looks(&names));
@@ -55,7 +54,7 @@ fn is_known(name: &str) -> bool {
     methods::all().any(|entry| entry.name == deciding(name))
 }
 
-/// A method's name in a legend, with its role if it is an oracle or a floor.
+/// A method's name in a legend, with its role for an oracle or a floor.
 pub fn legend_name(method: &str) -> String {
     match Role::of(method) {
         Role::Method | Role::Reference => method.to_owned(),
@@ -63,7 +62,7 @@ pub fn legend_name(method: &str) -> String {
     }
 }
 
-/// The method that determines the look. Of a combination `reader>decoder` it is the decoder, or the reader if the decoder is dense.
+/// The method that determines the look. For a combination `reader>decoder`, that is the decoder, or the reader if the decoder is dense.
 fn deciding(name: &str) -> &str {
     let part = match name.split_once('>') {
         Some((reader, REFERENCE)) => reader,
@@ -73,7 +72,7 @@ fn deciding(name: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// Methods that are not registered, such as those in records of other programs.
+/// Methods that are not in the registry, for example in records of other programs.
 fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     let mut unknown: Vec<&str> =
         of.iter().map(|name| deciding(name)).filter(|name| methods::all().all(|entry| entry.name != *name)).collect();
@@ -82,12 +81,12 @@ fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
     unknown
 }
 
-/// How many registered methods have the role of a method; what is none of them comes behind.
+/// The number of registered methods that are neither oracle, floor nor reference. Further looks come after these.
 fn known_methods() -> usize {
     methods::all().filter(|entry| entry.role == Role::Method).count()
 }
 
-/// A method's position among those of its role. Unregistered methods come last.
+/// A method's index among those of its role. Unregistered methods come last.
 fn place(name: &str, strangers: &[&str]) -> usize {
     let name = deciding(name);
     let Some(entry) = methods::all().find(|entry| entry.name == name) else {
@@ -96,11 +95,11 @@ fn place(name: &str, strangers: &[&str]) -> usize {
     methods::all().filter(|other| other.role == entry.role).position(|other| other.name == name).unwrap_or(0)
 }
 
-/// The most settings that can be told apart on a page and named below it.
+/// The most settings on a page that can be told apart and named below it.
 pub(super) const MOST_SETTINGS: usize = 20;
 
-/// Legend names of settings, each a method and its parameters: with these where the method has several. What all settings of a method have
-/// is in the note instead, if there is such.
+/// The names of settings in a legend: methods, and parameters if a method has several settings. Parameters that all settings of a method
+/// share are in the note instead, if there is one.
 pub(super) fn setting_names(settings: &[(&str, &str)]) -> (Vec<String>, Option<String>) {
     let shown = ShownParams::of(settings.iter().copied(), usize::MAX);
     let name = |(method, params): &(&str, &str)| match settings.iter().filter(|other| other.0 == *method).count() > 1 {
@@ -155,7 +154,7 @@ mod tests {
         assert_eq!(of_names(&["quest", "mean of heads"]), [SeriesLook::Method(0, 0), SeriesLook::Method(1, 0)]);
         let lines = |names: &[&str]| of_lines(&names.iter().map(|name| Some(*name)).collect::<Vec<_>>());
         assert_eq!(lines(&["full", "topk:k=8", "quest"]), looks(&["full", "topk", "quest"]));
-        // Settings of one method would differ in dashes alone.
+        // Settings of one method would differ only in dashes, so they get looks by position.
         assert_eq!(
             lines(&["full", "topk:k=8", "topk:k=16"]),
             [SeriesLook::Dense, SeriesLook::Method(1, 0), SeriesLook::Method(2, 0)]
@@ -165,7 +164,7 @@ mod tests {
 
     #[test]
     fn methods_of_near_colours_have_other_marks() {
-        // CIELAB distance, for the type of colour vision that sees the least difference.
+        // CIELAB distance as seen by the type of colour vision that sees the least difference.
         const NEAR: f64 = 15.0;
         let all: Vec<&str> = methods::METHODS.iter().map(|entry| entry.name).collect();
         let more: Vec<SeriesLook> = (0..64).map(|place| SeriesLook::Method(place, 0)).collect();

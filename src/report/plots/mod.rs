@@ -1,4 +1,4 @@
-//! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records, with a file here for each kind of figure.
+//! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records. Each kind of figure has a file here.
 
 pub mod analyses;
 pub mod depths;

@@ -7,7 +7,7 @@ use super::pen::page_title;
 /// One drawing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Figure {
-    /// File name, ending in `.svg`.
+    /// The file's name, which ends in `.svg`.
     pub file: String,
     /// The title.
     pub title: String,
@@ -15,16 +15,16 @@ pub struct Figure {
     pub svg: String,
 }
 
-/// The first pages of a figure.
+/// The first pages of a figure, as many as may be drawn.
 pub(in crate::report) struct Pages {
     /// The drawn pages.
     pub drawn: Vec<String>,
-    /// The number of all pages.
+    /// The number of all pages, drawn or not.
     pub of: usize,
 }
 
 impl Pages {
-    /// Draws the first `most` pages. `draw` gets the index of the page.
+    /// Draws the first `most` pages. `draw` gets a page's index.
     pub(super) fn of<P>(all: &[P], most: usize, draw: impl Fn(usize, &P) -> Result<String>) -> Result<Self> {
         let drawn = all.iter().take(most).enumerate().map(|(i, page)| draw(i, page));
         Ok(Self { drawn: drawn.collect::<Result<_>>()?, of: all.len() })
@@ -37,7 +37,7 @@ impl From<Vec<String>> for Pages {
     }
 }
 
-/// The pages of a figure as files: `name.svg`, `name-2.svg` and so on.
+/// The pages of a figure as files `name.svg`, `name-2.svg` and so on.
 pub(in crate::report) fn paged(file: &str, title: &str, pages: impl Into<Pages>) -> Vec<Figure> {
     let pages = pages.into();
     let (name, of) = (file.trim_end_matches(".svg"), pages.of);

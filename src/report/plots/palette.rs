@@ -1,13 +1,12 @@
-//! The colours of series: one palette for all figures, which works for colour-blind readers, in greyscale, and on light and dark
-//! backgrounds.
+//! The colours of series: one palette for all figures, for colour-blind readers, greyscale, and light and dark backgrounds.
 //!
-//! The tests define this: neighbouring colours of the palette differ under protanopia, under deuteranopia and in greyscale, and every
-//! colour has enough contrast with white paper and with the page's dark one. Colours that are still similar get different markers
-//! (`looks.rs`).
+//! The tests check this: neighbouring colours of the palette differ under protanopia, under deuteranopia and in greyscale, and every
+//! colour has enough contrast with white paper and with the dark paper of the page. Methods whose colours are still similar get
+//! different markers (`looks.rs`).
 
 use plotters::prelude::RGBColor;
 
-/// The colours of methods and other series, alternately dark and light.
+/// The colours of methods and other series, alternating between dark and light.
 pub const PALETTE: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -22,7 +21,7 @@ pub const PALETTE: [RGBColor; 8] = [
 pub const ORACLE: RGBColor = RGBColor(96, 96, 96);
 /// The colour of floors.
 pub const FLOOR: RGBColor = RGBColor(124, 124, 124);
-/// The colour of other programs, which is dark in greyscale too.
+/// The colour of other programs. It is dark in greyscale too.
 pub const PEER: RGBColor = RGBColor(92, 40, 140);
 
 #[cfg(test)]
@@ -43,13 +42,13 @@ pub mod tests {
         matrix.map(|row| row.iter().zip(of).map(|(factor, part)| factor * part).sum::<f64>().clamp(0.0, 1.0))
     }
 
-    /// Machado, Oliveira and Fernandes 2009, full severity.
+    /// The matrices of Machado, Oliveira and Fernandes 2009 for full severity.
     const PROTANOPIA: [[f64; 3]; 3] =
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]];
     const DEUTERANOPIA: [[f64; 3]; 3] =
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]];
     const NONE: [[f64; 3]; 3] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]];
-    /// The filter that the page applies to figures on dark paper (`page.css`): inverted, with the hue rotated by half a turn.
+    /// The filter that the page applies to figures on dark paper (`page.css`): it inverts, and rotates the hue by half a turn.
     const HALF_TURN: [[f64; 3]; 3] = [[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]];
 
     fn on_dark(RGBColor(red, green, blue): RGBColor) -> RGBColor {
@@ -62,13 +61,13 @@ pub mod tests {
         0.2126 * red + 0.7152 * green + 0.0722 * blue
     }
 
-    /// WCAG's contrast ratio.
+    /// The contrast ratio of WCAG.
     fn contrast(a: RGBColor, b: RGBColor) -> f64 {
         let [a, b] = [a, b].map(|colour| luminance(light(colour)) + 0.05);
         a.max(b) / a.min(b)
     }
 
-    /// Light in CIELAB, under D65.
+    /// Light in CIELAB coordinates, under D65.
     fn lab(of: Light) -> [f64; 3] {
         const TO_XYZ: [[f64; 3]; 3] = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
         let [x, y, z] = TO_XYZ.map(|row| {
@@ -78,7 +77,7 @@ pub mod tests {
         [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
     }
 
-    /// The CIELAB distance for the type of colour vision that sees the least difference.
+    /// The CIELAB distance as seen by the type of colour vision that sees the least difference.
     pub fn distance(a: RGBColor, b: RGBColor) -> f64 {
         let seen = |eye: &[[f64; 3]; 3]| {
             let [a, b] = [a, b].map(|colour| lab(through(eye, light(colour))));
@@ -91,17 +90,17 @@ pub mod tests {
         (lab(light(a))[0] - lab(light(b))[0]).abs()
     }
 
-    /// WCAG 2.1's minimum contrast for graphics.
+    /// The minimum contrast for graphics in WCAG 2.1.
     const LEAST_CONTRAST: f64 = 3.0;
-    /// In CIELAB: ten times what can just be distinguished side by side, which is about 2.
+    /// A distance in CIELAB: ten times what can just be distinguished side by side, which is about 2.
     const LEAST_DISTANCE: f64 = 20.0;
-    /// Difference of lightness, from 0 to 100.
+    /// A difference in lightness, on a scale from 0 to 100.
     const LEAST_IN_GREY: f64 = 8.0;
     const WHITE: RGBColor = RGBColor(255, 255, 255);
     /// The page's `--paper` in dark mode.
     const DARK: RGBColor = RGBColor(20, 23, 27);
 
-    /// The faults of a palette. Its last colour is followed by its first.
+    /// The faults of a palette. Its last colour is a neighbour of its first.
     fn faults(palette: &[RGBColor]) -> Vec<String> {
         let mut faults = Vec::new();
         for (i, colour) in palette.iter().enumerate() {
@@ -136,7 +135,7 @@ pub mod tests {
         let yellow = with(1, RGBColor(255, 255, 0));
         assert!(yellow.starts_with("contrast on white of RGBColor(255, 255, 0): 1.07 < 3"), "{yellow}");
         assert!(with(4, WHITE).contains("contrast on white"));
-        // A red beside an equally light green, which deuteranopia cannot distinguish.
+        // A red next to an equally light green, which deuteranopia cannot tell apart.
         let red_and_green = faults(&[RGBColor(190, 60, 40), RGBColor(96, 112, 40)]).join("; ");
         assert!(red_and_green.contains("distance to the next of"), "{red_and_green}");
         assert!(with(2, RGBColor(0, 118, 170)).contains("in grey"), "as light as its neighbour");

@@ -1,6 +1,6 @@
-//! A paper's table of two parameters as heat maps: one of the published numbers, one of the measured ones.
+//! A paper's table over two parameters, as heat maps: one of published numbers, one of measured numbers.
 //!
-//! A row's name says where it is: `(8,75)`, `DS 1/4`. Rows whose names do not end in a number have no place; they are named below.
+//! A row's name is its place, as `(8,75)` or `DS 1/4`. Rows whose names do not end in a number have none, and are named below.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use spattn_lab::papers::item::GridAxes;
 use spattn_lab::papers::numbers::short;
 use spattn_lab::papers::outcome::CellOutcome;
 
-/// The place of a row: its names on both axes.
+/// The place of a row: its labels on both axes.
 fn place(name: &str) -> Option<(String, String)> {
     let bracketed =
         name.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).and_then(|rest| rest.split_once(','));
@@ -72,7 +72,7 @@ pub(super) fn figures(
     Ok(paged(file, title, grid.pages(MOST_PAGES)?))
 }
 
-/// The index of a name, which is appended if it is new.
+/// The index of a name. A new name is appended.
 fn index(names: &mut Vec<String>, name: String) -> usize {
     names.iter().position(|known| *known == name).unwrap_or_else(|| {
         names.push(name);

@@ -3,18 +3,18 @@
 use spattn_lab::papers::item::{Item, Line};
 use spattn_lab::papers::outcome::{ItemOutcome, OutcomeRow};
 
-/// A row of an outcome with the item's row that it is, or that it stands in for.
+/// A row of an outcome, with the item's row that it is or stands in for.
 #[derive(Clone, Copy)]
 pub(super) struct DrawnRow<'a> {
     /// The item's row.
     pub line: &'a Line,
     /// The outcome's row.
     pub row: &'a OutcomeRow,
-    /// The model of its numbers, where rows have several.
+    /// The model that its numbers are from, if rows have several models.
     pub model: Option<&'a str>,
 }
 
-/// The rows of an outcome that are drawn. A correlation is not comparable with the other numbers.
+/// The rows of an outcome to draw. Correlations are not comparable with other numbers.
 pub(super) fn drawn_rows<'a>(outcome: &'a ItemOutcome, item: &'a Item) -> Vec<DrawnRow<'a>> {
     let find = |name: &str| item.rows.iter().find(|line| line.name == name);
     let one = |row: &'a OutcomeRow| {

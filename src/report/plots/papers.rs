@@ -1,9 +1,9 @@
 //! A paper's table as a drawing: columns (or rows) from left to right, with a line for each row (or column). Measured numbers are filled
-//! and have intervals, published ones are hollow and dashed. Lines join neighbours only, and only steps of one quantity (`joins.rs`): never a
-//! number with an average, nor different methods, tasks or models. Tables of two parameters are heat maps (`paper_grids.rs`).
+//! and have intervals, published ones are hollow and dashed. Lines join only neighbours that are steps of one quantity (`joins.rs`): never
+//! a number and an average, nor different methods, tasks or models. Tables over two parameters are heat maps (`paper_grids.rs`).
 //!
-//! If lines or points each belong to a different method, they have its colour and marker (`looks.rs`). Lines for several settings of one
-//! method get colours and markers by position, because dashes mark published numbers.
+//! If each line or point belongs to a different method, it has that method's colour and marker (`looks.rs`). Lines for several settings of
+//! one method get colours and markers by position, because dashes mark published numbers.
 
 use std::ops::Range;
 
@@ -26,27 +26,27 @@ use spattn_lab::papers::seen::TableSelection;
 use spattn_lab::papers::times::Timed;
 use spattn_lab::papers::values::Value;
 
-/// The height of the plotted area, and of a line of the legend.
+/// The height of the plotted area, and of a line in the legend.
 const HEIGHT: i32 = 320;
 const LEGEND_LINE: i32 = 24;
-/// The margins: for the numbers of the axis, after the last column, and for the names below.
+/// The margins: for the axis' numbers, after the last column, and for the names below.
 const LEFT: i32 = 84;
 const RIGHT: i32 = 20;
 const BELOW: i32 = 48;
-/// The least distance of two columns.
+/// The least distance between two columns.
 const STEP: i32 = 110;
 /// The greatest width of a row of columns. Further columns continue below.
 const MOST_WIDTH: i32 = 1320;
-/// The cells along a line.
+/// The cells that a line goes through.
 struct Series {
     name: String,
     look: SeriesLook,
-    /// How each point looks, if not as the line.
+    /// The look of each point, if it differs from the line's.
     points: Option<Vec<SeriesLook>>,
     cells: Vec<CellOutcome>,
 }
 
-/// The pages of an outcome's drawing, `file` and further ones; empty if there is no number to draw.
+/// The pages of an outcome's drawing: `file` and further files; empty if there are no numbers to draw.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -54,7 +54,7 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
     let rows = drawn_rows(outcome, item);
     let drawn = drawn_columns(item, outcome, &rows);
     let Some(first) = drawn.first() else { return Ok(Vec::new()) };
-    // The points of a single column would lie on top of each other.
+    // With a single column, all points would be at the same place, so its rows are drawn from left to right.
     let over_rows = drawn.len() == 1 || item.plot.as_ref().is_some_and(|plot| plot.over_rows);
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
@@ -100,7 +100,7 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
     Ok(paged(file, &title, drawing.pages()?))
 }
 
-/// Leaves out the cells of other quantities than the one on the axis.
+/// Leaves out cells whose quantity is not the one on the axis.
 fn leave_out_others(
     series: &mut [Series],
     (rows, columns): (&[DrawnRow<'_>], &[&Line]),
@@ -117,7 +117,7 @@ fn leave_out_others(
     }
 }
 
-/// Leaves out the places at which no line has a number. A line ends where one was.
+/// Leaves out the places where no line has a number. Lines end where one was left out.
 fn without_empty_places(
     names: Vec<String>,
     breaks: &[Break],
@@ -140,7 +140,7 @@ fn without_empty_places(
     (names, breaks, series.into_iter().map(of_line).collect())
 }
 
-/// What measured numbers were measured on, for titles and notes.
+/// What numbers were measured on, for titles and notes.
 fn measured_on(outcome: &ItemOutcome) -> String {
     match outcome.variant.as_str() {
         TIMES => "measured on a GPU".to_owned(),
@@ -149,7 +149,7 @@ fn measured_on(outcome: &ItemOutcome) -> String {
     }
 }
 
-/// The meaning of marks.
+/// The note on what the marks mean.
 fn note(outcome: &ItemOutcome, series: &[Series]) -> String {
     let has = |of: fn(&CellOutcome) -> bool| series.iter().any(|line| line.cells.iter().any(of));
     let measured =
@@ -158,7 +158,7 @@ fn note(outcome: &ItemOutcome, series: &[Series]) -> String {
     measured.into_iter().chain(published).collect::<Vec<_>>().join("; ")
 }
 
-/// The quantities of an outcome's numbers: the published and the measured ones.
+/// The quantities of an outcome's published and measured numbers.
 struct Kinds {
     published: Option<Kind>,
     measured: Option<Kind>,
@@ -185,13 +185,13 @@ impl Kinds {
         }
     }
 
-    /// The quantity on the axis: that of the measured numbers if there are some.
+    /// The quantity on the axis: that of the measured numbers, or without any that of the published ones.
     fn shown(&self) -> &Kind {
         const NOTHING: &Kind = &Kind::Value(Value::Score);
         self.measured.as_ref().or(self.published.as_ref()).unwrap_or(NOTHING)
     }
 
-    /// Whether published numbers are of the quantity on the axis.
+    /// Whether the published numbers have the quantity on the axis.
     fn has_published(&self) -> bool {
         match (&self.published, &self.measured) {
             (Some(published), Some(measured)) => published == measured,
@@ -203,15 +203,15 @@ impl Kinds {
 /// The quantity on the vertical axis.
 #[derive(PartialEq)]
 enum Kind {
-    /// A value of records.
+    /// A value of records, such as a score.
     Value(Value),
-    /// Values of records, some of them perplexities by their rows; in words.
+    /// Several values of records in words, because some rows' scores are perplexities.
     Several(Vec<String>),
-    /// A number of an analysis, with its name if all lines have the same.
+    /// A number found by an analysis; its name if all lines have the same.
     Found(Option<String>),
-    /// A speed-up, with what it is over if all lines have the same.
+    /// A speed-up; what it is relative to if that is the same for all lines.
     Ratio(Option<String>),
-    /// A time, with its column.
+    /// A time; its column if that is the same for all lines.
     Time(Option<String>),
 }
 
@@ -246,7 +246,7 @@ impl Kind {
         Self::Value(first.map_or(Value::Score, |(column, row)| item.value(row, column)))
     }
 
-    /// The label of the axis; `title` if the lines show different quantities.
+    /// The label of the axis, which is `title` if the lines show different quantities.
     fn label(&self, percent: bool, title: &str) -> String {
         let unit = if percent { ", %" } else { "" };
         match self {
@@ -264,7 +264,7 @@ impl Kind {
 
 const PERPLEXITY: &str = "perplexity";
 
-/// The quantity of a cell, in words. A score is a perplexity if the run scores every token of texts.
+/// The quantity of a cell in words. A score is a perplexity if the run's tasks score every token of a text.
 fn value_label(item: &Item, variant: Variant, row: &Line, column: &Line) -> String {
     let value = item.value(row, column);
     let (of_column, of_row) = (column.select(variant), row.select(variant));
@@ -278,20 +278,20 @@ fn value_label(item: &Item, variant: Variant, row: &Line, column: &Line) -> Stri
     }
 }
 
-/// The value that all have, if it is the same.
+/// The common value, if all values are the same.
 fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
     let first = all.next()??;
     all.all(|other| other.as_ref() == Some(&first)).then_some(first)
 }
 
-/// The indices of the columns that are drawn: those that the item names, or else those like the first one. If the outcome has no number
-/// there, those like the first column with one.
+/// The indices of the columns to draw: those that the item names, otherwise those of the same kind as the first. If the outcome has no
+/// number there, those of the same kind as the first column that has one.
 fn drawn_columns(item: &Item, outcome: &ItemOutcome, rows: &[DrawnRow<'_>]) -> Vec<usize> {
     let is_times = outcome.variant == TIMES;
     let has = |at: usize, of: fn(&CellOutcome) -> bool| rows.iter().any(|row| row.row.cells.get(at).is_some_and(of));
     let is_shown = |at: usize| match outcome.is_measured() {
         true => item.is_time(&item.columns[at]) == is_times && has(at, |cell| cell.measured.is_some()),
-        // Published times are drawn beside measured ones.
+        // Published times are drawn together with measured ones.
         false => !item.is_time(&item.columns[at]) && has(at, |cell| cell.published.is_some()),
     };
     let kind = |line: &Line| (line.value, line.percent, line.time.is_some());
@@ -303,7 +303,7 @@ fn drawn_columns(item: &Item, outcome: &ItemOutcome, rows: &[DrawnRow<'_>]) -> V
         Some(plot) if !plot.columns.is_empty() => {
             plot.columns.iter().filter_map(|name| item.columns.iter().position(|c| c.name == *name)).collect()
         }
-        // Nothing says what the columns are of a table that cannot be run, so they are not drawn together.
+        // A table that cannot be run does not say what its columns are, so they are not drawn together.
         _ if item.columns.is_empty() || !is_known => Vec::new(),
         _ => like(0),
     };
@@ -326,7 +326,7 @@ fn along_columns(outcome: &ItemOutcome, rows: &[DrawnRow<'_>], drawn: &[usize]) 
 fn along_rows(item: &Item, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = rows.iter().map(|row| row.row.name.clone()).collect();
     let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
-    // If there is a single line, its points can show their methods.
+    // If there is only one line, its points can show their methods.
     let points = (drawn.len() == 1).then(|| methods_of(rows)).filter(|of| of.iter().all(Option::is_some));
     let points = points.map(|of| of.iter().map(|method| of_lines(&[*method])[0]).collect::<Vec<_>>());
     let one = |(i, look): (&usize, SeriesLook)| Series {
@@ -338,12 +338,12 @@ fn along_rows(item: &Item, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<Strin
     (names, drawn.iter().zip(of_lines(&columns)).map(one).collect())
 }
 
-/// The method of each row, as it was run or otherwise as in the paper.
+/// The method of each row: the one that was run, otherwise the paper's.
 fn methods_of<'a>(rows: &[DrawnRow<'a>]) -> Vec<Option<&'a str>> {
     rows.iter().map(|row| row.row.method.as_deref().or(row.line.method.as_deref())).collect()
 }
 
-/// All numbers of a line, ends of intervals included.
+/// All numbers of a line, including the ends of intervals.
 fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
     let of = |cell: &CellOutcome| {
         let ends = cell.measured.and_then(|m| m.ends);
@@ -355,24 +355,24 @@ fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
 /// The contents of all pages.
 struct Drawing<'a> {
     title: &'a str,
-    /// The meaning of marks, below the legend.
+    /// What the marks mean, for below the legend.
     note: &'a str,
     axis: Axis,
-    /// The names from left to right.
+    /// The names of the places, from left to right.
     names: Vec<String>,
-    /// What ends before each of them.
+    /// What ends before each place.
     breaks: Vec<Break>,
     series: Vec<Series>,
 }
 
-/// Places divided into rows of at most so many, about equally.
+/// Divides places into rows of about equal length, with at most `most` places each.
 fn in_rows(places: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let rows = places.len().div_ceil(most).max(1);
     let most = places.len().div_ceil(rows).max(1);
     places.clone().step_by(most).map(|first| first..(first + most).min(places.end)).collect()
 }
 
-/// A row of columns.
+/// A row of columns, and where it is drawn.
 struct Frame<'a> {
     drawing: &'a Drawing<'a>,
     columns: Range<usize>,
@@ -386,7 +386,7 @@ impl Drawing<'_> {
         self.names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP)
     }
 
-    /// The columns of each row of the drawing: models apart, and each divided into about equal numbers.
+    /// The columns in each row of the drawing. Rows never mix models, and those of a model have about the same length.
     fn rows(&self) -> Vec<Range<usize>> {
         let most = ((MOST_WIDTH - LEFT - RIGHT) / self.step()).max(1) as usize;
         let inner = (1..self.names.len()).filter(|at| self.breaks[*at] == Break::Row);
@@ -418,7 +418,7 @@ impl Drawing<'_> {
         pages.iter().enumerate().map(draw_page).collect()
     }
 
-    /// Series that have a look of their own, each with the pixel where its entry starts and its line.
+    /// The series with a look of their own, each with the left end of its legend entry in pixels and its line.
     fn legend(&self, width: i32) -> Vec<(&Series, Pixel)> {
         let named: Vec<&Series> = self.series.iter().filter(|series| series.points.is_none()).collect();
         let longest = named.iter().map(|series| series.name.chars().count() as i32).max().unwrap_or(0);
@@ -478,7 +478,7 @@ impl Frame<'_> {
             let point = |column: usize| Some((look(column), (self.x(column), self.y(of(&series.cells[column])?))));
             self.columns.clone().filter_map(point).collect()
         };
-        // From each place to the next, where both have a number and belong together.
+        // A segment joins each place with the next if both have a number and no break is between them.
         let segments = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<[Pixel; 2]> {
             let place = |column: usize| Some((self.x(column), self.y(of(&series.cells[column])?)));
             let inner = self.columns.clone().skip(1).filter(|column| self.drawing.breaks[*column] == Break::None);

@@ -6,12 +6,12 @@ use spattn_lab::papers::judging::judge;
 use spattn_lab::papers::measure::Evidence;
 use spattn_lab::papers::run_of::RunOf;
 
-/// An item with some rows (name and method), drawn over rows or columns.
+/// Draws an item with some rows (name and method), over rows or columns.
 fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
     drawn_of("ruler/vt", plot, rows)
 }
 
-/// The same for a task.
+/// Does the same for another task.
 fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
     let mut text = format!("title = 't'\n{plot}\n[run]\nmodel = 'x/y'\ntasks = ['{task}']\n[builtin]\n");
     for (name, method) in rows {
@@ -25,7 +25,7 @@ fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
     figures(&judge("p/t", &item, RunOf::AS_NAMED, Evidence::default()).unwrap(), &item, "plot.svg").unwrap()
 }
 
-/// Scores that stand in for the paper's perplexities are no perplexities, and have no axis with them.
+/// Scores in place of the paper's perplexities are not perplexities, and share no axis with them.
 #[test]
 fn measured_numbers_have_their_own_quantity() {
     let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ppl/pg19']\n[builtin]\ntasks = ['ruler/vt']\n\
@@ -46,7 +46,7 @@ fn measured_numbers_have_their_own_quantity() {
     assert!(drawn.title == "p/t: perplexity" && !drawn.svg.contains("filled:"));
 }
 
-/// What marks mean is in as many lines as it needs.
+/// The note on marks takes as many lines as it needs.
 #[test]
 fn the_note_on_marks_stays_on_the_page() {
     let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n[builtin]\n[[row]]\nname = 'Full'\nmethod = 'full'\n\
@@ -64,7 +64,7 @@ fn the_note_on_marks_stays_on_the_page() {
     assert!(note.len() == 2 && LEFT + widest * (CHARACTER - 1) <= LEAST_WIDTH, "{note:?}");
 }
 
-/// Columns without numbers are not drawn where others have some.
+/// Columns without numbers are not drawn if others have some.
 #[test]
 fn a_figure_shows_the_columns_that_have_numbers() {
     let text = "title = 't'\n[run]\nmodel = 'x/y'\ntasks = ['ppl/pg19']\n[builtin]\ntasks = ['ruler/vt']\n\
@@ -87,7 +87,7 @@ fn perplexities_are_no_scores() {
     assert_eq!(drawn_of("ppl/wikitext2", "", &ours).remove(0).title, "p/t: perplexity; score, %");
 }
 
-/// Rows of two quantities have no common axis.
+/// Rows of two different quantities have no common axis.
 #[test]
 fn a_figure_shows_one_quantity() {
     let text = "title = 't'\nplot = { columns = ['A', 'B'] }\n[run]\nmodel = 'x/y'\n[builtin]\ntasks = ['ruler/vt']\n\
@@ -101,7 +101,7 @@ fn a_figure_shows_one_quantity() {
     assert!(drawn.svg.contains("\nscores\n") && !drawn.svg.contains("\ndensities\n"));
 }
 
-/// A row without a number takes no place, and ends the line.
+/// A row without a number takes no space, and ends the line.
 #[test]
 fn a_figure_shows_the_rows_that_have_numbers() {
     let text = |number: &str| {
@@ -156,7 +156,7 @@ fn rows_that_are_methods_have_their_colours() {
 
 #[test]
 fn lines_join_neighbours_that_belong_together() {
-    // Of what is drawn along rows: faint lines of published numbers, each of many dashes.
+    // Drawn over rows: faint lines between published numbers consist of many dashes.
     let of = |rows: &[(&str, &str)]| drawn("plot = { columns = ['VT'], over_rows = true }", rows).remove(0).svg;
     let dashes = |svg: &str| svg.matches("<polyline").count();
     let bare = dashes(&of(&[("A", "quest:page=16"), ("B", "topk:k=8"), ("C", "hip")]));

@@ -1,4 +1,4 @@
-//! `params_*.svg`: scores over two parameters of a method, such as K and L of LSH.
+//! `params_*.svg`: scores over two parameters of a method, for example K and L of LSH.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use crate::report::format::{params_without, tokens};
 use spattn_eval::records::order::natural;
 use spattn_eval::summary::columns::SummaryRow;
 
-/// The rows that differ only in two numeric parameters.
+/// What rows have in common that differ only in two numeric parameters.
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Plane<'a> {
     model: &'a str,
@@ -19,15 +19,15 @@ struct Plane<'a> {
     method: &'a str,
     x: &'a str,
     y: &'a str,
-    /// All other parameters.
+    /// All other parameters, as text.
     rest: String,
 }
 
-/// A row of a plane, with its values of `y` and `x`.
+/// A row of a plane, with its values of the parameters `y` and `x`.
 type Placed<'a> = (&'a str, &'a str, &'a SummaryRow);
 
 /// One figure for each model, protocol, length, method and pair of numeric parameters with at least two values each, with a panel for each
-/// task; `means` as for [`trade::figures`](super::trade::figures). Perplexities have none. At most `most` pages are drawn.
+/// task. `means` are as for [`trade::figures`](super::trade::figures). Perplexities are not drawn. At most `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -83,7 +83,7 @@ fn planes<'a>(rows: impl Iterator<Item = &'a SummaryRow>) -> Vec<(Plane<'a>, Vec
 }
 
 impl<'a> Plane<'a> {
-    /// `rows` is never empty.
+    /// The heat map of `rows`, of which there is at least one.
     fn grid(&self, rows: &[Placed<'a>]) -> Grid {
         let values = |of: fn(&Placed<'a>) -> &'a str| {
             let mut all: Vec<&str> = rows.iter().map(of).collect();

@@ -1,8 +1,8 @@
 //! Drawing in pixels with plotters' SVG backend.
 //!
-//! Text stays text, so no system fonts are needed and the same calls give the same bytes. Colours (`palette.rs`) are distinct to
-//! colour-blind readers, and methods of the same colour have different markers, so that figures can be printed in greyscale. Letters are
-//! large enough for a figure at half its width.
+//! Text stays text, so no system fonts are needed and the same calls give the same bytes. Colour-blind readers can tell the colours apart
+//! (`palette.rs`), and methods of the same colour have different markers, so figures can be printed in greyscale. Letters are large enough
+//! for a figure at half its width.
 
 use anyhow::Result;
 use plotters::backend::SVGBackend;
@@ -15,7 +15,7 @@ use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, Tex
 use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
 use spattn_base::text::in_line;
 
-/// A place in pixels, from the left and from the top.
+/// A place in pixels: its distance from the left and from the top.
 pub type Pixel = (i32, i32);
 
 /// The text size. plotters divides by 1.24 for SVG, so these two are 15 and 18 px.
@@ -38,7 +38,7 @@ pub const INK: RGBColor = RGBColor(40, 40, 40);
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
 /// The colour of series in the background, slightly darker than the lines at ticks.
 const FAINT: RGBColor = RGBColor(205, 205, 205);
-/// The corners of markers, in units of their radius. With the circle, which comes before them, there are as many as colours.
+/// The corners of markers, in units of their radius. With the circle, which comes first, there are as many markers as colours.
 const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
@@ -63,25 +63,25 @@ const MARKERS: [&[(f64, f64)]; 7] = [
 ];
 /// The number of markers.
 const MARKS: usize = MARKERS.len() + 1;
-/// After this many methods, lines get other dashes, because some earlier methods have similar colours and the same marker.
+/// From this many methods on, lines get other dashes, because some earlier methods have similar colours and the same marker.
 const IN_ONE_DASH: usize = 32;
-/// The lengths of ink and gap along a line in pixels, alternating; empty for a solid line.
+/// The lengths of dash and gap along a line in pixels, alternating; empty for a solid line.
 const DASHES: [&[f64]; 6] =
     [&[], &[8.0, 5.0], &[3.0, 3.0], &[14.0, 4.0, 3.0, 4.0], &[14.0, 7.0], &[9.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
-/// The dashes of references, oracles and floors: none is solid.
+/// The dashes of dense attention, oracles and floors, none of which is solid.
 const DENSE_DASH: &[f64] = &[8.0, 5.0];
 const ORACLE_DASHES: [&[f64]; 4] = [&[6.0, 4.0], &[10.0, 3.0], &[4.0, 7.0], &[9.0, 3.0, 2.0, 3.0]];
 const FLOOR_DASHES: [&[f64]; 2] = [&[1.5, 3.5], &[1.5, 7.0]];
 const FAINT_DASH: &[f64] = &[3.0, 5.0];
 
-/// The look of a series. The first number determines marker and colour, the second one the dashes.
+/// The look of a series. The first number determines the marker and colour, the second one the dashes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SeriesLook {
-    /// A method to be used, or another series of equal standing: in colour and filled.
+    /// A usable method, or another series of equal rank: filled, in colour.
     Method(usize, usize),
-    /// A method that shows what is possible: grey, hollow and dashed.
+    /// An oracle, which shows what is possible: grey, hollow and dashed.
     Oracle(usize, usize),
-    /// A method that needs no search, as a lower bound: grey, hollow and dotted.
+    /// A floor, which selects without a search: grey, hollow and dotted.
     Floor(usize, usize),
     /// Another program: hollow and dashed, in its own colour.
     Peer(usize),
@@ -89,12 +89,12 @@ pub enum SeriesLook {
     Dense,
     /// The machine's limit: black and without markers.
     Roof,
-    /// A method in the background: faint, without markers and intervals.
+    /// A method in the background: faint, without markers or intervals.
     Other,
 }
 
 impl SeriesLook {
-    /// The same for another of its settings.
+    /// The look of another setting of the same method.
     #[cfg(test)]
     pub fn of_setting(self, setting: usize) -> Self {
         match self {
@@ -108,7 +108,7 @@ impl SeriesLook {
     /// The colour.
     pub fn colour(self) -> RGBColor {
         match self {
-            // One further in each round of marks: 64 methods look different, and those that are often compared too.
+            // Each round of markers shifts the colours by one, so that 64 methods look different, above all those often compared.
             SeriesLook::Method(place, _) => PALETTE[(place + place / MARKS) % PALETTE.len()],
             SeriesLook::Oracle(..) => ORACLE,
             SeriesLook::Floor(..) => FLOOR,
@@ -118,7 +118,7 @@ impl SeriesLook {
         }
     }
 
-    /// The lengths of ink and gap along a line, in pixels; empty for a solid line.
+    /// The lengths of dash and gap along a line, in pixels; empty for a solid line.
     pub fn dash(self) -> &'static [f64] {
         match self {
             SeriesLook::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
@@ -134,7 +134,7 @@ impl SeriesLook {
     pub fn mark(self) -> usize {
         match self {
             SeriesLook::Method(place, _) | SeriesLook::Oracle(place, _) | SeriesLook::Peer(place) => place % MARKS,
-            // The diamond: what is drawn is as likely as anything else.
+            // The first floor gets the diamond.
             SeriesLook::Floor(place, _) => (place + 3) % MARKS,
             SeriesLook::Dense | SeriesLook::Roof | SeriesLook::Other => 0,
         }
@@ -150,7 +150,7 @@ impl SeriesLook {
     }
 }
 
-/// Draws a figure of a size in pixels, with a title, and returns it as SVG.
+/// Draws a figure of this size in pixels with a title, and returns it as SVG.
 ///
 /// # Errors
 /// If `body` fails.
@@ -172,12 +172,12 @@ pub fn page_title(title: &str, page: usize, pages: usize) -> String {
     if pages > 1 { format!("{title} ({} of {pages})", page + 1) } else { title.to_owned() }
 }
 
-/// The width of a title with margins.
+/// The width of a title, including margins.
 pub fn title_width(title: &str) -> i32 {
     title.chars().count() as i32 * (CHARACTER + 1) + 2 * CHARACTER
 }
 
-/// A note as lines that are not wider than so many pixels, broken between words; notes are smaller than other text.
+/// Breaks a note between words into lines of at most `width` pixels. Notes are smaller than other text.
 pub fn in_lines(text: &str, width: i32) -> Vec<String> {
     let most = (width / (CHARACTER - 1)).max(1) as usize;
     let mut lines: Vec<String> = Vec::new();
@@ -190,7 +190,7 @@ pub fn in_lines(text: &str, width: i32) -> Vec<String> {
     lines
 }
 
-/// A drawing area with operations in pixels.
+/// A drawing area, with operations that take pixels.
 pub struct Pen<'a, 'b> {
     /// The area.
     pub area: &'a DrawingArea<SVGBackend<'b>, Shift>,
@@ -249,18 +249,18 @@ impl<'b> Pen<'_, 'b> {
         Ok(())
     }
 
-    /// Draws a line in dashes whatever the look, for what lies beside a series.
+    /// Draws a dashed line whatever the look, beside the line of a series.
     pub fn faint(&self, look: SeriesLook, points: &[Pixel]) -> Result<()> {
         points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], FAINT_DASH, look.colour()))
     }
 
-    /// The marker of a series, hollow.
+    /// Draws the marker of a series, hollow.
     pub fn hollow(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         self.shape(look, at, RADIUS + 1, look.colour())?;
         self.shape(look, at, RADIUS - 2, WHITE)
     }
 
-    /// Draws an interval upright.
+    /// Draws a vertical interval.
     pub fn interval(&self, look: SeriesLook, x: i32, (low, high): (i32, i32)) -> Result<()> {
         if look == SeriesLook::Other {
             return Ok(());
@@ -270,8 +270,8 @@ impl<'b> Pen<'_, 'b> {
         paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
     }
 
-    /// The marker of a series with a thin white rim, so that markers on each other can be told apart; hollow
-    /// for oracles, floors and peers, none for a roof.
+    /// Draws the marker of a series with a thin white rim, so that overlapping markers can be told apart; hollow for oracles, floors and
+    /// peers, and none for a roof or a series in the background.
     pub fn marker(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         match look {
             SeriesLook::Roof | SeriesLook::Other => Ok(()),
@@ -280,7 +280,7 @@ impl<'b> Pen<'_, 'b> {
         }
     }
 
-    /// The marker of a series, filled whatever the look, with a thin white rim.
+    /// Draws the marker of a series with a thin white rim, filled whatever the look.
     pub fn filled(&self, look: SeriesLook, at: Pixel) -> Result<()> {
         self.shape(look, at, RADIUS + 1, WHITE)?;
         self.shape(look, at, RADIUS, look.colour())
@@ -295,13 +295,13 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Polygon::new(corners, colour.filled()))
     }
 
-    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards), control characters that XML
-    /// does not allow are written as escapes such as `\u{1b}`.
+    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and in [`upwards`](Self::upwards), control characters that
+    /// XML does not allow are written as escapes such as `\u{1b}`.
     pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
         self.coloured(text, at, size, anchor, INK)
     }
 
-    /// As [`text`](Self::text), in a given colour.
+    /// Writes text as [`text`](Self::text) does, in a given colour.
     pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
         self.draw(Text::new(in_line(text).into_owned(), at, style(font(size), anchor).color(&ink)))
     }

@@ -1,6 +1,6 @@
 //! Figures as PNG, for programs that do not accept SVG.
 //!
-//! The only font is part of the program (`fonts/`: DejaVu Sans, reduced to Latin, Greek and a few signs), so that figures look the same on
+//! The only font is part of the program (`fonts/`: DejaVu Sans, reduced to Latin, Greek and a few signs), so figures look the same on
 //! machines without fonts.
 
 use std::sync::{Arc, OnceLock};
@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree, fontdb};
 
-/// Pixels for each pixel of the drawing, so that letters are sharp in print and on dense screens.
+/// The pixels of the PNG for each pixel of the drawing, so that letters are sharp in print and on dense screens.
 const SCALE: f32 = 2.0;
 
 const FONT: &[u8] = include_bytes!("../fonts/DejaVuSans.ttf");
 
-/// A drawing as a PNG file of twice its size. The same drawing gives the same bytes.
+/// Renders a drawing as a PNG file of twice its size. The same drawing gives the same bytes.
 ///
 /// # Errors
-/// If it is not an SVG, or has no area.
+/// If the drawing is not SVG, or has no area.
 pub fn render(svg: &str) -> Result<Vec<u8>> {
     let options = Options { fontdb: fonts(), font_family: "DejaVu Sans".to_owned(), ..Options::default() };
     let tree = Tree::from_str(svg, &options).context("a figure cannot be read back")?;

@@ -1,9 +1,9 @@
 //! `score_vs_*.svg`: score (or perplexity) against cost, with a panel for each task and a colour for each method.
 //!
-//! Every measured point is drawn. A line joins a method's settings that no other setting of it beats at the same or a lower cost (its
-//! Pareto front), which the figure says where the line passes points by. Only a measured latency is a cost that is called so: shares of
-//! common steps (`--latency shared`) have no figure. Oracles and floors are hollow and grey, behind the methods: exact `topk` and `topp` show what a search could reach, `oracle_sampling` what sampling could,
-//! and `random` what needs no search.
+//! Every measured point is drawn. A line joins those settings of a method that no other setting of it beats at the same or a lower cost
+//! (its Pareto front); a note says so if the line leaves out points. Only a measured latency is called one: shares of common steps
+//! (`--latency shared`) have no figure. Oracles and floors are hollow and grey, behind the methods: exact `topk` and `topp` show what a
+//! search could reach, `oracle_sampling` what sampling could, and `random` what needs no search.
 
 use std::collections::BTreeSet;
 
@@ -25,22 +25,22 @@ struct Cost {
     name: &'static str,
     title: &'static str,
     label: &'static str,
-    /// Its value; `None` if nobody counted or measured it, so that the row has no place in the figure.
+    /// The cost of a row; `None` if it was not counted or measured, so that the row is not drawn.
     of: fn(&SummaryRow) -> Option<f64>,
-    /// Whether dense attention has a position of its own. If it is always at 100 %, it says nothing.
+    /// Whether dense attention has its own position. If it is always at 100 %, that says nothing.
     has_dense: bool,
-    /// Whether it is a time.
+    /// Whether the cost is a time.
     is_time: bool,
 }
 
 impl Cost {
-    /// Whether a row is drawn. Times under several conditions cannot share an axis, and shares of common steps are no latencies.
+    /// Whether a row is drawn. Times taken under different conditions cannot share an axis, and shares of common steps are no latencies.
     fn is_drawn(&self, row: &SummaryRow) -> bool {
         !self.is_time || (row.is_timed_alone() && !row.is_timed_apart)
     }
 
-    /// Whether the rows have this cost. Bytes and times are those of steps after the prefix; a text that is read in one pass has none, not
-    /// even under `full`.
+    /// Whether the rows have this cost. Bytes and times are those of steps after the prefix, so a text that is read in one pass has none,
+    /// not even under `full`.
     fn is_measured(&self, rows: &[&SummaryRow]) -> bool {
         !self.has_dense || rows.iter().any(|r| (self.of)(r).is_some_and(|cost| cost > 0.0))
     }
@@ -89,9 +89,9 @@ const COSTS: [Cost; 5] = [
     },
 ];
 
-/// Score with 95 % intervals against density, FLOPs, bytes, transfers and latency: a figure for each cost that was measured, model, length, protocol
-/// and measure, in the order of the rows. `means` are rows of means over tasks, which have their own panel. `full` is a dashed line. The
-/// file names contain what differs between several figures. At most `most` pages are drawn for each cost.
+/// Draws score with 95 % intervals against density, FLOPs, bytes, transfers and latency: one figure for each measured cost, model, length,
+/// protocol and measure, in the order of the rows. `means` are rows of means over tasks, which have their own panel. `full` is a dashed
+/// line. If there are several figures, their file names contain what differs. At most `most` pages are drawn for each cost.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -168,7 +168,7 @@ impl<'a> Scene<'a> {
 fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     let is_shown = |r: &SummaryRow| cost.has_dense || !r.is_reference();
     let methods = distinct(rows.iter().filter(|r| is_shown(r)).map(|r| r.method.as_str()));
-    // Oracles and floors are drawn first, below the others.
+    // Oracles and floors come first, so that they are drawn below the others.
     let is_beside = |method: &&str| matches!(Role::of(method), Role::Oracle | Role::Floor);
     let (beside, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(is_beside);
     let methods: Vec<&str> = beside.into_iter().chain(others).collect();
@@ -203,7 +203,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     }
 }
 
-/// What is to be said of lines that pass points by, and of missing intervals.
+/// Notes on lines that leave out points, and on missing intervals.
 fn notes(scene: &Scene, panels: &[ChartPanel], rows: &[&SummaryRow]) -> Vec<String> {
     let mut data = panels.iter().flat_map(|panel| &panel.data);
     let passes_by = data.any(|data| data.line.len() < data.points.len());
@@ -224,7 +224,7 @@ fn notes(scene: &Scene, panels: &[ChartPanel], rows: &[&SummaryRow]) -> Vec<Stri
 const FRONT_NOTE: &str =
     "lines: settings that no other of the method beats at the same or a lower cost; all measured points are drawn";
 
-/// The chart, enlarged and without intervals if it has so many methods that they would cover it. The title names the file with intervals.
+/// Enlarges the chart and removes its intervals if these would cover too much. The title then names the file that has them.
 fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
     let methods = chart.series.iter().filter(|(_, look)| matches!(look, SeriesLook::Method(..))).count();
     if methods < CROWD {
@@ -241,8 +241,8 @@ const MANY: usize = 5;
 /// From this many methods on, intervals in one panel cover too much.
 const CROWD: usize = 10;
 
-/// A panel for each method, drawn before all others and with labels on its points: for the mean over tasks, or the only task. `None` if one
-/// panel for all is clear enough.
+/// A chart with a panel for each method, which is drawn in front of the others and has labels on its points, for the mean over tasks or the
+/// only task. `None` if one panel for all is clear enough.
 fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> {
     let first = rows.first()?;
     let rows: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == first.task).collect();
@@ -283,8 +283,8 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
 /// The size of a panel for one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// The labels of the points of methods with several settings, by the method's index. A label names its parameters if it has
-/// several, or if the one before it does not have the same.
+/// The labels of the points of methods with several settings, by the method's index. A label names its parameters if it has several, or if
+/// the label before it has a different one.
 fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, Vec<String>)> {
     let of_method = |(i, method): (usize, &&str)| {
         let rows: Vec<&SummaryRow> = of_task.iter().copied().filter(|r| r.method == **method).collect();
@@ -292,7 +292,7 @@ fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, 
         let own =
             |row: &SummaryRow| keys.iter().copied().filter(|key| row.settings.contains_key(*key)).collect::<Vec<_>>();
         let label = |at: usize| {
-            // Of several values each needs its name, of one only the first in a row.
+            // A label with several values names each; one with a single value names it only at the start of a run of equal parameters.
             let is_new = own(rows[at]).len() > 1 || at == 0 || own(rows[at]) != own(rows[at - 1]);
             joined(rows[at], &keys, |key, value| if is_new { format!("{key}={value}") } else { value.to_owned() })
         };
@@ -301,7 +301,7 @@ fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, 
     methods.iter().enumerate().filter_map(of_method).collect()
 }
 
-/// The parameters in which a method's rows differ, or which only some have. The density counts only if no axis shows it.
+/// The parameters in which a method's rows differ, or that only some rows have. The density counts only if no axis shows it.
 fn differing<'a>(rows: &[&'a SummaryRow], with_density: bool) -> Vec<&'a str> {
     let keys: BTreeSet<&str> = rows.iter().flat_map(|row| row.settings.keys().map(String::as_str)).collect();
     let differs = |key: &&str| {
@@ -311,13 +311,13 @@ fn differing<'a>(rows: &[&'a SummaryRow], with_density: bool) -> Vec<&'a str> {
     keys.into_iter().filter(differs).collect()
 }
 
-/// The values that a row has of some parameters, as a label.
+/// A row's values of some parameters, as a label.
 fn joined(row: &SummaryRow, keys: &[&str], shown: impl Fn(&str, &str) -> String) -> String {
     let values = keys.iter().filter_map(|key| Some(shown(key, row.settings.get(*key)?)));
     values.collect::<Vec<_>>().join(", ")
 }
 
-/// The points of a method, and its Pareto front.
+/// The points of a method, and the line through its Pareto front.
 fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     let rows: Vec<&SummaryRow> = rows.collect();
     let points: Vec<ChartPoint> = rows
@@ -328,7 +328,7 @@ fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     Data { line: front(&points, less_is_better), points }
 }
 
-/// The points that are better than all that cost less, from left to right.
+/// The indices of the points that are better than all cheaper ones, from left to right.
 fn front(points: &[ChartPoint], less_is_better: bool) -> Vec<usize> {
     let merit = |i: usize| if less_is_better { -points[i].y } else { points[i].y };
     let mut order: Vec<usize> = (0..points.len()).collect();
@@ -351,7 +351,7 @@ mod tests {
     use spattn_eval::records::timing::{Latency, Solo, TimingConditions};
     use spattn_eval::summary::summarize::summarize;
 
-    /// In their natural order, as far as possible.
+    /// The figures of records: those to look at first, then the others.
     fn drawn(records: &[Record]) -> Vec<Figure> {
         figures(&summarize(records, &[]), &[], 99).unwrap().drawn().cloned().collect()
     }
@@ -506,7 +506,7 @@ mod tests {
             assert!(each.svg.contains(&format!("{method}: k\n")), "{method}");
         }
         assert_eq!(each.svg.matches(">\n77\n").count(), 5, "each names its point");
-        // The other methods' lines lie behind each of the five, and only these are faint.
+        // In each of the five panels the lines of the other methods are faint, and no others are.
         let faint = |figure: &Figure| figure.svg.matches("#CDCDCD").count();
         assert!(faint(each) >= 5 * 4 && few.iter().all(|figure| faint(figure) == 0), "{}", faint(each));
         for part in ["the other methods", "topk (oracle)", "Each method: ruler/vt, Score against density"] {
@@ -532,7 +532,7 @@ mod tests {
         let [by_density, by_cost] = [&figures[0].svg, &figures[1].svg];
         assert!(by_density.contains("\nK=8, L=75\n") && by_density.contains("\nK=8, L=150\n"), "{by_density}");
         assert!(!by_density.contains("density=0.1"), "which the axis tells");
-        // Points without a label have no hairline to one: a line of two points, the end beside a label.
+        // A point without a label has no hairline, which would be a line of two points that ends beside a label.
         let is_short = |line: &str| {
             let Some((_, points)) = line.split_once("points=\"") else { return false };
             let numbers: Vec<i32> =

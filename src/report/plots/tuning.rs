@@ -1,5 +1,5 @@
-//! The drawings of `spattn tune`: loss against budget with the limit as a line, error against density of LSH shapes, and the budgets and
-//! errors of layers under schedules.
+//! Draws the results of `spattn tune`: loss against budget with the limit as a line, error against density of LSH shapes, and the
+//! layers' budgets and errors under each schedule.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use spattn_lab::tune::schedules::{MeasuredSchedule as Dealt, ScheduleOutcome};
 use spattn_lab::tune::shapes::{ShapeOutcome, Target};
 use spattn_lab::tune::{BudgetVerdict, CandidateRow, MethodOutcome, TuneOutcome};
 
-/// The pages of the drawing, with a panel for each method; empty if nothing was measured.
+/// The pages of the drawing of a search, with a panel for each method; empty if nothing was measured.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -80,12 +80,12 @@ fn panel(method: &MethodOutcome, limit: f64) -> ChartPanel {
     }
 }
 
-/// The interval is drawn with the verdict.
+/// A point without its interval, which is drawn in the series of its verdict.
 fn without_ends(point: ChartPoint) -> ChartPoint {
     ChartPoint { ends: None, ..point }
 }
 
-/// Error against density of shapes: predicted for all, measured for the checked ones, and the target as a line.
+/// Draws the error of shapes against their density: predicted for all, measured for the checked ones, and the target as a line.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
@@ -144,7 +144,7 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
     Ok(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? })
 }
 
-/// Each layer's budget and error, by schedule.
+/// Draws the budget and error of each layer, by schedule.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.

@@ -1,6 +1,6 @@
-//! `verdict*.svg`: the table of verdicts as a picture, methods by the budgets asked for.
+//! `verdict*.svg`: the table of verdicts as a picture, with methods by requested budgets.
 //!
-//! A cell has the word of the finding, the difference to dense attention, and what the setting costs. Its colour repeats the word, so that
+//! A cell has the word of the finding, the difference to dense attention, and the costs of the setting. Its colour repeats the word, so
 //! the picture can be read in greyscale.
 
 use anyhow::Result;
@@ -17,21 +17,21 @@ use crate::report::verdict::words;
 use spattn_attention::Role;
 use spattn_eval::summary::verdicts::{AskedBudget, Finding, JudgedSetting, VerdictTable};
 
-/// The least number of settings that are worth a picture.
+/// The fewest settings for which a picture is drawn.
 const LEAST_SETTINGS: usize = 3;
-/// The columns of a page.
+/// The most columns on a page.
 const MOST_COLUMNS: usize = 5;
 
 const CELL_HEIGHT: i32 = 72;
 const LINE: i32 = 21;
-/// The coloured bar at the left of a cell, and the space between it and the text.
+/// The width of the coloured bar at the left of a cell, and the space between the bar and the text.
 const BAR: i32 = 7;
 const PADDING: i32 = 10;
 const GAP: i32 = 4;
 const HEADING: i32 = 34;
 const MARGIN: i32 = 16;
 
-/// The colours of a finding: of the cell and of its bar.
+/// The colours of a finding: for the cell, and for its bar.
 struct Colours {
     paper: RGBColor,
     bar: RGBColor,
@@ -59,7 +59,7 @@ pub fn figures(tables: &[VerdictTable], most: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-/// The title: as above the table, with the model, since a figure may stand alone.
+/// The title of the table, with the model, since a figure may be shown alone.
 fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
     let title = words::title(table, among);
     match among.iter().all(|other| other.model == table.model) {
@@ -68,7 +68,7 @@ fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
     }
 }
 
-/// The name of a table's file, with what tells it from the others.
+/// The name of a table's file, with what tells the table from others.
 fn file(table: &VerdictTable, among: &[&VerdictTable]) -> String {
     let differs = |of: fn(&VerdictTable) -> String| among.iter().any(|other| of(other) != of(table));
     let parts: [fn(&VerdictTable) -> String; 4] =
@@ -85,11 +85,11 @@ fn tasks(table: &VerdictTable) -> String {
     }
 }
 
-/// A table with all that its pages share.
+/// A table, with what all its pages share.
 struct Picture<'t> {
     matrix: VerdictMatrix<'t>,
     title: String,
-    /// What the words mean: below the cells.
+    /// What the words mean, for below the cells.
     notes: String,
     table: &'t VerdictTable,
 }
@@ -137,7 +137,7 @@ impl<'t> Picture<'t> {
                 let top = TITLE_HEIGHT + HEADING + y * (CELL_HEIGHT + GAP);
                 pen.text(name, (left - PADDING, top + CELL_HEIGHT / 2), SIZE, HPos::Right)?;
                 for (x, settings) in (0..).zip(&settings[page.columns.clone()]) {
-                    // Settings that nothing tells apart: the page and summary.md have all of them.
+                    // Settings that cannot be told apart share a cell, which shows the first. The page and `summary.md` list all of them.
                     let Some(setting) = settings.first() else { continue };
                     self.cell(pen, setting, (left + x * (cell + GAP), top), cell)?;
                 }
@@ -166,21 +166,21 @@ impl<'t> Picture<'t> {
         [word(setting), difference, costs(setting)]
     }
 
-    /// The width of cells: that of the longest text.
+    /// The width of a cell, which fits the longest text.
     fn cell_width(&self) -> i32 {
         let settings = self.matrix.rows.iter().flat_map(|(_, cells)| cells.iter().filter_map(|cell| cell.first()));
         let longest = settings.flat_map(|setting| self.texts(setting)).map(|text| text.chars().count()).max();
         BAR + 2 * PADDING + longest.unwrap_or(0) as i32 * (CHARACTER - 1)
     }
 
-    /// The space to the left of the cells: that of the longest name.
+    /// The space to the left of the cells, which fits the longest name.
     fn left(&self) -> i32 {
         let longest = self.matrix.rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         MARGIN + PADDING + longest as i32 * CHARACTER
     }
 }
 
-/// The heading of a column: what was asked for, which need not be what was attended.
+/// The heading of a column: the requested budget, which may differ from the attended one.
 fn heading(budget: AskedBudget) -> String {
     match budget {
         AskedBudget::Own => words::budget(budget),
@@ -188,7 +188,7 @@ fn heading(budget: AskedBudget) -> String {
     }
 }
 
-/// The word of a finding alone; how sure it is and what is missing stand in the tables.
+/// The word of a finding. The tables say how sure it is and what is missing.
 fn word(setting: &JudgedSetting) -> String {
     match setting.finding {
         Finding::Safe { .. } if setting.is_recommended() => "safe".to_owned(),

@@ -1,22 +1,22 @@
-//! The answer to `--safe-within`: whether a method that was asked for is safe.
+//! The answer to `--safe-within`: whether any of the methods is safe.
 
 use spattn_eval::summary::verdicts::{Finding, JudgedSetting, VerdictTable};
 
 use super::words;
 
-/// At most this many safe settings are named.
+/// The most safe settings that are named.
 const NAMED: usize = 6;
 
-/// The answer, with a line for people.
+/// The answer, and a line that states it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SafetyAnswer {
-    /// Whether, for every model and protocol, some setting is safe at all lengths, and on no task proven not to be.
+    /// Whether each model and protocol has a setting that is safe at all lengths and not proven unsafe on any task.
     pub is_safe: bool,
-    /// The line.
+    /// The line for people.
     pub line: String,
 }
 
-/// The answer to all tables of a report, which all have one limit.
+/// The answer over all tables of a report, which share one limit.
 pub fn answer(tables: &[VerdictTable]) -> SafetyAnswer {
     let Some(first) = tables.first() else {
         return SafetyAnswer { is_safe: false, line: "no method is safe: only full attention was run".to_owned() };

@@ -1,4 +1,4 @@
-//! The verdict at the head of the page, as markup: it can be read without the page's script, and printed.
+//! The verdict at the top of the page, as markup. It can be read without the page's script, and printed.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::matrix::{VerdictMatrix, below, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
-/// The markup; empty without tables. `more` has lines below each table.
+/// The markup; empty if there are no tables. `more` returns the lines below a table.
 pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> String {
     let (first, line) = shown(tables);
     let mut text = String::new();
@@ -52,7 +52,7 @@ fn matrix(table: &VerdictTable, title: &str) -> String {
     )
 }
 
-/// The verdicts on each task, behind a line.
+/// The verdicts on each task, which a click unfolds.
 fn tasks(table: &VerdictTable, title: &str) -> String {
     let rows = by_task(table);
     if rows.is_empty() {
@@ -91,7 +91,7 @@ fn cell(table: &VerdictTable, settings: &[&JudgedSetting]) -> String {
     format!("<td class=\"{}\">{}</td>", words::class(first), body.join("<br>"))
 }
 
-/// Text in which what stands between backticks is a name.
+/// A text in which names are between backticks, as markup.
 fn named(text: &str) -> String {
     let part = |(at, part): (usize, &str)| {
         if at % 2 == 1 { format!("<code>{}</code>", safe(part)) } else { safe(part) }
@@ -99,7 +99,7 @@ fn named(text: &str) -> String {
     text.split('`').enumerate().map(part).collect()
 }
 
-/// Text that is no markup.
+/// A text without any markup.
 fn safe(text: &str) -> String {
     in_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

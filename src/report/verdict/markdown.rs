@@ -9,7 +9,8 @@ use super::matrix::{VerdictMatrix, below, by_task, costs};
 use super::sentence::sentence;
 use super::{shown, words};
 
-/// The section; `more` has lines below each table, such as which method is best at a budget.
+/// The section. `more` has further lines below each table, such as the best method at a
+/// budget.
 pub fn render(tables: &[VerdictTable], more: impl Fn(usize) -> Vec<String>) -> String {
     let mut text = String::new();
     let (first, line) = shown(tables);
@@ -48,7 +49,7 @@ fn matrix(table: &VerdictTable) -> String {
     text
 }
 
-/// The verdicts on each task; empty of a table of one task.
+/// The verdicts on each task; empty for a table with a single task.
 fn tasks(table: &VerdictTable) -> String {
     let rows = by_task(table);
     if rows.is_empty() {
@@ -65,7 +66,7 @@ fn tasks(table: &VerdictTable) -> String {
     text
 }
 
-/// The words, with what comes before a colon in bold, then the difference and the costs.
+/// The words, with the part before a colon in bold, then the difference and the costs.
 fn cell(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let said = words::finding(table, setting);
     let said = match said.split_once(':') {

@@ -1,4 +1,4 @@
-//! The table of methods by the budgets that were asked for. What was met may differ; settings asked for alike stand in one column.
+//! The table of methods by requested budgets. Attended tokens may differ, but settings with the same request are in one column.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use super::words;
 /// Rows and columns, with a setting in each cell that was run.
 #[derive(Debug)]
 pub struct VerdictMatrix<'t> {
-    /// The budgets asked for: shares, then tokens, each ascending, then methods with parameters of their own.
+    /// The requested budgets: shares, then tokens, each ascending, then methods with parameters of their own.
     pub budgets: Vec<AskedBudget>,
-    /// A method's name, and for each budget its settings: several only if they differ in nothing that the name says.
+    /// Each method's name, and for each budget its settings. There are several only if the name tells none apart.
     pub rows: Vec<(String, Vec<Vec<&'t JudgedSetting>>)>,
 }
 
 impl<'t> VerdictMatrix<'t> {
-    /// Of a table: methods in their order, then oracles, then floors.
+    /// The matrix of a table: methods in their order, then oracles, then floors.
     pub fn of(table: &'t VerdictTable) -> Self {
         let mut settings: Vec<(&JudgedSetting, String)> = table.settings.iter().zip(words::row_names(table)).collect();
         settings.sort_by_key(|(setting, _)| of_role(setting.role));
@@ -40,7 +40,7 @@ impl<'t> VerdictMatrix<'t> {
     }
 }
 
-/// The verdicts on each task, a row for each method at each budget, with its name; empty if the table is of one task.
+/// The verdicts on each task: a row for each method and budget, with its name; empty if the table has a single task.
 pub fn by_task(table: &VerdictTable) -> Vec<(String, Vec<String>)> {
     let of_setting = |setting: &JudgedSetting| {
         let cells = setting.tasks.iter().map(|task| words::on_task(table, task)).collect();
@@ -58,7 +58,7 @@ fn of_role(role: Role) -> usize {
     }
 }
 
-/// What a setting costs, in short: what it attends if that is not what was asked for, memory beside keys and values, bytes read, and its
+/// A setting's costs in short: what it attends if that is not what was requested, memory besides keys and values, bytes read, and its
 /// latency alone.
 pub fn costs(setting: &JudgedSetting) -> String {
     let attended = words::attended(setting);
@@ -68,13 +68,13 @@ pub fn costs(setting: &JudgedSetting) -> String {
     attended.into_iter().chain(memory).chain(reads).chain(solo).collect::<Vec<_>>().join(", ")
 }
 
-/// The sentences below a table: about full attention, the rule of the verdict, its intervals and times.
+/// The sentences below a table: on full attention, the verdict's rule, its intervals and times.
 pub fn below(table: &VerdictTable) -> Vec<String> {
     let sentences = [about_full(table), Some(words::rule(table)), words::intervals(table), words::times(table)];
     sentences.into_iter().flatten().collect()
 }
 
-/// What full attention does, and what shares of it are of.
+/// The score of full attention, and the time of its steps if it was measured.
 pub fn about_full(table: &VerdictTable) -> Option<String> {
     let full = table.full?;
     let what = if table.is_perplexity { "has a perplexity of" } else { "scores" };

@@ -1,8 +1,8 @@
-//! The verdict of a report: which methods at which budgets are safe, in a sentence and a table.
+//! The verdict of a report: which methods are safe at which budgets, as a sentence and a table.
 //!
-//! What is concluded is in [`spattn_eval::summary::verdicts`]; here it is worded. [`words`] has the words of a cell and of a number,
-//! [`sentence`] the sentence above a table, [`matrix`] the table of methods by budgets that Markdown and the page show, [`terminal`] the list
-//! on a terminal, and [`asked`] the answer to `--safe-within`. A word always stands in the cell: colour alone says nothing.
+//! [`spattn_eval::summary::verdicts`] draws the conclusions; this module words them. [`words`] has the words of a cell and of a number,
+//! [`sentence`] the sentence above a table, [`matrix`] the table of methods by budgets in Markdown and on the page, [`terminal`] the list
+//! on a terminal, and [`asked`] the answer to `--safe-within`. A cell always contains a word, because colour alone says nothing.
 
 pub mod asked;
 pub mod html;
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 
 use spattn_eval::summary::verdicts::VerdictTable;
 
-/// The most tables that are shown; `verdict.json` has all.
+/// The most tables that are shown. `verdict.json` has all.
 const MOST: usize = 6;
 
-/// The tables that are shown, and a line about the others.
+/// The tables that are shown, and a line about those that are not.
 pub fn shown(tables: &[VerdictTable]) -> (&[VerdictTable], Option<String>) {
     let more = tables.len().saturating_sub(MOST);
     let line = match more {
@@ -30,7 +30,7 @@ pub fn shown(tables: &[VerdictTable]) -> (&[VerdictTable], Option<String>) {
     (&tables[..tables.len() - more], line)
 }
 
-/// `verdict.json`: all tables, each with its title, its sentence and the type of a model's keys and values, which memory and reads are shares of.
+/// Renders `verdict.json`: all tables with title, sentence and the type of a model's keys and values, which memory and reads are shares of.
 pub fn json(tables: &[VerdictTable], kv_dtype: impl Fn(&str) -> Option<String>) -> String {
     let of_table = |table: &VerdictTable| -> Value {
         let mut value = json!(table);
@@ -50,8 +50,8 @@ pub(super) mod testing {
     use spattn_eval::summary::summarize;
     use spattn_eval::summary::verdicts::{KvBits, VerdictRule, VerdictTable, judge};
 
-    /// Records of a method on `n` examples of a task, of which the first `lost` are wrong; it reads 1,000 bytes a token at density 1, and has 32
-    /// bits of index for 256 of key and value.
+    /// Records of a method on `n` examples of a task, of which the first `lost` are wrong. The method reads 1,000 bytes for a token at
+    /// density 1, and has 32 bits of index for 256 bits of key and value.
     pub fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
         let density = if method == "full" { 1.0 } else { 0.1 };
         let asked = params.split(['=', ',']).skip_while(|key| *key != "density" && *key != "ratio").nth(1);
@@ -67,7 +67,7 @@ pub(super) mod testing {
         (0..n).map(of).collect()
     }
 
-    /// The verdicts on some runs at a limit in points.
+    /// The verdict tables of some runs, at a limit in points.
     pub fn tables(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
         let records = runs.concat();
         let cells = group(&records, &[]);
@@ -75,7 +75,7 @@ pub(super) mod testing {
         judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
     }
 
-    /// The only one.
+    /// The only verdict table of some runs.
     pub fn table(runs: &[Vec<Record>], limit: f64) -> VerdictTable {
         let mut tables = tables(runs, limit);
         assert_eq!(tables.len(), 1, "{tables:?}");

@@ -1,13 +1,13 @@
-//! The sentence above a table of verdicts: what to use, what not to, and what would tell the rest.
+//! The sentence above a table of verdicts: what to use, what not, and how to decide the rest.
 
 use spattn_eval::summary::verdicts::{Finding, JudgedSetting, VerdictTable};
 
 use super::words;
 
-/// At most this many settings of a kind are named.
+/// The most settings of a kind that are named.
 const NAMED: usize = 4;
 
-/// The sentence. Names of settings stand between backticks.
+/// The sentence. Names of settings are between backticks.
 pub fn sentence(table: &VerdictTable) -> String {
     let Some(full) = table.full else {
         return "Full attention was not run, so no method can be judged.".to_owned();
@@ -35,7 +35,7 @@ pub fn sentence(table: &VerdictTable) -> String {
     }
     parts.extend(listed("Not safe", &in_the_mean, |s| but_on(table, s)));
     parts.extend(listed(if safe.is_empty() { "Proven worse" } else { "Do not use" }, &lost, |s| loses(table, s)));
-    // The best first; of equal ones the cheapest.
+    // The best come first; among equally good ones, the cheapest.
     let loss = |setting: &JudgedSetting| (1e6 * setting.loss.unwrap_or(f64::INFINITY)).round();
     open.sort_by(|a, b| loss(a).total_cmp(&loss(b)).then(cost(a).total_cmp(&cost(b))));
     parts.extend(listed("Undecided", &open, |s| undecided(table, s)));
@@ -45,11 +45,11 @@ pub fn sentence(table: &VerdictTable) -> String {
     parts.join(" ")
 }
 
-/// What to do where nothing is safe.
+/// What to do if no setting is safe.
 fn next_step(table: &VerdictTable, best: Option<&JudgedSetting>) -> String {
     let tune = "`spattn tune`, which looks for the smallest budget of a method that is safe";
     match best {
-        // Perplexities are not tuned.
+        // `spattn tune` does not support perplexities.
         Some(best) if table.is_perplexity => {
             format!("Next: more texts, or a larger budget; best so far is `{}`.", words::name(table, best))
         }
@@ -72,7 +72,7 @@ fn none_safe(table: &VerdictTable, is_open: bool, is_in_the_mean: bool) -> Strin
     }
 }
 
-/// That all questions are about very few documents, which is what counts.
+/// Says that all questions are about very few documents, whose number is what counts.
 fn few_documents(table: &VerdictTable) -> Option<String> {
     if !table.has_shared_contexts() || table.contexts >= spattn_stats::LEAST_CONTEXTS {
         return None;
@@ -83,7 +83,7 @@ fn few_documents(table: &VerdictTable) -> Option<String> {
     })
 }
 
-/// The cheapest safe setting by bytes read, and the other safe ones.
+/// The safe setting that reads the fewest bytes, and the other safe ones.
 fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> {
     let first = safe.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
     let Finding::Safe { loss_at_most } = first.finding else { return None };
@@ -104,12 +104,12 @@ fn recommended(table: &VerdictTable, safe: &[&JudgedSetting]) -> Option<String> 
     Some([Some(use_it), also].into_iter().flatten().collect::<Vec<_>>().join(" "))
 }
 
-/// What a setting costs: the bytes that it reads, in percent, else the tokens that it attends.
+/// The cost of a setting: the bytes that it reads in percent, or else the tokens that it attends.
 fn cost(setting: &JudgedSetting) -> f64 {
     setting.bytes_percent.unwrap_or(100.0 * setting.density)
 }
 
-/// A percentage for readers: whole from 10 on.
+/// A percentage for readers, as a whole number from 10 on.
 pub fn whole(percent: f64) -> String {
     if percent == 0.0 || percent >= 9.95 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }
@@ -128,7 +128,7 @@ fn loses(table: &VerdictTable, setting: &JudgedSetting) -> String {
     format!("`{name}` ({attended}{}, at least {})", change(table, setting.loss), words::at_least(loss_at_least))
 }
 
-/// What was attended, where that is not what the name says, before what else is said of a setting.
+/// What was attended, if not what the name says, to precede other words on the setting.
 fn first_of_all(setting: &JudgedSetting) -> String {
     words::attended(setting).map_or(String::new(), |attended| format!("{attended}; "))
 }

@@ -1,5 +1,5 @@
-//! The verdict on a terminal: the sentence, then a line for each setting, by the budget that was asked for. A table of methods by budgets,
-//! as on the page, does not fit 80 columns from the third budget on.
+//! The verdict on a terminal: the sentence, then a line for each setting, by requested budget. The page's table of methods by budgets does
+//! not fit 80 columns if there are three budgets or more.
 
 use spattn_eval::summary::verdicts::{JudgedSetting, VerdictTable};
 
@@ -7,7 +7,7 @@ use super::matrix::{VerdictMatrix, below};
 use super::sentence::{sentence, whole};
 use super::{shown, words};
 
-/// The verdicts as text; empty without tables. No line is longer than `width`, if there is one and the words allow it.
+/// The verdicts as text; empty without tables. No line is longer than `width`, if it is given and the words allow it.
 pub fn render(tables: &[VerdictTable], width: Option<usize>) -> String {
     let (first, line) = shown(tables);
     let parts: Vec<String> = first.iter().map(|table| of_table(table, tables, width)).collect();
@@ -17,7 +17,7 @@ pub fn render(tables: &[VerdictTable], width: Option<usize>) -> String {
 
 fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) -> String {
     let mut text = wrapped(&format!("Verdict: {}", words::title(table, among)), width);
-    // Backticks are for names in markup.
+    // Backticks mark names only in markup.
     text += &wrapped(&sentence(table).replace('`', ""), width);
     let lines = lines(table);
     let (columns, left_out) = fitting(&lines, width);
@@ -34,10 +34,10 @@ fn of_table(table: &VerdictTable, among: &[VerdictTable], width: Option<usize>) 
 }
 
 const COLUMNS: usize = 8;
-/// What was attended is filled only where that is not what was asked for.
+/// The cell of `attended` is empty if the request was met.
 const HEADINGS: [&str; COLUMNS] =
     ["asked for", "attended", "method", "verdict", "Δ of verdict", "memory", "reads", "ms alone"];
-/// Columns in the order in which they are left out where room is short.
+/// The columns that are left out on a narrow terminal, in this order.
 const LEFT_OUT_FIRST: [usize; 4] = [4, 7, 5, 6];
 
 type Line = [String; COLUMNS];
@@ -69,7 +69,7 @@ fn line(table: &VerdictTable, budget: String, name: &str, setting: &JudgedSettin
     ]
 }
 
-/// The widths of the columns that are shown, 0 of the others, and the names of those that are left out.
+/// The widths of the shown columns (0 for the others), and the names of the columns left out.
 fn fitting(lines: &[Line], width: Option<usize>) -> ([usize; COLUMNS], Vec<&'static str>) {
     let of_column = |column: usize| -> usize {
         let cells = lines.iter().map(|line| line[column].chars().count());
@@ -92,7 +92,7 @@ fn fitting(lines: &[Line], width: Option<usize>) -> ([usize; COLUMNS], Vec<&'sta
     (columns, left_out)
 }
 
-/// Characters between columns.
+/// The number of characters between columns.
 const GAP: usize = 2;
 
 fn total(columns: &[usize; COLUMNS]) -> usize {

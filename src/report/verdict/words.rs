@@ -1,4 +1,4 @@
-//! The words of verdicts: of a finding, a number, a limit, a setting, a title.
+//! The wording of verdicts: of findings, numbers, limits, settings and titles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use spattn_stats::verdict::Prospect;
 
 use crate::report::format::{setting_name, signed, tokens};
 
-/// What a finding says, as the cell of a table: a word, then the number.
+/// A finding in words, for the cell of a table: a word, then the number.
 pub fn finding(table: &VerdictTable, setting: &JudgedSetting) -> String {
     worded(table, setting, "too few examples", of_each_task(table))
 }
 
-/// The same where room is short: that examples are of each task stands elsewhere.
+/// The same for narrow tables, which say elsewhere that examples are of each task.
 pub fn brief(table: &VerdictTable, setting: &JudgedSetting) -> String {
     worded(table, setting, "too few", "")
 }
@@ -42,11 +42,11 @@ fn worded(table: &VerdictTable, setting: &JudgedSetting, too_few: &str, of_each:
     }
 }
 
-/// How many examples would show what, of a finding of too few; `None` if no number can be given.
+/// How many examples a finding of too few needs, and what they would show; `None` if no number is known.
 pub fn needed(table: &VerdictTable, finding: Finding, loss: Option<f64>, of_each: &str) -> Option<String> {
     let Finding::TooFew { contexts_needed: Some(needed), would_show } = finding else { return None };
     let number = counted(table, needed);
-    // Gains and losses of several tasks may add up to a rounding error.
+    // Gains and losses of several tasks may leave a rounding error.
     let loses_nothing = loss.is_some_and(|loss| loss < 1e-9);
     Some(match would_show {
         Prospect::Unknown => format!("at least {number}{of_each} needed"),
@@ -56,7 +56,7 @@ pub fn needed(table: &VerdictTable, finding: Finding, loss: Option<f64>, of_each
     })
 }
 
-/// What is said of a setting on one task, with its difference to dense attention.
+/// The verdict on a setting on one task, with the difference to dense attention.
 pub fn on_task(table: &VerdictTable, task: &JudgedTask) -> String {
     let said = match task.finding {
         Finding::Safe { loss_at_most } => format!("safe: at most {}", at_most(loss_at_most)),
@@ -74,7 +74,7 @@ pub fn on_task(table: &VerdictTable, task: &JudgedTask) -> String {
     }
 }
 
-/// The class of a finding for style sheets.
+/// A finding's class in style sheets.
 pub fn class(setting: &JudgedSetting) -> &'static str {
     match setting.finding {
         Finding::Safe { .. } if setting.is_recommended() => "safe",
@@ -84,17 +84,17 @@ pub fn class(setting: &JudgedSetting) -> &'static str {
     }
 }
 
-/// A bound from above, rounded up.
+/// An upper bound, rounded up.
 pub fn at_most(loss: f64) -> String {
     rounded(loss, f64::ceil)
 }
 
-/// A bound from below, rounded down.
+/// A lower bound, rounded down.
 pub fn at_least(loss: f64) -> String {
     rounded(loss, f64::floor)
 }
 
-/// To a tenth, from 10 on to a whole number.
+/// A number rounded to a tenth, from 10 on to a whole number.
 fn rounded(loss: f64, round: fn(f64) -> f64) -> String {
     match loss.abs() >= 10.0 {
         true => format!("{:.0}", round(loss)),
@@ -102,23 +102,23 @@ fn rounded(loss: f64, round: fn(f64) -> f64) -> String {
     }
 }
 
-/// ` of each task`, of a table with several.
+/// ` of each task`, for a table with several tasks.
 pub fn of_each_task(table: &VerdictTable) -> &'static str {
     if table.tasks.len() > 1 { " of each task" } else { "" }
 }
 
-/// What was attended instead of what was asked for: `15 % attended`; `None` if it was met.
+/// What was attended if the request was not met, for example `15 % attended`; otherwise `None`.
 pub fn attended(setting: &JudgedSetting) -> Option<String> {
     setting.attended_instead.map(|share| format!("{} % attended", percent_of(share)))
 }
 
-/// A share as percent, in two digits or so.
+/// A share in percent, with about two digits.
 pub fn percent_of(share: f64) -> String {
     let percent = 100.0 * share;
     if percent >= 9.95 { format!("{percent:.0}") } else { format!("{percent:.1}") }
 }
 
-/// A number of examples, or of documents, rounded up to two digits: it is an estimate.
+/// A number of examples or documents, rounded up to two digits because it is an estimate.
 pub fn counted(table: &VerdictTable, needed: usize) -> String {
     let number = grouped(two_digits(needed));
     if table.has_shared_contexts() { format!("{number} documents") } else { number }
@@ -129,7 +129,7 @@ fn two_digits(n: usize) -> usize {
     n.div_ceil(unit) * unit
 }
 
-/// A whole number with commas between thousands.
+/// A whole number, with commas between thousands.
 fn grouped(n: usize) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -142,7 +142,7 @@ fn grouped(n: usize) -> String {
     text
 }
 
-/// The difference to dense attention with its interval: `-5.0 [-29.2 +19.5]`.
+/// The difference to dense attention and its interval, for example `-5.0 [-29.2 +19.5]`.
 pub fn difference(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let Some(loss) = setting.loss else { return String::new() };
     // A perplexity rises where a score falls.
@@ -150,7 +150,7 @@ pub fn difference(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let unit = if table.is_perplexity { " %" } else { "" };
     let (first, last) =
         if table.is_perplexity { (setting.loss_low, setting.loss_high) } else { (setting.loss_high, setting.loss_low) };
-    // Rounded outwards, as bounds are beside it.
+    // Rounded outwards, because bounds are shown beside it.
     let to_tenths = |end: f64, round: fn(f64) -> f64| signed(round(10.0 * end) / 10.0, 1);
     let ends = match (first, last) {
         (Some(first), Some(last)) => {
@@ -171,12 +171,12 @@ pub fn limit(table: &VerdictTable) -> String {
     }
 }
 
-/// The score of dense attention as text.
+/// The score of dense attention, as text.
 pub fn score(table: &VerdictTable, score: f64) -> String {
     if table.is_perplexity { format!("{score:.3}") } else { format!("{score:.1}") }
 }
 
-/// A setting by its method and the budget that was asked for, where no other setting in the table has the same; else with all parameters.
+/// A setting's name: its method and requested budget; all parameters if another setting in the table has both in common.
 pub fn name(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let is_alike = |other: &&JudgedSetting| other.method == setting.method && other.budget == setting.budget;
     match (table.settings.iter().filter(is_alike).count(), setting.budget) {
@@ -186,13 +186,13 @@ pub fn name(table: &VerdictTable, setting: &JudgedSetting) -> String {
     }
 }
 
-/// The same, with what was attended where that is not what was asked for: `quest 5 % (15 % attended)`.
+/// The name, with what was attended if the request was not met, for example `quest 5 % (15 % attended)`.
 pub fn name_as_met(table: &VerdictTable, setting: &JudgedSetting) -> String {
     let name = name(table, setting);
     attended(setting).map_or(name.clone(), |attended| format!("{name} ({attended})"))
 }
 
-/// The settings of a table without their budgets: the method, with the other parameters where settings of the method differ in them.
+/// The settings of a table without their budgets: the method, with other parameters in which its settings differ.
 pub fn row_names(table: &VerdictTable) -> Vec<String> {
     let mut rests: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for setting in &table.settings {
@@ -211,7 +211,7 @@ fn without_budget(params: &str) -> String {
     params.split(',').filter(|param| !is_budget(param)).collect::<Vec<_>>().join(",")
 }
 
-/// The heading of a budget's column.
+/// The heading of the column of a budget.
 pub fn budget(budget: AskedBudget) -> String {
     match budget {
         AskedBudget::Own => "own parameters".to_owned(),
@@ -219,7 +219,7 @@ pub fn budget(budget: AskedBudget) -> String {
     }
 }
 
-/// What a table is about: tasks and length; model and protocol if `among` has several.
+/// What a table is about: tasks and length; also model and protocol if `among` has several.
 pub fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
     let tasks = match table.tasks.as_slice() {
         [task] => task.clone(),
@@ -233,7 +233,7 @@ pub fn title(table: &VerdictTable, among: &[VerdictTable]) -> String {
     format!("{model}{protocol}{tasks}{at}")
 }
 
-/// What the words mean and how sure they are.
+/// What the words mean, and how sure they are.
 pub fn rule(table: &VerdictTable) -> String {
     let together = match table.comparisons {
         0 | 1 => String::new(),
@@ -248,7 +248,7 @@ pub fn rule(table: &VerdictTable) -> String {
     )
 }
 
-/// How the intervals beside verdicts differ from those of Δ full in the tables of rows; `None` if they are the same.
+/// How the intervals of verdicts differ from those of Δ full in other tables; `None` if they are the same.
 pub fn intervals(table: &VerdictTable) -> Option<String> {
     let sure = (table.rule.confidence != CONFIDENCE).then(|| format!("are {} % sure", 100.0 * table.rule.confidence));
     let together = (table.comparisons > 1).then(|| format!("hold for all {} settings together", table.comparisons));
@@ -263,7 +263,7 @@ pub fn intervals(table: &VerdictTable) -> Option<String> {
     ))
 }
 
-/// A number of examples; of which to which where tasks have others.
+/// The number of examples, as a range if tasks have different numbers.
 pub fn asked(table: &VerdictTable) -> String {
     match (table.examples, table.most_examples) {
         (1, 1) => "1 example".to_owned(),
@@ -272,13 +272,13 @@ pub fn asked(table: &VerdictTable) -> String {
     }
 }
 
-/// How times are measured, of a table that has none; `None` of one that has.
+/// How to measure times, for a table that has none; `None` if it has some.
 pub fn times(table: &VerdictTable) -> Option<String> {
     let is_timed = table.settings.iter().any(|setting| setting.solo_ms.is_some());
     (!is_timed && table.full.is_some()).then(|| "For times of a step: a run of its own with --latency solo.".to_owned())
 }
 
-/// How many examples were asked.
+/// The number of examples, and of documents if examples share them.
 fn examples(table: &VerdictTable) -> String {
     let of_each = of_each_task(table);
     let examples = asked(table);

@@ -9,7 +9,7 @@ use crate::types::prefix_head::KvHeadId;
 use crate::types::prompt_shape::PromptShape;
 use spattn_kernels::GPU_ROW_WIDTHS;
 
-/// The shape of a step of one KV head, as far as the cost of selection depends on it.
+/// The shape of a step at one KV head, as far as the cost of selection depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct StepShape {
     /// Query heads of the group.
@@ -18,9 +18,9 @@ pub struct StepShape {
     pub d: usize,
     /// Storage type of keys and values.
     pub dtype: KvDtype,
-    /// Tokens that may be selected, of those that the index of the prefix holds.
+    /// Tokens that may be selected and are in the index of the prefix.
     pub candidates: usize,
-    /// All tokens that may be selected: more, if tokens behind the prefix become candidates.
+    /// All tokens that may be selected; more than `candidates` if tokens after the prefix become candidates.
     pub all_candidates: usize,
     /// Static tokens.
     pub exact: usize,
@@ -31,7 +31,7 @@ pub struct StepShape {
 /// Limit of the bytes of scores that a device computes at a time; a single row may exceed it.
 pub(crate) const SCORE_BYTES: usize = 64 << 20;
 
-/// The most numbers for each key of an index whose rows are scored by products.
+/// The most numbers per key in an index whose rows are scored by products.
 pub(crate) const WIDEST_ROW: usize = GPU_ROW_WIDTHS[GPU_ROW_WIDTHS.len() - 1];
 
 /// The smallest supported row width of an index with `numbers` numbers per key; `None` if there is none.
@@ -39,25 +39,24 @@ pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// Columns of codes as a device holds them: whole products of sixteen, by a power of two.
+/// Columns of codes as a device stores them: whole products of sixteen, rounded up to a power of two of them.
 pub(crate) fn padded_width(columns: usize) -> usize {
     const DEPTH: usize = 16;
     DEPTH * columns.div_ceil(DEPTH).next_power_of_two()
 }
 
-/// A method's form on a device, as far as every build knows it; its launches are those of the supertrait. Its candidates
-/// are those of the prefix, unless [sequences have a token cache of their own](Self::holds) or [it grows](Self::grows).
+/// A method's device form, as far as every build knows it; the supertrait launches it. Its candidates are those of the prefix, unless
+/// [sequences have a token cache of their own](Self::holds) or [it grows](Self::grows).
 pub trait DeviceForm: DeviceLaunch + Send + Sync {
-    /// Why kernels do not take keys and values of this shape; nothing if they do.
+    /// The reasons why kernels do not accept keys and values of this shape; empty if they do.
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason>;
 
-    /// Whether kernels take keys and values of this shape.
+    /// Whether kernels accept keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool {
         self.shape_reasons(shape).is_empty()
     }
 
-    /// Generated tokens that attend one selection before the next is made; the engine keeps the selection for that
-    /// long.
+    /// Number of generated tokens that attend one selection before the next is made; the engine keeps the selection for that long.
     fn refresh(&self) -> usize {
         1
     }
@@ -65,20 +64,19 @@ pub trait DeviceForm: DeviceLaunch + Send + Sync {
     /// Cost of scoring the candidates of one KV head at a step, and of the passes over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
 
-    /// Cost of selection that depends on its outcome, from the index entries read and the tokens selected, summed over
-    /// all lists.
+    /// Cost of selection that depends on its outcome: on the index entries read and the tokens selected, summed over all lists.
     fn cost_of_picks(&self, _step: &StepShape, _entries: u64, _picked: u64) -> Cost {
         Cost::default()
     }
 
-    /// Whether [`cost`](Self::cost) includes the exact products of the group's queries with the tokens that they then
-    /// attend. Attention reuses these, so they are counted there alone. Default false.
+    /// Whether [`cost`](Self::cost) includes the exact products of the group's queries with the tokens that they then attend. Attention
+    /// reuses these, so they are counted only there. Default false.
     fn takes_products(&self, _group: usize) -> bool {
         false
     }
 
-    /// True if [`budget_units`](Self::budget_units) fully encodes the budget: methods that differ only in it can share
-    /// a launch. Default false.
+    /// Whether [`budget_units`](Self::budget_units) fully encodes the budget, so that methods that differ only in it can share a
+    /// launch. Default false.
     fn units_encode_budget(&self) -> bool {
         false
     }
@@ -90,23 +88,23 @@ pub trait DeviceForm: DeviceLaunch + Send + Sync {
     /// Upper bound of the device memory of its indexes over all layers of a prefix, in bytes.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
 
-    /// Whether tokens behind the prefix may become candidates (`tail`), for keys and values of this shape. Default false.
+    /// Whether tokens after the prefix may become candidates (`tail`), for keys and values of this shape. Default false.
     fn grows(&self, _shape: KvShape) -> bool {
         false
     }
 
-    /// Bytes that the host form's index of a sequence's own takes for a KV head, when `all_candidates` tokens may be selected, of which
-    /// that of the prefix holds `candidates`; 0 by default.
+    /// Bytes that a sequence's own index in host form takes for a KV head, when `all_candidates` tokens may be selected and the index
+    /// of the prefix holds `candidates` of them; 0 by default.
     fn grown_bytes(&self, _head: KvHeadId, _candidates: usize, _all_candidates: usize) -> usize {
         0
     }
 
-    /// Whether each sequence has a token cache of its own on the device, which changes with every decoded token.
+    /// Whether each sequence has its own token cache on the device, which changes with every decoded token.
     fn holds(&self) -> bool {
         false
     }
 
-    /// Upper bound of the device memory of that cache at one layer, in bytes; 0 by default.
+    /// Upper bound of the device memory of that token cache at one layer, in bytes; 0 by default.
     fn held_bytes(&self, _prefix: &PromptShape) -> usize {
         0
     }

@@ -1,5 +1,5 @@
-//! [`DeviceIndex`]: what a device form keeps of the keys of one layer; [`PrefixStatsView`] and [`IndexLayer`]: what indexes are built from
-//! beside keys and values.
+//! [`DeviceIndex`]: what a device form stores about the keys of one layer. [`PrefixStatsView`] and [`IndexLayer`]: what indexes are built
+//! from besides keys and values.
 
 use std::any::{Any, type_name};
 use std::fmt;
@@ -18,17 +18,17 @@ pub struct DeviceIndex {
 }
 
 impl DeviceIndex {
-    /// An index, and the bytes that the host form's index of the same keys takes.
+    /// Wraps an index, with the bytes that the host form's index of the same keys takes.
     pub fn new(index: impl Any + Send + Sync, host_bytes: usize) -> Self {
         Self { index: Box::new(index), host_bytes }
     }
 
-    /// Bytes that the host form's index of the same keys takes: auxiliary memory is reported alike wherever tokens are selected.
+    /// Bytes that the host form's index of the same keys takes, because auxiliary memory is reported alike wherever tokens are selected.
     pub fn host_bytes(&self) -> usize {
         self.host_bytes
     }
 
-    /// The index in its own type.
+    /// Returns the index in its own type.
     ///
     /// # Panics
     /// If a form of another type built it.
@@ -43,7 +43,7 @@ impl fmt::Debug for DeviceIndex {
     }
 }
 
-/// What an index may draw on beside keys and values.
+/// What an index may be built from besides keys and values.
 #[derive(Clone, Copy)]
 pub struct PrefixStatsView<'a> {
     /// Seed of indexes.
@@ -52,7 +52,7 @@ pub struct PrefixStatsView<'a> {
     pub stats: Option<&'a PromptStats>,
 }
 
-/// A layer of a finished prefix, beside the keys and values that a device holds.
+/// A layer of a finished prefix, without its keys and values, which a device holds.
 pub struct IndexLayer<'a> {
     /// Layer, from 0.
     pub layer: usize,
@@ -76,7 +76,7 @@ impl<'a> IndexLayer<'a> {
         self.stats.map_or_else(PromptHead::default, |stats| stats.head(self.layer, kv_head))
     }
 
-    /// The prefix as a context, for methods that spend their budget at the end of prefill.
+    /// The context that ends with the prefix, for methods that spend their budget at the end of prefill.
     pub fn context(&self) -> Context {
         Context::new(self.tokens, &self.candidates).at(self.depth.share)
     }

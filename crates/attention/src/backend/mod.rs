@@ -1,7 +1,7 @@
-//! Selecting on the device that holds the prefix, and what a build can launch there.
+//! Selection on the device that holds the prefix, and what a build can launch there.
 //!
-//! A method's host form is the [`Method`](crate::Method) trait. A [`DeviceForm`](form::DeviceForm) is optional. It is described
-//! in every build (which heads it fits, what it costs, how much memory it takes), and launched by a backend:
+//! A method's host form is the [`Method`](crate::Method) trait. A [`DeviceForm`](form::DeviceForm) is optional. Every build describes
+//! it (which heads it fits, what it costs, how much memory it takes); a backend launches it:
 //!
 //! | | all builds | a build with a backend |
 //! |---|---|---|
@@ -11,15 +11,14 @@
 //! | a mask that is searched for | [`SearchedMask`](crate::SearchedMask) | `MaskLaunch` |
 //! | an index of a method that selects on the host | [`IndexBuilder`](builder::IndexBuilder) | `BuilderLaunch`, through `CudaBuilder` |
 //!
-//! A build has one backend: `cuda/`, or `host/`, which launches nothing and whose traits are empty. Both have the same names, so
-//! nothing outside this folder asks which one it is: a method puts its launches in a module that is compiled with the backend
-//! (`#[cfg(feature = "cuda")] mod cuda;`), and the compiler refuses a form without them.
+//! A build has one backend: `cuda/`, or `host/`, which launches nothing and whose traits are empty. Both define the same names, so
+//! nothing outside this folder depends on which one it is: a method puts its launches in a module that is compiled with the backend
+//! (`#[cfg(feature = "cuda")] mod cuda;`), and the compiler rejects a form without them.
 //!
-//! A launch builds an index of all KV heads of a layer, and selects for all heads of all rows that share the method, into token
-//! lists that attention reads on the device. Nothing waits for it. It selects what the host form would select, except for scores
-//! that differ by rounding, and costs the same: costs known beforehand come from the [formula](form::DeviceForm::cost) of the host
-//! form, and selected tokens are counted on the device until [the counters are
-//! collected](crate::Sequence::collect_device_counters).
+//! A launch builds an index of all KV heads of a layer, or selects for all heads of all rows that share the method, into token lists
+//! that attention reads on the device. The host does not wait for it. It selects what the host form would select, except for scores
+//! that differ by rounding, and costs the same. Costs known beforehand come from the host form's [formula](form::DeviceForm::cost);
+//! selected tokens are counted on the device until [the counters are collected](crate::Sequence::collect_device_counters).
 
 pub(crate) mod builder;
 pub(crate) mod form;

@@ -8,9 +8,9 @@ use crate::kv::{KvDtype, KvShape};
 use crate::types::budget::Context;
 use crate::types::prompt_shape::PromptShape;
 
-/// A scorer's form on a device.
+/// The device form of a scorer.
 pub(crate) trait DeviceScorer: ScorerLaunch + Send + Sync {
-    /// As [`DeviceForm::shape_reasons`](crate::DeviceForm::shape_reasons); every shape fits by default.
+    /// Like [`DeviceForm::shape_reasons`](crate::DeviceForm::shape_reasons); every shape fits by default.
     fn shape_reasons(&self, _shape: KvShape) -> Vec<HostReason> {
         Vec::new()
     }
@@ -18,18 +18,18 @@ pub(crate) trait DeviceScorer: ScorerLaunch + Send + Sync {
     /// Cost of scoring the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
 
-    /// Whether tokens that follow a prefix can be indexed there, too; its scores must not weight tokens then. Default false.
+    /// Whether tokens after a prefix can be indexed on the device, too; its scores must not weight tokens then. Default false.
     fn grows(&self) -> bool {
         false
     }
 
-    /// As [`DeviceForm::index_bytes`](crate::DeviceForm::index_bytes), of one layer; nothing by default.
+    /// Like [`DeviceForm::index_bytes`](crate::DeviceForm::index_bytes), for one layer; 0 by default.
     fn layer_bytes(&self, _prefix: &PromptShape, _dtype: KvDtype) -> usize {
         0
     }
 }
 
-/// A picker's form on a device.
+/// The device form of a picker.
 pub(crate) trait DevicePicker: PickerLaunch + Send + Sync {
     /// Cost of one selection from `scores` scores.
     fn cost(&self, scores: usize) -> Cost;
@@ -39,18 +39,18 @@ pub(crate) trait DevicePicker: PickerLaunch + Send + Sync {
         false
     }
 
-    /// As [`DeviceForm::budget_units`](crate::DeviceForm::budget_units), for candidates in pages: how many pages are selected, or
-    /// an upper bound.
+    /// Like [`DeviceForm::budget_units`](crate::DeviceForm::budget_units), for candidates in pages: the number of pages selected,
+    /// or an upper bound.
     fn budget_units(&self, context: Context, pages: &LeastPages) -> u32;
 }
 
-/// Pages of candidates, and how many are selected at least.
+/// Pages of candidates, and the least number to select.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastPages {
     /// Tokens of a page.
     pub size: usize,
-    /// How many there are.
+    /// Number of pages.
     pub all: usize,
-    /// Selected at least.
+    /// Least number of pages to select.
     pub least: usize,
 }

@@ -1,14 +1,14 @@
-//! [`Workspaces`]: memory that is kept from step to step, each kind of it known only to who uses it.
+//! [`Workspaces`]: memory kept from step to step, each part of it known only to its user.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 
-/// Memory that is kept from one use to the next, so that nothing is allocated in between: one value of each type.
+/// Memory kept from one use to the next, so that nothing is allocated in between: one value of each type.
 #[derive(Debug, Default)]
 pub struct Workspaces(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
 
 impl Workspaces {
-    /// The workspace of this type; made when it is first asked for. All who name the type share it.
+    /// Returns the workspace of this type, creating it on first use. All who name the type share it.
     pub fn of<W: Any + Default + Send + Sync>(&mut self) -> &mut W {
         let workspace = self.0.entry(TypeId::of::<W>()).or_insert_with(|| Box::<W>::default());
         workspace.downcast_mut().expect("a workspace is stored under its own type")

@@ -1,7 +1,9 @@
 //! Calibration artefacts: what a method learned about a model before any run, in one safetensors file.
 //!
 //! An [`Artefact`] is a set of named tensors (by convention `layers.{layer}.{what}`, with KV or query heads on the first axis) and an
-//! [`ArtefactInfo`], which says for which model, from what data and how it was made. It fits one model only: weights and shape are compared
+//! [`ArtefactInfo`], which says for which model, from what data and how it was made. It fits only one model: weights and shape are compared
+//! before a method may read it. This module does not decide where artefacts are stored, and only the method that reads an artefact knows
+//! its contents.
 //! before a method may read it. Where artefacts are stored is decided elsewhere; what is in them, only the method that reads them knows.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,29 +17,29 @@ use sha2::{Digest, Sha256};
 
 use spattn_base::error::in_plain_words;
 
-/// Raised whenever artefacts of the previous format can no longer be read.
+/// The version of the file format; raised whenever artefacts of the previous format can no longer be read.
 pub const FORMAT: u32 = 1;
 
 /// The one key of the file's metadata; its value is an [`ArtefactInfo`] as JSON.
 const INFO_KEY: &str = "spattn";
 
-/// Which model an artefact belongs to, and its attention's shape.
+/// The model that an artefact belongs to, and the shape of its attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
     /// SHA-256 of the weights.
     pub weights_sha256: String,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads of a layer.
+    /// Number of query heads of a layer.
     pub heads: usize,
-    /// KV heads of a layer.
+    /// Number of KV heads of a layer.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
 impl ModelShape {
-    /// Query heads that share a KV head.
+    /// Number of query heads that share a KV head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -63,9 +65,9 @@ pub struct ArtefactInfo {
     pub data: String,
     /// Seed of the text and of all random draws.
     pub seed: u64,
-    /// Sequences read.
+    /// Number of sequences read.
     pub blocks: usize,
-    /// Tokens read, over all sequences.
+    /// Number of tokens read, over all sequences.
     pub tokens: usize,
     /// Further settings that determined it.
     pub settings: BTreeMap<String, String>,
@@ -182,7 +184,7 @@ pub enum ArtefactError {
     },
 }
 
-/// Whether these first bytes of a file are those of an artefact or a training checkpoint that this program wrote, for any model.
+/// Whether these first bytes of a file are those of an artefact or training checkpoint written by this program, for any model.
 pub fn is_own(beginning: &[u8]) -> bool {
     let own = format!("{{\"__metadata__\":{{\"{INFO_KEY}\":");
     beginning.get(8..).is_some_and(|header| header.starts_with(own.as_bytes()))
@@ -266,12 +268,12 @@ impl Artefact {
             let (found, expected) = (found.weights_sha256.clone(), model.weights_sha256.clone());
             return Err(ArtefactError::OtherWeights { file, found, expected });
         }
-        // All tensors, whichever of them the method's parameters need.
+        // Check all tensors, whichever of them the method's parameters need.
         let tensors = self.tensors()?;
         tensors.iter().try_for_each(|(name, tensor)| self.values(name, &tensor).map(drop))
     }
 
-    /// One of the settings it was made with.
+    /// Returns one of the settings that it was made with.
     ///
     /// # Errors
     /// If there is no setting of this name.
@@ -299,12 +301,12 @@ impl Artefact {
         ArtefactError::OtherSetting { file, key: key.to_owned(), found, expected }
     }
 
-    /// The error that its metadata is malformed.
+    /// The error that the metadata is malformed.
     pub fn malformed(&self, what: &str) -> ArtefactError {
         ArtefactError::Malformed { file: self.file.clone(), what: format!("malformed metadata: {what}") }
     }
 
-    /// What it contains, and how it was made.
+    /// Its contents, and how it was made.
     pub fn info(&self) -> &ArtefactInfo {
         &self.info
     }
@@ -314,7 +316,7 @@ impl Artefact {
         &self.sha256
     }
 
-    /// Values of a tensor, row-major, as f32.
+    /// Returns the values of a tensor, row-major, as f32.
     ///
     /// # Errors
     /// If the tensor is missing, its shape is not `expected`, its type is not F32 or F16, or a value is not finite.
@@ -328,10 +330,10 @@ impl Artefact {
         self.values(name, &tensor)
     }
 
-    /// As [`Self::read`], for a tensor of rows of `row` values, one for each head or component; checks that no row is all zero.
+    /// Like [`Self::read`], for a tensor of rows of `row` values, one for each head or component; checks that no row is all zero.
     ///
     /// # Errors
-    /// As [`Self::read`], and if a row is all zero.
+    /// Those of [`Self::read`], and if a row is all zero.
     pub fn read_rows(&self, name: &str, expected: &[usize], row: usize) -> Result<Vec<f32>, ArtefactError> {
         let values = self.read(name, expected)?;
         match values.chunks(row).position(|row| row.iter().all(|x| *x == 0.0)) {
@@ -340,11 +342,11 @@ impl Artefact {
         }
     }
 
-    /// The part of the artefact for some of the model's layers, in the given order, as an artefact for a model of only these layers.
-    /// Tensors that belong to no single layer are kept unchanged.
+    /// Returns the part of the artefact for some of the model's layers, in the given order, as an artefact for a model of only these
+    /// layers. Tensors that belong to no single layer are kept unchanged.
     ///
     /// # Errors
-    /// As [`Self::read`], and if a layer is out of range.
+    /// Those of [`Self::read`], and if a layer is out of range.
     pub fn of_layers(&self, layers: &[usize]) -> Result<Self, ArtefactError> {
         let tensors = self.tensors()?;
         let mut kept = Vec::new();

@@ -1,7 +1,7 @@
 //! Offline calibration: the data of a dense prefill, and the collectors that learn from it.
 //!
 //! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees the rotated queries and the cached keys and values of every
-//! layer, chunk by chunk, and returns tensors. Which text is read, and where artefacts are written, is decided by the caller.
+//! layer, chunk by chunk, and returns tensors. The caller decides which text is read and where artefacts are written.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,21 +17,21 @@ use spattn_base::error::UsageError;
 
 /// Tokens of a prompt at one layer of a dense prefill, before attention.
 ///
-/// If a device computes the prefill, queries, keys and values are copied to the host on first use. A copy that fails is an error of the
-/// call that needs it: no caller ever sees other numbers in their place.
+/// If a device computes the prefill, queries, keys and values are copied to the host on first use. If a copy fails, the call that needs it
+/// returns an error, so no caller ever gets wrong numbers in their place.
 #[derive(Clone, Copy)]
 pub struct PrefillChunk<'a> {
     /// Layer, from 0.
     pub layer: usize,
     /// Position of the chunk's first token in the prompt.
     pub first: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     tokens: usize,
     shape: KvShape,
     source: Source<'a>,
     input: Option<&'a [f32]>,
-    /// `None` for the default.
+    /// How the layer attends; `None` for the default.
     spec: Option<&'a AttentionSpec>,
 }
 
@@ -43,32 +43,32 @@ enum Source<'a> {
 
 /// A chunk that a device computes; each call copies what it returns to the host.
 pub trait DeviceChunk: Sync {
-    /// As [`PrefillChunk::queries`].
+    /// Like [`PrefillChunk::queries`].
     ///
     /// # Errors
     /// If the device fails.
     fn queries(&self) -> Result<&[f32], DeviceFailure>;
 
-    /// As [`PrefillChunk::input`].
+    /// Like [`PrefillChunk::input`].
     ///
     /// # Errors
     /// If the device fails.
     fn input(&self) -> Result<Vec<f32>, DeviceFailure>;
 
-    /// As [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
+    /// Like [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
     ///
     /// # Errors
     /// If the device fails.
     fn last_queries(&self, count: usize) -> Result<Vec<f32>, DeviceFailure>;
 
-    /// As [`PrefillChunk::kv`].
+    /// Like [`PrefillChunk::kv`].
     ///
     /// # Errors
     /// If the device fails.
     fn kv(&self) -> Result<&LayerKv, DeviceFailure>;
 
-    /// Adds the softmax weights of the queries at `positions` of the chunk to `mass: [head][token]`, which covers all tokens up to the last
-    /// of these positions. Each query sees the tokens up to its own.
+    /// Adds the softmax weights of the chunk's queries at `positions` to `mass: [head][token]`, which covers all tokens up to the last of
+    /// these positions. Each query sees the tokens up to its own.
     ///
     /// # Errors
     /// If the device fails; the contents of `mass` are unspecified then.
@@ -100,17 +100,17 @@ impl<'a> HostChunk<'a> {
         self.queries
     }
 
-    /// Rotated keys, and values, of all tokens up to the chunk's last, as cached.
+    /// Rotated keys, and values, of all tokens up to the chunk's last, as in the KV cache.
     pub fn kv(&self) -> &'a LayerKv {
         self.kv
     }
 
-    /// The query of one head of the chunk's `token`-th token.
+    /// Returns the query of one head of the chunk's token `token`.
     pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
         &self.queries[(token * self.heads + head) * self.d()..][..self.d()]
     }
 
-    /// Keys and values `[token][kv_head][d]` of only the chunk's tokens.
+    /// Returns keys and values `[token][kv_head][d]` of only the chunk's tokens.
     pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
         let (d, range) = (self.d(), self.first..self.end());
         let by_token = |store: &KvStore| {
@@ -124,21 +124,21 @@ impl<'a> HostChunk<'a> {
         (by_token(&self.kv.keys), by_token(&self.kv.values))
     }
 
-    /// Keys `[token][d]` of one KV head, for only the chunk's tokens.
+    /// Returns keys `[token][d]` of one KV head, for only the chunk's tokens.
     pub fn keys(&self, kv_head: usize) -> Vec<f32> {
         self.kv.keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
     }
 }
 
 impl<'a> PrefillChunk<'a> {
-    /// The tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
+    /// A chunk of the tokens of `kv` from position `first`, with their rotated, unscaled `queries` `[token][head][d]`.
     pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
         let tokens = kv.tokens() - first;
         let source = Source::Host { queries, kv };
         Self { layer, first, heads, tokens, shape: kv.shape(), source, input: None, spec: None }
     }
 
-    /// `tokens` tokens from position `first` on, in the memory of a device.
+    /// A chunk of `tokens` tokens from position `first`, in the memory of a device.
     pub fn on_device(
         layer: usize,
         first: usize,
@@ -155,7 +155,7 @@ impl<'a> PrefillChunk<'a> {
         Self { input: Some(input), ..self }
     }
 
-    /// The same of a layer that attends as `spec` says, not [by default](AttentionSpec::of_width).
+    /// The same chunk at a layer that attends as `spec` says instead of [by default](AttentionSpec::of_width).
     pub fn with_spec(self, spec: &'a AttentionSpec) -> Self {
         Self { spec: Some(spec), ..self }
     }
@@ -170,10 +170,10 @@ impl<'a> PrefillChunk<'a> {
         self.spec.map_or_else(|| SoftmaxScale::inverse_root(self.d()), |spec| spec.scale)
     }
 
-    /// The layer's input, `[token][hidden]`, before its norm; `None` of a chunk in host memory that was made without it.
+    /// The layer's input, `[token][hidden]`, before its norm; `None` if the chunk is in host memory and was made without it.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn input(&self) -> Result<Option<Cow<'a, [f32]>>, KvError> {
         match self.source {
             Source::Host { .. } => Ok(self.input.map(Cow::Borrowed)),
@@ -183,8 +183,8 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// The chunk with its queries, keys and values in host memory. If a device computes the prefill, they are copied now. Call this before
-    /// distributing work over threads, because the copy uses these threads, too.
+    /// Returns the chunk with its queries, keys and values in host memory. If a device computes the prefill, they are copied now. Call this
+    /// before distributing work over threads, because the copy uses these threads, too.
     ///
     /// # Errors
     /// If the device fails.
@@ -192,10 +192,10 @@ impl<'a> PrefillChunk<'a> {
         Ok(HostChunk { chunk: *self, queries: self.queries()?, kv: self.kv()? })
     }
 
-    /// Rotated, unscaled queries `[token][head][d]` of the chunk.
+    /// Returns the rotated, unscaled queries `[token][head][d]` of the chunk.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn queries(&self) -> Result<&'a [f32], KvError> {
         match self.source {
             Source::Host { queries, .. } => Ok(queries),
@@ -203,10 +203,10 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// The queries of the chunk's last `count` tokens, or of all if there are fewer.
+    /// Returns the queries of the chunk's last `count` tokens, or of all if there are fewer.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn last_queries(&self, count: usize) -> Result<Cow<'a, [f32]>, KvError> {
         let count = count.min(self.tokens);
         match self.source {
@@ -217,10 +217,10 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// Rotated keys, and values, of all tokens up to the chunk's last, as cached.
+    /// Rotated keys, and values, of all tokens up to the chunk's last, as in the KV cache.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn kv(&self) -> Result<&'a LayerKv, KvError> {
         match self.source {
             Source::Host { kv, .. } => Ok(kv),
@@ -228,7 +228,7 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// The error of a failure to copy this chunk, or what follows from it, from the device.
+    /// The error of a failed copy of this chunk, or of data computed from it, from the device.
     pub(crate) fn error(&self, failure: DeviceFailure) -> KvError {
         KvError::Unread { layer: self.layer, tier: Tier::Device, why: failure.to_string() }
     }
@@ -241,12 +241,12 @@ impl<'a> PrefillChunk<'a> {
         }
     }
 
-    /// Tokens in the chunk.
+    /// Number of tokens in the chunk.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Number of tokens up to the chunk's last, from the beginning of the prompt.
+    /// Number of tokens from the start of the prompt up to the chunk's last.
     pub fn end(&self) -> usize {
         self.first + self.tokens
     }
@@ -256,7 +256,7 @@ impl<'a> PrefillChunk<'a> {
         self.shape
     }
 
-    /// KV heads of the layer.
+    /// Number of KV heads of the layer.
     pub fn kv_heads(&self) -> usize {
         self.shape.kv_heads
     }
@@ -272,24 +272,24 @@ pub trait Collector: Send {
     /// Processes a chunk. Prompts come one after the other; a chunk passes all layers in order before the next chunk.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails. The collector has learned nothing from the chunk then.
+    /// If a device that computes the chunk fails. The collector has then learned nothing from the chunk.
     fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError>;
 
     /// Called at the end of each prompt, with its number of tokens.
     fn end_prompt(&mut self, _tokens: usize) {}
 
-    /// Evaluates on a hold-out chunk; these come after all others.
+    /// Evaluates on a hold-out chunk. Hold-out chunks come after all others.
     ///
     /// # Errors
-    /// As [`observe`](Self::observe).
+    /// Those of [`observe`](Self::observe).
     fn examine(&mut self, _chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         Ok(())
     }
 
-    /// The result.
+    /// Returns the result.
     fn finish(self: Box<Self>) -> Collected;
 
-    /// What it knows after the prompts read so far, as the tensors and settings of a checkpoint.
+    /// The state after the prompts read so far, as the tensors and settings of a checkpoint.
     fn checkpoint(&self) -> Collected;
 
     /// Resumes from a checkpoint that an equal collector wrote.
@@ -304,7 +304,7 @@ pub trait Collector: Send {
 pub struct Collected {
     /// Tensors of the artefact.
     pub tensors: Vec<NamedTensor>,
-    /// For [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
+    /// Settings for [`ArtefactInfo::settings`](crate::calibration::artefact::ArtefactInfo::settings).
     pub settings: BTreeMap<String, String>,
     /// Notes for the user, one line each.
     pub notes: Vec<String>,
@@ -318,18 +318,18 @@ pub struct Calibration {
     pub kind: &'static str,
     /// What is learned, in one line.
     pub about: &'static str,
-    /// Its settings with defaults and meaning, written as a method's parameters are.
+    /// The settings with defaults and meaning, written like a method's parameters.
     pub params: &'static [ParamInfo],
     /// What it reads by default.
     pub reading: Reading,
-    /// Chooses the generated text by the settings, instead of that of [`reading`](Self::reading).
+    /// Chooses the generated text by the settings, in place of that of [`reading`](Self::reading).
     pub text: Option<TextBySettings>,
     /// Makes a collector; its randomness comes only from the seed.
     pub start: StartCollector,
-    /// Imports what others learned about a model of this shape, from the bytes of their file. `None` if no such files can be read.
+    /// Imports what others learned about a model of this shape, from the bytes of their file; `None` if such files are not supported.
     pub import: Option<Import>,
-    /// The most bytes of queries and keys that are kept until they are learned from, while a model of this shape reads prompts of so many
-    /// tokens.
+    /// Upper bound of the bytes of queries and keys that are held before the collector learns from them, while a model of this shape reads
+    /// prompts of the given number of tokens.
     pub waiting: fn(&ModelShape, usize) -> usize,
 }
 
@@ -378,18 +378,18 @@ pub enum TextKind {
 /// What a calibration reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Which text.
+    /// The text.
     pub text: ReadingText,
-    /// Tokens in all prompts together.
+    /// Number of tokens in all prompts together.
     pub tokens: usize,
-    /// Most tokens of a prompt.
+    /// Largest number of tokens of a prompt.
     pub length: usize,
     /// Number of hold-out prompts, for evaluation.
     pub held_out: usize,
 }
 
 impl Reading {
-    /// Eight blocks of generated essays: enough for means and variances.
+    /// Eight blocks of generated essays, enough for means and variances.
     pub const STATISTICS: Self = Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0 };
 }
 
@@ -402,8 +402,8 @@ pub enum ReadingText {
     Rows,
 }
 
-/// Returns "8, 16 of 64" and "31, 52 %" for notes: the share of each of `masses` (descending) that its first `counts` entries hold, as the
-/// mean over all.
+/// Returns text for notes, such as "8, 16 of 64" and "31, 52 %": for each of `counts`, the share of the sum of a list that its first
+/// `count` entries hold, as the mean over all `masses` (lists in descending order).
 pub(crate) fn shares_in_words(counts: &[usize], d: usize, masses: &[Vec<f64>]) -> (String, String) {
     let counts: Vec<usize> = counts.iter().copied().filter(|c| (1..d).contains(c)).collect();
     let share = |mass: &Vec<f64>, count: usize| {
@@ -428,7 +428,7 @@ mod tests {
     const SHAPE: KvShape = KvShape { kv_heads: 1, d: 8, dtype: KvDtype::F32 };
     const TOKENS: usize = 20;
 
-    /// A device from which every copy fails.
+    /// A device on which every copy fails.
     struct Gone;
 
     fn gone<T>() -> Result<T, DeviceFailure> {
@@ -485,7 +485,7 @@ mod tests {
         for calibration in crate::methods::CALIBRATIONS {
             let model = ModelShape { weights_sha256: "none".into(), layers: 2, heads: 2, kv_heads: 1, head_dim: 8 };
             let of = Assignment { rotation: None, model: &model, seed: 1, tokens: TOKENS, text: TextKind::General };
-            // The nets are trained on queries that see enough tokens.
+            // The chunk starts late, because nets are trained only on queries that see enough tokens.
             let long = PrefillChunk::on_device(1, 20_000, TOKENS, 2, SHAPE, &Gone);
             let spec = expand_grid(calibration.kind).unwrap().remove(0);
             let mut collector = (calibration.start)(&of, &mut Params::new(&spec)).unwrap();

@@ -1,4 +1,4 @@
-//! What methods learn about a model before any run: collectors, which observe the prefill of prompts, and the artefacts that they make.
+//! What methods learn about a model before any run: collectors, which observe the prefill of prompts, and the artefacts they make.
 
 pub mod artefact;
 pub(crate) mod collector;

@@ -1,12 +1,12 @@
-//! Sums that a collector has so far, as tensors of a checkpoint. Tensors hold `f32`, so each `f64` is written as four 16-bit parts of its
-//! bits, which come back as they were.
+//! The sums of a collector as tensors of a checkpoint. Tensors hold `f32`, so each `f64` is written as four 16-bit parts of its bits,
+//! which restore it exactly.
 
 use super::artefact::{Artefact, ArtefactError, NamedTensor, Precision};
 
 /// The 16-bit parts of a number, the highest first.
 const PARTS: usize = 4;
 
-/// The tensor of some sums, `[sum][part]`.
+/// Makes a tensor of sums, `[sum][part]`.
 pub(crate) fn tensor(name: String, sums: impl IntoIterator<Item = f64>) -> NamedTensor {
     let part = |bits: u64, part: usize| ((bits >> (48 - 16 * part)) & 0xffff) as f32;
     let values: Vec<f32> = sums.into_iter().flat_map(|sum| (0..PARTS).map(move |at| part(sum.to_bits(), at))).collect();
@@ -16,7 +16,7 @@ pub(crate) fn tensor(name: String, sums: impl IntoIterator<Item = f64>) -> Named
 /// Reads the sums of a checkpoint into those of a collector, in the order in which they were written.
 ///
 /// # Errors
-/// As [`Artefact::read`]; if a number is no part of one.
+/// Those of [`Artefact::read`], and if a value is not a 16-bit part.
 pub(crate) fn restore<'s>(
     checkpoint: &Artefact,
     name: &str,

@@ -1,6 +1,6 @@
-//! The queries by which a sequence selects ahead ([`Method::selects_ahead`](crate::Method::selects_ahead)): an engine computes them from the
-//! input of the layer before, for all rows of a step, and each row takes its own. What a row's own queries would have selected is compared
-//! with that, where misses are counted.
+//! The queries by which a sequence selects ahead ([`Method::selects_ahead`](crate::Method::selects_ahead)). An engine computes them from
+//! the input of the previous layer, for all rows of a step, and each row takes its own. If misses are counted, the result is compared with
+//! what the row's own queries would have selected.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::kv::KvError;
 use crate::types::selection::AttendedTokens;
 
 impl Sequence {
-    /// Whether tokens of a layer are selected by queries that are [set](Self::set_queries_ahead) while the layer before computes.
+    /// Whether a layer selects tokens by queries that are [set](Self::set_queries_ahead) while the previous layer computes.
     pub fn selects_ahead_at(&self, layer: usize) -> bool {
         layer > 0 && self.method.method.selects_ahead() && self.selects_at(layer)
     }
 
-    /// Sets the queries of the next rows at a layer, each `[heads][d]`, rotated and unscaled: what the layer would make of the input of the
-    /// layer before.
+    /// Sets the queries of the next rows at a layer, each `[heads][d]`, rotated and unscaled: the queries that the layer would compute from
+    /// the input of the previous layer.
     pub fn set_queries_ahead(&mut self, layer: usize, rows: impl IntoIterator<Item = Vec<f32>>) {
         self.ahead = QueriesAhead::new(layer, rows);
     }
 
-    /// The queries by which the next row selects at a layer; `None` if these are its own.
+    /// Takes the queries by which the next row selects at a layer; `None` if these are its own queries.
     ///
     /// # Errors
-    /// If they were not set: the engine does not compute them.
+    /// If they were not set because the engine does not compute them.
     pub(super) fn take_queries_ahead(&mut self, layer: usize) -> Result<Option<Vec<f32>>, KvError> {
         if !self.selects_ahead_at(layer) {
             return Ok(None);
@@ -37,8 +37,8 @@ impl Sequence {
         })
     }
 
-    /// Counts misses of what is selected ahead in [steps](Self::step) from now on, and in those of an engine that selects on a device; of other
-    /// methods nothing. It takes a second selection by a token's own queries.
+    /// Counts misses of selections ahead from now on, in [steps](Self::step) and in those of an engine that selects on a device. Does
+    /// nothing for methods that do not select ahead. Each token is selected for a second time, by its own queries.
     pub fn counting_misses(self) -> Self {
         Self { counts_misses: true, ..self }
     }
@@ -48,8 +48,8 @@ impl Sequence {
         self.counts_misses && self.selects_ahead_at(layer)
     }
 
-    /// Adds the misses that a device counted since the last call: for each layer, the tokens that own queries would have selected, and those
-    /// of them that were not selected ahead.
+    /// Adds the misses that a device counted since the last call: for each layer, the number of tokens that own queries would have
+    /// selected, and how many of these were not selected ahead.
     pub fn collect_device_misses(&mut self, counters: &[[u64; 2]]) {
         for (layer, [wanted, missed]) in counters.iter().enumerate() {
             let cost = self.costs.layer_mut(layer);
@@ -58,8 +58,8 @@ impl Sequence {
         }
     }
 
-    /// Counts which tokens the own queries of the last token would have selected at a layer, and which of them were not `picked` ahead. The
-    /// second selection is no part of the method: its costs and pages are not counted. Returns the time of other threads.
+    /// Counts the tokens that the own queries of the last token would have selected at a layer, and those of them that were not `picked`
+    /// ahead. The second selection is not part of the method: its costs and pages are not counted. Returns the time spent on other threads.
     ///
     /// # Errors
     /// If keys and values of the prefix cannot be read.

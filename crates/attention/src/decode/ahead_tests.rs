@@ -1,4 +1,4 @@
-//! Tokens that are selected ahead, and the misses among them, against a naive selection by the queries that are given ahead.
+//! Compares tokens selected ahead, and the misses among them, with a naive selection by the same queries.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const D: usize = 8;
 const TOKENS: usize = 100;
 const K: usize = 7;
 
-/// Numbers that labels of 16 bits hold exactly.
+/// Numbers that 16-bit labels hold exactly.
 fn noise(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i * 37 + seed * 1013) as f32 * 0.61).sin() * 512.0).round() / 512.0).collect()
 }
@@ -35,7 +35,7 @@ fn layers(tokens: usize) -> Vec<LayerKv> {
     (0..LAYERS).map(of_layer).collect()
 }
 
-/// What a row of a step computes at layer 1, and the queries that the input of layer 0 has there.
+/// The queries of a row of a step at layer 1: its own, and those computed ahead from the input of layer 0.
 struct Row {
     own: Vec<f32>,
     ahead: Vec<f32>,
@@ -72,7 +72,7 @@ fn with_prefix_on_disk<T>(tokens: usize, memory: usize, work: impl FnOnce(Arc<Pr
     work(Prefix::from_source(specs, Box::new(source)))
 }
 
-/// Feeds rows through both layers, all rows through a layer before any is at the next; returns what they attended at layer 1.
+/// Feeds rows through both layers, all rows through one layer before any reaches the next; returns the outputs at layer 1.
 fn step(fork: &mut Sequence, rows: &[Row]) -> Vec<Vec<f32>> {
     let attend = |fork: &mut Sequence, layer: usize, row: &Row| {
         let mut out = vec![f32::NAN; HEADS * D];
@@ -87,7 +87,7 @@ fn step(fork: &mut Sequence, rows: &[Row]) -> Vec<Vec<f32>> {
     rows.iter().map(|row| attend(fork, 1, row)).collect()
 }
 
-/// The best candidates of a query head at layer 1, or with `together` of its group.
+/// The best candidates of a query head at layer 1, or of its whole group if `together`.
 fn best(queries: &[f32], head: usize, together: bool) -> Vec<usize> {
     let of_group = head / GROUP * GROUP..(head / GROUP + 1) * GROUP;
     let heads = if together { of_group } else { head..head + 1 };
@@ -104,7 +104,7 @@ fn best(queries: &[f32], head: usize, together: bool) -> Vec<usize> {
     tokens
 }
 
-/// Misses of a row, over the heads that select.
+/// Number of misses of a row, over all heads that select.
 fn naive_misses(row: &Row, together: bool) -> usize {
     let of_head = |head: usize| {
         let (own, ahead) = (best(&row.own, head, together), best(&row.ahead, head, together));
@@ -123,7 +123,7 @@ fn misses_are_what_own_queries_would_select_and_those_ahead_did_not() {
     for (params, together) in [("per=query_head", false), ("per=kv_head", true)] {
         let mut fork = fork(&format!("offload=true,{params}")).counting_misses();
         let rows: Vec<Row> = (0..6).map(Row::new).collect();
-        // Rows together, and one by one.
+        // Rows in one step, then one by one.
         let (first, rest) = rows.split_at(4);
         step(&mut fork, first);
         rest.chunks(1).for_each(|row| drop(step(&mut fork, row)));
@@ -147,7 +147,8 @@ fn queries_that_are_predicted_rightly_miss_nothing_and_attend_the_same() {
     assert_eq!(own.costs().total(|_| true).missed_share(), None);
 }
 
-/// Counting reads labels, and keys where picks are scored again, which are no cost of the method. Its labels of new tokens are made once.
+/// Counting misses reads labels, and keys if picks are scored again; neither is a cost of the method. It makes labels of new tokens only
+/// once.
 #[test]
 fn counting_misses_changes_nothing_else() {
     for (params, tail) in
@@ -168,7 +169,7 @@ fn counting_misses_changes_nothing_else() {
     }
 }
 
-/// Two rows with the same queries ahead and other own ones: all pages of the second are in memory.
+/// Two rows with equal queries ahead but different own queries: all pages that the second needs are in memory.
 #[test]
 fn pages_are_those_of_the_tokens_that_are_selected_ahead() {
     let second_step = |params: &str| {

@@ -1,8 +1,8 @@
 //! Fidelity: comparison with exact attention on the same inputs, step by step.
 //!
-//! However a method weights selected tokens, three things are measured for each query head: how far its
-//! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
-//! exact softmax went to tokens that it did not attend.
+//! For each query head, three things are measured, whatever weighting the method uses: how far its output is from
+//! that of exact attention, which of the tokens with the largest logits it attended, and what share of the exact
+//! softmax went to tokens that it did not attend.
 
 use crate::decode::head_kv::HeadKv;
 use crate::kv::KvError;
@@ -11,7 +11,7 @@ use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
 use spattn_kernels::cap_logits;
 use spattn_kernels::topk::top_k;
 
-/// Sums by layer and query head, over steps.
+/// Sums over steps, by layer and query head.
 #[derive(Debug, Clone)]
 pub struct FidelityMeter {
     layers: Vec<Vec<HeadSums>>,
@@ -25,7 +25,7 @@ struct HeadSums {
     count: u64,
 }
 
-/// The query heads of one comparison.
+/// The position of the compared query heads in the model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     /// Layer, from 0.
@@ -35,7 +35,7 @@ pub(crate) struct Place {
 }
 
 impl FidelityMeter {
-    /// Nothing compared yet, for `layers` layers.
+    /// Creates a meter for `layers` layers, without comparisons.
     pub fn new(layers: usize) -> Self {
         Self { layers: vec![Vec::new(); layers] }
     }
@@ -45,7 +45,7 @@ impl FidelityMeter {
         self.means(|head| head.error)
     }
 
-    /// Mean recall of the exact top-k, `k` being the number of tokens attended, `[layer][query head]`.
+    /// Mean recall of the exact top-k, where `k` is the number of tokens attended, `[layer][query head]`.
     pub fn recall(&self) -> Vec<Vec<f64>> {
         self.means(|head| head.recall)
     }
@@ -60,7 +60,7 @@ impl FidelityMeter {
         self.layers.iter().map(|heads| heads.iter().map(mean).collect()).collect()
     }
 
-    /// Adds the comparisons of another sequence through the same layers.
+    /// Adds the comparisons of another sequence over the same layers.
     pub(crate) fn absorb(&mut self, other: &Self) {
         for (own, other) in self.layers.iter_mut().zip(&other.layers) {
             own.resize(own.len().max(other.len()), HeadSums::default());
@@ -118,7 +118,8 @@ fn relative_error(out: &[f32], full: &[f32]) -> f64 {
     if norm == 0.0 { difference.sqrt() } else { (difference / norm).sqrt() }
 }
 
-/// Logits of all tokens in context for a scaled query, as the layer caps them; no token that it hides has any weight.
+/// Returns the logits of all tokens in context for a scaled query, with the layer's cap; tokens that the layer hides
+/// get no weight.
 fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Result<Vec<f32>, KvError> {
     let mut logits = vec![0.0; kv.total()];
     score_context(scaled, kv.keys(), &mut logits)?;
@@ -129,7 +130,7 @@ fn logits(kv: &HeadKv<'_>, scaled: &[f32]) -> Result<Vec<f32>, KvError> {
     Ok(logits)
 }
 
-/// Which tokens in context a query head attended.
+/// The tokens in context that a query head attended.
 struct Attended {
     tokens: Vec<bool>,
     count: usize,
@@ -149,13 +150,15 @@ impl Attended {
         Self { count: tokens.iter().filter(|attended| **attended).count(), tokens }
     }
 
-    /// Recall: the share of attended tokens among as many tokens with the largest logits.
+    /// Recall of the exact top-k, where `k` tokens were attended: the attended share of the `k` tokens with the largest
+    /// logits.
     fn recall(&self, logits: &[f32]) -> f64 {
         let top = top_k(logits, self.count);
         top.iter().filter(|t| self.tokens[**t as usize]).count() as f64 / self.count.max(1) as f64
     }
 
-    /// Softmax mass of the tokens not attended, beside a logit without a value if there is one.
+    /// Softmax mass of the tokens that were not attended. The denominator includes the sink logit, which has no
+    /// value, if there is one.
     fn dropped_mass(&self, logits: &[f32], sink: Option<f32>) -> f64 {
         let max = logits.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
         let (mut kept, mut dropped) = (sink.map_or(0.0, |sink| f64::from(sink - max).exp()), 0.0);

@@ -1,4 +1,4 @@
-//! Indexes over one prefix, built once for all runs that can share them, on the host or on the device that holds the prefix.
+//! Indexes over one prefix, built once for all sequences that can share them, on the host or on the device that holds the prefix.
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
@@ -31,16 +31,16 @@ pub(super) type Index = Box<dyn Any + Send + Sync>;
 
 /// Indexes of one prefix for one index key, over its sparse layers.
 pub(super) struct IndexSet {
-    /// One for each KV head, where the host selects.
+    /// One index for each KV head of each layer, if the host selects.
     pub(super) by_layer: Vec<Vec<Index>>,
-    /// One for each layer, where a device selects.
+    /// One index for each layer, if a device selects.
     pub(super) on_device: Vec<Option<DeviceIndex>>,
     pub(super) build_time: Duration,
-    /// What building read of a prefix that is not lent.
+    /// What building the indexes read, if the prefix cannot be borrowed.
     pub(super) reads: KvReads,
 }
 
-/// Two sequences with equal keys share their indexes.
+/// The key of an index set: two sequences with equal keys share their indexes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct IndexSetKey {
     /// Name of the method; `None` if methods of several names can share the index.
@@ -49,9 +49,9 @@ pub(super) struct IndexSetKey {
     pub(super) settings: IndexKey,
     pub(super) exact: StaticTokens,
     pub(super) dense: Vec<bool>,
-    /// Budgets that are spent while the index is built depend on it.
+    /// The schedule, on which budgets depend that are spent while the index is built.
     pub(super) schedule: Schedule,
-    /// How the keys and values are stored that it is built from.
+    /// The storage type of the keys and values that the index is built from.
     pub(super) kv_dtype: PrefixDtype,
     pub(super) on_device: bool,
 }
@@ -63,22 +63,22 @@ struct QuantisedCopy {
     time: Duration,
 }
 
-/// Indexes over one prefix, built once for all runs that can share them. Copies of the prefix that methods want quantised are made once,
-/// too; statistics of the prompt and fidelity are those of the exact prefix.
+/// Indexes over one prefix, built once for all sequences that can share them. Quantised copies of the prefix are also made once;
+/// statistics of the prompt and fidelity refer to the exact prefix.
 pub struct IndexCache {
     pub(super) prefix: Arc<Prefix>,
     copies: HashMap<PrefixDtype, QuantisedCopy>,
     pub(super) dtype: KvDtype,
-    /// Seed of indexes, the context's.
+    /// Seed of indexes: that of the context.
     seed: u64,
-    /// Seed of decode steps, the example's.
+    /// Seed of decode steps: that of the example.
     pub(super) step_seed: u64,
     pub(super) prompt_tokens: usize,
-    /// Tokens behind the prompt that will be read for certain.
+    /// Number of tokens after the prompt that are certain to be read.
     pub(super) given_tokens: usize,
     stats: Option<PromptStats>,
     pub(super) rotation: Option<Arc<dyn Rotation>>,
-    /// Needs whose gathering time was not charged to any index yet.
+    /// Needs whose gathering time has not been charged to any index yet.
     uncharged: BTreeSet<PromptNeed>,
     pub(super) queries: RecentQueries,
     pub(super) read: Option<LayerCosts>,
@@ -87,8 +87,7 @@ pub struct IndexCache {
 }
 
 impl IndexCache {
-    /// An empty cache for `prefix`; `seed` is the example's. All that follows the prefix counts as
-    /// generated.
+    /// An empty cache for `prefix`; `seed` is the example's. All tokens after the prefix count as generated.
     pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
         let prompt_tokens = prefix.tokens();
         Self {
@@ -109,17 +108,17 @@ impl IndexCache {
         }
     }
 
-    /// The prefix is the beginning of a prompt of `prompt_tokens` tokens; only tokens after these count as generated.
+    /// Declares the prefix to be the start of a prompt of `prompt_tokens` tokens; only tokens after the prompt count as generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
     }
 
-    /// `given_tokens` tokens will be read behind the prompt: a text that is scored, or the first token of an answer.
+    /// Declares that `given_tokens` tokens will be read after the prompt: a text that is scored, or the first token of an answer.
     pub fn with_given(self, given_tokens: usize) -> Self {
         Self { given_tokens, ..self }
     }
 
-    /// Sets the seed of the decode steps of the sequences started next; indexes keep the context's seed.
+    /// Sets the seed of the decode steps of sequences started from now on; indexes keep the context's seed.
     pub fn with_step_seed(self, step_seed: u64) -> Self {
         Self { step_seed, ..self }
     }
@@ -134,7 +133,7 @@ impl IndexCache {
         self.seed
     }
 
-    /// The prefix and its statistics; `None` while a sequence still uses them.
+    /// Returns the prefix and its statistics; `None` while a sequence still uses the prefix.
     pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
         Some((Arc::into_inner(self.prefix)?, self.stats))
     }
@@ -149,7 +148,7 @@ impl IndexCache {
         Self { rotation: Some(rotation), ..self }
     }
 
-    /// Adds the last queries of the prefix, by which methods solve for a density.
+    /// Adds the last queries of the prefix, with which methods solve for a density.
     pub fn with_queries(self, queries: RecentQueries) -> Self {
         Self { queries, ..self }
     }
@@ -159,12 +158,12 @@ impl IndexCache {
         Self { selects_on_host: true, ..self }
     }
 
-    /// The prefix was read sparsely by the method that decodes from it: `costs` become part of each sequence's costs.
+    /// Declares that the method that decodes also read the prefix, sparsely: `costs` become part of each sequence's costs.
     pub fn with_reading(self, costs: LayerCosts) -> Self {
         Self { read: Some(costs), ..self }
     }
 
-    /// Whether a step of the method can stay on the device that holds the prefix: it selects there, or selects nothing.
+    /// Whether a step of the method can stay on the device that holds the prefix: the method selects there, or selects nothing.
     pub fn can_stay_on_device(&self, method: &Configured) -> bool {
         let nothing = method.method.is_static_only() && method.method.positions() == Positions::Original;
         nothing || self.can_select_on_device(method)
@@ -178,13 +177,13 @@ impl IndexCache {
         is_there && self.host_reasons(method).is_empty()
     }
 
-    /// Why the method selects on the host where a device holds the prefix; nothing if it selects there.
+    /// The reasons why the method selects on the host although a device holds the prefix; empty if it selects there.
     pub fn host_reasons(&self, method: &Configured) -> Vec<HostReason> {
         let mut reasons = method.host_reasons(self.prefix.shape());
         if !self.has_gathered(&method.method.prompt_needs().into_iter().collect()) {
             reasons.push(HostReason::NoStatistics);
         }
-        // The kernel of SparQ's channels computes the default scale itself.
+        // SparQ's kernel that selects channels computes the default scale itself.
         let default = SoftmaxScale::inverse_root(self.prefix.shape().d);
         if self.prefix.specs().iter().any(|spec| spec.scale != default) {
             reasons.push(HostReason::SoftmaxScale);
@@ -195,7 +194,7 @@ impl IndexCache {
         reasons
     }
 
-    /// The prefix as it is stored for methods with this type, and the time of quantising it; `reused` if that was done before.
+    /// Returns the prefix in this storage type, and the time of quantising it, which is `reused` if that was done before.
     ///
     /// # Errors
     /// If the prefix cannot be read.
@@ -214,7 +213,7 @@ impl IndexCache {
         Ok((copy.prefix, IndexTime { whole: copy.time, reused: Duration::ZERO }))
     }
 
-    /// Time of gathering `needs`; `reused` is the part charged to an earlier index.
+    /// Time spent on gathering `needs`; `reused` is the part already charged to an earlier index.
     pub(super) fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
         let mut time = IndexTime::default();
         let Some(stats) = &self.stats else { return time };
@@ -255,7 +254,7 @@ impl IndexCache {
             heads.map(|kv_head| self.build_head(prefix, method, (layer, kv_head), depth, candidates.clone())).collect()
         };
         let by_layer: Vec<Vec<(Index, KvReads)>> = match builder {
-            // A device builds one after the other, and the host deals out its part of each.
+            // A device builds the layers one after the other; within a layer, the host divides its part among threads.
             Some(_) => (0..dense.len()).map(of_layer).collect::<Result<_, KvError>>()?,
             None => (0..dense.len()).into_par_iter().map(of_layer).collect::<Result<_, KvError>>()?,
         };
@@ -267,14 +266,15 @@ impl IndexCache {
         Ok(IndexSet { by_layer, on_device, build_time: start.elapsed(), reads })
     }
 
-    /// How a method that selects on the host has its indexes built by the device that holds the prefix; `None` if it has not.
+    /// The builder with which the device that holds the prefix builds indexes for a method that selects on the host; `None` if there is
+    /// none.
     fn builder_on_device<'m>(&self, prefix: &Prefix, method: &'m Configured) -> Option<&'m dyn IndexBuilder> {
         let is_there = HAS_DEVICE && prefix.device().is_some() && !self.selects_on_host;
         let builder = method.method.index_builder().filter(|_| is_there)?;
         builder.fits(prefix.shape()).then_some(builder)
     }
 
-    /// Builds the indexes of a layer's KV heads on the device; `None` if the layer has no candidates, or is not there.
+    /// Builds the indexes of a layer's KV heads on the device; `None` if the layer has no candidates or is not on the device.
     fn build_heads_on_device(
         &self,
         builder: &dyn IndexBuilder,
@@ -319,8 +319,8 @@ impl IndexCache {
         Ok((index, self.reads_of(&counter)))
     }
 
-    /// What was read for an index, or to solve for a density. Pages count as if none was in memory: what builds indexes reads each of
-    /// them once or twice, in an order that depends on threads.
+    /// What was read for an index, or to solve for a density. Pages count as if none had been in memory, because building reads each
+    /// page once or twice, in an order that depends on threads.
     pub(super) fn reads_of(&self, counter: &ReadCounter) -> KvReads {
         let mut reads = counter.reads();
         if let Some(paging) = self.prefix.source().paging() {
@@ -360,7 +360,7 @@ impl IndexCache {
             build_index(form, kv, of, &learned).map(Some)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
-        // Build time is measured, so the work has to be finished, on every GPU that holds layers.
+        // Build time is measured, so wait for the work to finish on every GPU that holds layers.
         (0..dense.len()).filter_map(layer_of).try_for_each(finish)?;
         Ok(indexes)
     }
@@ -369,7 +369,7 @@ impl IndexCache {
 /// Panic message: the sequence selects on a device although its method has no device form.
 pub(super) const HAS_FORM: &str = "the method's GPU implementation was checked before";
 
-/// The rank of a layer among the sparse layers.
+/// Returns the rank of a layer among the sparse layers.
 pub(super) fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> SparseLayerRank {
     let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
     SparseLayerRank { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }

@@ -1,7 +1,8 @@
 //! Decoding from a shared prefix: one [`Sequence`](crate::Sequence) for each method, all over the same keys, values and indexes.
 //!
-//! [`IndexCache`](crate::IndexCache) builds an index once for all methods that can share it and starts sequences. A sequence owns its
-//! tail of keys and values and the method's state, attends what the method selects, and counts the cost. No method is known by name.
+//! [`IndexCache`](crate::IndexCache) builds each index once for all methods that can share it, and starts sequences. A sequence owns
+//! its tail of keys and values and the method's state, attends what the method selects, and counts the cost. No code here depends on
+//! a method's name.
 
 mod ahead;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Queries by which a sequence selects ahead, until its rows take them.
+//! Queries by which a sequence selects ahead, held until its rows take
+//! them.
 
 use std::collections::VecDeque;
 
@@ -10,12 +11,12 @@ pub(super) struct QueriesAhead {
 }
 
 impl QueriesAhead {
-    /// Of the rows of a step at a layer.
+    /// Holds the queries of the rows of a step at a layer.
     pub(super) fn new(layer: usize, rows: impl IntoIterator<Item = Vec<f32>>) -> Self {
         Self { layer, rows: rows.into_iter().collect() }
     }
 
-    /// Those of the next row, if they are of this layer.
+    /// Takes the queries of the next row, if they are of this layer.
     pub(super) fn take(&mut self, layer: usize) -> Option<Vec<f32>> {
         if self.layer == layer { self.rows.pop_front() } else { None }
     }

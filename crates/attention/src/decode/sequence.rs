@@ -1,8 +1,7 @@
 //! One sequence: a method decoding from a shared prefix.
 //!
-//! It owns a short tail of keys and values and the method's state; the prefix and the indexes over it are shared. All methods
-//! run through the same code. A step of an engine that attends by itself begins in `layer_step`; what a sequence costs is
-//! counted in `sequence_costs`.
+//! It owns a short tail of keys and values and the method's state; the prefix and the indexes over it are shared. All methods run through
+//! the same code. `layer_step` has the steps of engines that attend by themselves, and `sequence_costs` counts the costs of a sequence.
 
 use std::any::Any;
 use std::ops::Range;
@@ -37,14 +36,14 @@ pub struct Sequence {
     pub(super) solved: Option<String>,
     /// The prefix as it is stored for the method.
     pub(super) prefix: Arc<Prefix>,
-    /// The prefix as the model computed it, with which outputs are compared.
+    /// The prefix as the model computed it; outputs are compared with exact attention over it.
     pub(super) exact_prefix: Arc<Prefix>,
     pub(super) rotation: Option<Arc<dyn Rotation>>,
     pub(super) indexes: Arc<IndexSet>,
     pub(super) states: Vec<Vec<Box<dyn Any + Send>>>,
-    /// Keys and values behind the prefix, for the layers whose tokens the host selects.
+    /// Keys and values after the prefix, of the layers for which the host selects tokens.
     pub(super) tail: Vec<LayerKv>,
-    /// Tokens behind the prefix that each layer has seen.
+    /// Number of tokens after the prefix that each layer has seen.
     pub(super) tail_tokens: Vec<usize>,
     pub(super) device: Option<Box<dyn Any + Send>>,
     pub(super) selector: Selector,
@@ -55,26 +54,26 @@ pub struct Sequence {
     pub(super) costs: LayerCosts,
     pub(super) fidelity: Option<FidelityMeter>,
     pub(super) index_time: IndexTime,
-    /// What solving for a density read of a prefix that is not lent.
+    /// What solving for a density read, if the prefix cannot be borrowed.
     pub(super) solve_reads: KvReads,
     /// The queries by which tokens are selected ahead.
     pub(super) ahead: QueriesAhead,
-    /// Whether misses of what is selected ahead are counted.
+    /// Whether misses of selections ahead are counted.
     pub(super) counts_misses: bool,
-    /// Account of the pages of the prefix, of a source that reads pages.
+    /// The ledger of the prefix's pages, if its source reads pages.
     pub(super) pages: Option<PageLedger>,
     pub(super) attention_time: AttentionTime,
-    /// Whether the time of some step could not be split into attention and the rest.
+    /// Whether the time of any step could not be split into attention and the rest.
     pub(super) has_whole_steps: bool,
     /// Whether selection time is split into scoring and selecting.
     pub(super) has_selection_breakdown: bool,
 }
 
-/// What selects the tokens of a sequence, with the state that this needs.
+/// What selects the tokens of a sequence, with the state needed for it.
 pub(super) enum Selector {
     /// The host.
     Host,
-    /// The device that holds the prefix, which counts what it selects.
+    /// The device that holds the prefix, which counts the tokens that it selects.
     Device {
         /// Whether counters of the device are still to be collected.
         has_uncollected: bool,
@@ -85,17 +84,16 @@ pub(super) enum Selector {
 }
 
 impl Selector {
-    /// The device, for a model of this many layers.
+    /// Selection on the device, for a model of this many layers.
     pub(super) fn device(layers: usize) -> Self {
         Self::Device { has_uncollected: false, resident: vec![None; layers] }
     }
 }
 
-/// Context length from which the KV heads of a layer run on threads of their own; below it, starting threads costs more
-/// than it saves.
+/// Context length from which the KV heads of a layer run on separate threads; below it, starting threads costs more than it saves.
 pub(super) const MIN_PARALLEL_TOKENS: usize = 4096;
 
-/// Room for this many tokens behind the prefix before the tail has to grow.
+/// Number of tokens after the prefix for which the tail has room before it must grow.
 const TAIL_CAPACITY: usize = 64;
 
 impl Sequence {
@@ -152,12 +150,12 @@ impl Sequence {
         &self.method
     }
 
-    /// The parameter solved for the requested density, as `key=value,...`; `None` if there was none to solve.
+    /// The parameter solved for the requested density, as `key=value,...`; `None` if there was nothing to solve.
     pub fn solved(&self) -> Option<&str> {
         self.solved.as_deref()
     }
 
-    /// Tokens in context: prefix and tail.
+    /// Number of tokens in context: prefix and tail.
     pub fn tokens(&self) -> usize {
         self.total(0)
     }
@@ -179,7 +177,7 @@ impl Sequence {
         self.fidelity.as_ref()
     }
 
-    /// Time of this sequence's index, whether it was built for it or for an earlier one.
+    /// Build time of this sequence's index, whether it was built for this sequence or an earlier one.
     pub fn index_time(&self) -> IndexTime {
         self.index_time
     }
@@ -189,12 +187,12 @@ impl Sequence {
         self.attention_time
     }
 
-    /// Whether the time of some steps could not be split into attention and the rest.
+    /// Whether the time of any step could not be split into attention and the rest.
     pub fn has_whole_steps(&self) -> bool {
         self.has_whole_steps
     }
 
-    /// Whether the method counts what its index and finding tokens cost.
+    /// Whether the method counts the costs of its index and of finding tokens.
     pub fn counts_costs(&self) -> bool {
         self.method.method.counts_costs()
     }
@@ -214,7 +212,7 @@ impl Sequence {
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
-    /// Bytes that the host would need for indexes of the sequence's own, where a device selects.
+    /// Bytes that the host would need for the sequence's own indexes, if a device selects.
     fn grown_bytes(&self) -> usize {
         let (shape, candidates) = (self.prefix.shape(), self.device_candidates(self.tokens()).len());
         let of_layer = |(layer, index): (usize, &Option<DeviceIndex>)| {
@@ -226,17 +224,17 @@ impl Sequence {
         self.indexes.on_device.iter().enumerate().filter_map(of_layer).sum()
     }
 
-    /// Bits of a token's key and value in a KV head in the model's storage type: what [`aux_bits`](Self::aux_bits) are compared with,
-    /// whatever the prefix is stored as.
+    /// Bits of a token's key and value in a KV head in the model's storage type. [`aux_bits`](Self::aux_bits) are compared with them,
+    /// whatever the storage type of the prefix.
     pub fn kv_bits(&self) -> u32 {
         8 * self.prefix.shape().row_bytes() as u32
     }
 
-    /// One decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its
-    /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
+    /// Performs one decode step of one layer: stores the token's key and value (`[kv_heads][d]`, rotated) and attends its queries
+    /// (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     ///
     /// # Errors
-    /// If keys and values of the prefix cannot be read. The step is then half done: the sequence is of no use any more.
+    /// If keys and values of the prefix cannot be read. The step is then half done, and the sequence is unusable.
     pub fn step(
         &mut self,
         layer: usize,
@@ -291,7 +289,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// The bytes by tier of pages of a KV head that a step asked for, in the order in which it did.
+    /// Counts the bytes, by tier, of the pages of a KV head that a step requested, in the order of its requests.
     pub(super) fn count_pages(&mut self, layer: usize, kv_head: usize, pages: &[Range<u32>]) -> TierBytes {
         self.pages.as_mut().map_or_else(TierBytes::default, |ledger| ledger.count(layer, kv_head, pages))
     }
@@ -304,8 +302,7 @@ impl Sequence {
         StepShape { group, d: shape.d, dtype: shape.dtype, candidates, all_candidates: candidates, exact: 0, number }
     }
 
-    /// Whether the device selects anew when `total` tokens are in context; otherwise the token attends the last
-    /// selection.
+    /// Whether the device makes a new selection when `total` tokens are in context; otherwise the token attends the last selection.
     pub fn selects_anew(&self, total: usize) -> bool {
         let refresh = self.method.method.device_form().map_or(1, DeviceForm::refresh);
         self.generated(total).is_multiple_of(refresh)
@@ -316,7 +313,7 @@ impl Sequence {
         self.method.method.device_form().is_ok_and(|form| form.refresh() > 1)
     }
 
-    /// Tokens generated before the last of `total`.
+    /// Number of tokens generated before the last of `total`.
     pub(super) fn generated(&self, total: usize) -> usize {
         (total - 1).saturating_sub(self.prompt_tokens)
     }
@@ -338,7 +335,7 @@ impl Sequence {
         self.prefix_candidates.clone()
     }
 
-    /// Whether tokens behind the prefix become candidates of a device.
+    /// Whether tokens after the prefix become candidates on a device.
     pub fn device_candidates_move(&self) -> bool {
         self.method.policy.tail != Tail::Exact && !self.method.method.manages_decoded_tokens()
     }
@@ -352,7 +349,7 @@ impl Sequence {
         self.prefix_candidates.start..exact.recent.max(self.prefix_candidates.end)
     }
 
-    /// The budget of a layer at a step with `total` tokens in context, in the method's own units (tokens, pages, blocks); 0 if it
+    /// The budget of a layer at a step with `total` tokens in context, in the method's own units (tokens, pages, blocks); 0 if the layer
     /// selects nothing on a device.
     pub fn budget_units(&self, layer: usize, total: usize) -> u32 {
         let candidates = self.device_candidates(total);
@@ -375,19 +372,19 @@ impl Sequence {
         !self.dense[layer] && !method.is_static_only() && may()
     }
 
-    /// Whether the host needs queries, keys and values at every layer, even where nothing is selected: to measure
-    /// fidelity, or because it attends by itself.
+    /// Whether the host needs queries, keys and values at every layer, even where nothing is selected: to measure fidelity, or because it
+    /// attends by itself.
     pub fn needs_host(&self) -> bool {
         self.fidelity.is_some() || self.moves_positions()
     }
 
-    /// Whether tokens are attended at other positions than their own. Only [`step`](Self::step) can do that.
+    /// Whether tokens are attended at positions other than their own. Only [`step`](Self::step) can do that.
     pub fn moves_positions(&self) -> bool {
         self.method.method.positions() != Positions::Original
     }
 
-    /// The second half of a [`step`](Self::step) if fidelity is measured: compares the output with exact attention over
-    /// `total` tokens, with keys and values as the model computed them. The host has to hold them.
+    /// Performs the second half of a [`step`](Self::step) if fidelity is measured: compares the output with exact attention over `total`
+    /// tokens, with keys and values as the model computed them. The host must hold them.
     ///
     /// # Errors
     /// If keys and values of the prefix cannot be read.
@@ -410,15 +407,15 @@ impl Sequence {
         Ok(())
     }
 
-    /// What building the index and solving for a density read of a prefix that is not lent, and the largest buffer that it
-    /// took. An index that sequences share counts for each of them.
+    /// What building the index and solving for a density read, if the prefix cannot be borrowed, and the largest buffer that this took.
+    /// An index that sequences share counts for each of them.
     pub fn index_reads(&self) -> KvReads {
         let mut reads = self.indexes.reads;
         reads.add(self.solve_reads);
         reads
     }
 
-    /// Slot for the data that an engine keeps on its device for this sequence.
+    /// The slot for the data that an engine keeps on its device for this sequence.
     pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
         &mut self.device
     }
@@ -433,7 +430,7 @@ impl Sequence {
         &self.prefix
     }
 
-    /// Takes back the time added since `earlier` and returns it: for engines that attribute a device's time themselves.
+    /// Removes the time added since `earlier` and returns it, for engines that attribute a device's time themselves.
     pub fn take_busy_time_since(&mut self, earlier: AttentionTime) -> Duration {
         let worked = (self.attention_time - earlier).worked();
         self.attention_time = earlier;
@@ -472,18 +469,18 @@ impl Sequence {
         }
     }
 
-    /// The first token that the last one sees at a layer.
+    /// Returns the first token that the last one sees at a layer.
     pub(super) fn first_visible(&self, layer: usize) -> usize {
         self.prefix.spec(layer).first_visible(self.total(layer))
     }
 
-    /// The candidates: tokens that may be selected beside the static ones. Where the layer has a window, those that have left it since the
-    /// prefix was read are still among them.
+    /// The candidates: tokens that may be selected besides the static ones. In a layer with a window, they include candidates that have
+    /// left the window since the prefix was read.
     pub(super) fn candidates(&self, layer: usize, exact: StaticTokens) -> Range<usize> {
         if self.method.has_moving_candidates() { exact.sink..exact.recent } else { self.indexed(layer) }
     }
 
-    /// The candidates over which the index of a layer is built.
+    /// The candidates in the index of a layer.
     fn indexed(&self, layer: usize) -> Range<usize> {
         self.prefix.spec(layer).visible_candidates(self.prefix_candidates.clone(), self.prefix.tokens())
     }
@@ -521,14 +518,14 @@ impl Sequence {
         }
     }
 
-    /// What budgets of a layer are computed from, with `total` tokens in context.
+    /// The context from which budgets of a layer are computed, with `total` tokens in context.
     fn context_of(&self, layer: usize, total: usize, candidates: &Range<usize>) -> Context {
         let first = self.prefix.spec(layer).first_visible(total);
         let seen = candidates.start.max(first)..candidates.end.max(first);
         Context::new(total, &seen).hiding(first)
     }
 
-    /// The scaled queries, at the positions that the method asks for.
+    /// The scaled queries, at the positions that the method requires.
     fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: StaticTokens) -> Queries<'_> {
         let scaled = Queries::new(queries, kv.spec.scale);
         let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());

@@ -1,4 +1,4 @@
-//! Layers with a cap, a window and sinks of their own, in decoding and in prefill, against attention computed naively in double precision.
+//! Compares decoding and prefill in layers with a cap, a window and sinks of their own with naive attention in double precision.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn configured(spec: &str) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], &Policy { sink: 2, local: 3, ..Policy::default() }).unwrap()
 }
 
-/// One spec of each kind, and one with everything.
+/// One spec for each feature, and one with all of them.
 fn specs() -> Vec<AttentionSpec> {
     let plain = AttentionSpec::of_width(D);
     let sinks = Some([0.5, -2.0, 3.0, 1.0].into());
@@ -48,19 +48,19 @@ fn layer(number: usize) -> (LayerKv, Vec<f32>) {
     (kv, noise(tokens * HEADS * D, 3 * number + 2))
 }
 
-/// What the token at `position` attends, `[heads][D]`.
+/// Returns the attention output of the token at `position`, `[heads][D]`.
 fn naive(kv: &LayerKv, queries: &[f32], position: usize, spec: &AttentionSpec) -> Vec<f32> {
     naive_of(kv, queries, position, spec, &|_, _| true)
 }
 
-/// The product of a query head of the token at `position` with the key of a token.
+/// The product of a query head of the token at `position` with the key of `token`.
 fn product(kv: &LayerKv, queries: &[f32], position: usize, head: usize, token: usize) -> f64 {
     let query = &queries[(position * HEADS + head) * D..][..D];
     let keys = kv.keys.head(head / (HEADS / KV_HEADS)).to_f32();
     query.iter().zip(&keys[token * D..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
 }
 
-/// As [`naive`], of the tokens for which `keeps` is true, by query head.
+/// Like [`naive`], over the tokens for which `keeps` is true, by query head.
 fn naive_of(
     kv: &LayerKv,
     queries: &[f32],
@@ -93,7 +93,7 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     got.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 2e-5, "{what}: {a} against {b}"));
 }
 
-/// A sequence behind the prefixes of layers that attend by [`specs`], and each of its steps by layer.
+/// Returns a sequence after a prefix whose layers attend by [`specs`], and the outputs of each of its steps, by layer.
 fn decode(method: &str) -> (Sequence, Vec<Vec<Vec<f32>>>) {
     decode_by(&configured(method))
 }
@@ -143,7 +143,7 @@ fn decoding_honours_the_spec_of_each_layer() {
     }
 }
 
-/// Methods select nothing where the model has a window: such layers attend it in full, and no more is counted or held.
+/// Methods select nothing in a layer that has a window of its own: it attends its whole window, and no more is counted or held.
 #[test]
 fn layers_with_a_window_attend_it_in_full_whatever_the_method() {
     let (sequence, outputs) = decode("topk:k=1");
@@ -169,8 +169,8 @@ fn layers_with_a_window_attend_it_in_full_whatever_the_method() {
     assert!((sequence.kv_tokens_held() - expected).abs() < 1e-9, "{} tokens held", sequence.kv_tokens_held());
 }
 
-/// The `k` tokens with the largest logits that each query head of the token at `position` selects within a window: of those that were in
-/// it when the prefix was read, less the last three.
+/// Returns the `k` tokens with the largest logits that each query head of the token at `position` selects within a window: among those that
+/// were in the window when the prefix was read, except the last three.
 fn selected_in_window(
     kv: &LayerKv,
     queries: &[f32],
@@ -188,8 +188,8 @@ fn selected_in_window(
     (0..HEADS).map(of_head).collect()
 }
 
-/// With `--local-layers sparse`: the last tokens of the prefix and all behind it are static, the others of the window are candidates, as they
-/// were when the prefix was read; what the window hides is not attended.
+/// With `--local-layers sparse`, the last tokens of the prefix and all tokens after it are static. The others that were in the window when
+/// the prefix was read are candidates. Tokens that the window hides are not attended.
 #[test]
 fn methods_select_within_windows_where_they_are_told_to() {
     let policy = Policy { sink: 0, local: 3, local_layers: LocalLayers::Sparse, ..Policy::default() };
@@ -222,7 +222,8 @@ fn a_budget_in_a_window_is_a_share_of_the_window() {
     let policy = Policy { sink: 0, local: 0, local_layers: LocalLayers::Sparse, ..Policy::default() };
     let method = configure(&expand_grid("topk:ratio=0.5").unwrap()[0], &policy).unwrap();
     let (sequence, _) = decode_by(&method);
-    // A window of nine tokens asks for five; what has left it of those selected is not attended, and the tokens behind the prefix are.
+    // A window of nine tokens has a budget of five. Selected tokens that have left the window are not attended; tokens after the prefix
+    // are.
     let costs = sequence.costs().total(|layer| specs()[layer].window == Some(9));
     assert!(costs.attended_tokens <= (HEADS * (1..=STEPS).map(|tail| (5 + tail).min(9)).sum::<usize>()) as u64);
     assert!(costs.attended_tokens > (HEADS * (1..=STEPS).sum::<usize>()) as u64);
@@ -253,8 +254,8 @@ fn what_weighs_all_candidates_or_has_moving_ones_does_not_select_in_windows() {
     }
 }
 
-/// The share of the softmax of a query head of the token at `position` that the tokens get for which `counts` is true: what it attends if
-/// their values are 1 and the others' 0.
+/// The share of the softmax of a query head of the token at `position` that goes to the tokens for which `counts` is true: the attention
+/// output if their values are 1 and all others 0.
 fn share(
     kv: &LayerKv,
     queries: &[f32],
@@ -273,7 +274,7 @@ fn share(
     f64::from(naive(&marked, queries, position, spec)[head * D])
 }
 
-/// The share of a softmax that is dropped counts the sink in its denominator, and logits as they are capped.
+/// The dropped share of the softmax includes the sink in its denominator, and uses the capped logits.
 #[test]
 fn dropped_mass_is_of_the_layers_own_softmax() {
     let (sequence, _) = decode("streaming_llm:window=5");
@@ -288,7 +289,7 @@ fn dropped_mass_is_of_the_layers_own_softmax() {
     }
 }
 
-/// Tokens that a window hides have no share of the softmax, and are not among those with the largest logits.
+/// Tokens that a window hides have no share of the softmax, and are not among the tokens with the largest logits.
 #[test]
 fn fidelity_in_windows_leaves_out_hidden_tokens() {
     let policy = Policy { sink: 0, local: 3, local_layers: LocalLayers::Sparse, ..Policy::default() };
@@ -317,7 +318,7 @@ fn fidelity_in_windows_leaves_out_hidden_tokens() {
     }
 }
 
-/// A rotation that moves nothing: a token at another position has the logit that it has at its own.
+/// A rotation that changes nothing, so a token moved to another position keeps its logit.
 struct NoTurn;
 
 impl Rotation for NoTurn {
@@ -343,8 +344,8 @@ fn read(sparse: &mut Option<SparsePrefill<'_>>, number: usize, spec: &AttentionS
     out
 }
 
-/// In one chunk, and in chunks shorter than a window, which then reaches back over the start of its chunk. Methods select all
-/// tokens; some attend them as if they stood elsewhere.
+/// Reads in one chunk, and in chunks shorter than a window, which then reaches back before the start of its chunk. Methods select all
+/// tokens; some attend them at other positions.
 #[test]
 fn prefill_honours_the_spec_of_its_layer() {
     let (layer_specs, tokens): (LayerSpecs, usize) = (specs().into(), PREFIX + STEPS);

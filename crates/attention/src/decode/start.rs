@@ -1,4 +1,4 @@
-//! Starts a sequence: solves its parameter for a density if needed, and finds or builds its index.
+//! Starts a sequence: solves the method's parameter for a density if needed, and finds or builds the index.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ pub enum StartError {
     Device(#[from] DeviceFailure),
 }
 
-/// A method with the parameter that was solved for its density.
+/// A method whose parameter was solved for its density.
 type SolvedMethod = Solved<Arc<dyn AnyMethod>>;
 
 impl IndexCache {
-    /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence left one.
+    /// Starts a sequence of `method` on the prefix; builds its index unless an earlier sequence built it.
     ///
     /// # Errors
     /// If keys and values of the prefix cannot be read, or a device fails while it builds the index.
@@ -47,8 +47,8 @@ impl IndexCache {
         Ok(Sequence { solved, solve_reads, ..fork })
     }
 
-    /// The method with its parameter solved for the requested density, `None` if there is nothing to solve; and what
-    /// solving read of a prefix that is not lent.
+    /// Returns the method with its parameter solved for the requested density (`None` if there is nothing to solve),
+    /// and what solving read, if the prefix cannot be borrowed.
     fn solve(&self, prefix: &Prefix, method: &Configured) -> Result<(Option<SolvedMethod>, KvReads), KvError> {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
@@ -63,7 +63,8 @@ impl IndexCache {
         Ok((method.method.solve(&probe)?, self.reads_of(&reads)))
     }
 
-    /// The mean context of the tokens that follow for certain: the rest of the prompt, and the given tokens behind it.
+    /// The mean context of the tokens that are certain to follow: the rest of the prompt, and the given tokens after
+    /// it.
     pub(super) fn mean_context(&self, method: &Configured) -> Context {
         let tokens = self.prefix.tokens();
         let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;

@@ -1,4 +1,4 @@
-//! Time of a sequence: to build its index, and for the attention of its steps.
+//! The time that a sequence takes: to build its index, and for the attention of its steps.
 
 use std::ops::{AddAssign, Sub};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use spattn_base::clock;
 /// Build time of a sequence's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexTime {
-    /// The time if the sequence were alone on its prefix.
+    /// The build time if the sequence were alone on its prefix.
     pub whole: Duration,
-    /// The part that was spent for an earlier sequence on the same prefix.
+    /// The part of it that was spent for an earlier sequence on the same prefix.
     pub reused: Duration,
 }
 
@@ -24,20 +24,20 @@ impl AddAssign for IndexTime {
 /// Attention time of a sequence's decode steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionTime {
-    /// Selection: processor time, or device time.
+    /// Time of selection: processor time, or device time.
     pub select: Duration,
     /// Its breakdown, if the method reports one and [it was requested](crate::Sequence::with_selection_breakdown).
     pub parts: clock::Parts,
-    /// Attention over the selected and static tokens, by the same clock.
+    /// Time of attention over the selected and static tokens, by the same clock.
     pub attend: Duration,
-    /// Measuring fidelity and misses, by the same clock; not part of any method.
+    /// Time of measuring fidelity and misses, by the same clock; not part of any method.
     pub compare: Duration,
-    /// Wall time attributed to this sequence, of the steps in which several sequences may attend at once.
+    /// Wall time attributed to this sequence, from steps in which several sequences may attend at once.
     pub elapsed: Duration,
 }
 
 impl AttentionTime {
-    /// Selection, attention and comparison together.
+    /// Time of selection, attention and comparison together.
     pub fn worked(&self) -> Duration {
         self.select + self.attend + self.compare
     }
@@ -68,12 +68,12 @@ impl Sub for AttentionTime {
     }
 }
 
-/// Processor time spent on other threads than the caller's.
+/// Processor time spent on threads other than the caller's.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ParallelTime {
-    /// All of the selection's.
+    /// Time of selection.
     pub(super) select: Duration,
-    /// Their breakdown into scoring and selecting.
+    /// Its breakdown into scoring and selecting.
     pub(super) parts: clock::Parts,
 }
 

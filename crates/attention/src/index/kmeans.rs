@@ -1,6 +1,6 @@
 //! k-means: Lloyd's iterations from k-means++ seeds (Arthur and Vassilvitskii 2007).
 //!
-//! Sequential, so that the result depends only on the points and the random generator.
+//! It runs on one thread, so the result depends only on the points and the random generator.
 
 use rand::{Rng, RngExt};
 
@@ -11,13 +11,14 @@ use spattn_kernels::topk::argmax_rows;
 /// Centroids, and the nearest one for each point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clusters {
-    /// `[centroid][d]`.
+    /// The centroids `[centroid][d]`.
     pub centroids: Vec<f32>,
-    /// The centroid nearest to each point, the first among equals.
+    /// The centroid nearest to each point; of equally near ones, the first.
     pub nearest: Vec<u32>,
 }
 
-/// Clusters `points: [point][d]` around `count` centroids, or as many as there are points. Stops early once no point changes its centroid.
+/// Clusters `points: [point][d]` around `count` centroids, or around as many as there are points. Stops early once no point changes its
+/// centroid.
 pub fn kmeans(points: &[f32], d: usize, count: usize, iterations: usize, rng: &mut impl Rng) -> Clusters {
     let count = count.min(points.len() / d);
     let mut centroids = seeds(points, d, count, rng);
@@ -33,8 +34,8 @@ pub fn kmeans(points: &[f32], d: usize, count: usize, iterations: usize, rng: &m
     Clusters { centroids, nearest }
 }
 
-/// Draws points one after the other as seeds, each with a probability proportional to its squared distance from the nearest seed; evenly if
-/// all distances are 0.
+/// Draws points one after the other as seeds, each with a probability proportional to its squared distance from the nearest seed; uniformly
+/// if all distances are 0.
 fn seeds(points: &[f32], d: usize, count: usize, rng: &mut impl Rng) -> Vec<f32> {
     let n = points.len() / d;
     let mut distances = vec![f64::INFINITY; n];
@@ -74,10 +75,10 @@ fn square(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum()
 }
 
-/// Points compared with all centroids at a time.
+/// Number of points compared with all centroids at a time.
 const POINTS: usize = 256;
 
-/// The nearest centroid of each point: the largest `x·c − ½‖c‖²`.
+/// Returns the nearest centroid of each point: the one with the largest `x·c − ½‖c‖²`.
 fn assign(points: &[f32], centroids: &[f32], d: usize) -> Vec<u32> {
     let count = centroids.len() / d;
     let offsets: Vec<f32> = centroids.chunks_exact(d).map(|c| -0.5 * square(c)).collect();
@@ -92,7 +93,7 @@ fn assign(points: &[f32], centroids: &[f32], d: usize) -> Vec<u32> {
     nearest
 }
 
-/// The mean of each centroid's points. A centroid without points stays where it is.
+/// Returns the mean of each centroid's points. A centroid without points stays unchanged.
 fn means(points: &[f32], d: usize, nearest: &[u32], mut centroids: Vec<f32>) -> Vec<f32> {
     let mut sums = vec![0.0f64; centroids.len()];
     let mut counts = vec![0u32; centroids.len() / d];

@@ -16,7 +16,7 @@ pub struct Covariance {
 /// Orthonormal directions, sorted by the variance along them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Components {
-    /// `[component][d]`.
+    /// The directions `[component][d]`.
     pub directions: Vec<f64>,
     /// Variance along each direction, descending, never negative.
     pub variances: Vec<f64>,
@@ -43,12 +43,12 @@ impl Covariance {
         }
     }
 
-    /// All that it has added up: the number of rows, their sum `[d]`, the sums of products `[d][d]`.
+    /// Returns all sums: the number of rows, their sum `[d]`, the sums of products `[d][d]`.
     pub(crate) fn sums(&self) -> Vec<f64> {
         [&[self.count as f64][..], &self.sum, &self.products].concat()
     }
 
-    /// Takes what [`sums`](Self::sums) of a covariance of the same width gave.
+    /// Restores the [`sums`](Self::sums) of a covariance of the same width.
     ///
     /// # Panics
     /// If there are fewer numbers.
@@ -59,7 +59,7 @@ impl Covariance {
         self.products.copy_from_slice(products);
     }
 
-    /// The covariance `[d][d]`; zeros before the first row.
+    /// Returns the covariance `[d][d]`; zeros if there are no rows.
     pub fn matrix(&self) -> Vec<f64> {
         let (d, n) = (self.d, self.count.max(1) as f64);
         let mut matrix = vec![0.0; d * d];
@@ -72,14 +72,14 @@ impl Covariance {
         matrix
     }
 
-    /// All `d` principal components.
+    /// Returns all `d` principal components.
     pub fn components(&self) -> Components {
         let (values, vectors) = symmetric_eigen(self.matrix(), self.d);
         let mut order: Vec<usize> = (0..self.d).collect();
         order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
         let direction = |&i: &usize| {
             let mut column: Vec<f64> = (0..self.d).map(|row| vectors[row * self.d + i]).collect();
-            // An eigenvector's sign is arbitrary: the largest entry is made positive.
+            // An eigenvector's sign is arbitrary; make its largest entry positive.
             let largest = column.iter().copied().fold(0.0f64, |m, x| if x.abs() > m.abs() { x } else { m });
             if largest < 0.0 {
                 column.iter_mut().for_each(|x| *x = -*x);
@@ -93,8 +93,8 @@ impl Covariance {
     }
 }
 
-/// Eigenvalues, and eigenvectors as columns, of a symmetric matrix `[d][d]` (cyclic Jacobi; Golub and Van
-/// Loan, Matrix Computations, §8.5).
+/// Returns the eigenvalues, and the eigenvectors as columns, of a symmetric matrix `[d][d]` (cyclic Jacobi; Golub and Van Loan,
+/// Matrix Computations, §8.5).
 fn symmetric_eigen(mut a: Vec<f64>, d: usize) -> (Vec<f64>, Vec<f64>) {
     const MOST_SWEEPS: usize = 50;
     let mut v = vec![0.0; d * d];

@@ -1,4 +1,5 @@
-//! A pool of workspaces that heads reuse from step to step; it grows to the number of heads that ever worked at once.
+//! A pool of workspaces that heads reuse from step to step; it grows to the largest number of heads that worked at
+//! once.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,10 +1,10 @@
-//! The tier on disk: the keys and values of a prefix in a file, read through a cache of pages in memory.
+//! The disk tier: the keys and values of a prefix in a file, read through a cache of pages in memory.
 //!
-//! While a prompt is read, one layer of it is in memory at a time ([`DiskPrefill`]): for each chunk of the prompt, the layer's tokens so far
-//! are read back, the chunk's are added, and its pages are written. A prompt of `n` chunks is so read back `(n - 1) / 2` times. Then it is
-//! a [`KvSource`] ([`DiskKv`]), whose readers see pages.
+//! While a prompt is read, one layer of it is in memory at a time ([`DiskPrefill`]): for each chunk of the prompt, the layer's tokens so
+//! far are read back, the chunk's tokens are added, and their pages are written. So a prompt of `n` chunks is read back `(n - 1) / 2`
+//! times. The finished prefix is a [`KvSource`] ([`DiskKv`]) that is read by pages.
 //!
-//! The file has no name: the system removes it when it is closed, whatever ends the process.
+//! The file has no name, so the operating system removes it when it is closed, however the process ends.
 
 use std::any::Any;
 use std::ops::{AddAssign, Range};
@@ -21,7 +21,7 @@ use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, Tier};
 use spattn_base::disk::unnamed_file;
 
-/// Where prefixes of one shape are kept on disk, and the memory for their pages.
+/// The folder for prefixes of one shape on disk, and the memory for their pages.
 #[derive(Debug)]
 pub struct DiskTier {
     folder: PathBuf,
@@ -31,25 +31,25 @@ pub struct DiskTier {
     files: AtomicU64,
 }
 
-/// What all prefixes of a tier share.
+/// The state that all prefixes of a tier share.
 #[derive(Debug)]
 struct Shared {
     cache: PageCache,
     written: AtomicU64,
-    /// Bytes of layers that were read back while prompts were read.
+    /// Bytes of layers that were read back during prefill.
     read_back: AtomicU64,
 }
 
-/// What was read and written on disk, as it was: it depends on threads and on what ran before.
+/// What was actually read from and written to disk; it depends on threads and on what ran before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// Bytes written.
+    /// Number of bytes written.
     pub written: u64,
-    /// Bytes of layers that were read back while prompts were read.
+    /// Bytes of layers that were read back during prefill.
     pub read_back: u64,
-    /// Pages that were asked for.
+    /// Number of pages requested.
     pub pages: u64,
-    /// How many of them were in memory.
+    /// Number of requested pages that were in memory.
     pub hits: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
@@ -61,30 +61,30 @@ impl AddAssign for DiskUse {
         self.read_back += other.read_back;
         self.pages += other.pages;
         self.hits += other.hits;
-        // Pages of several models have several sizes: the largest.
+        // Models differ in the size of a page: keep the largest.
         self.page_bytes = self.page_bytes.max(other.page_bytes);
     }
 }
 
-/// What a prefix takes where it is kept on disk, in bytes.
+/// The space that a prefix on disk takes, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskNeed {
-    /// On disk.
+    /// Bytes on disk.
     pub disk: usize,
-    /// In memory for its pages, as far as it has so many.
+    /// Bytes of memory for pages: the limit, or less if all its pages take less.
     pub pages: usize,
-    /// In memory for what is known of its pages.
+    /// Bytes of memory for the digests of the pages.
     pub digests: usize,
-    /// In memory for what each sequence knows of the pages that it used.
+    /// Bytes of memory for each sequence's ledger of the pages that it used.
     pub of_sequence: usize,
 }
 
 impl DiskNeed {
-    /// Of a prefix of `tokens` tokens, with `memory` bytes for pages.
+    /// The space for a prefix of `tokens` tokens, with `memory` bytes for pages.
     pub fn new(shape: KvShape, layers: usize, tokens: usize, memory: usize) -> Self {
         let [disk, digests] = PageFile::bytes(shape, layers, tokens);
         let (page, most) = (PageFile::page_bytes(shape).max(1), PageCache::new(memory, shape).most());
-        // All that a page takes in memory is known by how many the cache holds.
+        // The number of pages that the cache holds tells how much memory a page takes, overhead included.
         let pages = memory.min((disk / page).saturating_mul(memory.div_ceil(most)));
         let of_sequence = most.min(disk / page).saturating_mul(PageLedger::bytes_per_page());
         Self { disk, pages, digests, of_sequence }
@@ -92,17 +92,17 @@ impl DiskNeed {
 }
 
 impl DiskTier {
-    /// Prefixes in files in `folder`, with `memory` bytes for their pages.
+    /// A tier with files in `folder`, and `memory` bytes for pages.
     pub fn new(folder: &Path, memory: usize, shape: KvShape, layers: usize) -> Self {
         let cache = PageCache::new(memory, shape);
         let shared = Shared { cache, written: AtomicU64::new(0), read_back: AtomicU64::new(0) };
         Self { folder: folder.to_owned(), shape, layers, shared: Arc::new(shared), files: AtomicU64::new(0) }
     }
 
-    /// Begins a prefix of `tokens` tokens.
+    /// Starts a prefix of `tokens` tokens.
     ///
     /// # Errors
-    /// If there can be no file for it.
+    /// If no file can be created for it.
     pub fn begin(&self, tokens: usize) -> Result<DiskPrefill, KvError> {
         let file = unnamed_file(&self.folder).map_err(|e| KvError::Unwritten {
             layer: 0,
@@ -112,14 +112,14 @@ impl DiskTier {
         Ok(self.begin_in(Box::new(file), tokens))
     }
 
-    /// As [`begin`](Self::begin), in a file that is there.
+    /// Like [`begin`](Self::begin), in an existing file.
     fn begin_in(&self, storage: Box<dyn Storage>, tokens: usize) -> DiskPrefill {
         let file = PageFile::new(storage, self.shape, self.layers);
         let id = self.files.fetch_add(1, Ordering::Relaxed);
         DiskPrefill::of(DiskKv { file, tokens: 0, id, shared: self.shared.clone() }, tokens)
     }
 
-    /// What was read and written so far.
+    /// Returns what was read and written so far.
     pub fn used(&self) -> DiskUse {
         let Shared { cache, written, read_back } = self.shared.as_ref();
         let [pages, hits] = cache.counts();
@@ -128,19 +128,19 @@ impl DiskTier {
     }
 }
 
-/// A prefix that is being read, of which one layer is in memory at a time.
+/// A prefix during prefill, of which one layer is in memory at a time.
 #[derive(Debug)]
 pub struct DiskPrefill {
     kv: DiskKv,
-    /// The layer that is in memory.
+    /// The layer in memory.
     layer: LayerKv,
 }
 
 impl DiskPrefill {
-    /// Goes on from the first `kept` tokens of a prefix to `tokens` tokens.
+    /// Continues from the first `kept` tokens of a prefix to `tokens` tokens.
     pub fn after(mut kv: DiskKv, kept: usize, tokens: usize) -> Self {
         kv.tokens = kept.min(kv.tokens);
-        // The page of the first new token may have other tokens behind those that stay.
+        // The page of the first new token may hold other tokens after the kept ones.
         kv.shared.cache.forget(kv.id, kv.tokens);
         Self::of(kv, tokens)
     }
@@ -150,15 +150,16 @@ impl DiskPrefill {
         Self { layer: LayerKv::new(dtype, kv_heads, d, tokens), kv }
     }
 
-    /// Tokens that all layers have.
+    /// Number of tokens that all layers have.
     pub fn tokens(&self) -> usize {
         self.kv.tokens
     }
 
-    /// A layer with the tokens that all layers have, to be added to. It is forgotten unless it is [stored](Self::store).
+    /// Loads a layer with the tokens that all layers have, so that tokens can be added. The additions are lost unless the layer is
+    /// [stored](Self::store).
     ///
     /// # Errors
-    /// If it cannot be read back.
+    /// If the layer cannot be read back.
     pub fn load(&mut self, layer: usize) -> Result<&mut LayerKv, KvError> {
         let tokens = self.kv.tokens;
         self.kv.file.read_layer(layer, tokens, &mut self.layer).map_err(|why| self.kv.unread(layer, why))?;
@@ -167,10 +168,10 @@ impl DiskPrefill {
         Ok(&mut self.layer)
     }
 
-    /// Writes what was added to the layer that was [loaded](Self::load) last.
+    /// Writes the tokens added to the layer that was [loaded](Self::load) last.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If they cannot be written.
     pub fn store(&mut self, layer: usize) -> Result<(), KvError> {
         let written = self.kv.file.write_layer(layer, self.kv.tokens, &self.layer);
         let written = written.map_err(|why| KvError::Unwritten { layer, tier: Tier::Disk, why })?;
@@ -178,12 +179,12 @@ impl DiskPrefill {
         Ok(())
     }
 
-    /// Sets the number of tokens that all layers have, after a chunk.
+    /// Sets the number of tokens that all layers have, at the end of a chunk.
     pub fn end_chunk(&mut self, tokens: usize) {
         self.kv.tokens = tokens;
     }
 
-    /// The prefix, of which nothing is in memory.
+    /// Returns the finished prefix, of which nothing is in memory.
     pub fn finish(self) -> DiskKv {
         self.kv
     }
@@ -194,7 +195,7 @@ impl DiskPrefill {
 pub struct DiskKv {
     file: PageFile,
     tokens: usize,
-    /// The number of the file among those of its tier.
+    /// Number of the file among those of its tier.
     id: u64,
     shared: Arc<Shared>,
 }
@@ -252,7 +253,7 @@ impl KvSource for DiskKv {
         Ok(Fetched::pages(std::iter::once(pages.start as u32..pages.end as u32).collect()))
     }
 
-    /// Consecutive tokens of one page take it from the cache once.
+    /// Takes a page from the cache only once for consecutive tokens of the page.
     fn gather(&self, at: KvPlace, tokens: &[u32], out: &mut LayerKv) -> Result<Fetched, KvError> {
         let (mut last, mut pages, d) = (None::<(usize, Page)>, Vec::<Range<u32>>::new(), self.shape().d);
         for token in tokens {
@@ -291,7 +292,7 @@ impl KvSource for DiskKv {
     }
 }
 
-/// Layers in a file without a name in the folder for temporary files, written in chunks of `chunk` tokens as a prompt is read.
+/// Writes layers to an unnamed file in the folder for temporary files, in chunks of `chunk` tokens as in prefill.
 #[cfg(test)]
 pub(crate) fn on_disk(layers: &[LayerKv], chunk: usize, memory: usize) -> (DiskTier, DiskKv) {
     let (shape, tokens) = (layers[0].shape(), layers[0].tokens());

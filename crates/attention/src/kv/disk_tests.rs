@@ -8,12 +8,12 @@ use crate::kv::shape::KvDtype;
 use spattn_kernels::Rows;
 
 const SHAPE: KvShape = KvShape { kv_heads: 2, d: 8, dtype: KvDtype::F16 };
-/// More than an extent of pages, the last of which is not full.
+/// More than one extent of pages; the last page is not full.
 const TOKENS: usize = 70 * PAGE + 5;
 const LAYERS: usize = 3;
 const MEMORY: usize = 1 << 20;
 
-/// Layers whose every number tells where it belongs, as far as the type can hold it.
+/// Layers in which every number encodes its place, as far as the type can represent it.
 fn layers_of(shape: KvShape, tokens: usize, salt: usize) -> Vec<LayerKv> {
     let row = |layer: usize, token: usize, part: usize| -> Vec<f32> {
         let number =
@@ -28,7 +28,7 @@ fn layers_of(shape: KvShape, tokens: usize, salt: usize) -> Vec<LayerKv> {
     (0..LAYERS).map(layer).collect()
 }
 
-/// Adds the tokens of `layers` that are not there yet, chunk by chunk and layer by layer.
+/// Adds the tokens of `layers` that are still missing, chunk by chunk and layer by layer.
 pub(super) fn add_all(prefill: &mut DiskPrefill, layers: &[LayerKv], chunk: usize) -> Result<(), KvError> {
     let tokens = layers[0].tokens();
     while prefill.tokens() < tokens {
@@ -56,7 +56,7 @@ fn bits(rows: Rows<'_>) -> Vec<u32> {
     rows.to_f32().iter().map(|x| x.to_bits()).collect()
 }
 
-/// Keys and values of tokens of a KV head, to the bit.
+/// Reads keys and values of tokens of a KV head, as bits.
 fn read(kv: &DiskKv, at: KvPlace, tokens: Range<usize>) -> Result<[Vec<u32>; 2], KvError> {
     let mut read = [Vec::new(), Vec::new()];
     kv.scan(at, tokens, &mut |keys, values| {
@@ -110,19 +110,19 @@ fn tokens_come_in_the_order_in_which_they_are_asked_for() {
     };
     assert_eq!(bits(out.keys.head(0)), expected(&layers[2].keys));
     assert_eq!(bits(out.values.head(0)), expected(&layers[2].values));
-    // Pages 0, 1, 0, 70, 64, 63, 1: those in a row are one run.
+    // Pages 0, 1, 0, 70, 64, 63, 1: consecutive ones form a run.
     assert_eq!(fetched, Fetched::pages(vec![0..2, 0..1, 70..71, 64..65, 63..64, 1..2]));
     let scanned = kv.scan(at, 15..33, &mut |_, _| {}).unwrap();
     assert_eq!(scanned, Fetched::pages(std::iter::once(0..3).collect()));
     assert_eq!(kv.scan(at, 15..15, &mut |_, _| {}).unwrap(), Fetched::default());
 }
 
-/// The next prompt begins like the last one, and goes on differently within a page.
+/// The next prompt starts like the last one, and diverges within a page.
 #[test]
 fn a_prefix_that_is_gone_on_with_has_no_page_of_the_one_before() {
     let (before, after) = (layers_of(SHAPE, TOKENS, 1), layers_of(SHAPE, TOKENS + 30, 2));
     for kept in [5, PAGE, 3 * PAGE + 7, 66 * PAGE + 1, TOKENS - 1] {
-        // The first tokens of one, the rest of the other.
+        // The first tokens of `before`, the rest of `after`.
         let joined: Vec<LayerKv> = before
             .iter()
             .zip(&after)
@@ -203,14 +203,14 @@ fn what_was_written_and_read_is_counted() {
     assert_eq!(tier.used(), DiskUse { pages: 12, hits: 8, ..written });
 }
 
-// ---- what fails ----
+// ---- failures ----
 
 /// Bytes in memory whose calls can fail.
 #[derive(Debug, Default)]
 struct Failing {
     bytes: Mutex<Vec<u8>>,
     calls: [AtomicUsize; 2],
-    /// The read and the write that fail, counted from 0.
+    /// The numbers, from 0, of the read and the write that fail.
     fails: [Option<usize>; 2],
 }
 
@@ -249,7 +249,7 @@ fn filled(storage: Box<dyn Storage>, layers: &[LayerKv]) -> Result<DiskKv, KvErr
 #[test]
 fn a_disk_that_is_full_is_an_error_that_names_layer_and_tier() {
     let layers = layers_of(SHAPE, 300, 1);
-    // Two KV heads a layer, three layers, three chunks.
+    // Two KV heads per layer, three layers, three chunks.
     for (write, layer) in [(0, 0), (3, 1), (5, 2), (6, 0), (17, 2)] {
         let failing = Failing { fails: [None, Some(write)], ..Failing::default() };
         let error = filled(Box::new(failing), &layers).unwrap_err();
@@ -292,7 +292,7 @@ fn a_page_that_cannot_be_read_is_an_error_while_prompts_are_read_and_after() {
     assert!(read(&kv, at, 0..300).is_ok(), "what failed is not kept: it is read again");
 }
 
-/// A file with a name, so that a test can get at it.
+/// An open file of which the test keeps a handle.
 fn in_file(layers: &[LayerKv]) -> (DiskKv, File) {
     let file = tempfile::tempfile().unwrap();
     let ours = file.try_clone().unwrap();
@@ -307,7 +307,7 @@ fn a_file_that_is_cut_off_is_an_error_in_words() {
     assert!(read(&kv, at(2, 1), 0..TOKENS).is_ok());
     let pages = (EXTENT_PAGES * 5 + 3) as u64;
     ours.set_len(pages * PageFile::page_bytes(SHAPE) as u64 - 1).unwrap();
-    // What is in memory is what was written.
+    // Pages in memory still hold what was written.
     assert!(read(&kv, at(2, 1), 0..TOKENS).is_ok());
     kv.shared.cache.forget(kv.id, 0);
     assert!(read(&kv, at(2, 0), 0..TOKENS).is_err());

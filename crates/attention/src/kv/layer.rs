@@ -16,12 +16,12 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// Room for `capacity` tokens; grows beyond it if need be.
+    /// Creates an empty layer with room for `capacity` tokens; it grows if needed.
     pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
         Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
     }
 
-    /// `tokens` tokens of nothing but zeros.
+    /// Creates a layer of `tokens` tokens, all zeros.
     pub fn zeros(shape: KvShape, tokens: usize) -> Self {
         let zeros = KvStore::zeros(shape, tokens);
         Self { keys: zeros.clone(), values: zeros }
@@ -39,28 +39,28 @@ impl LayerKv {
         self.values.append_rows(values);
     }
 
-    /// Tokens stored.
+    /// Number of tokens stored.
     pub fn tokens(&self) -> usize {
         self.keys.tokens()
     }
 
-    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    /// Keeps the first `tokens` tokens, and reserves room for `capacity` tokens.
     pub fn truncate(&mut self, tokens: usize, capacity: usize) {
         self.keys.truncate(tokens, capacity);
         self.values.truncate(tokens, capacity);
     }
 
-    /// What it has in common with other layers.
+    /// The shape that it shares with other layers.
     pub fn shape(&self) -> KvShape {
         KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
     }
 
-    /// Bytes allocated.
+    /// Number of bytes allocated.
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Shows keys and values of some tokens of a KV head.
+    /// Calls `visit` with keys and values of some tokens of a KV head.
     pub(super) fn show(&self, kv_head: usize, tokens: Range<usize>, visit: &mut dyn FnMut(Rows<'_>, Rows<'_>)) {
         let d = self.keys.d();
         visit(self.keys.head(kv_head).slice(tokens.clone(), d), self.values.head(kv_head).slice(tokens, d));

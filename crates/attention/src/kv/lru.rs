@@ -1,10 +1,11 @@
-//! A map of bounded size that lets go of what was used least recently.
+//! A map of bounded size that evicts the least recently used entry.
 
 use std::hash::Hash;
 
 use lru::LruCache;
 
-/// A map of at most so many entries: one more replaces the least recently used one. Memory is taken as entries come, not for all in advance.
+/// A map of at most `most` entries: one more replaces the least recently used one. Memory is allocated as entries are added, not in
+/// advance.
 #[derive(Debug)]
 pub(crate) struct Lru<K: Hash + Eq, V> {
     entries: LruCache<K, V>,
@@ -12,26 +13,26 @@ pub(crate) struct Lru<K: Hash + Eq, V> {
 }
 
 impl<K: Hash + Eq + Copy, V> Lru<K, V> {
-    /// An empty map of `most` entries at most, and of one at least.
+    /// Creates an empty map for at most `most` entries, but at least one.
     pub(crate) fn new(most: usize) -> Self {
         Self { entries: LruCache::unbounded(), most: most.max(1) }
     }
 
-    /// Bytes that an entry takes beside what its value refers to, at most.
+    /// Upper bound of the bytes that an entry takes, without what its value refers to.
     pub(crate) const fn entry_bytes() -> usize {
-        // A node of its own with two links, and what an allocator adds; in the hash table two pointers and a byte, where after
-        // growing seven of sixteen places are taken.
+        // A separate node with two links, and the allocator's overhead. For each place in the hash table two pointers and a byte; after
+        // growing, seven of sixteen places are in use.
         const NODE: usize = 2 * size_of::<usize>() + 16;
         const PLACES: usize = (2 * size_of::<usize>() + 1) * 16 / 7 + 1;
         size_of::<(K, V)>() + NODE + PLACES
     }
 
-    /// The value of a key, which is then the most recently used one.
+    /// Returns the value of a key, which becomes the most recently used one.
     pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
         self.entries.get(key)
     }
 
-    /// Puts in a value as the most recently used one, in place of an earlier one of the same key.
+    /// Inserts a value as the most recently used one; it replaces an earlier value of the same key.
     pub(crate) fn put(&mut self, key: K, value: V) {
         if self.entries.len() == self.most && !self.entries.contains(&key) {
             self.entries.pop_lru();
@@ -39,7 +40,7 @@ impl<K: Hash + Eq + Copy, V> Lru<K, V> {
         self.entries.put(key, value);
     }
 
-    /// Lets go of the entries whose keys are not to be kept.
+    /// Removes the entries for whose keys `keep` is false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         let leaving: Vec<K> = self.entries.iter().map(|(key, _)| *key).filter(|key| !keep(key)).collect();
         leaving.iter().for_each(|key| drop(self.entries.pop(key)));
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same, written down without regard to speed: the most recently used entry last.
+    /// The same map without regard to speed: the most recently used entry is last.
     #[derive(Default)]
     struct Naive(Vec<(u8, u32)>);
 

@@ -1,9 +1,9 @@
-//! Rows of one KV head as codes of a few bits, which any token can be read from.
+//! Rows of one KV head as codes of a few bits, from which any token can be read.
 //!
-//! [`PackedRows`] are either codes between a least value and a step, `x ≈ min + step · code`, as in KIVI (§3), or 8-bit floats
-//! (e4m3) with one scale. The codes of a token lie side by side, so that a gathered token reads one row. Nothing here knows prefixes or
-//! layers. The codes of [`quantised`](crate::kv::quantised) are another format: they lie channel by channel in groups of 128 tokens, for
-//! products with all of them, and their ranges are 32-bit floats.
+//! [`PackedRows`] are either codes between a minimum and a step, `x ≈ min + step · code`, as in KIVI (§3), or 8-bit floats (e4m3) with
+//! one scale. The codes of a token are adjacent, so that gathering a token reads one row. This module knows nothing of prefixes or
+//! layers. The codes of [`quantised`](crate::kv::quantised) have another format: they are stored channel by channel in groups of 128
+//! tokens, for products with all of them, and their ranges are 32-bit floats.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -13,26 +13,27 @@ use half::f16;
 use crate::kv::prefix_dtype::{GROUP, PrefixDtype, RANGE_BYTES};
 use crate::kv::quantised::unpack;
 
-/// What the numbers of a range have in common.
+/// What the numbers that share a range have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Axis {
-    /// A channel, over a group of tokens: for keys, of which a few channels are far larger than the rest.
+    /// A channel, over a group of tokens: for keys, in which a few channels are far larger than the rest.
     Channel,
     /// A token, over a group of channels: for values.
     Token,
 }
 
-/// Rows `[token][d]` of the keys, or the values, of a KV head.
+/// Rows `[token][d]` of the keys, or of the values, of a KV head.
 #[derive(Debug)]
 pub(super) enum PackedRows {
-    /// Codes with ranges of their own for each group.
+    /// Codes with a range for each group.
     Codes(CodeRows),
     /// 8-bit floats with one scale.
     Floats(FloatRows),
 }
 
 impl PackedRows {
-    /// Room for `tokens` rows of `d` numbers, of which the [largest](Self::largest) is known where there is one scale for all.
+    /// Reserves room for `tokens` rows of `d` numbers. If one scale serves all numbers, `largest` is their [largest
+    /// magnitude](Self::largest).
     ///
     /// # Panics
     /// If `dtype` packs nothing.
@@ -46,7 +47,7 @@ impl PackedRows {
         }
     }
 
-    /// The largest magnitude of some numbers, where `dtype` has one scale for all; nothing to know otherwise.
+    /// Returns the largest magnitude of some numbers if `dtype` has one scale for all, otherwise 0.
     pub(super) fn largest(dtype: PrefixDtype, numbers: &[f32]) -> f32 {
         match dtype {
             PrefixDtype::F8 => numbers.iter().fold(0.0, |most, x| x.abs().max(most)),
@@ -54,7 +55,7 @@ impl PackedRows {
         }
     }
 
-    /// Appends `rows: [token][d]`: whole groups of tokens, where ranges are over tokens.
+    /// Appends `rows: [token][d]`; if ranges are over tokens, whole groups of tokens.
     ///
     /// # Panics
     /// If the rows, or the groups, are not whole.
@@ -65,7 +66,7 @@ impl PackedRows {
         }
     }
 
-    /// Writes the numbers `[token][d]` that the codes of some tokens stand for.
+    /// Decodes some tokens into numbers `[token][d]`.
     pub(super) fn read(&self, tokens: Range<usize>, out: &mut [f32]) {
         match self {
             Self::Codes(rows) => rows.read(tokens, out),
@@ -82,10 +83,10 @@ impl PackedRows {
     }
 }
 
-// What is counted for a range is what it takes.
+// The bytes counted for a range must be those that it takes.
 const _: () = assert!(size_of::<CodeRange>() == RANGE_BYTES);
 
-/// The values that codes stand for: `min + step · code`, both in 16 bits as in KIVI.
+/// The range that codes are decoded with: `min + step · code`, both in 16 bits as in KIVI.
 #[derive(Debug, Clone, Copy, Default)]
 struct CodeRange {
     min: f16,
@@ -93,8 +94,8 @@ struct CodeRange {
 }
 
 impl CodeRange {
-    /// The range of some values for codes up to `top`. Rounding to 16 bits only widens it, so that no value is off by more than half a
-    /// step; values that 16 bits cannot hold (above 65,504) are cut to those that they can.
+    /// Computes the range of some values, for codes up to `top`. Rounding to 16 bits only widens the range, so no value is off by more
+    /// than half a step; values beyond 16 bits (above 65,504) are clamped.
     fn of(values: impl Iterator<Item = f32>, top: f32) -> Self {
         let ends = |(low, high): (f32, f32), x: f32| (low.min(x), high.max(x));
         let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), ends);
@@ -107,7 +108,7 @@ impl CodeRange {
     }
 }
 
-/// The greatest finite 16-bit number that is not above `x`, or the least of all.
+/// Returns the largest finite 16-bit number that is not above `x`, or the smallest of all.
 fn floor16(x: f32) -> f16 {
     let most = f16::MAX.to_f32();
     let near = f16::from_f32(x.clamp(-most, most));
@@ -119,7 +120,7 @@ fn floor16(x: f32) -> f16 {
     }
 }
 
-/// The least finite 16-bit number that is not below `x`, which is not negative, or the greatest of all.
+/// Returns the smallest finite 16-bit number that is not below `x`, which is not negative, or the largest of all.
 fn ceil16(x: f32) -> f16 {
     let near = f16::from_f32(x.min(f16::MAX.to_f32()));
     match near.to_f32() < x {
@@ -128,7 +129,7 @@ fn ceil16(x: f32) -> f16 {
     }
 }
 
-/// The code, up to `top`, of a value in a range: the nearest.
+/// Returns the nearest code, up to `top`, of a value in a range.
 fn code_of(x: f32, [min, step]: [f32; 2], top: f32) -> u8 {
     if step <= 0.0 {
         return 0;
@@ -142,9 +143,9 @@ pub(super) struct CodeRows {
     bits: usize,
     axis: Axis,
     d: usize,
-    /// `[token][channel]`, from the lowest bits of a byte up. A token takes whole bytes.
+    /// The codes `[token][channel]`, from the lowest bits of a byte up. A token takes whole bytes.
     codes: Vec<u8>,
-    /// `[group of tokens][channel]`, or `[token][group of channels]`.
+    /// The ranges `[group of tokens][channel]`, or `[token][group of channels]`.
     ranges: Vec<CodeRange>,
 }
 
@@ -174,7 +175,7 @@ impl CodeRows {
         ((1u32 << self.bits) - 1) as f32
     }
 
-    /// Packs a group of tokens, each channel in a range of its own.
+    /// Packs a group of tokens, with a range for each channel.
     fn push_by_channel(&mut self, group: &[f32]) {
         let (d, top) = (self.d, self.top());
         let of_channel = |channel| CodeRange::of(group.iter().skip(channel).step_by(d).copied(), top);
@@ -187,7 +188,7 @@ impl CodeRows {
         self.ranges.extend(ranges);
     }
 
-    /// Packs a token, each group of channels in a range of its own.
+    /// Packs a token, with a range for each group of channels.
     fn push_by_token(&mut self, row: &[f32]) {
         let (mut codes, top) = (Vec::with_capacity(self.d), self.top());
         for group in row.chunks(GROUP) {
@@ -251,7 +252,7 @@ impl CodeRows {
 /// The largest 8-bit float (e4m3).
 const F8_MAX: f32 = 448.0;
 
-/// 8-bit floats with 4 bits of exponent and 3 of mantissa (e4m3, without infinities), and one scale that takes the number of the largest
+/// 8-bit floats with 4 bits of exponent and 3 of mantissa (e4m3, without infinities), and one scale that maps the number of the largest
 /// magnitude to the largest float.
 #[derive(Debug)]
 pub(super) struct FloatRows {
@@ -262,7 +263,7 @@ pub(super) struct FloatRows {
 
 impl FloatRows {
     fn empty(tokens: usize, d: usize, largest: f32) -> Self {
-        // Of nothing but zeros, or of numbers too small for a scale, all are zeros.
+        // If all numbers are zero, or too small for a scale, all codes are zero.
         let scale = if largest / F8_MAX > f32::MIN_POSITIVE { largest / F8_MAX } else { 1.0 };
         Self { d, scale, codes: Vec::with_capacity(tokens * d) }
     }
@@ -273,17 +274,17 @@ impl FloatRows {
     }
 }
 
-/// The 8-bit float nearest to `x`, ties to even; the largest one for what is beyond it.
+/// Returns the 8-bit float nearest to `x`, ties to even; the largest one for magnitudes beyond it.
 fn f8_of(x: f32) -> u8 {
     let magnitude = x.abs().min(F8_MAX);
-    // Below 2^-6 the distance of neighbours stays that of the last exponent.
+    // Below 2^-6 (subnormal numbers), the spacing stays that of the smallest exponent.
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
     let eighths = (magnitude * (2.0f32).powi(3 - exponent)).round_ties_even();
     let code = (exponent + 6) * 8 + eighths as i32;
     code as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// What each 8-bit float stands for.
+/// The value of each 8-bit float.
 static F8: LazyLock<[f32; 256]> = LazyLock::new(|| {
     std::array::from_fn(|code| {
         let (sign, exponent, mantissa) = (if code < 128 { 1.0 } else { -1.0 }, (code >> 3 & 15) as i32, code & 7);

@@ -1,9 +1,9 @@
-//! Packed rows against a quantiser of a few lines, by the definition.
+//! Compares packed rows with a short quantiser written from the definition.
 
 use super::*;
 use proptest::prelude::*;
 
-/// `x` in a range from `low` to `high` of so many bits, with both ends of the range rounded outward to 16 bits.
+/// `x` quantised to `bits` bits in the range from `low` to `high`, with both ends rounded outward to 16 bits.
 fn quantised(x: f32, low: f32, high: f32, bits: u32) -> f32 {
     let all = || (0..=u16::MAX).map(f16::from_bits).filter(|h| h.is_finite()).map(f16::to_f32);
     let top = (2u32.pow(bits) - 1) as f32;
@@ -25,7 +25,7 @@ fn read(rows: &PackedRows, tokens: Range<usize>, d: usize) -> Vec<f32> {
 
 fn packed(dtype: PrefixDtype, axis: Axis, d: usize, rows: &[f32]) -> PackedRows {
     let mut packed = PackedRows::empty(dtype, axis, (rows.len() / d, d), PackedRows::largest(dtype, rows));
-    // In two pieces, of whole groups.
+    // Push two pieces of whole groups.
     let (first, rest) = rows.split_at((rows.len() / d / GROUP / 2 * GROUP) * d);
     packed.push(first);
     packed.push(rest);
@@ -38,7 +38,7 @@ const CODES: [(PrefixDtype, u32); 3] = [(PrefixDtype::Q8, 8), (PrefixDtype::Q4, 
 fn each_channel_of_a_group_of_tokens_has_its_range() {
     let (d, tokens) = (5, 3 * GROUP);
     let mut rows = noise(tokens * d, 1);
-    // The third channel is far larger, as some are in keys.
+    // Make the third channel far larger, as some channels of keys are.
     rows.iter_mut().skip(2).step_by(d).for_each(|x| *x *= 100.0);
     for (dtype, bits) in CODES {
         let of = packed(dtype, Axis::Channel, d, &rows);
@@ -100,7 +100,8 @@ fn bytes_are_those_of_codes_and_scales() {
     }
     assert_eq!(of(PrefixDtype::F8, Axis::Token), tokens * d + 4);
     assert_eq!(PrefixDtype::F8.coded_bytes(d), [d, d]);
-    // Parts of bytes are whole ones: 3 channels of 4 bits and an eighth of the group's 12 bytes; one group of channels.
+    // Parts of bytes count as whole ones: 3 channels of 4 bits and an eighth of the group's 12 bytes; one group of
+    // channels.
     assert_eq!(PrefixDtype::Q4.coded_bytes(3), [2 + 1, 2 + 4]);
 }
 
@@ -118,7 +119,7 @@ fn floats_of_8_bits_are_the_nearest_of_all_that_there_are() {
         let nearest = known.iter().map(|k| (k - f64::from(x).abs()).abs()).fold(f64::MAX, f64::min);
         assert_eq!((got - f64::from(x)).abs(), nearest, "{x}");
     }
-    // Ties go to the even mantissa, and what is beyond the largest is the largest.
+    // Ties go to the even mantissa, and magnitudes beyond the largest become the largest.
     assert_eq!([17.0, 19.0, 500.0, -1e9, 0.0].map(|x| F8[f8_of(x) as usize]), [16.0, 20.0, 448.0, -448.0, 0.0]);
 }
 

@@ -1,14 +1,14 @@
 //! The keys and values of all layers in a file, page by page.
 //!
 //! A page is [`PAGE`] consecutive tokens of one KV head of one layer: their keys, then their values, in the storage type and
-//! little-endian. [`EXTENT`] pages of a KV head lie side by side, so that reading all of it takes few calls; extents of all KV heads and
+//! little-endian. [`EXTENT`] pages of a KV head are adjacent, so that reading all of it takes few calls. Extents of all KV heads and
 //! layers follow each other, so that a file grows with its prefix and nothing has to be moved.
 //!
-//! Pages are read and written at positions and not mapped into memory. A mapped file that somebody truncates ends the process by a
-//! signal, and its pages take memory that no cap of ours bounds; reading at a position returns an error, into memory that is ours. It
-//! also needs no unsafe code.
+//! Pages are read and written at positions and not mapped into memory. If somebody truncates a mapped file, a signal ends the process,
+//! and mapped pages take memory that this program's limits do not bound. Reading at a position returns an error instead, into memory that
+//! this program owns, and needs no unsafe code.
 //!
-//! What is read is compared with a digest of what was written: a damaged page would otherwise be a wrong result.
+//! A page that is read is compared with a digest of what was written; otherwise, a damaged page would become a wrong result.
 
 use std::fmt;
 use std::fs::File;
@@ -23,17 +23,17 @@ use crate::kv::source::KvPlace;
 use crate::kv::store::{KvStore, RowsMut};
 use spattn_kernels::Rows;
 
-/// Tokens in a page.
+/// Number of tokens in a page.
 pub(super) const PAGE: usize = 16;
-/// Pages of a KV head that lie side by side in the file.
+/// Number of adjacent pages of a KV head in the file.
 const EXTENT: usize = 64;
 
-/// Bytes that are read and written at positions; all of them, or it is an error.
+/// A store of bytes that are read and written at positions; a partial read or write is an error.
 pub(super) trait Storage: Send + Sync + fmt::Debug {
-    /// Reads bytes from `place` on.
+    /// Reads bytes from position `place`.
     fn read_at(&self, bytes: &mut [u8], place: u64) -> io::Result<()>;
 
-    /// Writes bytes from `place` on.
+    /// Writes bytes at position `place`.
     fn write_at(&self, bytes: &[u8], place: u64) -> io::Result<()>;
 }
 
@@ -77,7 +77,7 @@ pub(super) struct PageFile {
     storage: Box<dyn Storage>,
     shape: KvShape,
     layers: usize,
-    /// Digests of the pages that were written, by their numbers.
+    /// Digests of the written pages, by page number.
     digests: Vec<u64>,
 }
 
@@ -87,7 +87,7 @@ impl PageFile {
         Self { storage, shape, layers, digests: Vec::new() }
     }
 
-    /// What the layers have in common.
+    /// The shape that the layers share.
     pub(super) fn shape(&self) -> KvShape {
         self.shape
     }
@@ -97,25 +97,25 @@ impl PageFile {
         self.layers
     }
 
-    /// Bytes of a page.
+    /// Number of bytes of a page.
     pub(super) fn page_bytes(shape: KvShape) -> usize {
         PAGE * shape.row_bytes()
     }
 
-    /// Bytes of the file with so many tokens, and of the digests of its pages.
+    /// Bytes of the file for `tokens` tokens, and of the digests of its pages.
     pub(super) fn bytes(shape: KvShape, layers: usize, tokens: usize) -> [usize; 2] {
         let pages = |tokens: usize| tokens.div_ceil(PAGE).saturating_mul(layers.saturating_mul(shape.kv_heads));
         let with_digests = pages(tokens.next_multiple_of(PAGE * EXTENT));
         [pages(tokens).saturating_mul(Self::page_bytes(shape)), with_digests.saturating_mul(size_of::<u64>())]
     }
 
-    /// The place of a page in the file, in pages.
+    /// The position of a page in the file, in pages.
     fn number(&self, at: KvPlace, page: usize) -> usize {
         let extent = (page / EXTENT * self.layers + at.layer) * self.shape.kv_heads + at.kv_head;
         extent * EXTENT + page % EXTENT
     }
 
-    /// Reads a page: a store with two heads, of which the first has the keys of its tokens and the second their values.
+    /// Reads a page into a store with two heads: the first has the keys of its tokens, the second their values.
     pub(super) fn read_page(&self, at: KvPlace, page: usize) -> Result<KvStore, String> {
         let mut read = KvStore::zeros(KvShape { kv_heads: 2, ..self.shape }, PAGE);
         self.read_pages(at, page..page + 1, &mut Vec::new(), |_, bytes| {
@@ -142,7 +142,7 @@ impl PageFile {
         Ok(())
     }
 
-    /// Shows `visit` the bytes of consecutive pages of a KV head, in their order.
+    /// Calls `visit` with the bytes of consecutive pages of a KV head, in order.
     fn read_pages(
         &self,
         at: KvPlace,
@@ -166,7 +166,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Writes the pages of a layer from the one with token `from` on; `kv` has all tokens of the layer so far. Returns the bytes written.
+    /// Writes the pages of a layer, starting with the page of token `from`; `kv` has all tokens of the layer so far. Returns the number
+    /// of bytes written.
     pub(super) fn write_layer(&mut self, layer: usize, from: usize, kv: &LayerKv) -> Result<u64, String> {
         let (tokens, page_bytes, d) = (kv.tokens(), Self::page_bytes(self.shape), self.shape.d);
         let (mut bytes, mut written) = (Vec::new(), 0);
@@ -196,7 +197,7 @@ impl PageFile {
     }
 }
 
-/// The first page and the number of pages of each part of `pages` that lies in one extent.
+/// Splits `pages` by extent; returns the first page and the number of pages of each part.
 fn side_by_side(pages: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let extents = pages.start / EXTENT..pages.end.div_ceil(EXTENT);
     extents.filter_map(move |extent| {
@@ -219,10 +220,11 @@ fn in_words(error: &io::Error) -> String {
     }
 }
 
-/// A digest of a page's bytes and its place. A change within eight bytes always changes it, since each step is invertible.
+/// Returns a digest of a page's bytes and its number. A change within eight bytes always changes the digest, because each step is
+/// invertible.
 fn digest(bytes: &[u8], number: usize) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    // Four sums that do not wait for each other.
+    // Four independent sums, which the CPU can compute in parallel.
     let mut lanes = [1, 2, 3, 4].map(|lane: u64| (number as u64).wrapping_mul(ODD) ^ lane);
     let (words, rest) = bytes.as_chunks::<8>();
     debug_assert!(rest.is_empty(), "a page has a multiple of 8 bytes");
@@ -242,7 +244,7 @@ fn encode(rows: Rows<'_>, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Writes as many numbers as `rows` has room for.
+/// Decodes as many numbers as fit in `rows`.
 fn decode(bytes: &[u8], rows: RowsMut<'_>) {
     match rows {
         RowsMut::F32(rows) => rows.iter_mut().zip(bytes.as_chunks().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b)),

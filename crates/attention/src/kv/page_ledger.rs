@@ -1,20 +1,20 @@
-//! Which pages a sequence would find in memory, if it had the memory for pages to itself.
+//! Which pages a sequence would find in memory if it had the memory for pages to itself.
 //!
-//! What is in the shared cache of pages when a sequence asks depends on other sequences, on threads and on examples before. Records do
-//! not (decision 41), so each sequence keeps account of its own: a least recently used set of as many pages as the cache holds, without
-//! their content, and empty at its first step.
+//! Which pages are in the shared cache when a sequence requests them depends on other sequences, on threads and on earlier examples.
+//! Records must not (decision 41), so each sequence keeps its own ledger: a least recently used set of as many pages as the cache holds,
+//! without their contents, and empty at the sequence's first step.
 
 use std::ops::Range;
 
 use crate::kv::lru::Lru;
 use crate::kv::tier::TierBytes;
 
-/// How a source that reads pages keeps them.
+/// How a source that reads pages caches them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paging {
-    /// Bytes of a page: keys and values of some tokens of one KV head.
+    /// Bytes of a page, which holds keys and values of some tokens of one KV head.
     pub page_bytes: u64,
-    /// Pages that are in memory at a time.
+    /// Number of pages in memory at a time.
     pub in_memory: usize,
 }
 
@@ -28,7 +28,7 @@ impl Paging {
     }
 }
 
-/// The pages that a sequence has used last.
+/// The pages that a sequence used most recently.
 #[derive(Debug)]
 pub(crate) struct PageLedger {
     paging: Paging,
@@ -36,13 +36,13 @@ pub(crate) struct PageLedger {
 }
 
 impl PageLedger {
-    /// Of a sequence that has taken no step.
+    /// The ledger of a sequence that has taken no step yet.
     pub(crate) fn new(paging: Paging) -> Self {
         Self { paging, used: Lru::new(paging.in_memory) }
     }
 
-    /// Counts pages of a KV head that were asked for, in the order in which they were: those that were among the last ones used come from
-    /// host memory, the others from disk.
+    /// Counts requested pages of a KV head, in the order of the requests: pages among the most recently used come from host memory,
+    /// others from disk.
     pub(crate) fn count(&mut self, layer: usize, kv_head: usize, pages: &[Range<u32>]) -> TierBytes {
         let mut bytes = TierBytes::default();
         for page in pages.iter().cloned().flatten() {
@@ -58,7 +58,7 @@ impl PageLedger {
         bytes
     }
 
-    /// Bytes that it takes for each page at most.
+    /// Largest number of bytes that the ledger takes per page.
     pub(crate) const fn bytes_per_page() -> usize {
         Lru::<(u32, u32, u32), ()>::entry_bytes()
     }
@@ -70,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a list that is searched from its end.
+        /// Compares with a list that is searched from its end.
         #[test]
         fn pages_from_memory_are_the_last_ones_used(
             in_memory in 1_usize..9,
@@ -84,7 +84,7 @@ mod tests {
                 counted += ledger.count(layer, kv_head, std::slice::from_ref(&run));
                 for page in run {
                     let key = (layer, kv_head, page);
-                    // How many other pages were used since this one.
+                    // The other pages that were used since this one.
                     let since = used.iter().rev().take_while(|own| **own != key);
                     let others: std::collections::BTreeSet<_> = since.collect();
                     match used.contains(&key) && others.len() < in_memory {

@@ -1,4 +1,4 @@
-//! A source for tests: pages of tokens in a file, of which reading can be made to fail.
+//! A source for tests: pages of tokens in a file, where reads can be made to fail.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use half::f16;
 use crate::kv::{Fetched, KvDtype, KvError, KvPlace, KvShape, KvSource, LayerKv, Tier, TierBytes, VisitRows};
 use spattn_kernels::Rows;
 
-/// Tokens in a page.
+/// Number of tokens in a page.
 pub(crate) const PAGE: usize = 16;
 
 /// When reading fails.
@@ -28,8 +28,8 @@ pub(crate) enum Broken {
         /// The page.
         page: usize,
     },
-    /// Only at this read, counted from 0 over all layers and KV heads. Later reads succeed, so none of them reports an error that
-    /// was dropped.
+    /// Only at this read, counted from 0 over all layers and KV heads. Later reads succeed, so an error that was dropped is not
+    /// reported by another read.
     OneRead(usize),
 }
 
@@ -52,7 +52,7 @@ impl Drop for PagedFile {
 }
 
 impl PagedFile {
-    /// Writes layers of 16-bit floats to a file of their own.
+    /// Writes layers of 16-bit floats to a new file.
     pub(crate) fn new(layers: &[LayerKv], broken: Broken) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("spattn-pages-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -74,17 +74,17 @@ impl PagedFile {
         Self { file, path, shape, layers: layers.len(), tokens, broken, reads: Arc::default() }
     }
 
-    /// Numbers of the keys, or of the values, of a page.
+    /// Number of elements of the keys, or of the values, of a page.
     fn part_numbers(shape: KvShape) -> usize {
         PAGE * shape.d
     }
 
-    /// Bytes of a page.
+    /// Number of bytes of a page.
     pub(crate) fn page_bytes(shape: KvShape) -> u64 {
         (2 * Self::part_numbers(shape) * KvDtype::F16.bytes()) as u64
     }
 
-    /// Pages read so far, also after the source is gone.
+    /// Number of pages read so far; can be read even after the source is dropped.
     pub(crate) fn reads(&self) -> Arc<AtomicUsize> {
         self.reads.clone()
     }

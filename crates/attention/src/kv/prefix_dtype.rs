@@ -1,4 +1,4 @@
-//! How a run may keep the keys and values of a prefix: as the model computes them, or as codes.
+//! How a run may store the keys and values of a prefix: as the model computes them, or as codes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,35 +7,36 @@ use crate::kv::row_bytes::RowBytes;
 use crate::kv::shape::KvShape;
 use spattn_base::error::UsageError;
 
-/// Tokens of a channel of keys, or channels of a token's value, that share a range: the group of KIVI's experiments (§4.1).
+/// Number of tokens of a channel of keys, or channels of a token's value, that share a range: the group size of KIVI's experiments
+/// (§4.1).
 pub(super) const GROUP: usize = 32;
 
-/// Bytes of a group's range: its least value and its step, in 16 bits each.
+/// Bytes of a group's range: its minimum and its step, in 16 bits each.
 pub(super) const RANGE_BYTES: usize = 4;
 
-/// How the keys and values of a prefix are stored when it is finished.
+/// How the keys and values of a finished prefix are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PrefixDtype {
-    /// As the model computes them: exactly.
+    /// Exactly as the model computes them.
     #[default]
     Model,
     /// 8-bit floats (e4m3), with one scale for the keys and one for the values of a KV head.
     F8,
     /// 8-bit codes: keys by channel in groups of tokens, values by token in groups of channels (KIVI, §3.2).
     Q8,
-    /// The same with 4 bits.
+    /// Like `Q8`, with 4 bits.
     Q4,
-    /// The same with 2 bits, as in KIVI.
+    /// Like `Q8`, with 2 bits, as in KIVI.
     Q2,
 }
 
 impl PrefixDtype {
-    /// All of them.
+    /// All storage types.
     pub const ALL: [Self; 5] = [Self::Model, Self::F8, Self::Q8, Self::Q4, Self::Q2];
-    /// The names of all, in that order.
+    /// The names of all storage types, in that order.
     pub const NAMES: [&str; 5] = ["model", "f8", "q8", "q4", "q2"];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -45,7 +46,7 @@ impl PrefixDtype {
         self == Self::Model
     }
 
-    /// Bits of a number; `None` if the model's storage type decides.
+    /// Number of bits per element; `None` if the model's storage type decides.
     pub fn bits(self) -> Option<usize> {
         match self {
             Self::Model => None,
@@ -55,8 +56,8 @@ impl PrefixDtype {
         }
     }
 
-    /// Of a prefix of `tokens` tokens, how many from the first on are stored as codes: all whole groups of keys. What follows them is
-    /// stored as the model computes it.
+    /// Number of tokens, from the first on, of a prefix of `tokens` tokens that are stored as codes: all whole groups of keys. Later
+    /// tokens are stored as the model computes them.
     pub fn coded_tokens(self, tokens: usize) -> usize {
         match self {
             Self::Model => 0,
@@ -73,7 +74,7 @@ impl PrefixDtype {
         }
     }
 
-    /// Bytes of the key and the value of a coded token with `d` channels, its part of the ranges included.
+    /// Bytes of the key and of the value of a coded token with `d` channels, including its share of the ranges.
     pub(super) fn coded_bytes(self, d: usize) -> [usize; 2] {
         let codes = (d * self.bits().unwrap_or(0)).div_ceil(8);
         match self {
@@ -84,8 +85,8 @@ impl PrefixDtype {
         }
     }
 
-    /// Bytes that a copy of a prefix of `tokens` tokens takes in memory, beside the prefix itself: codes, scales, and the tokens that
-    /// fill no group. Nothing for the [model's](Self::Model) own type.
+    /// Bytes of memory that a copy of a prefix of `tokens` tokens takes besides the prefix itself: codes, scales, and the tokens that
+    /// fill no group. 0 for the [model's](Self::Model) own type.
     pub fn bytes_of_copy(self, shape: KvShape, layers: usize, tokens: usize) -> usize {
         /// The scales of keys and values of a KV head.
         const F8_SCALES: usize = 2 * size_of::<f32>();

@@ -2,7 +2,7 @@
 //!
 //! A few channels of keys are far larger than the rest, so each column has its own range, not each row (as in KIVI, for keys): `x ≈ min +
 //! step · code`, with `min` and `step` for a column over [`GROUP`] tokens. Numbers are rounded to nearest, or to one side if they are
-//! bounds. Codes are packed, so counted bytes are the bytes in memory.
+//! bounds. Codes are packed, so the bytes counted are the bytes in memory.
 
 use spattn_kernels::codes::{CodeGroup, CodeRange as Range, Factors, group_scores};
 use spattn_kernels::pieces::{PIECE, deal_columns};
@@ -10,10 +10,10 @@ use spattn_kernels::pieces::{PIECE, deal_columns};
 // A piece of a context consists of whole groups.
 const _: () = assert!(PIECE.is_multiple_of(GROUP));
 
-/// Tokens that share a column's range.
+/// Number of tokens that share a column's range.
 pub use spattn_kernels::codes::GROUP;
 
-/// Rows `[token][column]`, in `bits` bits a number.
+/// Rows `[token][column]`, in `bits` bits per number.
 #[derive(Debug, Clone)]
 pub struct QuantisedRows {
     bits: usize,
@@ -21,11 +21,11 @@ pub struct QuantisedRows {
     tokens: usize,
     /// For each group and column, the codes of the group's tokens, from the lowest bits up.
     codes: Vec<u8>,
-    /// One for each group and column.
+    /// One range for each group and column.
     ranges: Vec<Range>,
 }
 
-/// What reading some rows takes.
+/// The cost of reading some rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
     /// Bytes of the rows' codes, and of the ranges of their groups.
@@ -52,8 +52,8 @@ pub fn coded_bytes(tokens: usize, columns: usize, bits: usize) -> usize {
     whole * of_group(GROUP) + of_group(rest) + tokens.div_ceil(GROUP) * columns * size_of::<Range>()
 }
 
-/// The range of a column's values, for codes up to `top`. If values are rounded up, the step is raised until the last code reaches the
-/// greatest value in spite of rounding.
+/// Computes the range of a column's values, for codes up to `top`. If values are rounded up, the step is raised until the last code
+/// reaches the largest value in spite of rounding.
 fn range_of(values: impl Iterator<Item = f32> + Clone, top: f32, rounding: Rounding) -> Range {
     let min = values.clone().fold(f32::INFINITY, f32::min);
     let max = values.fold(f32::NEG_INFINITY, f32::max);
@@ -68,7 +68,7 @@ fn value_of(range: Range, code: f32) -> f32 {
     range.min + range.step * code
 }
 
-/// The code, up to `top`, of `x`, which lies in the range.
+/// Returns the code, up to `top`, of `x`, which lies in the range.
 fn code_of(range: Range, x: f32, top: f32, rounding: Rounding) -> u8 {
     if range.step <= 0.0 {
         return 0;
@@ -79,7 +79,7 @@ fn code_of(range: Range, x: f32, top: f32, rounding: Rounding) -> u8 {
         Rounding::Down => place.floor(),
         Rounding::Up => place.ceil(),
     };
-    // The quotient is rounded, so the code is corrected by the number that it decodes to.
+    // The quotient is rounded, so correct the code by the number that it decodes to.
     let code = code.clamp(0.0, top);
     let code = match rounding {
         Rounding::Down if value_of(range, code) > x => code - 1.0,
@@ -98,10 +98,10 @@ impl QuantisedRows {
         Self::rounded(values, columns, bits, Rounding::Nearest)
     }
 
-    /// As [`new`](Self::new), with a choice of rounding: with [`Rounding::Down`] no number grows, with [`Rounding::Up`] none shrinks.
+    /// Like [`new`](Self::new), with a choice of rounding: with [`Rounding::Down`] no number grows, with [`Rounding::Up`] none shrinks.
     ///
     /// # Panics
-    /// As `new`.
+    /// Like `new`.
     pub fn rounded(values: &[f32], columns: usize, bits: usize, rounding: Rounding) -> Self {
         assert!(bits == 2 || bits == 4, "2 or 4 bits");
         let mut rows = Self { bits, columns, tokens: 0, codes: Vec::new(), ranges: Vec::new() };
@@ -109,7 +109,7 @@ impl QuantisedRows {
         rows
     }
 
-    /// Appends `values: [token][columns]`, which begin a new group.
+    /// Appends `values: [token][columns]`, which start a new group.
     ///
     /// # Panics
     /// If the last group is not whole, or the values are not whole rows.
@@ -128,7 +128,7 @@ impl QuantisedRows {
     /// Keeps the first `tokens` tokens, which must be whole groups.
     ///
     /// # Panics
-    /// If they are not whole groups, or if there are fewer tokens.
+    /// If they are not whole groups, or if fewer tokens are stored.
     pub fn truncate(&mut self, tokens: usize) {
         assert!(tokens.is_multiple_of(GROUP) && tokens <= self.tokens, "whole groups that are there");
         let groups = tokens / GROUP;
@@ -137,7 +137,7 @@ impl QuantisedRows {
         self.codes.truncate(groups * self.columns * GROUP * self.bits / 8);
     }
 
-    /// Numbers in a row.
+    /// Number of columns of a row.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -173,7 +173,7 @@ impl QuantisedRows {
         self.codes.len() + std::mem::size_of_val(self.ranges.as_slice())
     }
 
-    /// `out[g][token] = queries[g] · row(token)` for `queries: [g][columns]`.
+    /// Writes `out[g][token] = queries[g] · row(token)` for `queries: [g][columns]`.
     ///
     /// # Panics
     /// If the slices do not have these shapes.
@@ -191,7 +191,7 @@ impl QuantisedRows {
         });
     }
 
-    /// One group. Only the last may have fewer than [`GROUP`] tokens.
+    /// Returns one group. Only the last may have fewer than [`GROUP`] tokens.
     fn group(&self, group: usize) -> CodeGroup<'_> {
         let (columns, bits) = (self.columns, self.bits);
         let tokens = (self.tokens - group * GROUP).min(GROUP);
@@ -203,7 +203,7 @@ impl QuantisedRows {
         }
     }
 
-    /// `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) computes them; returns what was read.
+    /// Writes `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) computes them; returns the cost of reading.
     ///
     /// # Panics
     /// If the slices do not have these shapes, or a row is out of range.
@@ -231,14 +231,14 @@ impl QuantisedRows {
         self.read_of(rows)
     }
 
-    /// What reading some rows, in ascending order, takes: their codes, and the ranges of each group once.
+    /// The cost of reading some rows, in ascending order: their codes, and the ranges of each group once.
     pub fn read_of(&self, rows: &[u32]) -> Read {
         let groups = rows.chunk_by(|a, b| *a as usize / GROUP == *b as usize / GROUP).count();
         let codes = (rows.len() * self.columns * self.bits).div_ceil(8);
         Read { bytes: codes + groups * self.columns * std::mem::size_of::<Range>(), groups }
     }
 
-    /// All rows `[token][column]`, decoded.
+    /// Returns all rows `[token][column]`, decoded.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.columns];
         let mut codes = [0.0; GROUP];

@@ -1,8 +1,8 @@
-//! A prefix as codes in host memory, as a system with a quantised KV cache has it.
+//! A prefix stored as codes in host memory, as in a system with a quantised KV cache.
 //!
-//! It is made of a finished prefix: a token's codes depend on the prefix's numbers alone, not on how the prompt was read. Readers see the
-//! numbers that the codes stand for, in the model's storage type. Keys are packed by channel in groups of tokens, values by token in groups
-//! of channels (KIVI, §3.2); the last tokens, which fill no group of keys, stay as they are, as KIVI's residual (§3.3).
+//! It is made from a finished prefix: a token's codes depend only on the prefix's numbers, not on how the prompt was read. Readers get the
+//! decoded numbers, in the model's storage type. Keys are packed by channel in groups of tokens, values by token in groups of channels
+//! (KIVI, §3.2). The last tokens, which fill no group of keys, stay unquantised, like KIVI's residual (§3.3).
 
 use std::ops::Range;
 
@@ -18,16 +18,16 @@ use crate::kv::shape::KvShape;
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, Tier};
 
-/// Tokens that are packed or read at a time: whole groups.
+/// Number of tokens packed or read at a time: whole groups.
 const AT_ONCE: usize = 8 * GROUP;
 
-/// The keys and values of a prefix as codes.
+/// The keys and values of a prefix, as codes.
 #[derive(Debug)]
 pub struct QuantisedKv {
     dtype: PrefixDtype,
     shape: KvShape,
     tokens: usize,
-    /// `[layer][kv_head]`.
+    /// The KV heads `[layer][kv_head]`.
     layers: Vec<Vec<QuantisedHead>>,
 }
 
@@ -98,7 +98,7 @@ impl QuantisedHead {
     }
 }
 
-/// Shows `visit` the keys and values `[token][d]` of the first `tokens` tokens, in pieces of whole groups.
+/// Calls `visit` with the keys and values `[token][d]` of the first `tokens` tokens, in pieces of whole groups.
 fn each_piece(head: KvHead<'_>, tokens: usize, mut visit: impl FnMut([&[f32]; 2])) -> Result<(), KvError> {
     for first in (0..tokens).step_by(AT_ONCE) {
         let rows = head.slice(first..tokens.min(first + AT_ONCE))?;
@@ -107,7 +107,7 @@ fn each_piece(head: KvHead<'_>, tokens: usize, mut visit: impl FnMut([&[f32]; 2]
     Ok(())
 }
 
-/// Room for the numbers of some tokens.
+/// Buffers for decoded numbers.
 struct Decoded {
     numbers: Vec<f32>,
     kv: LayerKv,
@@ -118,7 +118,7 @@ impl Decoded {
         Self { numbers: vec![0.0; tokens * shape.d], kv: LayerKv::new(shape.dtype, 1, shape.d, tokens) }
     }
 
-    /// Decodes the keys and values of consecutive coded tokens. The buffers limit how many.
+    /// Decodes the keys and values of consecutive coded tokens, as many as the buffers hold.
     fn of(&mut self, head: &QuantisedHead, tokens: Range<usize>) -> &LayerKv {
         let d = self.kv.keys.d();
         self.kv.truncate(0, 0);
@@ -152,7 +152,7 @@ impl KvSource for QuantisedKv {
         self.dtype.row_bytes(self.shape, self.tokens)
     }
 
-    /// What is shown was decoded where it is read, so nothing was fetched from elsewhere.
+    /// Tokens are decoded where they are stored, so nothing is fetched from another tier.
     fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
         assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
         let (head, coded) = (&self.layers[at.layer][at.kv_head], self.coded());

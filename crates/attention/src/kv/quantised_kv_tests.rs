@@ -1,4 +1,4 @@
-//! A quantised prefix against its codes' definition, and against itself read in other ways.
+//! Compares a quantised prefix with its codes' definition, and with itself read in other ways.
 
 use super::*;
 use crate::kv::KvDtype;
@@ -25,7 +25,7 @@ fn quantised(layers: &[LayerKv], dtype: PrefixDtype) -> QuantisedKv {
     QuantisedKv::new(&Prefix::new(layers.to_vec()), dtype).unwrap()
 }
 
-/// Keys and values of consecutive tokens.
+/// Scans the keys and values of consecutive tokens.
 fn scanned(kv: &QuantisedKv, at: KvPlace, tokens: Range<usize>) -> [Vec<f32>; 2] {
     let mut seen = [Vec::new(), Vec::new()];
     kv.scan(at, tokens, &mut |keys, values| {
@@ -36,7 +36,8 @@ fn scanned(kv: &QuantisedKv, at: KvPlace, tokens: Range<usize>) -> [Vec<f32>; 2]
     seen
 }
 
-/// The nearest of the numbers `min + step · code`, of the group's least and greatest, within what 16 bits of scale allow.
+/// Whether `got` is within half a step of `x`, apart from the rounding of 16-bit scales; the step is that of `bits` bits over the
+/// group's range.
 fn close_to_a_step(x: f32, got: f32, group: &[f32], bits: i32) -> bool {
     let ends = (group.iter().copied().fold(f32::MAX, f32::min), group.iter().copied().fold(f32::MIN, f32::max));
     let step = (ends.1 - ends.0) / (2f32.powi(bits) - 1.0);
@@ -94,7 +95,7 @@ fn tokens_are_the_same_however_they_are_read() {
     }
 }
 
-/// Whole groups of a shorter prefix have the codes that they have in a longer one. A scale of all tokens (f8) is the prefix's own.
+/// Whole groups have the same codes in a shorter prefix as in a longer one. A scale over all tokens (f8) differs between prefixes.
 #[test]
 fn codes_of_a_group_depend_on_its_tokens_alone() {
     let all = layers(KvDtype::F16);

@@ -1,62 +1,61 @@
-//! What a token's key and value take where they are stored: the one place from which bytes that are read or held are counted.
+//! The bytes that a token's key and value take as stored: all counts of bytes read or held come from here.
 
 use std::ops::Range;
 
 use crate::kv::shape::{KvPart, KvShape};
 
-/// Bytes of a token's key and of its value in a KV head, as they are stored. The first tokens may be stored as codes; all others are
-/// numbers of the model's storage type.
+/// Bytes of a token's key and of its value in a KV head, as stored. The first tokens may be stored as codes; all others are numbers of
+/// the model's storage type.
 ///
-/// The bytes of a group's scales are divided among its tokens: reading a token that is stored as codes counts its share of them, in whole
-/// bytes.
+/// The bytes of a group's scales are divided among its tokens: reading a coded token counts its share of them, in whole bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowBytes {
-    /// How many of the first tokens are codes.
+    /// Number of first tokens that are stored as codes.
     coded: usize,
-    /// Bytes of the key and of the value of such a token, with its part of the scales.
+    /// Bytes of the key and of the value of a coded token, including its share of the scales.
     of_coded: [usize; 2],
-    /// Bytes of the key, or the value, of another token.
+    /// Bytes of the key, or of the value, of any other token.
     of_plain: usize,
 }
 
 impl RowBytes {
-    /// No token is stored as codes.
+    /// Storage without coded tokens.
     pub fn plain(shape: KvShape) -> Self {
         Self { coded: 0, of_coded: [0; 2], of_plain: shape.d * shape.dtype.bytes() }
     }
 
-    /// The first `tokens` tokens are codes, with `bytes` for a key and a value.
+    /// Storage with the first `tokens` tokens as codes, with `bytes` for a key and a value.
     pub fn coded(shape: KvShape, tokens: usize, bytes: [usize; 2]) -> Self {
         Self { coded: tokens, of_coded: bytes, ..Self::plain(shape) }
     }
 
-    /// The same, where tokens are numbered from `first` on.
+    /// The same storage, with tokens numbered from `first` on.
     pub fn numbered_from(self, first: usize) -> Self {
         Self { coded: self.coded.saturating_sub(first), ..self }
     }
 
-    /// The same, where only the first `tokens` tokens may be codes.
+    /// The same storage, in which at most the first `tokens` tokens are codes.
     pub fn up_to(self, tokens: usize) -> Self {
         Self { coded: self.coded.min(tokens), ..self }
     }
 
-    /// How many of the first tokens are codes.
+    /// Number of first tokens that are stored as codes.
     pub fn coded_tokens(&self) -> usize {
         self.coded
     }
 
-    /// Bytes of the keys, or values, of so many coded tokens and so many others.
+    /// Bytes of the keys, or of the values, of `coded` coded tokens and `plain` others.
     pub fn of_counts(&self, part: KvPart, coded: usize, plain: usize) -> usize {
         coded * self.of_coded[part as usize] + plain * self.of_plain
     }
 
-    /// Bytes of the keys, or values, of consecutive tokens.
+    /// Bytes of the keys, or of the values, of consecutive tokens.
     pub fn of_range(&self, part: KvPart, tokens: Range<usize>) -> usize {
         let plain = tokens.end.max(self.coded) - tokens.start.max(self.coded);
         self.of_counts(part, tokens.len() - plain.min(tokens.len()), plain)
     }
 
-    /// Bytes of the keys, or values, of some tokens, each as often as it is named.
+    /// Bytes of the keys, or of the values, of the listed tokens, each as often as it is listed.
     pub fn of_tokens(&self, part: KvPart, tokens: &[u32]) -> usize {
         let coded = match self.coded {
             0 => 0,
@@ -86,7 +85,7 @@ mod tests {
             assert_eq!(rows.of_range(KvPart::Values, range.clone()), 5 * coded + 16 * plain, "{range:?}");
             let tokens: Vec<u32> = range.clone().map(|t| t as u32).collect();
             assert_eq!(rows.of_tokens(KvPart::Values, &tokens), 5 * coded + 16 * plain, "{range:?}");
-            // Numbered from the seventh on, three coded tokens are left.
+            // Numbered from the seventh token on, three coded tokens are left.
             let from = range.start.max(7)..range.end.max(7);
             let shifted = rows.numbered_from(7).of_range(KvPart::Keys, from.start - 7..from.end - 7);
             assert_eq!(shifted, rows.of_range(KvPart::Keys, from), "{range:?}");

@@ -1,7 +1,7 @@
 //! Keys, or values, of consecutive tokens in context, as methods read them: in order, or token by token.
 //!
-//! Rows in host memory are lent: nothing is copied, and a scan shows them in one piece. Rows of another source are read
-//! when they are asked for, and each read can fail. What lives here only reads; scoring is in `types/scores.rs`.
+//! Rows in host memory are lent: nothing is copied, and a scan gives them in one piece. Rows of another source are read on
+//! demand, and each read can fail. This module only reads; scoring is in `types/scores.rs`.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,28 +15,28 @@ use crate::kv::store::KvStore;
 use crate::kv::tier::{KvError, TierBytes};
 use spattn_kernels::{Joined, Rows};
 
-/// What was read of sources that do not lend their rows, and the largest buffer that was filled at once.
+/// Counts reads from sources that do not lend their rows, and the largest buffer filled at once.
 #[derive(Debug, Default)]
 pub struct ReadCounter(Mutex<Counted>);
 
 #[derive(Debug, Default)]
 struct Counted {
     reads: KvReads,
-    /// Pages that were asked for, in that order.
+    /// The requested pages, in the order of the requests.
     pages: Vec<Range<u32>>,
 }
 
-/// What reading keys and values took, where they are not lent.
+/// The cost of reading keys and values that are not lent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvReads {
-    /// Bytes read, by tier; without pages, which are counted apart.
+    /// Bytes read, by tier; without pages, which are counted separately.
     pub fetched: TierBytes,
     /// Bytes of the largest buffer that held rows of the source at one time.
     pub workspace: usize,
 }
 
 impl KvReads {
-    /// Adds the reads of another KV head: bytes add up, and of the buffers the largest counts.
+    /// Adds the reads of another KV head: the sum of the bytes, and the maximum of the buffers.
     pub fn add(&mut self, other: KvReads) {
         self.fetched += other.fetched;
         self.workspace = self.workspace.max(other.workspace);
@@ -44,12 +44,13 @@ impl KvReads {
 }
 
 impl ReadCounter {
-    /// What was read so far.
+    /// Returns what was read so far.
     pub fn reads(&self) -> KvReads {
         self.lock().reads
     }
 
-    /// The pages that were asked for since the last call, of a source that reads pages, in that order where one thread asked.
+    /// Takes the pages requested since the last call, if the source reads pages; in the order of the requests if one thread
+    /// made them.
     pub(crate) fn take_pages(&self) -> Vec<Range<u32>> {
         std::mem::take(&mut self.lock().pages)
     }
@@ -72,8 +73,8 @@ impl ReadCounter {
     }
 }
 
-/// Keys, or values, `[token][d]` of consecutive tokens of one KV head: first tokens of the prefix, wherever they are, then
-/// tokens behind it, in host memory. Tokens are numbered from the first of these rows.
+/// Keys, or values, `[token][d]` of consecutive tokens of one KV head: first tokens of the prefix, wherever they are stored,
+/// then later tokens, in host memory. Tokens are numbered from the first of these rows.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {
     front: Front<'a>,
@@ -81,12 +82,12 @@ pub struct KvRows<'a> {
     d: usize,
 }
 
-/// Rows of the prefix.
+/// The rows of the prefix.
 #[derive(Debug, Clone, Copy)]
 enum Front<'a> {
     /// In host memory.
     Lent(Rows<'a>),
-    /// To be read.
+    /// To be read on demand.
     Apart(Apart<'a>),
 }
 
@@ -101,7 +102,7 @@ struct Apart<'a> {
 }
 
 impl Apart<'_> {
-    /// Shows `visit` the rows of all tokens in order, in pieces, each with the number of its first token.
+    /// Calls `visit` with the rows of all tokens in order, in pieces, each with the number of its first token.
     fn scan(&self, visit: &mut dyn FnMut(usize, Rows<'_>)) -> Result<(), KvError> {
         let mut first = 0;
         let fetched = self.head.scan(self.start..self.end, &mut |keys, values| {
@@ -114,7 +115,7 @@ impl Apart<'_> {
         Ok(())
     }
 
-    /// The rows of some tokens, in their order.
+    /// Reads the rows of some tokens, in their order.
     fn gather(&self, tokens: &[u32]) -> Result<HeadRows<'_>, KvError> {
         let tokens: Vec<u32> = tokens.iter().map(|token| token + self.start as u32).collect();
         let (rows, _) = self.head.gather(&tokens)?;
@@ -123,7 +124,7 @@ impl Apart<'_> {
     }
 }
 
-/// Rows that hold some tokens, in the storage type.
+/// Rows that contain those of some tokens, in the storage type.
 #[derive(Debug)]
 pub struct StoredRows<'r, 't> {
     rows: Stored<'r>,
@@ -137,7 +138,7 @@ enum Stored<'r> {
 }
 
 impl StoredRows<'_, '_> {
-    /// The rows.
+    /// Returns the rows.
     pub fn rows(&self) -> Rows<'_> {
         match &self.rows {
             Stored::Lent(rows) => *rows,
@@ -145,13 +146,13 @@ impl StoredRows<'_, '_> {
         }
     }
 
-    /// The row of each token, in the order in which the tokens were asked for.
+    /// The row number of each token, in the order in which the tokens were requested.
     pub fn places(&self) -> &[u32] {
         &self.places
     }
 }
 
-/// All of some rows, in one slice and in the storage type.
+/// All rows in one slice, in the storage type.
 #[derive(Debug)]
 pub struct CollectedRows<'a>(Collected<'a>);
 
@@ -162,7 +163,7 @@ enum Collected<'a> {
 }
 
 impl CollectedRows<'_> {
-    /// The rows.
+    /// Returns the rows.
     pub fn rows(&self) -> Rows<'_> {
         match &self.0 {
             Collected::Lent(rows) => *rows,
@@ -177,12 +178,12 @@ impl<'a> KvRows<'a> {
         Self { front: Front::Lent(rows), back: rows.slice(0..0, d), d }
     }
 
-    /// No rows.
+    /// Makes an empty value.
     pub fn none(d: usize) -> Self {
         Self::lent(Rows::F32(&[]), d)
     }
 
-    /// Keys or values of the first `tokens` tokens of a head; `counter` counts what is read where they are not lent.
+    /// Keys or values of the first `tokens` tokens of a head; `counter` counts reads if they are not lent.
     pub fn of_head(head: KvHead<'a>, part: KvPart, tokens: usize, counter: &'a ReadCounter) -> Self {
         let front = match head.in_memory() {
             Some([keys, values]) => Front::Lent(part.of(keys, values).slice(0..tokens, head.d())),
@@ -191,7 +192,7 @@ impl<'a> KvRows<'a> {
         Self { front, back: Rows::F32(&[]), d: head.d() }
     }
 
-    /// The same rows, followed by rows in host memory. Replaces what followed them before.
+    /// The same rows, followed by rows in host memory, which replace any that followed before.
     pub fn followed_by(self, back: Rows<'a>) -> Self {
         Self { back, ..self }
     }
@@ -208,7 +209,7 @@ impl<'a> KvRows<'a> {
         self.front_tokens() + self.back.elements() / self.d
     }
 
-    /// Numbers in a row.
+    /// Number of elements of a row.
     pub fn d(&self) -> usize {
         self.d
     }
@@ -223,26 +224,26 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// What a row takes where it is stored; tokens are numbered as these rows are.
+    /// Bytes of a row as stored, with tokens numbered as these rows are.
     pub fn row_bytes(&self) -> RowBytes {
         match self.front {
             Front::Lent(_) => RowBytes::plain(KvShape { kv_heads: 1, d: self.d, dtype: self.dtype() }),
-            // Of an empty front, no row is coded.
+            // If the front is empty, no row is coded.
             Front::Apart(Apart { head, start, end, .. }) => head.row_bytes().numbered_from(start).up_to(end - start),
         }
     }
 
-    /// Bytes of all rows as they are stored, of which a read of them is counted.
+    /// Bytes of all rows as stored; a read of all rows counts this many.
     pub fn bytes(&self) -> usize {
         self.row_bytes().of_range(self.part(), 0..self.tokens())
     }
 
-    /// Bytes of the rows of some tokens as they are stored.
+    /// Bytes of the rows of some tokens as stored.
     pub fn bytes_of(&self, tokens: &[u32]) -> usize {
         self.row_bytes().of_tokens(self.part(), tokens)
     }
 
-    /// Whether these are keys or values. Rows that are lent take the same either way.
+    /// Whether these are keys or values. Lent rows take the same bytes either way.
     fn part(&self) -> KvPart {
         match self.front {
             Front::Lent(_) => KvPart::Keys,
@@ -250,7 +251,7 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// The rows of tokens `range`.
+    /// Returns the rows of tokens `range`.
     pub fn slice(&self, range: Range<usize>) -> Self {
         let (front, all) = (self.front_tokens(), self.tokens());
         assert!(range.start <= range.end && range.end <= all, "tokens {range:?} of {all}");
@@ -266,7 +267,7 @@ impl<'a> KvRows<'a> {
         Self { front: sliced, back: self.back.slice(within(front, all), self.d), d: self.d }
     }
 
-    /// All rows in host memory, if none has to be read: those of the prefix, and those behind it.
+    /// Returns all rows if they are in host memory: those of the prefix, and those after it.
     pub fn in_memory(&self) -> Option<[Rows<'a>; 2]> {
         match self.front {
             Front::Lent(rows) => Some([rows, self.back]),
@@ -275,11 +276,11 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// Shows `visit` all rows in order, in pieces, each with the number of its first token. Rows in host memory are one
-    /// piece for the prefix and one for what follows it; pieces of another source are as long as the source makes them.
+    /// Calls `visit` with all rows in order, in pieces, each with the number of its first token. Rows in host memory are one
+    /// piece for the prefix and one for the rows after it; other sources determine the length of their pieces.
     ///
     /// # Errors
-    /// If some of them cannot be read. `visit` may have seen earlier ones.
+    /// If some rows cannot be read. `visit` may have seen earlier ones.
     pub fn scan(&self, mut visit: impl FnMut(usize, Rows<'_>)) -> Result<(), KvError> {
         match self.front {
             Front::Lent(rows) if rows.elements() > 0 => visit(0, rows),
@@ -293,11 +294,11 @@ impl<'a> KvRows<'a> {
         Ok(())
     }
 
-    /// Shows `visit` all rows in order as f32, in blocks that hold a multiple of `multiple` tokens, but for the last. Rows
-    /// in host memory are one block.
+    /// Calls `visit` with all rows in order as f32, in blocks whose number of tokens is a multiple of `multiple`, except for
+    /// the last. Rows in host memory are one block.
     ///
     /// # Errors
-    /// As [`scan`](Self::scan).
+    /// Those of [`scan`](Self::scan).
     pub fn each_block(&self, multiple: usize, mut visit: impl FnMut(&[f32])) -> Result<(), KvError> {
         if self.in_memory().is_some() {
             let all = self.to_f32()?;
@@ -323,10 +324,10 @@ impl<'a> KvRows<'a> {
         Ok(())
     }
 
-    /// All rows as f32, in one buffer: for algorithms that need them all at the same time.
+    /// Returns all rows as f32, in one buffer, for algorithms that need them all at the same time.
     ///
     /// # Errors
-    /// If some of them cannot be read.
+    /// If some rows cannot be read.
     pub fn to_f32(&self) -> Result<Vec<f32>, KvError> {
         if let Some([front, back]) = self.in_memory() {
             return Ok(Joined::new(front, back, self.d).to_f32());
@@ -337,11 +338,11 @@ impl<'a> KvRows<'a> {
         Ok(all)
     }
 
-    /// All rows in one slice, in the storage type: for algorithms that go through them more than once. Rows in host memory
+    /// Returns all rows in one slice, in the storage type, for algorithms that read them more than once. Rows in host memory
     /// are borrowed.
     ///
     /// # Errors
-    /// If some of them cannot be read.
+    /// If some rows cannot be read.
     pub fn collect(&self) -> Result<CollectedRows<'a>, KvError> {
         match self.in_memory() {
             Some([front, back]) if back.elements() == 0 => return Ok(CollectedRows(Collected::Lent(front))),
@@ -354,10 +355,10 @@ impl<'a> KvRows<'a> {
         Ok(CollectedRows(Collected::Read(Box::new(all))))
     }
 
-    /// The rows of `tokens`, one after the other as f32.
+    /// Returns the rows of `tokens`, one after the other as f32.
     ///
     /// # Errors
-    /// If some of them cannot be read.
+    /// If some rows cannot be read.
     ///
     /// # Panics
     /// If a token is out of range.
@@ -379,10 +380,10 @@ impl<'a> KvRows<'a> {
         Ok(gathered)
     }
 
-    /// Rows that hold `tokens`, in the storage type; `None` if one of the tokens is behind the prefix.
+    /// Returns rows that contain those of `tokens`, in the storage type; `None` if any token is after the prefix.
     ///
     /// # Errors
-    /// If some of them cannot be read.
+    /// If some rows cannot be read.
     pub fn stored<'t>(&self, tokens: &'t [u32]) -> Result<Option<StoredRows<'_, 't>>, KvError> {
         let first_behind = self.front_tokens() as u32;
         if tokens.iter().any(|token| *token >= first_behind) {

@@ -1,15 +1,15 @@
-//! Storage types, the shape that all layers of a KV cache share, and the two parts of what is stored of a token.
+//! Storage types, the shape that all layers of a KV cache share, and the two parts stored for each token.
 
 use spattn_kernels::Rows;
 
-/// The longest context, in tokens, and the largest number of tokens that a parameter may name: above every published model, and low enough
-/// that sums of positions do not overflow.
+/// The longest context, in tokens, and the largest number of tokens that a parameter may name: more than any published model supports, and
+/// low enough that sums of positions do not overflow.
 pub const MOST_TOKENS: usize = 1 << 24;
 
 /// The shape that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// KV heads of a layer.
+    /// Number of KV heads of a layer.
     pub kv_heads: usize,
     /// Channels of a head.
     pub d: usize,
@@ -24,7 +24,7 @@ impl KvShape {
     }
 }
 
-/// Which of the two rows of a token.
+/// One of the two rows stored for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvPart {
     /// The key.
@@ -34,10 +34,10 @@ pub enum KvPart {
 }
 
 impl KvPart {
-    /// Both of them.
+    /// Both parts.
     pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
 
-    /// This part of keys and values.
+    /// Returns this part of keys and values.
     pub(super) fn of<'r>(self, keys: Rows<'r>, values: Rows<'r>) -> Rows<'r> {
         match self {
             Self::Keys => keys,
@@ -58,7 +58,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F32 => "f32",

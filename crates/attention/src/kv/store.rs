@@ -17,7 +17,7 @@ enum Data {
     Bf16(Vec<bf16>),
 }
 
-/// Runs `$body` with `$v` bound to the typed vector.
+/// Evaluates `$body` with `$v` bound to the typed vector.
 macro_rules! with_data {
     ($data:expr, $v:ident => $body:expr) => {
         match $data {
@@ -29,20 +29,20 @@ macro_rules! with_data {
 }
 
 impl Data {
-    /// `n` zeros, in memory that has not been written to yet.
+    /// Allocates `n` zeros, in memory that has not been written to yet.
     fn zeros(dtype: KvDtype, n: usize) -> Self {
         let mut data = match dtype {
             KvDtype::F32 => Self::F32(vec![0.0; n]),
             KvDtype::F16 => Self::F16(vec![0u16; n].reinterpret_into()),
             KvDtype::Bf16 => Self::Bf16(vec![0u16; n].reinterpret_into()),
         };
-        // Selected rows are far apart.
+        // Large pages help because selected rows are far apart.
         with_data!(&mut data, v => in_large_pages(v));
         data
     }
 }
 
-/// Rows to write, in their storage type.
+/// Writable rows in their storage type.
 pub enum RowsMut<'a> {
     /// 32-bit floats.
     F32(&'a mut [f32]),
@@ -52,7 +52,7 @@ pub enum RowsMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-/// Rows of every KV head, growing token by token.
+/// Rows of all KV heads, growing token by token.
 #[derive(Debug, Clone)]
 pub struct KvStore {
     data: Data,
@@ -68,12 +68,12 @@ impl KvStore {
         Self { data: Data::zeros(dtype, kv_heads * capacity * d), kv_heads, d, capacity, tokens: 0 }
     }
 
-    /// `tokens` tokens of zeros.
+    /// A store of `tokens` tokens, all zeros.
     pub fn zeros(shape: KvShape, tokens: usize) -> Self {
         Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) }
     }
 
-    /// `tokens` tokens; `fill` writes the rows `[token][d]` of each KV head.
+    /// A store of `tokens` tokens; `fill` writes the rows `[token][d]` of each KV head.
     ///
     /// # Errors
     /// If `fill` fails.
@@ -85,7 +85,7 @@ impl KvStore {
         Self::zeros(shape, tokens).refilled(shape, tokens, fill)
     }
 
-    /// As [`filled`](Self::filled), but reuses the memory of a store that is no longer needed: the first write to new memory is slow.
+    /// Like [`filled`](Self::filled), but reuses the memory of this store, because the first write to new memory is slow.
     ///
     /// # Errors
     /// If `fill` fails.
@@ -134,7 +134,8 @@ impl KvStore {
         self.tokens += 1;
     }
 
-    /// Appends tokens given as `[token][kv_heads][d]`, with heads in parallel; same result as [`append`](Self::append) for each token.
+    /// Appends tokens given as `[token][kv_heads][d]`, with heads in parallel; the result is the same as with [`append`](Self::append)
+    /// for each token.
     pub fn append_rows(&mut self, rows: &[f32]) {
         let (d, width) = (self.d, self.kv_heads * self.d);
         let (first, tokens) = (self.tokens, self.tokens + rows.len() / width);
@@ -154,10 +155,10 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// Appends rows `[token][d]` of the store's only KV head, in the storage type.
+    /// Appends rows `[token][d]`, in the storage type, to a store with one KV head.
     ///
     /// # Panics
-    /// If there are other KV heads, or the rows have another type.
+    /// If the store has several KV heads, or the rows have another type.
     pub fn extend(&mut self, rows: Rows<'_>) {
         assert_eq!(self.kv_heads, 1, "rows of one KV head");
         let (from, tokens) = (self.tokens * self.d, self.tokens + rows.elements() / self.d);
@@ -173,7 +174,7 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// Sets the number of tokens. The rows of new tokens have earlier values until they are [written](Self::rows_mut).
+    /// Sets the number of tokens. The rows of new tokens hold old values until they are [written](Self::rows_mut).
     ///
     /// # Panics
     /// If there is no room.
@@ -182,7 +183,7 @@ impl KvStore {
         self.tokens = tokens;
     }
 
-    /// The rows of some tokens of a KV head, to write.
+    /// Returns the rows of some tokens of a KV head for writing.
     pub(super) fn rows_mut(&mut self, kv_head: usize, tokens: Range<usize>) -> RowsMut<'_> {
         assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
         let first = kv_head * self.capacity;
@@ -194,10 +195,10 @@ impl KvStore {
         }
     }
 
-    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    /// Keeps the first `tokens` tokens, and reserves room for `capacity` tokens.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If fewer tokens are stored.
     pub fn truncate(&mut self, tokens: usize, capacity: usize) {
         assert!(tokens <= self.tokens, "cannot keep more tokens than there are");
         self.tokens = tokens;
@@ -221,7 +222,7 @@ impl KvStore {
         *self = Self { tokens: self.tokens, ..grown };
     }
 
-    /// Rows `[token][d]` of one KV head.
+    /// Returns the rows `[token][d]` of one KV head.
     pub fn head(&self, kv_head: usize) -> Rows<'_> {
         let range = kv_head * self.capacity * self.d..(kv_head * self.capacity + self.tokens) * self.d;
         match &self.data {
@@ -231,12 +232,12 @@ impl KvStore {
         }
     }
 
-    /// Tokens stored.
+    /// Number of tokens stored.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// KV heads stored.
+    /// Number of KV heads stored.
     pub fn kv_heads(&self) -> usize {
         self.kv_heads
     }
@@ -260,7 +261,7 @@ impl KvStore {
         self.kv_heads * self.tokens * self.d * self.dtype().bytes()
     }
 
-    /// Bytes allocated.
+    /// Number of bytes allocated.
     pub fn bytes(&self) -> usize {
         with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))
     }

@@ -1,9 +1,9 @@
-//! The tiers that keys and values are kept in, bytes read by tier, and the error of what could not be read or selected.
+//! The storage tiers of keys and values, bytes read by tier, and the error when reading, writing or selecting fails.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Where keys and values are kept.
+/// Where keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
     /// The memory of a device, such as a GPU.
@@ -24,7 +24,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// Why an index could not be built, or a step not be taken: nothing that would follow from it exists.
+/// Why an index could not be built or a step not be taken; there is no result then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
     /// Keys and values could not be read.
@@ -32,7 +32,7 @@ pub enum KvError {
     Unread {
         /// The layer, from 0.
         layer: usize,
-        /// Where its keys and values are.
+        /// Where its keys and values are stored.
         tier: Tier,
         /// What went wrong, in one line.
         why: String,
@@ -42,12 +42,12 @@ pub enum KvError {
     Unwritten {
         /// The layer, from 0.
         layer: usize,
-        /// Where its keys and values were to be.
+        /// Where its keys and values were to be stored.
         tier: Tier,
         /// What went wrong, in one line.
         why: String,
     },
-    /// The method itself failed, such as one that asks another process; what went wrong, in one line.
+    /// The method itself failed, such as one that calls another process; says what went wrong, in one line.
     #[error("{0}")]
     Method(String),
 }
@@ -62,19 +62,19 @@ impl KvError {
     }
 }
 
-/// Bytes of keys and values that were read, by the tier that they were read from.
+/// Bytes of keys and values that were read, by the tier that they came from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierBytes {
     /// From the memory of a device.
     pub device: u64,
-    /// From host memory, where they were copied and not lent.
+    /// From host memory, if they were copied and not borrowed.
     pub host: u64,
     /// From files.
     pub disk: u64,
 }
 
 impl TierBytes {
-    /// So many bytes of one tier.
+    /// `bytes` bytes of one tier.
     pub fn of(tier: Tier, bytes: u64) -> Self {
         match tier {
             Tier::Device => Self { device: bytes, ..Self::default() },
@@ -83,7 +83,7 @@ impl TierBytes {
         }
     }
 
-    /// Bytes of all tiers.
+    /// Sum over all tiers.
     pub fn sum(&self) -> u64 {
         self.device + self.host + self.disk
     }

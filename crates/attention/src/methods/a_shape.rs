@@ -1,6 +1,6 @@
 //! `a_shape`: sink and sliding window at original positions, a common baseline (MInference, Jiang et al. 2024; HiP).
 //!
-//! Selects nothing and stores nothing; a decode step attends the window only. It is
+//! Selects nothing and stores nothing; a decode step attends sink and window only. It is
 //! [`streaming_llm`](super::streaming_llm) without positions within the cache. It has its own name, and a wide sink in
 //! its preset, because results are published under that name.
 

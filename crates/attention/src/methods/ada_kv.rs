@@ -1,14 +1,14 @@
 //! `ada_kv`: evicts after the prefix by SnapKV's votes, with a budget that the heads of a layer share (Ada-KV, Feng et
 //! al. 2024, arXiv:2407.11550).
 //!
-//! Some heads attend few tokens, others many. With `k` tokens a selection on average, the largest `k` times as many
-//! votes of all selections of a layer say how many tokens each selection keeps (Alg. 1). This keeps the largest sum of
-//! votes, and so minimises an upper bound of the loss in the layer's output (Theorem 3.1). As a safeguard, each
-//! selection first gets a share `floor` of `k`; the rest is distributed as above. Votes, pooling, storage and cost of a
-//! decode step are as in [`snapkv`](super::snapkv).
+//! Some heads attend few tokens, others many. If a layer has `s` selections, the `s·k` largest votes of all of them
+//! decide how many tokens each selection keeps, `k` on average (Alg. 1). This keeps the largest sum of votes, and so
+//! minimises an upper bound of the loss in the layer's output (Theorem 3.1). As a safeguard, each selection first gets
+//! a share `floor` of `k`; the rest is distributed as above. Votes, pooling, storage and cost of a decode step are as
+//! in [`snapkv`](super::snapkv).
 //!
-//! The authors' code can weigh votes by the share of a head's votes on its best `k` tokens (`normalize`). The paper
-//! does not, and neither does this.
+//! The authors' code can weigh votes by the share of a head's votes on its best `k` tokens (`normalize`). Neither
+//! the paper nor this method does.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Eviction by the votes of the prefix's last queries, with a budget for each layer.
+/// Eviction by the votes of the prefix's last queries, with one budget for all heads of a layer.
 #[derive(Clone)]
 struct AdaKv {
     snapkv: SnapKv,
@@ -248,7 +248,7 @@ mod tests {
             naive.keys.push(key(t));
             naive.values.push(value);
         }
-        // The votes of each selection: of a query head, or summed over a group.
+        // The votes of each selection: those of a query head, or their sum over a group.
         let of_heads: Vec<Vec<f64>> = (0..HEADS).map(|head| naive.votes(head, window)).collect();
         let selections: Vec<Vec<f64>> = match together {
             false => of_heads,

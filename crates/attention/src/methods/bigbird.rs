@@ -73,7 +73,8 @@ struct BigBird {
 impl BigBird {
     /// The tokens of `count` randomly drawn blocks of the candidates.
     fn draw(&self, candidates: &Range<usize>, count: usize, seed: u64) -> Vec<u32> {
-        // A block's rank depends on the seed and its own number alone: a block that leaves the window later changes no other's.
+        // A block's rank depends only on the seed and the block's number, so blocks that leave the window later do not change
+        // the ranks of others.
         let rank = |block: u32| (mix_seed(seed, u64::from(block)), block);
         let mut ranked: Vec<(u64, u32)> = (0..candidates.len().div_ceil(self.block) as u32).map(rank).collect();
         if count < ranked.len() {
@@ -145,8 +146,8 @@ impl BlockMask for BigBird {
         self.query_block
     }
 
-    /// The draw that decoding makes at these positions. It is made from the tokens between the sink and the window of
-    /// the block's first row; all rows attend everything from that window on.
+    /// Makes the draw that decoding makes at these positions, from the tokens between the sink and the window of the block's
+    /// first row. All rows attend everything from that window on.
     fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
         let (candidates, context) = block.candidates(self.exact(block.policy, 0, block.first + 1));
         let (count, of_block) = (self.count(context), mix_seed(block.seed, (block.first / self.query_block) as u64));

@@ -153,7 +153,7 @@ struct LabelScores {
     channels: Channels,
     bits: usize,
     kind: Kind,
-    /// Whether tokens are picked ahead.
+    /// Whether tokens are selected ahead, so that they can be fetched while the layer before computes.
     offload: bool,
     /// The rankings from the artefact, with its hash; `None` before it is loaded.
     rankings: Option<(Arc<Rankings>, String)>,
@@ -394,23 +394,23 @@ fn tensor_name(layer: usize, measure: &str) -> String {
 struct HeadSums {
     /// `|q_c·k_c|` of the same token, `[query head of the group][d]`.
     qk: Vec<f64>,
-    /// `|q_c|`, as `qk`.
+    /// `|q_c|`, `[query head of the group][d]`.
     q: Vec<f64>,
     /// `|k_c|`, `[d]`.
     k: Vec<f64>,
-    /// As `q`, before RoPE.
+    /// `|q_c|` before RoPE, `[query head of the group][d]`.
     q_pre: Vec<f64>,
-    /// As `k`, before RoPE.
+    /// `|k_c|` before RoPE, `[d]`.
     k_pre: Vec<f64>,
 }
 
 impl HeadSums {
-    /// All sums, in one order.
+    /// All sums, always in the same order.
     fn all(&self) -> impl Iterator<Item = &f64> {
         [&self.qk, &self.q, &self.k, &self.q_pre, &self.k_pre].into_iter().flatten()
     }
 
-    /// As [`all`](Self::all).
+    /// All sums as in [`all`](Self::all), to be changed.
     fn all_mut(&mut self) -> impl Iterator<Item = &mut f64> {
         [&mut self.qk, &mut self.q, &mut self.k, &mut self.q_pre, &mut self.k_pre].into_iter().flatten()
     }
@@ -448,7 +448,7 @@ impl ChannelMeans {
         }
     }
 
-    /// Which vectors are multiplied, as an artefact says it.
+    /// The vectors that are multiplied, as noted in the artefact.
     fn pairs(&self) -> BTreeMap<String, String> {
         let pairs = "query and key of the same token, after RoPE; q_pre and k_pre before it";
         BTreeMap::from([("pairs".to_owned(), pairs.to_owned())])
@@ -540,7 +540,7 @@ impl Collector for ChannelMeans {
     }
 }
 
-/// The tensor of a checkpoint with a layer's sums.
+/// Name of the checkpoint's tensor with a layer's sums.
 fn sums_name(layer: usize) -> String {
     format!("layers.{layer}.sums")
 }

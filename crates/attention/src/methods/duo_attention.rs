@@ -92,7 +92,7 @@ fn read_share(params: &mut Params) -> Result<Tuned<f64>, UsageError> {
     }
 }
 
-/// The method: retrieval heads and streaming heads.
+/// Retrieval heads, which attend everything, and streaming heads.
 #[derive(Clone)]
 struct DuoAttention {
     /// Share of the model's KV heads that attend everything.
@@ -126,13 +126,13 @@ impl Heads {
         self.ranks.iter().map(Vec::len).sum()
     }
 
-    /// Whether the head is a retrieval head if a share `share` of all heads is, rounded to whole heads and at least one.
+    /// Whether the head is a retrieval head if a share `share` of all heads are, rounded to whole heads and at least one.
     fn is_among(&self, share: f64, layer: usize, kv_head: usize) -> bool {
         self.ranks[layer][kv_head] < ((share * self.count() as f64).round() as usize).max(1)
     }
 
-    /// The share of all heads at which a share `of_sparse` of the heads in sparse layers are retrieval heads, rounded
-    /// to whole heads and at least one.
+    /// Share of all heads at which a share `of_sparse` of the heads in sparse layers are retrieval heads, rounded to whole heads and
+    /// at least one.
     fn share_with(&self, of_sparse: f64, dense: &[bool]) -> f64 {
         let sparse = self.ranks.iter().zip(dense).filter(|(_, dense)| !**dense);
         let mut ranks: Vec<usize> = sparse.flat_map(|(ranks, _)| ranks.iter().copied()).collect();
@@ -154,15 +154,15 @@ impl DuoAttention {
         self.heads.as_ref().expect("methods are calibrated before they build an index")
     }
 
-    /// Share of all heads that attend everything. A density has been solved before, unless the prefix has no
-    /// candidates; then nearly all tokens follow the prefix, and the share equals the density.
+    /// Share of all heads that attend everything. A density has been solved before, unless the prefix has no candidates; then nearly
+    /// all tokens follow the prefix, and the share equals the density.
     fn share(&self) -> f64 {
         match self.retrieval {
             Tuned::Value(share) | Tuned::Density(share) => share,
         }
     }
 
-    /// The share of all heads with which the rows of a prompt meet the density on average.
+    /// The share of retrieval heads at which the rows of a prompt meet the density on average.
     fn share_of_reading(&self, density: f64, prompt: &QueryBlock<'_>) -> f64 {
         let fixed = Static::new(prompt.policy, prompt.rows);
         let all = all_pairs(prompt.rows) as f64;
@@ -367,7 +367,7 @@ impl StreamingErrors {
 }
 
 impl Settings {
-    /// The settings as an artefact has them.
+    /// The settings as noted in an artefact.
     fn told(&self) -> BTreeMap<String, String> {
         let Self { sink, recent, last } = self;
         let numbers = [("sink", sink), ("recent", recent), ("last", last)];
@@ -462,12 +462,12 @@ impl Collector for StreamingErrors {
     }
 }
 
-/// The tensor of a checkpoint with a layer's sums.
+/// Name of the checkpoint's tensor with a layer's sums.
 fn sums_name(layer: usize) -> String {
     format!("layers.{layer}.sums")
 }
 
-/// One line on the errors found.
+/// Summarises the errors in one line.
 fn in_words(errors: &[Vec<f64>], positions: usize, streamed: usize) -> String {
     if positions == 0 {
         return format!("nothing was measured: no prompt is longer than the {streamed} tokens of streaming heads");

@@ -38,7 +38,7 @@ impl MethodEntry {
         self.presets.iter().chain([&MATCHED])
     }
 
-    /// The method with default parameters; `None` if it has none, and its form depends on what the user gives.
+    /// Returns the method with default parameters; `None` if a parameter, such as a command, has no default.
     fn default_form(&self) -> Option<Arc<dyn AnyMethod>> {
         (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).ok()
     }
@@ -100,7 +100,7 @@ impl MethodEntry {
     }
 }
 
-/// Heads as most models have them.
+/// The head shape of most models.
 const USUAL_SHAPE: KvShape = KvShape { kv_heads: 8, d: 128, dtype: KvDtype::Bf16 };
 
 /// Where a method selects tokens if the prefix is on a GPU.
@@ -141,7 +141,7 @@ impl fmt::Display for SelectionPlace {
 pub struct Preset {
     /// `paper` or `repo`.
     pub name: &'static str,
-    /// The method's own parameters and policy keys.
+    /// Values of the method's own parameters and of policy keys.
     pub values: &'static [(&'static str, &'static str)],
     /// Where the values are published.
     pub source: &'static str,
@@ -157,7 +157,7 @@ const MATCHED: Preset = Preset {
 /// Valid values of a method's seed, for error texts.
 pub(super) const SEED: &str = "a whole number from 0 to 18446744073709551615";
 
-/// Number of distinct tokens.
+/// Returns the number of distinct tokens.
 pub(super) fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
     tokens.into_iter().collect::<HashSet<_>>().len()
 }

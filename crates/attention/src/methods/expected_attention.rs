@@ -86,7 +86,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Limit of `future`: the mean rotation is a sum over all positions, for each channel.
 const MOST_FUTURE: usize = 1 << 16;
 
-/// Bytes that a GPU takes at most for the sums of parts of the queries.
+/// The most bytes that a GPU takes for partial sums over the queries.
 const MOST_PARTIAL_SUMS: usize = 35_000_000;
 
 /// Eviction by the expected attention of queries to come.
@@ -164,7 +164,7 @@ fn mean_rotation(rotation: &dyn Rotation, d: usize, first: usize, count: usize) 
 }
 
 impl ExpectedAttention {
-    /// The sampled queries after the sinks with their rotation undone, `[query][d]` of all heads of the group: `[query][head][d]`.
+    /// The sampled queries after the sinks with their rotation undone, for all heads of the group: `[query][head][d]`.
     fn unrotated(&self, prompt: &PromptHead<'_>, rotation: Option<&dyn Rotation>, sinks: usize, d: usize) -> Vec<f32> {
         let group = prompt.group();
         let (positions, _) = prompt.sampled_queries(self.queries, 0);
@@ -189,14 +189,14 @@ impl ExpectedAttention {
         unrotated
     }
 
-    /// The logarithm of the expected exponential of the logit with a key, by its forms; without the covariance, the logit of the mean.
+    /// The logarithm of the expected exponential of a key's logit, from the key's forms; without the covariance, the mean query's logit.
     fn log_expected(&self, linear: f64, quadratic: f64, scale: SoftmaxScale) -> f64 {
         let linear = linear / scale.divisor();
         if self.covariance { linear + quadratic / (2.0 * scale.squared_divisor()) } else { linear }
     }
 
-    /// Scores of the candidates for the group: from `logs` of each head, the means over heads of what is normalised over the candidates,
-    /// times the norms of values, if these are given.
+    /// Scores of the candidates for the group: each head's logarithms are exponentiated and normalised over the candidates, averaged
+    /// over the heads, and multiplied by the norms of values, if given.
     fn merged(logs_of_heads: Vec<Vec<f64>>, norms: Option<Vec<f64>>) -> Vec<f32> {
         let group = logs_of_heads.len();
         let mut scores = vec![0.0; logs_of_heads.first().map_or(0, Vec::len)];
@@ -241,15 +241,15 @@ impl ExpectedAttention {
 
 /// The scores of one KV head's candidates, from which sequences of any budget choose what they keep.
 struct Scores {
-    /// One for each candidate; none if nothing is kept.
+    /// One for each candidate; empty if nothing is kept.
     of_candidates: Vec<f32>,
     /// The first candidate.
     first: u32,
-    /// The prefix, which a share of it is a share of.
+    /// The tokens of the prefix, from which a budget given as a share is computed.
     context: Context,
 }
 
-/// What scores depend on.
+/// The settings that determine scores.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct ScoreSettings {
     queries: usize,
@@ -265,7 +265,7 @@ impl IndexBuilder for ExpectedAttention {
         HostReason::of_head_width(shape.d, GPU_WIDEST, 1).is_none()
     }
 
-    /// The queries of a group with their sums; then its forms of all keys, and the norms of values.
+    /// A group's queries with their sums, then the group's forms of all keys, and the norms of values.
     fn bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let PromptShape { heads, kv_heads, d, tokens, .. } = *prefix;
         let (group, queries) = (heads / kv_heads, self.queries.min(tokens));
@@ -306,7 +306,7 @@ impl Method for ExpectedAttention {
         0
     }
 
-    /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
+    /// The list of kept tokens, as stored here. An implementation that moves the kept keys and values together needs no list.
     fn state_bytes(&self, kept: &Vec<u32>) -> usize {
         size_of_val(kept.as_slice())
     }

@@ -66,7 +66,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: for each head lines or blocks that cover a share of its attention.
+/// Sparse prefill by lines or blocks that cover a share of a head's attention.
 struct FlexPrefill {
     gamma: Tuned<f64>,
     tau: f64,
@@ -110,9 +110,9 @@ impl Ranking {
         Self { covered: covered.collect(), order }
     }
 
-    /// The fewest that cover a share `gamma` together with the static tokens, but at least `least`.
+    /// The fewest items that cover a share `gamma` together with the static tokens, but at least `least`.
     fn covering(&self, gamma: f64, least: usize) -> &[u32] {
-        // With `gamma` 1 all are taken, whatever the rounding of sums.
+        // With `gamma` 1 all are taken, whatever the rounding of the sums.
         let needed = if gamma < 1.0 { self.covered.partition_point(|x| *x < gamma) + 1 } else { self.order.len() };
         &self.order[..needed.max(least).min(self.order.len())]
     }
@@ -189,7 +189,7 @@ fn with_at_least(mut pairs: Vec<(u32, u32)>, estimate: &[Vec<f32>], least: usize
     pairs
 }
 
-/// The smallest share at which `pairs` reaches `wanted`, by bisection; `pairs` must not fall.
+/// Finds, by bisection, the smallest share at which `pairs` reaches `wanted`; `pairs` must not decrease.
 fn least_share(wanted: f64, pairs: impl Fn(f64) -> f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..40 {
@@ -346,7 +346,7 @@ mod tests {
             let layer = Layer::new(tokens, heads, kv_heads);
             for (sink, local) in [(4, 10), (0, 0)] {
                 let policy = Policy { sink, local, ..Policy::default() };
-                // Not multiples of a row's share of the map: a sum would reach such a share exactly.
+                // No multiples of a row's share of the map: a sum could equal such a `gamma`, and rounding would decide.
                 for gamma in [0.23, 0.61, 0.953] {
                     // By lines, by blocks, and each with a least number.
                     for (tau, size, least) in [(0.0, 16, 0), (1.0, 16, 0), (1.0, 9, 0), (0.0, 16, 30), (1.0, 8, 30)] {

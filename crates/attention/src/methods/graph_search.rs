@@ -11,13 +11,13 @@ use crate::scored::granularity::Granularity;
 use crate::{Selection, Step};
 use spattn_kernels::linear;
 
-/// Largest number of links of a key that may be asked for: memory is allocated for all of them.
+/// Largest number of links of a key that can be requested: memory is allocated for all of them.
 pub(super) const MOST_LINKS: usize = 1024;
 
 /// Number of keys that a search holds: a number, or a multiple of `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SearchWidth {
-    /// `4k`, but at most `k + 256`: with a large `k`, fewer further keys find as much.
+    /// `4k`, but at most `k + 256`: with a large `k`, relatively fewer further keys find as much.
     Usual,
     Keys(usize),
     TimesK(usize),
@@ -121,7 +121,7 @@ fn pick(
     if k == 0 {
         return Ok(Vec::new());
     }
-    // A search knows no errors: after one, all nodes score as low as can be, so that it ends, and what it found is dropped.
+    // A search cannot fail. After an error all nodes get the lowest score, so that it ends; its result is dropped.
     let mut failure = None;
     let (indexed, mut read) = (step.keys.slice(step.indexed.clone()), 0);
     let mut score = |nodes: &[u32], out: &mut [f32]| {

@@ -6,7 +6,7 @@
 //! evicted tokens never return, generated ones included. Token numbers and masses are stored beside keys and values.
 //!
 //! With `per=query_head` each query head has its own cache, so a KV head holds up to `k` tokens times the size of the group.
-//! The column `kv_tokens_held` has the number of tokens that stay in the cache.
+//! The column `kv_tokens_held` reports the number of tokens that stay in the cache.
 //!
 //! The weights that a step adds are those by which it attends, so scoring costs nothing. They are computed twice here,
 //! but counted once, as attention: a fused kernel computes them once.
@@ -238,7 +238,7 @@ impl Method for H2o {
         }
         let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
-        // Reads and products that the step's attention counts; dropped here.
+        // Attention counts these reads and products, so their cost is dropped here.
         let mut there = Cost::default();
         let at_ends = step.gather_keys(at_ends, &mut there)?;
         let heads = step.group() / caches.len();
@@ -408,7 +408,7 @@ mod tests {
         assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_err());
     }
 
-    /// A step reads each token held by any of its query heads once, key and value, both to weigh and to attend it.
+    /// A step reads each token that any of its query heads holds once, key and value, both to weigh and to attend it.
     #[test]
     fn what_is_held_is_read_once_for_the_group() {
         let (sink, heavy, recent, width) = (2, 6, 9, 2 * 4 * 32);

@@ -69,10 +69,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Largest number of draws from a half; a prompt has many halves. Published are up to 1,024.
+/// Largest number of draws from a half; a prompt has many halves. Published settings have up to 1,024.
 const MOST_DRAWS: usize = 1 << 16;
 
-/// The method: the recursion and its hash.
+/// Sparse prefill by the recursion; holds the hyperplanes of its hash.
 struct HyperAttention {
     sample: Tuned<usize>,
     block: usize,
@@ -102,7 +102,7 @@ struct Sorted {
     draws: Vec<WeightedToken>,
 }
 
-/// The halves that are sorted and sampled, in any order; and for each token the first one of the stretch in which it attends exactly.
+/// Returns the halves that are sorted and sampled, in any order, and for each token the start of the stretch that it attends exactly.
 fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
     let (mut sorted, mut starts) = (Vec::new(), vec![0; tokens]);
     let mut stretches = vec![(0, tokens)];
@@ -135,7 +135,7 @@ fn gray_rank(code: u64) -> u64 {
     rank
 }
 
-/// Sorts the items of `range` by hash: the block of `size` items of each item, and the sorted items.
+/// Sorts the items of `range` by hash. Returns the number of each item's block of `size` items, and the sorted items.
 fn sorted_blocks(hashes: &[u64], range: Range<usize>, size: usize) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (range.start as u32..range.end as u32).collect();
     order.sort_by_key(|item| hashes[*item as usize]);
@@ -160,7 +160,7 @@ impl HyperAttention {
         let sample = match self.sample {
             _ if halves.queries.len() <= self.block => 0,
             Tuned::Value(_) => sample,
-            // That many draws reach all but 0.03 % of the keys.
+            // At 8 draws per key, all but 0.03 % of the keys are drawn.
             Tuned::Density(_) => sample.min(8 * halves.keys.len()),
         };
         let draws = draw(halves.keys.clone(), sample, mix_seed(seed, halves.queries.start as u64));
@@ -207,7 +207,7 @@ fn draw(range: Range<usize>, count: usize, seed: u64) -> Vec<WeightedToken> {
     tokens.chunk_by(|a, b| a == b).map(weight).collect()
 }
 
-/// First token of the stretch that a row attends exactly, by the recursion or by its window; it never falls from row to row.
+/// First token of the stretch that a row attends exactly, by the recursion or by its window; it never decreases from row to row.
 fn exact_start(starts: &[usize], fixed: Static, position: usize) -> usize {
     starts[position].min(fixed.start(position))
 }
@@ -228,7 +228,7 @@ impl PromptMask for HyperAttention {
         64
     }
 
-    /// The bound is that of the last row, which is in the later half at each level of the recursion.
+    /// Returns the bound of the last row, which is in the later half at each level of the recursion.
     fn own_tokens(&self, tokens: usize) -> usize {
         let mut sum = 0;
         let mut stretch = 0..tokens;
@@ -357,7 +357,7 @@ mod tests {
     fn rows_see_their_block_of_the_order_and_draws_that_stand_for_the_rest() {
         for (tokens, heads, kv_heads) in [(300, 4, 2), (129, 1, 1), (20, 2, 1)] {
             let layer = Layer::new(tokens, heads, kv_heads);
-            // Numbers of draws are prime: so no drawn token has weight 1, by which attended tokens that were not drawn are known.
+            // Numbers of draws are prime, so no drawn token has weight 1: an attended token with weight 1 was not drawn.
             for (size, sample, least, (sink, local)) in [
                 (8, 13, 32, (0, 0)),
                 (8, 197, 10, (0, 0)),

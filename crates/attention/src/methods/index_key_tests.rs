@@ -1,4 +1,4 @@
-//! Whether the key of a method's index names every parameter that changes the index.
+//! Checks that the key of a method's index depends on every parameter that changes the index.
 
 use super::tests::none;
 use super::{METHODS, MethodEntry, ParamInfo, configure};
@@ -118,7 +118,7 @@ const LEFT_OUT: &[LeftOut] = &[
     (&["knn", "retrieval_attention"], &["ef"], "it is how wide the graph is searched at each step"),
 ];
 
-/// Parameters without which others are refused or have no effect.
+/// Parameters that are refused or have no effect without another one, and that other one.
 const WITH: &[(&str, &str)] = &[
     ("reduce", "per=kv_head"),
     ("epsilon", "pick=sample"),
@@ -138,8 +138,8 @@ const WITH: &[(&str, &str)] = &[
     ("self_extend_window", "self_extend=2"),
 ];
 
-/// Values that a parameter may take beside its default, most of which are refused: those that its description names, and
-/// others near the default.
+/// Values to try for a parameter beside its default: those that its description names, and others near the default. Most
+/// of them are refused.
 fn values(param: &ParamInfo) -> Vec<String> {
     let choices = param.about.split([':', ',', ';', ' ', '(']).filter(|word| !word.is_empty()).map(str::to_owned);
     let number = param.default.parse::<f64>().ok();
@@ -155,7 +155,7 @@ fn configured(method: &str, params: &[&str]) -> Option<Configured> {
     configure(&specs.remove(0), &none()).ok()
 }
 
-/// The keys of the indexes of a method with a parameter at its default, and at all other values that it takes.
+/// The index keys of a method with a parameter at its default, and at all other values that it accepts.
 fn keys(entry: &MethodEntry, param: &ParamInfo) -> (IndexKey, Vec<IndexKey>) {
     let with_other = WITH.iter().filter(|(key, _)| *key == param.key).map(|(_, with)| *with);
     let mut tried = with_other.chain([""]).filter_map(|with| {

@@ -67,7 +67,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: top-k through an index.
+/// Top-k selection through an index.
 struct Knn {
     index: KnnIndex,
     budget: Budget,
@@ -127,7 +127,7 @@ impl Method for Knn {
     /// Workspaces of searches.
     type State = Workspaces<Beam>;
 
-    /// How wide the graph is searched, and what is selected, is a matter of each step.
+    /// Leaves out the width of the search, the budget and the grouping, which concern only a step.
     fn index_key(&self) -> IndexKey {
         let Self { index, budget: _, per: _ } = self;
         IndexKey::new(match index {
@@ -136,7 +136,7 @@ impl Method for Knn {
         })
     }
 
-    /// A graph needs all keys at the same time: each key that is inserted searches among those before it.
+    /// A graph needs all keys at once: each inserted key searches among those before it.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Option<Hnsw>, KvError> {
         let KnnIndex::Hnsw(search) = &self.index else { return Ok(None) };
         if prefix.candidates.is_empty() {
@@ -222,7 +222,7 @@ mod tests {
         let (tokens, d, k, steps) = (200, 32, 12, 3);
         let prefix = prefix(1, 1, tokens, d);
         let (out, _) = run(&prefix, "knn:index=flat,k=12", &none(), 1, steps);
-        // The last step, naively: the 12 best tokens of the prefix and all three tokens after it.
+        // The last step of a naive reference: the 12 best tokens of the prefix and all three tokens after it.
         let kv = prefix.layer(0).unwrap();
         let (mut keys, mut values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
         for t in 0..steps as u64 {
@@ -257,7 +257,7 @@ mod tests {
         let Selection::PerHead(picks) = picks else { panic!("a set for each query head") };
         assert!(picks.iter().all(|p| p.tokens.len() == 4));
         let union: BTreeSet<u32> = picks.iter().flat_map(|p| p.tokens.iter().copied()).collect();
-        // Each head's four products count as attention; of the keys that the searches read, attention reads those selected by either.
+        // Each head's four products count as attention; of the keys that the searches read, those selected by either head do.
         let (flops, bytes) = (2 * d as u64, 2 * d as u64);
         let scored = cost.score_flops / flops + 2 * 4;
         assert_eq!((cost.score_flops, cost.kv_bytes), (flops * (scored - 8), bytes * (scored - union.len() as u64)));

@@ -1,9 +1,9 @@
-//! Names and parameters of kvpress (github.com/NVIDIA/kvpress), and what they are here: the tables behind `docs/coming-from.md`.
+//! Names and parameters of kvpress (github.com/NVIDIA/kvpress) and their counterparts here: the tables behind `docs/coming-from.md`.
 //!
-//! A parameter that means the same is taken under kvpress' name and recorded under ours, so that both spellings are one record. One that
-//! means something else, and the name of a press that is another method here or none, are refused with one line that says what there is.
-//! A press evicts once, after the prefill. Its `compression_ratio` is the share of the context's tokens that it evicts; sinks and windows count
-//! as kept. Here that is written `keep`, which is 1 minus the ratio.
+//! A parameter with the same meaning is accepted under kvpress' name and recorded under ours, so that both spellings make one record. A
+//! parameter with another meaning is refused, and so is the name of a press; the error says in one line what there is instead. A press
+//! evicts once, after the prefill. Its `compression_ratio` is the share of the context's tokens that it evicts; sinks and windows count as
+//! kept. Our parameter is `keep`, which is 1 minus the ratio.
 
 use crate::spec::MethodSpec;
 use spattn_base::error::UsageError;
@@ -15,16 +15,16 @@ pub struct PressParameter {
     pub methods: &'static [&'static str],
     /// Its name in kvpress.
     pub theirs: &'static str,
-    /// What it is here.
+    /// Our counterpart.
     pub here: Meaning,
 }
 
-/// What a parameter of a press is here.
+/// The counterpart of a press's parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
     /// Our parameter of this name, with the same value.
     Same(&'static str),
-    /// Our parameter of this name, with the value 1 less theirs.
+    /// Our parameter of this name, with 1 minus their value.
     Rest(&'static str),
     /// Something else; the text says what to write.
     Other(&'static str),
@@ -96,17 +96,17 @@ pub const PARAMETERS: &[PressParameter] = &[
 /// A press of kvpress' evaluation.
 #[derive(Debug, Clone, Copy)]
 pub struct Press {
-    /// Its names: in `evaluate_registry.py`, and its class if it has one of its own.
+    /// Its names: that in `evaluate_registry.py`, then its class, if it has its own.
     pub names: &'static [&'static str],
-    /// The method here with the parameters that make it the press, as a spec; `None` if there is none.
+    /// The spec of the corresponding method here; `None` if there is none.
     pub here: Option<&'static str>,
-    /// What differs, or why there is none.
+    /// What differs, or why there is no such method.
     pub about: &'static str,
 }
 
 const NOT_HERE: &str = "not among the methods here";
 
-/// The presses of kvpress' evaluation, in the order of the page: those with a counterpart first.
+/// The presses of kvpress' evaluation, in the order of `docs/coming-from.md`: those with a counterpart first.
 pub const PRESSES: &[Press] = &[
     Press { names: &["no_press"], here: Some("full"), about: "the same; `full` runs in any case" },
     Press { names: &["snapkv", "SnapKVPress"], here: Some("snapkv:preset=kvpress,keep=0.5"), about: "the same" },
@@ -265,7 +265,7 @@ pub(super) fn unknown_press(name: &str) -> Option<UsageError> {
     Some(UsageError::new(format!("method `{name}` is a press of kvpress")).hint(hint))
 }
 
-/// The spec with our parameters in place of kvpress'.
+/// Returns the spec with our parameters in place of kvpress'.
 ///
 /// # Errors
 /// If a parameter of kvpress means something else here, is out of its range, or is given beside ours.
@@ -302,7 +302,7 @@ pub(super) fn in_our_words(spec: &MethodSpec) -> Result<MethodSpec, UsageError> 
     Ok(ours)
 }
 
-/// Python's truth values in ours.
+/// Converts Python's truth values to ours; leaves other values as they are.
 fn in_lower_case(value: &str) -> String {
     match value {
         "True" | "False" => value.to_lowercase(),
@@ -310,7 +310,7 @@ fn in_lower_case(value: &str) -> String {
     }
 }
 
-/// 1 less a share, with as many decimals.
+/// Returns 1 minus a share, with as many decimals.
 fn rest(method: &str, key: &str, value: &str) -> Result<String, UsageError> {
     let share = value.parse::<f64>().ok().filter(|share| (0.0..1.0).contains(share));
     let share = share.ok_or_else(|| {
@@ -319,7 +319,7 @@ fn rest(method: &str, key: &str, value: &str) -> Result<String, UsageError> {
     })?;
     let decimals =
         value.split_once('.').map(|(_, decimals)| decimals).filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
-    // A share in whole numbers or with an exponent has as many decimals as it needs.
+    // A share without decimals or with an exponent gets as many decimals as it needs.
     let most = decimals.map_or(15, str::len).min(15);
     let text = format!("{:.most$}", 1.0 - share);
     Ok(text.parse::<f64>().map_or(text, |number| number.to_string()))

@@ -34,7 +34,7 @@ impl LineVotes {
         }
     }
 
-    /// Votes of the last `count` queries (or all) of one head of the group, where `prompt` has these rows at least.
+    /// Votes of the last `count` queries (or all) of one head of the group; `prompt` must contain these rows.
     pub(super) fn of_last(prompt: &QueryBlock<'_>, head: usize, count: usize, cost: &mut Cost) -> Self {
         let mut votes = Self::none(prompt.end());
         each_last_attention(prompt, head, count, cost, |position, weights| votes.take(position, weights));
@@ -99,7 +99,7 @@ pub(super) fn softmax(logits: &mut [f32], scale: f32) {
     logits.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// The indexes of `range` by their scores, the best first; of equal ones the lower first.
+/// Returns the indexes of `range` by score, the best first; of equal scores, the lower index first.
 pub(crate) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
     let mut order: Vec<u32> = (range.start as u32..range.end.max(range.start) as u32).collect();
     order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
@@ -149,7 +149,7 @@ impl Static {
     }
 }
 
-/// Number of pairs of a query and a token up to it, as dense attention over a prompt has.
+/// Number of query-token pairs in dense causal attention over a prompt.
 pub(super) fn all_pairs(tokens: usize) -> usize {
     tokens * (tokens + 1) / 2
 }

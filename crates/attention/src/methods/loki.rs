@@ -276,7 +276,7 @@ impl Collector for KeyCovariances {
     }
 }
 
-/// The tensor of a checkpoint with a layer's sums.
+/// Name of the checkpoint's tensor with a layer's sums.
 fn sums_name(layer: usize) -> String {
     format!("layers.{layer}.sums")
 }

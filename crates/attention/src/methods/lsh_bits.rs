@@ -14,8 +14,8 @@
 //! Then the cosine is `q·k`, or the logarithm of `a·‖v‖` (Lemma 4.2), up to a factor that depends on the query only.
 //! The paper prints a 1 as the query's last coordinate, which would favour short keys, and its `ln‖v‖` leaves out that
 //! logits are scaled by `1/√d`; both follow the lemma here. Each bit says on which side of a random hyperplane a vector
-//! lies: two vectors at an angle `θ` agree in a share `1 − θ/π` of the bits. Hyperplanes are drawn from the parameter
-//! `seed` and shared by all heads, so they are not counted as index but apart (`shared_bytes`).
+//! lies: two vectors at an angle `θ` agree in a share `1 − θ/π` of the bits. Hyperplanes are drawn from the parameter `seed`
+//! and shared by all heads, so they are counted apart from the index (`shared_bytes`).
 //!
 //! `center` first subtracts the candidates' mean key, which changes all inner products of a query by the same amount;
 //! the paper does not.
@@ -112,7 +112,7 @@ struct RandomSignatures {
     planes: Arc<RandomPlanes>,
 }
 
-/// Signatures, and the statistics by which further keys are signed.
+/// Signatures, and the statistics with which further keys are signed.
 struct Signed {
     signatures: Signatures,
     learned: LearnedNorms,
@@ -132,13 +132,13 @@ struct LearnedNorms {
 impl Scorer for RandomSignatures {
     type Index = Signed;
 
-    /// The order of ties is that of the query; the planes follow from bits and seed.
+    /// Leaves out the order of ties, which only concerns queries, and the planes, which follow from bits and seed.
     fn index_key(&self) -> IndexKey {
         let Self { bits, by_norm, center, seed, ties: _, planes: _ } = self;
         IndexKey::new((*bits, *by_norm, *center, *seed))
     }
 
-    /// Needs all keys and values at the same time: the mean and the longest of all enter each signature.
+    /// Needs all keys and values at once: each signature depends on their mean and on the longest of them.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Signed, KvError> {
         let (keys, values) = (prefix.candidate_keys().to_f32()?, prefix.candidate_values().to_f32()?);
         let learned = self.learn(&keys, &values, (prefix.d, prefix.scale));
@@ -214,7 +214,7 @@ impl RandomSignatures {
         side_signatures(&planes, &augmented)
     }
 
-    /// What is common to `keys` and `values`, `[token][d]`.
+    /// Computes the statistics of `keys` and `values`, `[token][d]`.
     fn learn(&self, keys: &[f32], values: &[f32], (d, scale): (usize, SoftmaxScale)) -> LearnedNorms {
         let mean = self.center.then(|| mean_row(keys, d));
         let shortest = values.chunks_exact(d).map(norm).filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
@@ -225,7 +225,7 @@ impl RandomSignatures {
         learned
     }
 
-    /// The further coordinate of each token, if values count: `ln‖v‖` times what the logits are divided by.
+    /// The further coordinate of each token, if values count: `ln‖v‖` times the divisor of the logits.
     fn further(&self, learned: &LearnedNorms, values: &[f32], (d, scale): (usize, SoftmaxScale)) -> Option<Vec<f32>> {
         let of = |v: &[f32]| (scale.divisor() * norm(v).max(learned.shortest).ln()) as f32;
         self.by_norm.then(|| values.chunks_exact(d).map(of).collect())
@@ -287,7 +287,7 @@ fn longest(keys: &[f32], d: usize, with: Option<&[f32]>) -> f64 {
     keys.chunks_exact(d).enumerate().map(length).fold(0.0, f64::max)
 }
 
-/// `ψ_k` of `keys: [token][d]`, lengthened to the norm `longest`; a longer key stays as long as it is.
+/// `ψ_k` of `keys: [token][d]`, lengthened to the norm `longest`; a longer key keeps its length.
 fn augment_to(longest: f64, keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec<f32> {
     let row = |(t, key): (usize, &[f32])| -> Vec<f32> {
         let further = with.map(|with| with[t]);
@@ -322,7 +322,7 @@ mod tests {
     use crate::kv::{KvDtype, LayerKv};
     use crate::{SelectedTokens, Selection};
 
-    /// A width of heads with the scale that it has by default.
+    /// A head width with its default scale.
     fn width_of(d: usize) -> (usize, SoftmaxScale) {
         (d, SoftmaxScale::inverse_root(d))
     }

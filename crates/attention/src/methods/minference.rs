@@ -6,14 +6,14 @@
 //! - Vertical-slash: as many tokens as distances, by the votes of the last `snapshot` queries (Algorithm 2).
 //! - Block-sparse: for each block of queries its best key blocks, by the means of both (Algorithm 3).
 //!
-//! It takes the pattern that keeps most of the attention of those last queries, the first of equals. Nothing is stored:
-//! decoding is dense.
+//! A head takes the pattern that keeps most of the attention of those last queries; of equal ones, the first listed.
+//! Nothing is stored: decoding is dense.
 //!
 //! Decisions where the paper leaves room:
 //! - The authors choose a head's pattern once for a model, by the output's error on one example (Algorithm 1). Here it
 //!   is chosen for each prompt, by the attention of its last queries that it keeps, so no calibration is needed.
-//! - Equal cost means an equal number of pairs, counted exactly: that of rows that attend `k` tokens beyond sink and
-//!   window, or that of a density. The paper's search space has its own sizes for each pattern.
+//! - Equal cost means an equal number of pairs, counted exactly: as many as rows that attend `k` tokens beyond sink and
+//!   window have, or as a density allows. The paper's search space has its own sizes for each pattern.
 //! - Lines are single tokens; blocks are cut from the first token on.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: three patterns, of which each head takes one.
+/// Sparse prefill in which each head takes one of three patterns.
 struct MInference {
     k: Tuned<usize>,
     snapshot: usize,
@@ -126,7 +126,7 @@ impl MInference {
         ]
     }
 
-    /// The same number of best key blocks for each block of queries: as many as bring the pairs nearest to `wanted`.
+    /// Gives each block of queries equally many of its best key blocks: as many as bring the pairs nearest to `wanted`.
     fn best_blocks(&self, estimate: &[Vec<f32>], tokens: usize, (wanted, fixed): (f64, Static)) -> BlockMap {
         // For each rank, the block pairs of that rank, one for each block of queries that has as many key blocks.
         let mut by_rank: Vec<Vec<(u32, u32)>> = vec![Vec::new(); estimate.len()];
@@ -283,7 +283,7 @@ mod tests {
             strong.iter().for_each(|(channel, value)| x[*channel] += value);
             x
         };
-        // Vectors turn slowly with position: near tokens have a large product, over a width beyond half of the budget.
+        // Vectors turn slowly with position: tokens nearby have large products, over more than half of the budget.
         let near = |t: usize| vector(t, &[(0, 4.0 * (t as f32 / 70.0).cos()), (1, 4.0 * (t as f32 / 70.0).sin())]);
         let turning: Vec<Vec<f32>> = (0..n).map(near).collect();
         assert_eq!(check(&Layer::of(&turning, &turning), (40, n, 64), &policy), [0], "a window");

@@ -63,5 +63,5 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// Largest number of draws that may be asked for: all are made, however few the tokens.
+/// Largest number of draws that can be requested. All of them are made, however few the tokens.
 const MOST_DRAWS: usize = 1 << 20;

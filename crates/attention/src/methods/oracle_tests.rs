@@ -200,7 +200,7 @@ impl Scene {
         self.counted_picks(method, stats, (layer, kv_head), candidates, seed).0
     }
 
-    /// As [`picks`](Self::picks), with the cost.
+    /// The selection of [`picks`](Self::picks), with its cost.
     fn counted_picks(
         &self,
         method: &Configured,
@@ -458,7 +458,7 @@ impl Row {
         Self { per: &[Per::Sum], is_reduced: true, ..self }
     }
 
-    /// The pages to take in a layer by these scores, the best first; and the score of the last one.
+    /// The pages that a layer takes by these scores, and the score of the last one.
     fn taken(&self, layer: usize, scores: &[f64]) -> (BTreeSet<usize>, f64) {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -807,8 +807,7 @@ fn masses(head: &Head<'_>) -> Vec<Vector> {
     (0..GROUP).map(of_head).collect()
 }
 
-/// Twilight: of the pages that a first score leaves, tokens are scored again by their keys, or by these in 4 bits; all
-/// others are excluded.
+/// Twilight: tokens of the pages that a first score selects are scored again by their keys, or by 4-bit keys; all others are excluded.
 fn scored_again(
     head: &Head<'_>,
     per: Per,
@@ -874,7 +873,7 @@ fn first_scores() -> Vec<(&'static str, usize, usize, Scores)> {
         ("double_sparsity:channels=4,label_bits=4,k=40", 40, 1, Box::new(|head, _| label_scores(head, 4, 4, "qk"))),
         ("loki:rank=5,k=40", 40, 1, Box::new(|head, _| component_scores(head, 5))),
         ("lsh_bits:bits=40,center=true,ties=first,k=40", 40, 1, Box::new(|head, _| lsh_scores(head, 40, false, true))),
-        // One bit of a key is within rounding of 0; it would change the first 40.
+        // Only 30: one bit of a key is within rounding of 0 and would change the first 40.
         ("hash_attention:ties=first,k=30", 30, 1, Box::new(|head, _| learned_scores(head, 32))),
         ("pqcache:subspaces=2,bits=4,k=40", 40, 1, Box::new(|head, _| product_scores(head, 2, 4))),
         ("infllm:page=8,representatives=3,window=10,k=64", 8, 8, Box::new(|head, _| block_scores(head, 8, 3, 10))),
@@ -886,7 +885,7 @@ fn table() -> Vec<Row> {
     let exact = |spec: &str, take: Take| row(spec, take, |head, _| exact_scores(head));
     let mut rows = vec![
         exact("topk:k=17", Take::Pages(17)),
-        // 5 % of 301 tokens, rounded up; then 30 of them less the 12 static ones.
+        // 5 % of 301 tokens, rounded up; then 10 % of them, 30, less the 12 static ones.
         exact("topk:ratio=0.05", Take::Pages(16)),
         exact("topk:density=0.1", Take::Pages(18)),
         exact("topk:pick=topp,p=0.6", Take::Share(0.6, 1)),
@@ -916,7 +915,7 @@ fn table() -> Vec<Row> {
             rows.push(row(&spec, take, move |head, _| page_bounds(head, 7, bits)).pages(7));
         }
     }
-    // More pages than share a range.
+    // More pages than one range covers.
     rows.push(row("quest:page=1,k=20,summary_bits=4", Take::Pages(20), |head, _| page_bounds(head, 1, Some(4))));
     for (channels, bits) in [(4, 16), (6, 4), (16, 2)] {
         for measure in ["qk", "q", "k", "q_pre", "k_pre"] {
@@ -1574,8 +1573,8 @@ fn value_norms_are_part_of_what_is_drawn_by_and_taken_out_again() {
     }
 }
 
-/// With `draw_from=all` no token is static: outputs are means of values drawn from the whole softmax (Definition 3.1),
-/// and their mean over seeds is exact attention. So are those of draws by value norms, and of draws beside static tokens.
+/// With `draw_from=all` no token is static: outputs are means of values drawn from the whole softmax (Definition 3.1), and their mean
+/// over seeds is exact attention. The same holds for draws by value norms, and beside static tokens.
 #[test]
 fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
     const SEEDS: u64 = 600;
@@ -1697,7 +1696,7 @@ fn random_tokens_by_inverse_probability_have_the_mass_of_all() {
     }
 }
 
-/// Every pass over scores is counted, 4 bytes each: top-k takes two, draws three; a share is found by sorting short
+/// Every pass over scores is counted, 4 bytes a score: top-k takes two passes, draws take three. A share is found by sorting short
 /// rows, whose weights are written and read too.
 #[test]
 fn passes_over_scores_are_counted() {

@@ -118,7 +118,7 @@ impl Scorer for ProductCodes {
         IndexKey::new(self.clone())
     }
 
-    /// Needs all keys at the same time: each round of k-means goes through all of them.
+    /// Needs all keys at once: each round of k-means goes through all of them.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Subspace>, KvError> {
         let keys = prefix.candidate_keys().to_f32()?;
         let mut rng = ChaCha8Rng::seed_from_u64(prefix.seed);
@@ -169,7 +169,7 @@ impl Scorer for ProductCodes {
 }
 
 impl Subspace {
-    /// The centroid nearest to a key on these channels; the first of equals.
+    /// The centroid nearest to a key on these channels; of equally near ones the first.
     fn nearest(&self, key: &[f32]) -> u8 {
         let centroids = self.centroids.head(0).to_f32();
         let distance = |c: &[f32]| c.iter().zip(key).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
@@ -209,7 +209,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
         let products = dots(&parts, centroids, subspace.channels.len(), cost);
         let count = subspace.centroids.tokens();
         for (products, scores) in products.chunks_exact(count).zip(scores.chunks_exact_mut(n.max(1))) {
-            // As long as codes have values, so that look-ups need no bounds check.
+            // One entry for each value that a code can have, so that look-ups need no bounds check.
             let mut table = [0.0f32; 1 << u8::BITS];
             table[..count].copy_from_slice(products);
             scores.iter_mut().zip(&subspace.codes).for_each(|(s, &code)| *s += table[usize::from(code)]);

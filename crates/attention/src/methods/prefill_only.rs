@@ -4,7 +4,7 @@ use crate::cost::Cost;
 use crate::kv::KvError;
 use crate::{HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, StaticTokens, Step, TailRule};
 
-/// A mask over whole prompts as a method. Decoding attends everything, so nothing is selected or stored.
+/// A method that is a mask over whole prompts. Decoding is dense, so nothing is selected or stored.
 pub(super) struct PrefillOnly<M>(pub(super) M);
 
 impl<M: PromptMask + 'static> Method for PrefillOnly<M> {

@@ -55,7 +55,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: chunks of tokens sorted by hash.
+/// Sparse prefill by chunks of tokens sorted by hash.
 struct Reformer {
     bucket: Tuned<usize>,
     hashes: usize,
@@ -95,7 +95,7 @@ impl Round {
 fn buckets(vectors: &[f32], rotation: &[f32], d: usize, cost: &mut Cost) -> Vec<u32> {
     let half = rotation.len() / d;
     cost.score_flops += 2 * (vectors.len() * half) as u64;
-    // A few vectors at a time: with small buckets, each has up to half as many products as there are tokens.
+    // Hashes a few vectors at a time: with small buckets, each vector has up to half as many products as there are tokens.
     let of_some = |vectors: &[f32]| {
         let mut products = vec![0.0; vectors.len() / d * half];
         score_into(vectors, Rows::F32(rotation), d, &mut products);
@@ -104,7 +104,7 @@ fn buckets(vectors: &[f32], rotation: &[f32], d: usize, cost: &mut Cost) -> Vec<
     vectors.chunks(64 * d).flat_map(of_some).collect()
 }
 
-/// Index of the largest number in `[x; -x]`; the first of equals.
+/// Index of the largest number in `[x; -x]`; of equal numbers the first.
 fn largest(x: &[f32]) -> u32 {
     let mut best = (f32::NEG_INFINITY, 0);
     for (sign, offset) in [(1.0, 0), (-1.0, x.len())] {

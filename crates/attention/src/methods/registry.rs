@@ -60,7 +60,7 @@ pub const METHODS: &[MethodEntry] = &[
     retrieval_attention::ENTRY,
 ];
 
-/// The method that asks a command of the user. It is not in [`METHODS`], since it has no form without a command.
+/// The method that runs a command of the user. It is not in [`METHODS`] because it cannot be built without a command.
 const EXTERNAL: &[MethodEntry] = &[external::ENTRY];
 
 /// Methods registered by the program that uses this library.
@@ -88,7 +88,7 @@ pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
     })
 }
 
-/// All methods: those of this library, the one that asks a command, then those that were [registered](register).
+/// All methods: those of this library, the one that runs a command, then those that were [registered](register).
 pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
     METHODS.iter().chain(EXTERNAL).chain(REGISTERED.get().copied().unwrap_or_default())
 }
@@ -125,8 +125,8 @@ impl Role {
         [Role::Oracle, Role::Floor].into_iter().find(|role| both.contains(role)).unwrap_or(Role::Method)
     }
 
-    /// The role of a method with these parameters, as a record names both. `full` has none of its own: with any, its keys and values are
-    /// not stored as the model computes them, and it is compared with the reference as other methods are.
+    /// The role of a method with these parameters, as a record names both. `full` is the reference only without parameters: any
+    /// parameter of `full` changes how keys and values are stored, so it is compared with the reference as other methods are.
     pub fn of_setting(name: &str, params: &str) -> Self {
         match Self::of(name) {
             Role::Reference if !params.is_empty() => Role::Method,
@@ -179,7 +179,7 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
 pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let decoder = configure_one(spec, policy)?;
     let Some(reader) = &spec.reader else { return Ok(decoder) };
-    // A prompt is read exactly, whatever its keys and values are stored as.
+    // `kv_dtype` does not apply to a reader, which reads the prompt with exact keys and values.
     let reader = configure_one(reader, &Policy { kv_dtype: PrefixDtype::Model, ..policy.clone() })?;
     if !reader.policy.kv_dtype.is_exact() {
         let what = format!("method `{}` reads a prompt, which no `{KV_DTYPE}` changes", reader.label());
@@ -201,7 +201,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     Ok(Configured { name, settings, revision, reader: Some(Arc::new(reader)), ..decoder })
 }
 
-/// The setting that names the method that read the prompt.
+/// Key of the setting that names the method that read the prompt.
 const READER: &str = "prefill";
 
 fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
@@ -251,10 +251,10 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
     Ok(Policy { sink, local, dense_layers, tail, schedule, local_layers, kv_dtype })
 }
 
-/// The parameter that distributes a budget over layers.
+/// Key of the parameter that distributes a budget over layers.
 const SCHEDULE: &str = "schedule";
 
-/// Reads how a budget in tokens is distributed over layers. Refused if the method has no such budget.
+/// Reads how a budget in tokens is distributed over layers. Refuses a distribution if the method has no such budget.
 fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     let given: Option<Schedule> = params.take(SCHEDULE).map(|text| text.parse()).transpose()?;
     if params.has_layer_budgets() {
@@ -272,8 +272,7 @@ fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
     }
 }
 
-/// The tail setting of a method with this rule: the method's own `tail`, which the rule has to support, or else the
-/// default of all methods, as far as the rule supports it.
+/// Reads the method's own `tail`, which its rule has to support. Without one, takes the default as far as the rule supports it.
 fn read_tail(params: &mut Params, default: Tail, rule: TailRule) -> Result<Tail, UsageError> {
     let asked: Option<Tail> = params.take("tail").map(|text| text.parse()).transpose()?;
     match (asked, rule) {
@@ -332,7 +331,7 @@ mod tests {
             ["full", "topk:k=9", "topk:k=9,kv_dtype=model"].map(under),
             ["full:kv_dtype=q8", "topk:k=9,kv_dtype=q8", "topk:k=9"]
         );
-        // What reads a prompt reads it exactly.
+        // The run's `kv_dtype` does not apply to a reader.
         assert_eq!(under("minference>topk:k=9"), "minference:k=1024>topk:k=9,kv_dtype=q8");
         let error = configure(&crate::expand_grid("hip:kv_dtype=q4>full").unwrap()[0], &default).unwrap_err();
         assert!(error.what.contains("reads a prompt") && error.hint.is_some());

@@ -68,7 +68,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: top-k through a graph built from queries.
+/// Top-k selection through a graph built from queries.
 struct RetrievalAttention {
     queries: usize,
     graph: RoarParams,
@@ -86,13 +86,13 @@ impl Method for RetrievalAttention {
         vec![PromptNeed::SampledQueries(self.queries)]
     }
 
-    /// How wide the graph is searched, and what is selected, is a matter of each step.
+    /// Leaves out the width of the search, the budget and the grouping, which concern only a step.
     fn index_key(&self) -> IndexKey {
         let Self { queries, graph, width: _, budget: _, per: _ } = self;
         IndexKey::new((*queries, *graph))
     }
 
-    /// A graph needs all keys at the same time: each query of the prompt is joined to the keys nearest to it.
+    /// A graph needs all keys at once: each query of the prompt is joined to the keys nearest to it.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Roar, KvError> {
         let keys = prefix.candidate_keys().to_f32()?;
         let of_head = |head| prefix.prompt.sampled_queries(self.queries, head).1.to_f32();

@@ -83,7 +83,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// The method: eviction, then pages of the kept tokens.
+/// Eviction, then selection of pages of the kept tokens.
 struct RocketKv {
     page: usize,
     r: Channels,
@@ -130,7 +130,7 @@ impl Keep {
 
 /// The candidates of a KV head that the first stage kept, and the bounds of their pages.
 struct Kept {
-    /// Ascending.
+    /// Kept tokens, ascending.
     tokens: Vec<u32>,
     /// Channel-wise minimum and maximum of each page, `[page][d]`.
     min: KvStore,
@@ -198,7 +198,7 @@ impl Method for RocketKv {
         vec![PromptNeed::LastQueries(self.snapkv.window)]
     }
 
-    /// The channels `r` are chosen by each query.
+    /// Leaves out `r`: channels are chosen at each step.
     fn index_key(&self) -> IndexKey {
         let Self { page, r: _, budget, keep, snapkv } = self;
         IndexKey::new((*page, *budget, *keep, snapkv.clone()))

@@ -23,7 +23,7 @@ pub(super) fn device_bytes(sets: usize, bits: usize, tokens: usize) -> usize {
     size_of::<u32>() * sets * words_of(bits) * tokens.next_multiple_of(4)
 }
 
-/// One bit a number, 1 where it is positive: the first number is the lowest bit of the first word.
+/// Packs one bit for each number, 1 where it is positive; the first number is the lowest bit of the first word.
 pub(super) fn pack_signs(numbers: &[f32]) -> impl Iterator<Item = u32> {
     let word = |part: &[f32]| part.iter().enumerate().fold(0, |word, (i, x)| word | u32::from(*x > 0.0) << i);
     numbers.chunks(32).map(word)
@@ -62,8 +62,8 @@ impl Ties {
         })
     }
 
-    /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
-    /// candidate.
+    /// Offsets that order ties in the scores of signatures of `bits` bits, for groups of `group` heads; `place` is that
+    /// of the first candidate.
     fn raises(self, bits: usize, group: usize, place: usize) -> TieBreakOffsets {
         let Self::Seeded(seed) = self else { return TieBreakOffsets::default() };
         let steps = Steps::new(bits, group);
@@ -71,9 +71,9 @@ impl Ties {
     }
 }
 
-/// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a
-/// group, which a raise must not lift to the next distance: a group of `2^group` heads leaves `2^levels` levels (2^15
-/// for 32 bits and four heads). Places of one level are ordered by position.
+/// The resolution of offsets that order ties by place. All scores stay exact in single precision, and so does their sum
+/// over a group, whose offsets must not reach the next distance: a group of `2^group` heads leaves `2^levels` levels
+/// (2^15 for 32 bits and four heads). Places of one level are ordered by position.
 #[derive(Debug, Clone, Copy)]
 struct Steps {
     levels: u32,
@@ -110,7 +110,7 @@ impl Signatures {
         Self { planes: (0..words).flat_map(plane).collect(), words, place: 0 }
     }
 
-    /// No signatures yet; their places continue those of `before`, or begin after the sink.
+    /// An empty set of signatures, whose places continue those of `before`, or begin after the sink.
     pub(super) fn empty_behind(before: Option<&Self>, words: usize) -> Self {
         let place = before.map_or(0, |before| before.place + before.candidates());
         Self { planes: Vec::new(), words, place }
@@ -156,8 +156,8 @@ impl Signatures {
         self.planes = planes;
     }
 
-    /// As [`scores`](Self::scores); counts the bytes of the signatures once for all queries. Comparing bits takes no
-    /// floating-point operations.
+    /// Returns [`scores`](Self::scores) and counts the bytes of the signatures once for all queries. Comparing bits takes
+    /// no floating-point operations.
     pub(super) fn counted_scores(&self, queries: &[u32], group: usize, ties: Ties, cost: &mut Cost) -> Vec<f32> {
         cost.aux_bytes += self.bytes() as u64;
         self.scores(queries, group, ties)
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use spattn_kernels::topk::top_k;
 
-    /// Also with a random order among ties: the offsets of a group's heads add up to less than one bit.
+    /// This also holds with a random order among ties: the offsets of a group's heads add up to less than one bit.
     #[test]
     fn sums_of_a_group_are_its_scores_added_and_in_the_order_of_distances() {
         let word = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) ^ (i as u32 + 7).wrapping_mul(0x85eb_ca6b);

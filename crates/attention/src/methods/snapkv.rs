@@ -4,12 +4,12 @@
 //! the best `k` tokens before the window are kept, the others evicted for good. Each decode step attends the kept
 //! tokens, the window and all tokens after the prefix; selecting costs nothing. Only the list of kept tokens is stored.
 //!
-//! Votes do not depend on the budget, so sequences with several budgets share them, also with [`ada_kv`](super::ada_kv) and
+//! Votes do not depend on the budget, so sequences with different budgets share them, also those of [`ada_kv`](super::ada_kv) and
 //! [`pyramid_kv`](super::pyramid_kv).
 //!
-//! With `per=query_head`, as published, each query head keeps `k` tokens of its own, so a KV head holds up to `k` times
-//! the group's size: more than a method with one choice for the group holds at the same `k`. `kv_tokens_held` reports
-//! what is held. With `per=kv_head` it is `k` tokens and the window.
+//! With `per=query_head`, as published, each query head keeps `k` tokens of its own, so a KV head holds up to `k` times the group's size,
+//! more than with one choice for the group. With `per=kv_head` it holds `k` tokens and the window.
+//! `kv_tokens_held` reports the number held.
 //!
 //! The window contains the question only if the question is part of the prefix (`--sparse-from decode`), as in the
 //! paper; with `--sparse-from question` the last queries of the context vote.
@@ -95,9 +95,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Eviction by the votes of the last queries.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct SnapKv {
-    /// Tokens kept of those before the window.
+    /// Number of tokens before the window that are kept.
     pub budget: Budget,
-    /// Last tokens of the prefix, whose queries vote.
+    /// Number of last tokens of the prefix whose queries vote.
     pub window: usize,
     kernel: usize,
     pool: Pool,
@@ -107,7 +107,7 @@ pub(super) struct SnapKv {
     layers: LayerBudgets,
 }
 
-/// What each layer keeps.
+/// How many tokens each layer keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum LayerBudgets {
     /// All layers keep the same number of tokens.
@@ -124,13 +124,13 @@ enum Pool {
 
 /// The pooled votes of one KV head's candidates, from which sequences of any budget choose what they keep.
 pub(super) struct Votes {
-    /// A list for each query head, or one for the group; none if nothing but the window is kept.
+    /// A list for each query head, or one for the group; no list if only the window is kept.
     of_selections: Vec<Vec<f32>>,
     /// The first candidate.
     first: u32,
-    /// The prefix, which a share of it is a share of.
+    /// The tokens of the prefix, from which a budget given as a share is computed.
     context: Context,
-    /// The rank of the layer, which budgets of a pyramid depend on.
+    /// The rank of the layer, which a pyramid's budgets depend on.
     depth: SparseLayerRank,
 }
 
@@ -140,7 +140,7 @@ impl Votes {
         &self.of_selections
     }
 
-    /// The prefix.
+    /// The tokens of the prefix.
     pub fn context(&self) -> Context {
         self.context
     }
@@ -151,14 +151,14 @@ impl Votes {
     }
 }
 
-/// What votes depend on.
+/// The settings that determine votes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct VoteSettings {
     window: usize,
     kernel: usize,
     pool: Pool,
     per: Granularity,
-    /// False if nothing but the window is kept.
+    /// False if only the window is kept.
     is_counted: bool,
 }
 
@@ -181,13 +181,13 @@ impl SnapKv {
         Ok(Self { budget, window, kernel, pool, per: Granularity::read(params)?, layers: LayerBudgets::Equal })
     }
 
-    /// Votes summed over a GQA group and max-pooled, for a method with a budget of its own.
+    /// Settings that sum votes over a GQA group and max-pool them, for a method with a budget of its own.
     pub fn of_group(window: usize, kernel: usize) -> Self {
         let per = Granularity::KvHead(Reduce::Sum);
         Self { budget: Budget::Tokens(0), window, kernel, pool: Pool::Max, per, layers: LayerBudgets::Equal }
     }
 
-    /// The method with this distribution of the budget.
+    /// Replaces the distribution of the budget over layers.
     pub fn with_layers(self, layers: LayerBudgets) -> Self {
         Self { layers, ..self }
     }
@@ -202,7 +202,7 @@ impl SnapKv {
         Ok(self.pooled_of_candidates(votes, prefix.candidates.clone()))
     }
 
-    /// From the votes of each query head of a group, the pooled ones of the candidates: a list for each query head, or one for the group.
+    /// Pools the votes of a group's query heads and keeps those of the candidates: a list for each query head, or one for the group.
     fn pooled_of_candidates(&self, votes: Vec<Vec<f32>>, candidates: Range<usize>) -> Vec<Vec<f32>> {
         let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[candidates.clone()].to_vec();
         self.per.merged(votes).into_iter().map(of_candidates).collect()
@@ -232,7 +232,7 @@ impl SnapKv {
         Ok(votes)
     }
 
-    /// Votes pooled over neighbours. Past either end there are none; the average takes zeros there.
+    /// Votes pooled over neighbours. Beyond either end the average counts zeros, and the maximum nothing.
     fn pooled(&self, votes: &[f32]) -> Vec<f32> {
         let reach = self.kernel / 2;
         let pool = |i: usize| {
@@ -251,7 +251,7 @@ impl IndexBuilder for SnapKv {
         HostReason::of_head_width(shape.d, GPU_WIDEST, 8).is_none()
     }
 
-    /// The window's queries and what they attend, their sums, and what each token receives.
+    /// The window's queries and outputs, their log-sums, and the vote of each token.
     fn bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
         let PromptShape { heads, d, tokens, .. } = *prefix;
         let window = self.window.min(tokens);
@@ -291,7 +291,7 @@ impl Method for SnapKv {
         0
     }
 
-    /// The list of kept tokens, as stored here. Keys and values that are moved together need no list.
+    /// The list of kept tokens, as stored here. An implementation that moves the kept keys and values together needs no list.
     fn state_bytes(&self, Kept(tokens): &Kept) -> usize {
         tokens.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
     }

@@ -1,5 +1,5 @@
-//! Every method over a source that keeps pages in a file: the same bits as in memory, and an error wherever a read fails. And over quantised
-//! prefixes: the same bits as over the numbers that the codes stand for.
+//! Every method over a source that keeps pages in a file gives the same bits as in memory, and an error wherever a read fails. Over a
+//! quantised prefix it gives the same bits as over the numbers that the codes stand for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ const GROUP: usize = 2;
 const SHAPE: KvShape = KvShape { kv_heads: 2, d: 32, dtype: KvDtype::F16 };
 const HEADS: usize = SHAPE.kv_heads * GROUP;
 
-/// Specs whose ways of reading are in no other list: grouped positions, and what is solved with the tail in the index.
+/// Specs that read in ways that no other list covers: at grouped positions, and for a density that is solved with an indexed tail.
 const FURTHER: [&str; 3] =
     ["hip:k=12,self_extend=4,self_extend_window=8,b_k=3", "topk:density=0.3", "vattention:density=0.3,per=kv_head"];
 
@@ -41,7 +41,7 @@ fn in_file(broken: Broken) -> (Arc<Prefix>, Arc<AtomicUsize>) {
     (Prefix::from_source(specs, Box::new(source)), reads)
 }
 
-/// A method, with what it needs to know of the prompt: statistics, and with `queries` the last queries.
+/// A method, and the prompt's last queries if it gets them.
 struct Case {
     name: String,
     method: Configured,
@@ -64,7 +64,7 @@ impl Case {
         random_stats(&self.method.method, &in_memory(), HEADS)
     }
 
-    /// The same on a prefix that is stored in another way.
+    /// The same case on a prefix that is stored as `dtype`.
     fn stored_as(mut self, dtype: PrefixDtype) -> Self {
         self.method.policy.kv_dtype = dtype;
         self
@@ -77,7 +77,7 @@ impl Case {
         ordinary.chain(growing).collect()
     }
 
-    /// Three steps at all layers.
+    /// Decodes three steps at all layers.
     fn decode(&self, prefix: Arc<Prefix>) -> Result<Decoded, StartError> {
         let cache = IndexCache::new(prefix, SHAPE.dtype, 1).with_stats(self.stats()).with_rotation(Arc::new(Turn));
         let mut sequence = cache.with_queries(self.recent.clone()).fork(&self.method, true)?;
@@ -106,7 +106,7 @@ impl Case {
     }
 }
 
-/// What three steps gave, to the bit, and what was read for them.
+/// Results of three steps, to the bit, and what was read for them.
 #[derive(Debug)]
 struct Decoded {
     outputs: Vec<u32>,
@@ -150,7 +150,7 @@ fn pages_on_disk_give_the_bits_of_memory_and_are_counted() {
         );
         let pages = reads.load(Ordering::Relaxed) as u64;
         assert!(read > 0, "{}", case.name);
-        // Comparing with exact attention reads too, and is not counted.
+        // The comparison with exact attention reads too, and is not counted.
         assert!(read <= pages * PagedFile::page_bytes(SHAPE), "{}", case.name);
         assert!(read.is_multiple_of(PagedFile::page_bytes(SHAPE)), "{}: {read}", case.name);
         // An index is built from the keys or values of a KV head at most, as 32-bit floats.
@@ -194,7 +194,7 @@ fn a_page_that_cannot_be_read_is_an_error_that_names_layer_and_tier() {
     assert_eq!(error.to_string(), "the KV cache of layer 0 could not be read from disk: page 3 is gone");
 }
 
-/// A context of more than one piece is attended piece by piece, as in memory, and read so too.
+/// A context of more than one piece is read and attended piece by piece, as in memory.
 #[test]
 fn long_contexts_have_the_same_bits_and_need_no_buffer_of_all_tokens() {
     let shape = KvShape { kv_heads: 1, d: 8, dtype: KvDtype::F16 };
@@ -241,7 +241,7 @@ fn the_tier_on_disk_gives_the_bits_of_memory_for_every_method_and_cap() {
         assert_eq!(first, third, "{}", case.name);
         assert_eq!([few.sum(), all.sum()], [none.sum(); 2], "{}: a cap changes where pages are, not which", case.name);
         assert!(none.disk >= few.disk && few.disk >= all.disk, "{}: {none:?}, {few:?}, {all:?}", case.name);
-        // Each page is read once where all have room.
+        // If all pages fit into memory, each is read once.
         let pages = (LAYERS * SHAPE.kv_heads * TOKENS.div_ceil(PAGE)) as u64;
         assert!(all.disk <= pages * PagedFile::page_bytes(SHAPE), "{}: {all:?}", case.name);
         assert!(none.sum() + first.sum() > 0, "{}", case.name);
@@ -273,7 +273,7 @@ fn threads_change_no_bit_and_no_count_of_the_tier_on_disk() {
     for spec in ["full", "topk:k=99", "quest:k=640", "topk:density=0.1", "streaming_llm:window=700"] {
         let (expected, nothing, _) = decode(2, Prefix::new(kv.clone()), spec);
         assert_eq!(nothing, TierBytes::default());
-        // A third of the pages have room.
+        // A third of the pages fit into memory.
         let of = |threads| decode(threads, kept(&kv, 350_000).0, spec);
         let alone = of(1);
         assert_eq!(alone.0, expected, "{spec}");
@@ -284,7 +284,7 @@ fn threads_change_no_bit_and_no_count_of_the_tier_on_disk() {
     }
 }
 
-/// A sequence alone on one thread finds in the shared cache what its account says.
+/// A sequence that runs alone on one thread finds in the shared cache what its counters say.
 #[test]
 fn what_a_sequence_counts_is_what_it_reads_where_nothing_else_does() {
     let shape = KvShape { kv_heads: 1, d: 16, dtype: KvDtype::F32 };
@@ -317,8 +317,8 @@ fn decoded(dtype: PrefixDtype) -> Arc<Prefix> {
     Prefix::new(source.into_layers().unwrap())
 }
 
-/// Bytes of keys or values of a KV head that three steps of all layers read of tokens that are not codes, if each step attends those of
-/// the prefix and all behind it: 5 and 1, 2, 3.
+/// Bytes of keys and values that three steps of all layers read of tokens that are not codes, if each step attends them all: the last 5 of
+/// the prefix, and the 1, 2 or 3 behind it.
 fn plain_bytes() -> u64 {
     let rows = (3 * (TOKENS % 32) + 1 + 2 + 3) * 2 * LAYERS * SHAPE.kv_heads;
     (rows * SHAPE.d * 2) as u64
@@ -337,7 +337,7 @@ fn quantised_prefixes_give_the_bits_of_the_numbers_that_their_codes_stand_for() 
             assert_eq!(got.outputs, expected.outputs, "{name}, {dtype}");
             assert_eq!(got.cost, expected.cost, "{name}, {dtype}");
             assert_eq!(got.read(), 0, "{name}: nothing is fetched from another tier");
-            // 64 bytes are a row of 16-bit numbers; a row of codes has 1 byte of ranges for 8 of them.
+            // A row of 16-bit numbers has 64 bytes; a row of codes has 1 byte of ranges for every 8 numbers.
             let row = match dtype {
                 PrefixDtype::F8 => 32,
                 PrefixDtype::Q8 => 36,
@@ -357,7 +357,7 @@ fn quantised_prefixes_give_the_bits_of_the_numbers_that_their_codes_stand_for() 
     }
 }
 
-/// What fidelity compares with is what the model computed: `full` on codes is off, the more the fewer bits they have.
+/// Fidelity is measured against exact attention of the model: `full` on codes has an error, larger with fewer bits.
 #[test]
 fn the_error_of_a_quantised_prefix_is_that_to_exact_attention() {
     let of = |dtype: PrefixDtype| {
@@ -371,11 +371,11 @@ fn the_error_of_a_quantised_prefix_is_that_to_exact_attention() {
     assert!(q8 < f8 && f8 < q4 && q4 < q2 && q2 < 1.0, "{q8} {f8} {q4} {q2}");
 }
 
-/// Each type has a copy and indexes of its own, made once; the exact rows beside them are those of a run without.
+/// Each storage type has its own copy and indexes, made once. Exact rows beside them are those of a run without copies.
 #[test]
 fn methods_on_several_storages_share_a_prefix_and_not_their_indexes() {
     let mut cache = IndexCache::new(in_memory(), SHAPE.dtype, 1).with_rotation(Arc::new(Turn));
-    // Two pages of four tokens: what the bounds of codes of 2 bits select is something else soon.
+    // Two pages of four tokens: the bounds of 2-bit codes soon select others.
     const SPEC: &str = "quest:k=8,page=4";
     let out = |cache: &mut IndexCache, dtype: PrefixDtype| {
         let case = Case::new(SPEC, Tail::default(), false).stored_as(dtype);

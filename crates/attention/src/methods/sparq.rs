@@ -124,13 +124,13 @@ impl Scorer for QueryChannels {
         self.r.asked("r")
     }
 
-    /// Which channels count, and what is selected by them, is a matter of each query.
+    /// Leaves out the number of channels and the grouping, which concern only queries.
     fn index_key(&self) -> IndexKey {
         let Self { r: _, by_channel, per: _ } = self;
         IndexKey::new(*by_channel)
     }
 
-    /// The copy by channel needs all keys at the same time: a channel's row has a number of each of them.
+    /// The copy by channel needs all keys at once: each row holds one channel of all of them.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Kept, KvError> {
         let (d, n) = (prefix.d, prefix.candidates.len());
         let mut kept = Kept { sum: vec![0.0; d], tokens: 0, copy: Copy::None };
@@ -204,7 +204,7 @@ impl Scorer for QueryChannels {
         let (numbers, reads) = (self.r.of(d) * n, queries.count() / each);
         match segment.index.copy {
             Copy::None => cost.kv_bytes += (reads * segment.keys.bytes() * self.r.of(d) / d) as u64,
-            // The copy is in the model's storage type, whatever the keys are stored as.
+            // The copy is in the model's storage type, whatever type the keys are stored in.
             _ => cost.aux_bytes += (reads * numbers * segment.keys.dtype().bytes()) as u64,
         }
         cost.score_flops += (2 * queries.count() * numbers) as u64;
@@ -212,7 +212,7 @@ impl Scorer for QueryChannels {
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
-        // Keys that lie token by token would be read whole.
+        // Without the copy, kernels would have to read keys whole.
         if self.by_channel { Ok(self) } else { Err(HostReason::setting("storage", "1xK")) }
     }
 
@@ -286,7 +286,7 @@ fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Result<Vec<f32>, KvErr
     Ok(sums.into_iter().map(|sum| (sum / tokens as f64) as f32).collect())
 }
 
-/// `τ = √(d·‖q̂‖₁/‖q‖₁)`, `√d` being what the layer's logits are divided by; `√d` for a query of zeros.
+/// `τ = √(d·‖q̂‖₁/‖q‖₁)`, where `√d` is the divisor of the layer's logits; `√d` for a query of zeros.
 fn temperature(query: &[f32], channels: &[u32], scale: SoftmaxScale) -> f32 {
     let all: f32 = query.iter().map(|q| q.abs()).sum();
     let covered: f32 = channels.iter().map(|c| query[*c as usize].abs()).sum();
@@ -294,7 +294,7 @@ fn temperature(query: &[f32], channels: &[u32], scale: SoftmaxScale) -> f32 {
     (scale.squared_divisor() as f32 * coverage).sqrt()
 }
 
-/// `1 − α`: the share of `softmax(logits)` outside `top` (ascending). Summed over the outside, so that it is 0 if nothing is outside.
+/// `1 − α`: the share of `softmax(logits)` outside `top` (ascending). The outside is summed, so the share is 0 if nothing is outside.
 fn rest_share(logits: &[f32], top: &[u32]) -> f32 {
     let mut weights = logits.to_vec();
     softmax(&mut weights);

@@ -3,8 +3,8 @@
 //! Attends the first `sink` and the last `window` tokens of the context, the current one included; nothing else is
 //! stored or read. A token that leaves the window is evicted. With `rolling=true` tokens have positions within the
 //! cache (§3.2): the sinks stand directly before the window. RoPE attention depends on distances alone, so the engine
-//! moves the query towards the sinks instead of rotating every key again. A prompt read sparsely has such a cache for
-//! each row; each query then meets sinks and window at two positions. By default keys keep their original positions, as
+//! moves the query towards the sinks instead of rotating every key again. In a sparse prefill each row has such a cache,
+//! so each query has one position for the sinks and one for the window. By default keys keep their original positions, as
 //! in `a_shape`; the two differ most when the context exceeds the trained length.
 //!
 //! With `slide=false` the window is the end of the prefix and stays there: the tokens between sink and window are
@@ -87,7 +87,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Sink and window; all tokens between them are evicted.
 pub(super) struct SinkAndWindow {
     pub(super) window: Tuned<NonZero<usize>>,
-    /// The share of the prefix that sink and window have together, in place of `window`, where the window does not slide.
+    /// Share of the prefix that sink and window take together; used in place of `window` if the window does not slide.
     pub(super) keep: Option<f64>,
     /// Whether the window ends at the current token, rather than at the end of the prefix.
     pub(super) slides: bool,
@@ -151,7 +151,7 @@ impl Method for SinkAndWindow {
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
-        // A static window is evicted to only after the prompt has been read.
+        // With a static window, tokens are evicted only after the prompt has been read.
         self.slides.then_some(PrefillPattern::Blocks(self))
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens after the prefix that left the window: selected from as if the index had been built with them.
+//! Tokens after the prefix that left the window are selected as if the index had been built with them.
 
 use super::tests::{Stepper, assert_close, calibrated, configured, noise, none, prefix, random_kv, run};
 use super::*;

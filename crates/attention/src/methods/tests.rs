@@ -35,7 +35,7 @@ pub(super) fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) ->
     prefix_in(KvDtype::F32, layers, kv_heads, tokens, d)
 }
 
-/// A prefix whose keys and values have a type.
+/// A prefix with keys and values of type `dtype`.
 fn prefix_in(dtype: KvDtype, layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
     let layer = |l: usize| {
         let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
@@ -214,7 +214,7 @@ fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
         recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv)).unwrap();
     }
-    // What is generated is kept as the prefix is.
+    // Generated tokens are stored in the type of the prefix.
     let dtype = prefix.layer(0).unwrap().keys.dtype();
     IndexCache::new(prefix.clone(), dtype, seed).with_queries(recent)
 }
@@ -277,7 +277,7 @@ impl Rotation for Turn {
     }
 }
 
-/// Steps one KV head under a method; gives what is selected, and what the engine reports as held.
+/// Steps one KV head under a method; returns what is selected, and what the engine reports as held.
 pub(super) struct Stepper {
     pub(super) prefix_tokens: usize,
     method: Configured,
@@ -1082,8 +1082,8 @@ fn every_method_meets_a_density() {
     }
 }
 
-/// What is kept once, at the end of the prefix, meets the density on average over the 64 tokens known to follow, up to
-/// one token of rounding.
+/// Tokens that are chosen once, at the end of the prefix, meet the density on average over the 64 tokens known to follow, up to one
+/// token of rounding.
 #[test]
 fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
     const FOLLOW: usize = 64;
@@ -1131,7 +1131,7 @@ fn what_is_kept_once_meets_a_density_over_the_tokens_that_follow() {
     }
 }
 
-/// The share of a prompt of noise that a method attends when it reads it by its mask.
+/// The density at which a method reads a prompt of noise by its mask.
 fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
     let (heads, kv) = (4, random_kv(KvDtype::F32, 2, tokens, D, 5));
     let method = configured(spec, policy);
@@ -1263,7 +1263,7 @@ fn dense_layers_attend_everything_and_the_others_do_not() {
 fn only_what_evicts_holds_less_than_everything() {
     let prefix = prefix(2, 2, 300, D);
     let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("0").unwrap(), ..none() };
-    // Two heads of a dense layer hold all 305 tokens; returned is what the two heads of the other layer hold.
+    // The two heads of the dense layer hold all 305 tokens; returns what the two heads of the other layer hold.
     let of_sparse_layer = |spec: &str| {
         let (_, fork) = run(&prefix, spec, &policy, 4, 5);
         fork.kv_bytes_held() as usize / (2 * D * 4) - 2 * 305
@@ -1449,7 +1449,7 @@ fn indexes_hold_the_bits_that_listings_state() {
             ("quest:page=16,k=64,summary_bits=4", 2.0 * d * coded(4.0) / 16.0),
             ("quest:page=16,k=64,summary_bits=2", 2.0 * d * coded(2.0) / 16.0),
             ("infllm:page=16,k=64,representatives=2", 2.0 * d * kv / 16.0),
-            // Labels of 16 bits have 16, also of keys in 32.
+            // Labels of 16 bits take 16, even of keys in 32.
             ("double_sparsity:kind=random,channels=8,k=8,label_bits=16", 8.0 * 16.0),
             ("double_sparsity:kind=random,channels=8,k=8,label_bits=4", 8.0 * coded(4.0)),
             ("double_sparsity:kind=random,channels=8,k=8,label_bits=2", 8.0 * coded(2.0)),
@@ -1495,8 +1495,8 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
     assert_eq!(bytes("topk:k=32") as usize, scoring + union.len() * row / 2 + row);
 }
 
-/// The step's own token has the largest logit; the other attended tokens are selected. `topk` has all of the exact
-/// top-k, a random selection of as many only a few of them.
+/// The step's own token has the largest logit; the other attended tokens are selected. `topk` has all of the exact top-k, a random
+/// selection of the same size has only a few of them.
 #[test]
 fn topk_has_recall_one_where_only_picks_count() {
     let prefix = prefix(1, 1, 400, D);
@@ -2051,7 +2051,7 @@ fn specs_are_checked_and_canonical() {
     }
 }
 
-/// Labels stay as the program recorded them earlier, since results are found by them.
+/// Labels stay as earlier versions recorded them, since results are found by label.
 #[test]
 fn canonical_specs_stay_as_they_were_recorded() {
     for line in include_str!("../../../../tests/golden/specs.txt").lines() {
@@ -2098,7 +2098,7 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     assert_eq!(best(Granularity::QueryHead), Selection::PerHead(own.into()));
 }
 
-/// These methods refuse a model with narrower heads.
+/// A method that counts channels refuses a model with narrower heads.
 #[test]
 fn channels_are_asked_for_where_they_are_counted() {
     for (spec, asked) in [

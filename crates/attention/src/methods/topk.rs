@@ -107,7 +107,7 @@ impl Scorer for ExactScores {
     }
 }
 
-/// Cost of the dot products of queries with keys of `d` numbers, which take `bytes` together; each key is read once.
+/// Cost of the dot products of queries with keys of `d` numbers, which take `bytes` in total; each key is read once.
 fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
     Cost { kv_bytes: bytes as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
 }

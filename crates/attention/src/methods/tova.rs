@@ -5,9 +5,9 @@
 //! heads hold the same tokens. At the end of the prefix the weights of its last query choose the initial cache, as in
 //! the authors' code. Evicted tokens never return, generated ones included.
 //!
-//! There is no window: a token is held for its weight alone. The policy's sink is kept beside the cache (the paper has
-//! none: `preset=paper`). The list of held tokens is stored. The weights are those by which the step attends, so
-//! scoring costs nothing: they are computed twice here, but counted once, as attention.
+//! There is no window: a token is held for its weight alone. The policy's sink is kept beside the cache (the paper has none:
+//! `preset=paper`). The list of held tokens is stored. The weights are those of the step's attention, so scoring costs
+//! nothing: they are computed twice here, but counted once, as attention.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@
 //! each query head: a fixed budget is too small for some heads and too large for others. The second stage is
 //! [`Rescored`]; it follows any scorer as `rescore=int4` (`double_sparsity:rescore=int4` is the paper's other
 //! selector). The paper's kernels find the threshold by bisection; here weights are sorted, which gives the same
-//! tokens. The paper's 4-bit ranges are of a token, those here of a channel over 128 tokens.
+//! tokens. The paper's 4-bit codes have a range for each token; here each channel has a range for 128 tokens.
 
 use std::sync::Arc;
 
@@ -198,7 +198,7 @@ mod tests {
         assert!(read < 2 * 70, "heads have tokens in common: {read}");
         assert_eq!(exact.kv_bytes - once.kv_bytes, read * number);
         assert_eq!(exact.score_flops - once.score_flops, 2 * (100 - 30) * 2 * D as u64);
-        // Products of the first score are not computed again: of two heads with all keys, 30 are attention's.
+        // Products of the first score are not computed again. Of each head's products, 30 count as attention.
         let (exact, last) = ("topk:k=100,rescore=exact,k2=30", picked("topk:k=100,rescore=exact,k2=30", &queries, &kv));
         assert_eq!(cost(exact).score_flops, 2 * 2 * (all - 30) * D as u64);
         assert_eq!(cost(exact).kv_bytes, (all - union(&last).len() as u64) * number);

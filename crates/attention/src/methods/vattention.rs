@@ -1,10 +1,9 @@
 //! `vattention`: selects the exact top-k tokens and a random sample of the others, as large as an error bound requires
 //! (vAttention, Desai et al. 2025, arXiv:2510.05688).
 //!
-//! Nothing is stored; a decode step multiplies the queries with the keys of all candidates, and all of that is counted.
-//! The picker is [`Sample`], which explains the bound; it works with any scorer as `pick=sample`
-//! (`hash_attention:pick=sample` is the paper's vAttention over HashAttention). This method is the paper's vAttention
-//! over the oracle: the size of the sample is that of a method that knows the largest scores.
+//! Nothing is stored; a decode step multiplies the queries with the keys of all candidates, and all of that is counted. The picker
+//! is [`Sample`], which explains the bound; it works with any scorer as `pick=sample` (`hash_attention:pick=sample` is the paper's
+//! vAttention over HashAttention). This method is the paper's vAttention over the oracle: the largest scores are known exactly.
 
 use std::sync::Arc;
 
@@ -217,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Beside the best tokens, only the sample is attended, with the size that the base sample asks for. The base
-    /// sample is only looked at; it is drawn first, here as there.
+    /// Beside the best tokens, only the sample is attended, and its size follows from the base sample. The base sample itself is not
+    /// attended. Reference and method draw it first, from the same generator.
     #[test]
     fn the_sample_has_the_size_of_the_formula() {
         let keys = keys(true);
@@ -260,8 +259,8 @@ mod tests {
         assert!(sizes.len() > 10, "heads and draws ask for different sizes: {sizes:?}");
     }
 
-    /// Each product and each key counts once: by the scan, if scoring computes all of them; otherwise those of the base
-    /// sample that are not attended, beside what the scorer reads.
+    /// Each product and each key counts once: in the scan, if scoring computes all products; otherwise for the part of the base
+    /// sample that is not attended, in addition to what the scorer reads.
     #[test]
     fn what_a_sample_looks_at_and_does_not_attend_is_paid_for_once() {
         let keys = keys(false);

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use crate::cost::Cost;
 
-/// Cost of a block at one layer, and the tokens that each query head attended, of `context` in context, summed over
-/// rows.
+/// Cost of a block at one layer, the number of tokens that each query head attended, and the number in context, summed
+/// over rows.
 pub(crate) struct BlockCost {
     pub(super) cost: Cost,
     pub(super) attended: Vec<usize>,
@@ -41,13 +41,13 @@ impl BlockCost {
     }
 }
 
-/// Rows `[row][head][d]` of some heads as `[head][row][d]`.
+/// Returns the rows `[row][head][d]` of some heads as `[head][row][d]`.
 pub(crate) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize>) -> Vec<f32> {
     some.flat_map(|head| queries.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
 }
 
-/// Queries `[row][head][d]` of `heads` heads by KV head: `[head of its group][row][d]` for each. The shape is of KV heads
-/// and channels.
+/// Splits queries `[row][head][d]` of `heads` heads by KV head: `[head of its group][row][d]` for each. `(kv_heads, d)`
+/// are the number of KV heads and the channels of a head.
 pub(crate) fn queries_by_group(queries: &[f32], heads: usize, (kv_heads, d): (usize, usize)) -> Vec<Vec<f32>> {
     let group = heads / kv_heads;
     let of = |kv_head: usize| by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);

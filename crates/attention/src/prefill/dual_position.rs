@@ -1,12 +1,12 @@
-//! Rows whose queries stand at two positions: one for tokens far from them, one for those near to them.
+//! Rows whose queries have two positions: one for far tokens, one for near tokens.
 
 use crate::types::positions::Grouped;
 use spattn_kernels::Rows;
 use spattn_kernels::prefill::{PackedHead, RowVisibility, ScatteredToken};
 
-/// The union of the tokens that rows of a block attend, and what each row sees of them.
+/// The union of the tokens that rows of a block attend, and which of them each row sees.
 pub(super) struct VisibleTokens<'a> {
-    /// `[token][d]` of the whole context.
+    /// Keys `[token][d]` of the whole context.
     pub(super) keys: Rows<'a>,
     pub(super) values: Rows<'a>,
     pub(super) d: usize,
@@ -27,7 +27,7 @@ pub(super) struct DualPositionHead {
 }
 
 impl DualPositionHead {
-    /// From keys and values `[token][d]`; the first `split` tokens use the first query.
+    /// Builds it from keys and values `[token][d]`; the first `split` tokens use the first query.
     fn new(
         keys: &[f32],
         values: &[f32],
@@ -49,8 +49,8 @@ impl DualPositionHead {
         Self { packed, visibility, shifts, d }
     }
 
-    /// Positions within each row's cache: its query is moved towards the first `sinks` tokens by the number of tokens
-    /// that it does not see between them and its window.
+    /// Positions within each row's cache: the row's query is moved towards the first `sinks` tokens by the number of
+    /// tokens between them and the window that it does not see.
     pub(super) fn within_cache(seen: &VisibleTokens<'_>, sinks: usize) -> Self {
         let VisibleTokens { keys, values, d, tokens, visibility } = *seen;
         let gap = |sight: &RowVisibility| match sight.stretch.is_empty() {
@@ -87,7 +87,7 @@ impl DualPositionHead {
     }
 }
 
-/// The tokens that satisfy `is_one`, and for each of `tokens` the number of these before it.
+/// Returns the tokens that satisfy `is_one`, and for each of `tokens` the number of these before it.
 fn numbered(tokens: &[u32], is_one: impl Fn(usize) -> bool) -> (Vec<u32>, Vec<usize>) {
     let (mut ones, mut places) = (Vec::new(), Vec::with_capacity(tokens.len()));
     for token in tokens {

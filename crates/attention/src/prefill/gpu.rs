@@ -1,7 +1,7 @@
 //! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
-//! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
-//! downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends them. Prompts in
-//! which each row has its own selection are read in `gpu_rows.rs`.
+//! block's position; a search on the device; or, for a mask over the whole prompt, a plan by the host. The host plans
+//! from downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends the tokens.
+//! Prompts in which each row has its own selection are read in `gpu_rows.rs`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,23 +37,24 @@ pub enum DevicePrefillError {
     Kv(#[from] KvError),
 }
 
-/// Marks a timeline between pieces of work.
+/// Marks the boundary between two pieces of work on a timeline.
 pub(super) type Marking<'a> = dyn FnMut() -> Result<(), GpuError> + 'a;
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
 
-/// Memory of each device, by [`Gpu::id`]: layers of a model may be on several.
+/// Memory of each device, by [`Gpu::id`], because the layers of a model may be on several devices.
 type MaskWorkspaces = BTreeMap<u64, MaskWorkspace>;
 
-/// Device memory of a prefill by a mask, kept from chunk to chunk.
+/// Device memory of a masked prefill, kept from chunk to chunk.
 #[derive(Debug, Default)]
 struct MaskWorkspace {
     /// The tokens that blocks of rows attend.
     lists: BlockLists,
-    /// The ranges that blocks search, for masks that the device searches for.
+    /// The ranges that blocks search, for masks found by a search on the device.
     searched: HostDeviceVec<Searched>,
-    /// Products computed by searches, and tokens that rows see of the result: u64 `[layer][head][2]`.
+    /// Number of products computed by searches, and number of tokens of the result that rows see: u64
+    /// `[layer][head][2]`.
     counters: Option<Buffer>,
 }
 
@@ -62,10 +63,10 @@ impl SparsePrefill<'_> {
         self.workspaces_mut().of::<MaskWorkspaces>().entry(gpu.id()).or_default()
     }
 
-    /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row begins a block, and `chunk`
+    /// Attends rows of a layer on the device into `out` `[row][head][d]`. The first row starts a block, and `chunk`
     /// gives the host access to the same rows. Returns `false` and does nothing if the host has to attend. Marks
-    /// `timeline` between selection and attention, and also at the end of a piece and the beginning of the next if rows
-    /// are attended in pieces.
+    /// `timeline` between selection and attention; if rows are attended in pieces, also at the end of a piece and at
+    /// the start of the next.
     ///
     /// # Errors
     /// If the device fails, or a plan needs queries and keys that cannot be copied to the host.
@@ -117,7 +118,7 @@ impl SparsePrefill<'_> {
             }
             (false, Some(form)) => {
                 let seen = self.search(gpu, layer, (mask, form), rows, cache)?;
-                // The result of the search is counted when its counters are collected.
+                // The tokens that the search finds are counted when its counters are collected.
                 let count = |stretches| BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d);
                 seen.into_iter().for_each(|stretches| self.count(layer, count(stretches)));
                 seen.is_some()
@@ -131,8 +132,8 @@ impl SparsePrefill<'_> {
         Ok(is_known)
     }
 
-    /// Attends all rows of a prompt by a mask that the host plans, in pieces of as many rows as fit the memory for
-    /// token lists.
+    /// Attends all rows of a prompt with a mask that the host plans, in pieces of as many rows as the memory for token
+    /// lists holds.
     fn attend_planned(
         &mut self,
         gpu: &Gpu,
@@ -195,7 +196,7 @@ impl SparsePrefill<'_> {
     }
 
     /// Lets the device search for the masks that a plan adds to, for all rows of a prompt. `None` if it cannot, or if
-    /// their lists take more memory than planned ones may.
+    /// their lists would take more memory than planned ones may.
     fn find_blocks(
         &mut self,
         gpu: &Gpu,
@@ -229,7 +230,7 @@ impl SparsePrefill<'_> {
         Ok(Some(FoundBlocks { of_kv_head: shape.lists / cache.kv_heads, shape, lists, starts }))
     }
 
-    /// Adds the counters of a device's searches at the layers that it holds, after the whole prompt has been read.
+    /// Adds the counters of a device's searches at the layers it holds, after the whole prompt has been read.
     ///
     /// # Errors
     /// If the device failed.
@@ -243,7 +244,7 @@ impl SparsePrefill<'_> {
             return self.collect_row_counters(gpu, layers, (heads, shape));
         }
         let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
-        // What rows see of lists that a plan adds to is counted with what is added.
+        // If a plan adds to the lists, what rows see of them is counted together with the additions.
         let (mask, counts_seen) = match self.pattern {
             PrefillPattern::Blocks(mask) => (mask, true),
             PrefillPattern::Whole(mask) => match mask.searched() {
@@ -282,8 +283,8 @@ impl SparsePrefill<'_> {
     }
 
     /// Uploads the lists of blocks whose mask follows from their position, and returns the cost of attending them.
-    /// `None` if a mask has tokens of single rows, for which no memory is planned here, or diagonals that differ
-    /// between blocks.
+    /// `None` if a mask has single-row tokens, for which no memory is planned here, or diagonals that differ between
+    /// blocks.
     fn place(
         &self,
         gpu: &Gpu,
@@ -300,7 +301,7 @@ impl SparsePrefill<'_> {
         }
     }
 
-    /// The lists of some blocks, `[block][kv_head]`: one for the group, or one for each of its heads.
+    /// Returns the lists of some blocks, `[block][kv_head]`: one for the group, or one for each of its heads.
     fn placed(
         &self,
         layer: usize,
@@ -322,8 +323,8 @@ impl SparsePrefill<'_> {
         (blocks.start * kv_heads..blocks.end * kv_heads).into_par_iter().map(of).collect()
     }
 
-    /// Lets the device search the lists, and returns how many tokens the rows see of their own bands, in all. `None` if
-    /// it cannot keep as many key blocks as the mask asks for.
+    /// Lets the device search the lists, and returns the number of tokens that the rows see of their own bands, summed
+    /// over rows. `None` if it cannot keep as many key blocks as the mask asks for.
     fn search(
         &mut self,
         gpu: &Gpu,
@@ -370,16 +371,16 @@ impl SparsePrefill<'_> {
 /// The lists that a device has found for the blocks of a prompt.
 struct FoundBlocks {
     shape: BlockShape,
-    /// Lists of a KV head: one for the group, or one for each query head.
+    /// Number of lists of a KV head: one for the group, or one for each query head.
     of_kv_head: usize,
-    /// `[block][list]`, ascending.
+    /// The tokens `[block][list]`, ascending.
     lists: Vec<Vec<u32>>,
     /// Where the band of each block's rows starts.
     starts: Vec<usize>,
 }
 
 impl FoundBlocks {
-    /// The masks of a block.
+    /// Returns the masks of a block.
     fn masks(&self, block: &QueryBlock<'_>) -> Masks {
         let index = block.first / self.shape.block_rows;
         let of_block = &self.lists[index * self.shape.lists + block.kv_head * self.of_kv_head..][..self.of_kv_head];
@@ -390,7 +391,7 @@ impl FoundBlocks {
         }
     }
 
-    /// The masks of each block at a KV head, with what a plan adds to them.
+    /// Returns the masks of each block at a KV head, with what a plan adds to them.
     fn completed<'p>(&'p self, add: MaskAddition<'p>) -> PromptPlan<'p> {
         Box::new(move |block| {
             let mut masks = self.masks(block);
@@ -400,15 +401,15 @@ impl FoundBlocks {
     }
 }
 
-/// Tokens in context, summed over rows.
+/// Number of tokens in context, summed over rows.
 pub(super) fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 
 impl PlannedBlock {
-    /// Number of blocks to plan next, when blocks of `waiting` bytes wait: as many as fit if they take as much as the
-    /// waiting ones, but at most as many as wait, as they may take more. The first blocks are assumed to have the upper
-    /// bound.
+    /// Number of blocks to plan next when blocks of `waiting` bytes are waiting. As many as fit if they take as much as
+    /// the waiting ones, but at most as many as are waiting, because they may take more. The first blocks are assumed
+    /// to take the upper bound.
     fn ahead(&self, waiting: &[usize]) -> usize {
         let room = PLANNED_LIST_BYTES.saturating_sub(waiting.iter().sum());
         match waiting.len() {
@@ -427,7 +428,8 @@ impl PlannedBlock {
     }
 }
 
-/// Plans further blocks until the waiting ones fill a piece: their lists, `[block][kv_head]`, and the bytes of each.
+/// Plans further blocks until the waiting ones fill a piece; adds their lists, `[block][kv_head]`, and the bytes of
+/// each block.
 fn look_ahead(
     of_block: &PlannedBlock,
     (waiting, bytes): (&mut Vec<Vec<Placed>>, &mut Vec<usize>),
@@ -493,11 +495,11 @@ fn send(
     Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
 }
 
-/// Gives the masks of a block from its position, without queries and keys.
+/// Computes the masks of a block from its position, without queries and keys.
 type Placing<'a> = dyn Fn(&QueryBlock<'_>) -> Masks + Sync + 'a;
 
-/// The diagonals of each list, from `placed` `[block][list]` with the first row at `first`: those of its last block, if
-/// every block has exactly those that reach it; otherwise `None`.
+/// The diagonals of each list, from `placed` `[block][list]` with the first row at `first`. They are those of its last
+/// block if every block has exactly those that reach it; otherwise `None`.
 fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: usize) -> Option<Vec<&'p [usize]>> {
     let last = &placed[placed.len() - lists..];
     let is_alike = |(i, of): (usize, &&Placed)| {
@@ -512,20 +514,20 @@ fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: 
 /// One token list of a block, ready for upload.
 struct Placed {
     runs: Vec<Run>,
-    /// Tokens of the list.
+    /// Number of tokens in the list.
     tokens: usize,
     /// Distances of diagonals that reach the block, ascending.
     slashes: Vec<usize>,
     /// Start of each row's band.
     starts: Vec<u32>,
-    /// Tokens of single rows; empty if no row has any.
+    /// Single-row tokens; empty if no row has any.
     own: PerRowTokens,
-    /// Attended tokens, summed over rows.
+    /// Number of attended tokens, summed over rows.
     seen: usize,
 }
 
 impl Placed {
-    /// The list of a mask whose first row is at `first`.
+    /// Makes the list of a mask whose first row is at `first`.
     fn of(mask: &Mask, first: usize) -> Self {
         let end = first + mask.starts.len();
         let slashes = mask.slashes[..mask.slashes.partition_point(|distance| *distance < end)].to_vec();
@@ -545,13 +547,14 @@ impl Placed {
     }
 }
 
-/// Pairs of a row and a token before its band that both the list and a diagonal give it. Rows begin at `first`, their
-/// bands at `starts`, which ascend; `common` and `slashes` ascend, too.
+/// Number of pairs of a row and a token before its band that both the list and a diagonal give to the row. Rows start
+/// at `first`, their bands at `starts`, which ascend; `common` and `slashes` ascend, too.
 fn listed_on_diagonals(common: &[u32], slashes: &[usize], first: usize, starts: &[u32]) -> usize {
     let (Some(&start), false) = (starts.first(), slashes.is_empty()) else { return 0 };
     let end = first + starts.len();
     let (before, behind) = common.split_at(common.partition_point(|token| *token < start));
-    // A token before all bands is met by the diagonals at the rows' distances from it, which fall as tokens ascend.
+    // For a token before all bands, count the diagonals whose distance is that of some row from the token. These
+    // distances, `first - token..end - token`, fall as tokens ascend.
     let (mut below_end, mut below_first) = (slashes.len(), slashes.len());
     let mut met = 0;
     for token in before {
@@ -567,8 +570,8 @@ fn listed_on_diagonals(common: &[u32], slashes: &[usize], first: usize, starts: 
     met + (first..).zip(starts).map(late).sum::<usize>()
 }
 
-/// The tokens that single rows attend besides list, band and diagonals; of duplicates, the first one counts. Rows begin
-/// at `first`, their bands at `starts`; `slashes` are the distances of diagonals.
+/// The tokens that single rows attend besides list, band and diagonals; of duplicates, the first counts. Rows start at
+/// `first`, their bands at `starts`; `slashes` are the distances of diagonals.
 fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> PerRowTokens {
     let mut rows = PerRowTokens::default();
     if mask.own.iter().all(Vec::is_empty) {
@@ -583,7 +586,7 @@ fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> Per
         let mut found: Vec<(u32, f32)> = Vec::with_capacity(own.len());
         for WeightedToken { token, log_weight } in own {
             let on_slash = || is_slash.get(position - *token as usize) == Some(&true);
-            // A band ends with its row, so nothing lies behind it.
+            // A band ends with its row, so no token follows it.
             if token < start && !is_known[*token as usize] && !on_slash() {
                 is_known[*token as usize] = true;
                 found.push((*token, *log_weight));
@@ -603,7 +606,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What a row of a placed list sees, and the biases on the logits, each token as often as it is seen.
+    /// The tokens that a row of a placed list sees, with the biases on their logits, each as often as it is seen.
     fn seen(placed: &Placed, mask: &Mask, (row, position): (usize, usize)) -> Vec<(usize, f32)> {
         let start = placed.starts[row] as usize;
         let (common, slashes) = (mask.common.iter().map(|token| *token as usize), placed.slashes.iter());
@@ -619,7 +622,7 @@ mod tests {
     proptest! {
         #[test]
         fn rows_see_on_a_device_what_they_see_on_the_host((first, mask) in any_mask(), repeats in 1usize..3) {
-            // A token that is named again must not change its weight.
+            // Naming a token again must not change its weight.
             let again = |own: &Vec<WeightedToken>| -> Vec<WeightedToken> {
                 let more = own.iter().rev().map(|own| WeightedToken { log_weight: own.log_weight + 1.0, ..*own });
                 own.iter().copied().chain(more.take((repeats - 1) * own.len())).collect()
@@ -670,7 +673,7 @@ mod tests {
                 unreachable!("the test asks for no plan")
             }
         }
-        // A block takes a sixteenth of a piece, plus the tokens of single rows.
+        // A block takes a sixteenth of a piece, plus its single-row tokens.
         let of_block = PlannedBlock::of(&Wide, 1, 64, 8 << 20);
         let (kv_heads, blocks) = (2, 40);
         let placed = |some: Range<usize>| -> Vec<Vec<Placed>> {

@@ -1,4 +1,4 @@
-//! Device memory that the token lists of masks take, and selecting for each row of a prompt.
+//! Device memory for the token lists of masks, and for selecting for each row of a prompt.
 
 use crate::backend::form::{DeviceForm, SCORE_BYTES};
 use crate::configured::Configured;
@@ -8,8 +8,8 @@ use crate::prefill::mask::{Masks, PrefillPattern, PromptMask, QueryBlock};
 use crate::prefill::rows::device_rows_form;
 use crate::types::prompt_shape::PromptShape;
 
-/// Device memory of the token lists of `rows` rows at the end of a prompt of this shape and storage type, where it is
-/// largest, in bytes; includes tokens of single rows, and all that selecting for each row takes. 0 if the host attends.
+/// Device memory, in bytes, of the token lists of `rows` rows at the end of a prompt of this shape and storage type, where it is
+/// largest. Includes tokens of single rows, and all that selecting for each row takes. 0 if the host attends.
 pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize, dtype: KvDtype) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let mask = match method.reads().method.prefill_pattern() {
@@ -41,27 +41,27 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize, d
     size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
 }
 
-/// Most rows of a prompt for which a device selects at once.
+/// Largest number of prompt rows for which a device selects at once.
 const MOST_ROWS: usize = 256;
 
-/// Limit of the bytes of their token lists; those of a single row may exceed it.
+/// Limit of the bytes of the token lists of these rows; a single row may exceed it.
 const ROW_LIST_BYTES: usize = 128 << 20;
 
-/// Spans into which the tokens of a row and KV head are cut at most, where they are those of an average row.
+/// Largest number of spans into which the tokens of an average row and KV head are cut.
 const ROW_SPANS: usize = 4;
 
-/// Rows of a prompt of this shape for which a device selects at once.
+/// Number of rows of a prompt of this shape for which a device selects at once.
 pub(super) fn rows_at_once(form: &dyn DeviceForm, prompt: &PromptShape) -> usize {
     (ROW_LIST_BYTES / form.list_bytes(prompt).max(1)).clamp(1, MOST_ROWS)
 }
 
-/// Device memory of selecting for rows at the end of a prompt, at one layer: token lists, the index of all candidates, scores of these
-/// and of gathered keys, and partial softmaxes.
+/// Device memory for selecting for rows at the end of a prompt, at one layer: token lists, the index of all candidates, the scores of
+/// candidates and gathered keys, and partial softmaxes.
 fn row_bytes(form: &dyn DeviceForm, prompt: &PromptShape, dtype: KvDtype) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let rows = rows_at_once(form, prompt).min(tokens);
     let index = form.index_bytes(&PromptShape { layers: 1, ..*prompt }, dtype);
-    // By query head and by KV head, of the candidates and of gathered keys.
+    // Scores per query head and per KV head, of the candidates and of gathered keys.
     let scores = 4 * SCORE_BYTES.max(size_of::<f32>() * heads * tokens);
     let gathered = kv_heads * tokens * d * dtype.bytes();
     let partials = size_of::<f32>() * rows * heads * ROW_SPANS * (d + 2);
@@ -71,29 +71,28 @@ fn row_bytes(form: &dyn DeviceForm, prompt: &PromptShape, dtype: KvDtype) -> usi
 /// Limit of the device memory of a planned mask's lists, in bytes; a single block may exceed it.
 pub(super) const PLANNED_LIST_BYTES: usize = 512 << 20;
 
-/// Bytes of a token of a single row, and of its weight.
+/// Bytes of a single-row token and its weight.
 pub(super) const OWN_TOKEN_BYTES: usize = size_of::<u32>() + size_of::<f32>();
 
 /// Device memory of a block of a planned mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedBlock {
-    /// Bytes of lists of all tokens for every head, and, if single rows have tokens, of their offsets and partial
-    /// softmaxes.
+    /// Bytes of lists that hold all tokens for every head, and, if single rows have tokens, of their offsets and partial softmaxes.
     pub(super) fixed: usize,
-    /// Upper bound of the tokens of single rows.
+    /// Upper bound of the number of single-row tokens.
     pub(super) own: usize,
 }
 
 impl PlannedBlock {
-    /// For a mask of `heads` heads of width `d`, in a prompt of `tokens` tokens.
+    /// The memory for a mask of `heads` heads of width `d`, in a prompt of `tokens` tokens.
     pub(crate) fn of(mask: &dyn PromptMask, heads: usize, d: usize, tokens: usize) -> Self {
         let (rows, own) = (mask.query_rows().min(tokens) * heads, mask.own_tokens(tokens));
-        // An offset; a maximum, a sum, and sums of values.
+        // An offset, and a partial softmax: a maximum, a sum, and sums of values.
         let of_row = if own > 0 { size_of::<u64>() + size_of::<f32>() * (2 + d) } else { 0 };
         Self { fixed: size_of::<u32>() * heads * tokens + rows * of_row, own: rows * own }
     }
 
-    /// Bytes of a block with `own` tokens of single rows.
+    /// Bytes of a block with `own` single-row tokens.
     pub(crate) fn bytes(&self, own: usize) -> usize {
         self.fixed + OWN_TOKEN_BYTES * own
     }

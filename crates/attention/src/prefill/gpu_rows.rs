@@ -1,7 +1,7 @@
-//! Sparse prefill on a device in which every row has its own selection: the device selects for some rows at a time, as in decode
+//! Sparse prefill on a device in which every row has its own selection: the device selects for some rows at a time, like decode
 //! steps at their positions with `tail=indexed`, and attends the lists.
 //!
-//! The index of the candidates is built anew for each piece of rows, from keys that lie in the cache anyway.
+//! The index of the candidates is rebuilt for each piece of rows, from keys that are in the cache anyway.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,10 +26,10 @@ use spattn_cuda::{
     Unit, Weights,
 };
 
-/// Memory of each device, by [`Gpu::id`]: layers of a model may be on several.
+/// Memory of each device, by [`Gpu::id`], because the layers of a model may be on several devices.
 type RowsWorkspaces = BTreeMap<u64, RowsWorkspace>;
 
-/// Device memory of a prefill by rows, kept from piece to piece.
+/// Device memory of a prefill with a selection for each row, kept from piece to piece.
 #[derive(Default)]
 struct RowsWorkspace {
     /// Rows of the query buffer.
@@ -37,29 +37,29 @@ struct RowsWorkspace {
     picks: DeviceWorkspace,
     scratch: DeviceScratch,
     attention: AttentionWorkspace,
-    /// What was selected, u64 `[layer][kv_heads + heads + 1]` ([`Gpu::count_picks`]).
+    /// Counters of the selected tokens, u64 `[layer][kv_heads + heads + 1]` ([`Gpu::count_picks`]).
     counters: Option<Buffer>,
-    /// Where the rows of a piece count.
+    /// Where the selections of a piece's rows are counted.
     counting: HostDeviceVec<u64>,
 }
 
-/// Some rows of a chunk that all have candidates.
+/// Consecutive rows of a chunk, all of which have candidates.
 struct Piece<'a> {
     rows: Rows<'a>,
-    /// What each row attends without a selection.
+    /// The static tokens of each row.
     exact: Vec<StaticTokens>,
 }
 
 impl Piece<'_> {
-    /// Tokens in context of each row.
+    /// Number of tokens in context of each row.
     fn totals(&self) -> Range<usize> {
         self.rows.first + 1..self.rows.first + self.rows.count + 1
     }
 }
 
 impl SparsePrefill<'_> {
-    /// Attends rows of a layer on the device, each by its own selection. As
-    /// [`attend_on_device`](SparsePrefill::attend_on_device), at a layer that is not dense.
+    /// Attends rows of a layer on the device, each by its own selection. Like
+    /// [`attend_on_device`](SparsePrefill::attend_on_device), for a layer that is not dense.
     pub(super) fn attend_rows_there(
         &mut self,
         gpu: &Gpu,
@@ -74,7 +74,7 @@ impl SparsePrefill<'_> {
         let at_once = rows_at_once(form, &shape);
         let exact = |row: usize| StaticTokens::sliding(self.policy, rows.first + row + 1);
         let all: Vec<StaticTokens> = (0..rows.count).map(exact).collect();
-        // Rows so early that no token is a candidate.
+        // The first rows, for which no token is a candidate yet.
         let bare = all.partition_point(|exact| exact.sink >= exact.recent);
         if bare > 0 {
             mark()?;
@@ -101,7 +101,7 @@ impl SparsePrefill<'_> {
         self.workspaces_mut().of::<RowsWorkspaces>().entry(gpu.id()).or_default()
     }
 
-    /// Has the device select for the rows of a piece, and counts what is known of the cost.
+    /// Lets the device select for the rows of a piece, and counts the part of the cost known beforehand.
     fn select_piece(
         &mut self,
         gpu: &Gpu,
@@ -135,7 +135,7 @@ impl SparsePrefill<'_> {
             candidates: candidates.clone(),
         };
         let index = form.build_all(&prefix, &PrefixStatsView { seed: run, stats: None })?;
-        // All tokens of a row are in the cache, so that nothing is read from its tail.
+        // All tokens of a row are in the cache, so nothing is read from its tail.
         let runs = vec![DeviceSequence { tail: *cache, held: None }; count];
         let step = DeviceStep {
             prefix,
@@ -164,7 +164,7 @@ impl SparsePrefill<'_> {
         Ok(())
     }
 
-    /// Attends what was selected for the rows of a piece, and their static tokens.
+    /// Attends the selected and static tokens of the rows of a piece.
     fn attend_piece(
         &mut self,
         gpu: &Gpu,
@@ -208,7 +208,7 @@ impl SparsePrefill<'_> {
         Ok(())
     }
 
-    /// As [`collect_device_counters`](SparsePrefill::collect_device_counters), where each row has its own selection.
+    /// Like [`collect_device_counters`](SparsePrefill::collect_device_counters), for rows with their own selections.
     pub(super) fn collect_row_counters(
         &mut self,
         gpu: &Gpu,

@@ -1,4 +1,4 @@
-//! What blocks and rows of a prompt attend: masks, and the traits through which methods provide them.
+//! Which tokens the blocks and rows of a prompt attend: masks, and the traits through which methods provide them.
 
 use std::any::Any;
 use std::ops::Range;
@@ -29,12 +29,12 @@ pub enum PrefillPattern<'a> {
     Blocks(&'a dyn BlockMask),
     /// Every row attends its own selection.
     Rows(&'a dyn RowMask),
-    /// As for blocks, selected when all queries and keys of the prompt at a layer are known.
+    /// Like `Blocks`, but selected once all queries and keys of the prompt at a layer are known.
     Whole(&'a dyn PromptMask),
 }
 
 impl PrefillPattern<'_> {
-    /// Query rows of a block; 1 if there are no blocks.
+    /// Number of query rows of a block; 1 if there are no blocks.
     pub(super) fn query_rows(&self) -> usize {
         match self {
             Self::Dense => 1,
@@ -45,44 +45,44 @@ impl PrefillPattern<'_> {
     }
 }
 
-/// Rows scored together if every row has its own selection.
+/// Number of rows scored together if every row has its own selection.
 pub(crate) const ROWS_AT_ONCE: usize = 32;
 
 /// Masks of blocks of query rows.
 pub trait BlockMask: Send + Sync {
-    /// Query rows of a block; blocks are counted from the first token. At least 1.
+    /// Number of query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
-    /// The masks of a block. Adds the cost of scoring (`score_flops`) to `cost`; the caller counts attention.
+    /// Computes the masks of a block. Adds the cost of scoring (`score_flops`) to `cost`; the caller counts attention.
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks;
 
-    /// True if masks follow from the block's position; queries and keys may then be empty.
+    /// Whether masks follow from the block's position; queries and keys may then be empty.
     fn is_data_independent(&self) -> bool {
         false
     }
 
-    /// How a device finds the masks; `None` if it cannot.
+    /// The form in which a device finds the masks; `None` if it cannot.
     fn device_form(&self) -> Option<&dyn SearchedMask> {
         None
     }
 }
 
-/// A mask that a device finds by a search among the candidates of each block, which are the same for all heads. All
+/// A mask that a device finds by searching among the candidates of each block, which are the same for all heads. All
 /// tokens before and after the candidates are attended.
 pub trait SearchedMask: MaskLaunch + Send + Sync {
-    /// Whether there is a form for keys and values of this shape.
+    /// Whether a device can search with keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
 
-    /// Lists of a block: one for each query head, or for each KV head.
+    /// Number of lists of a block: one for each query head, or for each KV head.
     fn lists(&self, heads: usize, kv_heads: usize) -> usize;
 
-    /// The candidates of a block, from its position alone, and the number of key blocks to keep.
+    /// Returns a block's candidates, which follow from its position alone, and the number of key blocks to keep.
     fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize);
 
-    /// Tokens of a key block.
+    /// Number of tokens in a key block.
     fn key_block(&self) -> usize;
 
-    /// Cost of `products` products of a query and a key.
+    /// Cost of `products` products of a query with a key.
     fn cost(&self, products: u64, d: usize) -> Cost {
         Cost { score_flops: products * (2 * d) as u64, ..Cost::default() }
     }
@@ -91,11 +91,11 @@ pub trait SearchedMask: MaskLaunch + Send + Sync {
 /// Masks that depend on later tokens of the prompt: on the last queries, or on hashes of all tokens. The prompt is then
 /// read layer by layer as a whole, with all its activations in memory.
 pub trait PromptMask: Send + Sync {
-    /// Query rows of a block; blocks are counted from the first token. At least 1.
+    /// Number of query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
-    /// Upper bound of the distinct [tokens of a single row](Mask::own), in a prompt of `tokens` tokens; 0 if no row has
-    /// any.
+    /// Upper bound of the number of distinct [single-row tokens](Mask::own) of a row, in a prompt of `tokens` tokens; 0
+    /// if no row has any.
     fn own_tokens(&self, _tokens: usize) -> usize {
         0
     }
@@ -105,36 +105,36 @@ pub trait PromptMask: Send + Sync {
         None
     }
 
-    /// Plans the masks of one layer and KV head. `prompt` is the block of all rows, or at least of the
-    /// [last](Self::last_queries) that a plan reads. Adds the cost of scoring (`score_flops`) to `cost`; the caller
+    /// Plans the masks of one layer and KV head. `prompt` is the block of all rows, or at least of the [last
+    /// rows](Self::last_queries) that the plan reads. Adds the cost of scoring (`score_flops`) to `cost`; the caller
     /// counts attention. All blocks of a list have the same diagonals, as far as these reach.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
 
-    /// The plan as masks of blocks that a device can search for, and what is added to them; `None` if it is no such
-    /// plan.
+    /// The plan as block masks that a device can search for, with additions; `None` if the plan does not have this
+    /// form.
     fn searched(&self) -> Option<&dyn SearchedPlan> {
         None
     }
 }
 
-/// The masks of each block of a prompt at one layer and KV head.
+/// Returns the masks of each block of a prompt at one layer and KV head.
 pub type PromptPlan<'p> = Box<dyn Fn(&QueryBlock<'_>) -> Masks + Send + Sync + 'p>;
 
-/// A plan that adds tokens and diagonals to masks that a device finds by a search. The added tokens depend on the last
-/// queries only, so that all other queries stay on the device.
+/// A plan that adds tokens and diagonals to masks that a device finds by a search. The additions depend only on the
+/// last queries, so all other queries stay on the device.
 pub trait SearchedPlan: Send + Sync {
-    /// The masks that are searched for.
+    /// The masks that the device searches for.
     fn mask(&self) -> &dyn BlockMask;
 
-    /// Number of the prompt's last queries that decide what is added.
+    /// Number of the prompt's last queries that determine the additions.
     fn last_queries(&self) -> usize;
 
-    /// Finds what is added at one layer and KV head. `prompt` is the block of at least the last queries. Adds the cost
+    /// Finds the additions at one layer and KV head. `prompt` is the block of at least the last queries. Adds the cost
     /// of scoring to `cost`.
     fn addition<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> MaskAddition<'p>;
 }
 
-/// Adds to the masks of a block that a search found.
+/// Adds tokens and diagonals to the masks of a block that a search found.
 pub type MaskAddition<'p> = Box<dyn Fn(&QueryBlock<'_>, &mut Masks) + Send + Sync + 'p>;
 
 /// The query rows of one KV head's group in a block of tokens, and the keys that they may see.
@@ -144,11 +144,11 @@ pub struct QueryBlock<'a> {
     pub layer: usize,
     /// KV head, from 0.
     pub kv_head: usize,
-    /// Query heads of its group.
+    /// Number of query heads of the group.
     pub group: usize,
     /// Rotated, unscaled queries `[group][row][d]`.
     pub queries: &'a [f32],
-    /// Rows of each head.
+    /// Number of rows of each head.
     pub rows: usize,
     /// Position of the first row.
     pub first: usize,
@@ -156,11 +156,11 @@ pub struct QueryBlock<'a> {
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
-    /// Rotated keys `[token][d]` of all tokens read so far; a row must not use those behind it.
+    /// Rotated keys `[token][d]` of all tokens read so far; a row must not use those after its own token.
     pub keys: Rows<'a>,
     /// Grouped positions; `None` if positions are the original ones.
     pub grouped: Option<Grouped<'a>>,
-    /// Sink and window.
+    /// The policy, with its sink and window.
     pub policy: &'a Policy,
     /// The layer's share of the budget.
     pub share: LayerShare,
@@ -169,7 +169,7 @@ pub struct QueryBlock<'a> {
 }
 
 impl<'a> QueryBlock<'a> {
-    /// A block of `rows` rows from position `first` on, without queries and keys, at layer 0 and with seed 0.
+    /// A block of `rows` rows from position `first`, without queries and keys, at layer 0 and with seed 0.
     pub(crate) fn unseen(
         policy: &'a Policy,
         (kv_head, group): (usize, usize),
@@ -186,20 +186,20 @@ impl<'a> QueryBlock<'a> {
         self.first + self.rows
     }
 
-    /// The rows `[row][d]` of one head of the group.
+    /// Returns the rows `[row][d]` of one head of the group.
     pub fn head(&self, head: usize) -> &[f32] {
         &self.queries[head * self.rows * self.d..][..self.rows * self.d]
     }
 
-    /// The candidates before the first row, which every row may see, and the context of the first row.
+    /// Returns the candidates before the first row, which every row may see, and the context of the first row.
     pub fn candidates(&self, exact: StaticTokens) -> (Range<usize>, Context) {
         let candidates = exact.candidates(self.first);
         let context = Context::new(self.first + 1, &candidates).at(self.share);
         (candidates, context)
     }
 
-    /// The mask of rows that attend `picks`, ascending, and every token that is not a candidate. So no token is lost
-    /// between the candidates and the window.
+    /// Returns the mask of rows that attend `picks`, ascending, and every token that is not a candidate, so that no
+    /// token is lost between the candidates and the window.
     pub fn mask(&self, candidates: &Range<usize>, picks: impl IntoIterator<Item = u32>) -> Mask {
         Mask::new((0..candidates.start as u32).chain(picks).collect(), vec![candidates.end; self.rows])
     }
@@ -213,14 +213,14 @@ impl<'a> QueryBlock<'a> {
 /// The masks of a block at one KV head.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Masks {
-    /// One for the whole group: keys and values are gathered once.
+    /// One mask for the whole group: keys and values are gathered once.
     Shared(Mask),
-    /// One for each query head of the group.
+    /// One mask for each query head of the group.
     PerHead(Vec<Mask>),
 }
 
-/// What the rows of a block attend. It is always causal, contains each row's own token, and counts a token once,
-/// however many parts name it.
+/// The tokens that the rows of a block attend. A mask is always causal, contains each row's own token, and counts a
+/// token once, however many parts of the mask name it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mask {
     /// Tokens that all rows attend, as far as causality allows; ascending.
@@ -233,30 +233,30 @@ pub struct Mask {
     pub own: Vec<Vec<WeightedToken>>,
 }
 
-/// A token that may represent several.
+/// A token that may represent several tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightedToken {
-    /// Its position.
+    /// Position of the token.
     pub token: u32,
-    /// Added to its scaled logit: the logarithm of the number of tokens that it represents; 0 for itself alone. Ignored
-    /// if another part of the mask names the token.
+    /// The bias on its scaled logit: the logarithm of the number of tokens that it represents; 0 if it represents only
+    /// itself. Ignored if another part of the mask names the token.
     pub log_weight: f32,
 }
 
 impl WeightedToken {
-    /// A token that represents itself alone.
+    /// A token that represents only itself.
     pub fn plain(token: u32) -> Self {
         Self { token, log_weight: 0.0 }
     }
 }
 
 impl Mask {
-    /// The mask of rows that attend `common`, and each a band from its start to itself.
+    /// The mask of rows that all attend `common`, and each row a band from its start to itself.
     pub fn new(common: Vec<u32>, starts: Vec<usize>) -> Self {
         Self { common, starts, slashes: Vec::new(), own: Vec::new() }
     }
 
-    /// The tokens that the row at `position` attends, in any order; `first` is the first row's position.
+    /// Returns the tokens that the row at `position` attends, in any order; `first` is the first row's position.
     pub fn row_tokens(&self, first: usize, position: usize) -> Vec<u32> {
         let (front, begin) = self.front(first);
         let start = self.starts[position - first].min(position).max(begin);
@@ -265,7 +265,7 @@ impl Mask {
         common.chain(singles).chain(start as u32..position as u32 + 1).collect()
     }
 
-    /// The union of the rows' tokens, and what each row sees of it. `first` is the first row's position.
+    /// Returns the union of the rows' tokens, and what each row sees of it. `first` is the first row's position.
     ///
     /// The order is: common tokens before all bands, scattered tokens, then all tokens from the first band on.
     pub(super) fn resolve(&self, first: usize) -> (Vec<u32>, Vec<RowVisibility>) {
@@ -293,8 +293,8 @@ impl Mask {
         (tokens, visibility)
     }
 
-    /// Number of common tokens that lie before all bands or continue into them without a gap, and the token from which
-    /// bands are packed.
+    /// Returns the number of common tokens that lie before all bands or continue into them without a gap, and the token
+    /// from which bands are packed.
     fn front(&self, first: usize) -> (usize, usize) {
         let start = self.starts.first().map_or(first, |start| (*start).min(first));
         let before = self.common.partition_point(|token| (*token as usize) < start);
@@ -303,7 +303,7 @@ impl Mask {
         (before + joined, start + joined)
     }
 
-    /// The tokens that a row sees besides the first `front` common tokens and its band; ascending.
+    /// Returns the tokens that a row sees besides the first `front` common tokens and its band; ascending.
     fn singles(&self, row: usize, position: usize, front: usize) -> Vec<WeightedToken> {
         let (front, late) = self.common.split_at(front);
         let slashes = self.slashes.iter().rev().filter_map(|offset| position.checked_sub(*offset));
@@ -315,14 +315,14 @@ impl Mask {
             (token as usize) < start && (token >= behind_front || front.binary_search(&token).is_err())
         };
         let mut singles: Vec<WeightedToken> = plain.chain(own).filter(is_single).collect();
-        // Stable: a plain token comes before the same token with a weight.
+        // The sort is stable, so a plain token comes before the same token with a weight.
         singles.sort_by_key(|single| single.token);
         singles.dedup_by_key(|single| single.token);
         singles
     }
 }
 
-/// The distinct tokens before `end`, ascending, and for each token its index among them.
+/// Returns the distinct tokens before `end`, ascending, and for each token its index among them.
 pub(super) fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>, Vec<usize>) {
     let mut tokens = tokens.filter(|token| *token < end).peekable();
     if tokens.peek().is_none() {
@@ -337,18 +337,18 @@ pub(super) fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>
 
 /// Selections for each row of a prompt.
 pub trait RowMask: Send + Sync {
-    /// The state of a KV head before its first token.
+    /// Creates the state of a KV head before its first token.
     fn begin(&self) -> Box<dyn Any + Send + Sync>;
 
-    /// Adds the candidates of the last row that was read to the state.
+    /// Adds the candidates of the last row read to the state.
     fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>);
 
-    /// The selection of each row of a block; `state` holds the candidates of all its rows. Adds the cost of scoring
-    /// (`score_flops`).
+    /// Returns the selection of each row of a block; `state` holds the candidates of all its rows. Adds the cost of
+    /// scoring (`score_flops`).
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection>;
 }
 
-/// Keys and values `[token][d]` of a KV head, as far as they were read.
+/// Keys and values `[token][d]` of a KV head, as far as they have been read.
 pub struct RowHead<'a> {
     /// The KV head.
     pub place: KvHeadId,

@@ -26,7 +26,7 @@ use crate::types::seed::head_seed;
 use crate::types::selection::{AttendedTokens, StaticTokens};
 
 impl<'a> RowHead<'a> {
-    /// Keys and values that a row sees: the first `tokens` tokens, as if they were a prefix.
+    /// The keys and values that a row sees: the first `tokens` tokens, as if they were a prefix.
     fn up_to(&self, tokens: usize, spec: &AttentionSpec) -> HeadKv<'a> {
         let d = self.place.d;
         let nothing = self.keys.slice(0..0, d);
@@ -44,14 +44,14 @@ impl<'a> RowHead<'a> {
     }
 }
 
-/// The form by which a device selects for each row of a prompt; `None` if the host reads such prompts.
+/// The device form that selects for each row of a prompt; `None` if the host reads such prompts.
 pub(crate) fn device_rows_form(method: &dyn AnyMethod, shape: KvShape) -> Option<&dyn DeviceForm> {
     let form = method.device_form().ok()?;
     (!method.is_static_only() && form.fits(shape) && form.grows(shape)).then_some(form)
 }
 
-/// Cost of scoring for rows of a prompt, each of which scores its own candidates for the `group` query heads of every KV
-/// head: the tokens in context of each, its static tokens and its budget in the form's units.
+/// Cost of scoring for rows of a prompt, each of which scores its own candidates for the `group` query heads of every KV head.
+/// A row is given as its tokens in context, its static tokens, and its budget in the form's units.
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) fn scoring_cost(
     form: &dyn DeviceForm,
@@ -72,7 +72,7 @@ pub(crate) fn scoring_cost(
 pub(crate) struct RowReader<'a> {
     mask: &'a dyn RowMask,
     policy: &'a Policy,
-    /// Share of the budget, by layer.
+    /// The layers' shares of the budget.
     shares: Vec<LayerShare>,
     seed: u64,
     /// States of the mask, `[layer][kv_head]`.
@@ -80,7 +80,7 @@ pub(crate) struct RowReader<'a> {
 }
 
 impl<'a> RowReader<'a> {
-    /// Of a model some of whose layers are `dense`.
+    /// Creates the reader for a model with these `dense` layers.
     pub fn new(mask: &'a dyn RowMask, method: &'a Configured, dense: &[bool], seed: u64) -> Self {
         let (policy, states) = (&method.policy, dense.iter().map(|_| Vec::new()).collect());
         let shares = (0..dense.len()).map(|layer| policy.schedule.share(dense, layer)).collect();
@@ -103,7 +103,7 @@ impl<'a> RowReader<'a> {
         blocks.map(|(block, out)| self.attend_block(chunk, block * ROWS_AT_ONCE, out)).collect()
     }
 
-    /// Attends the block whose first row is the chunk's `skipped`-th.
+    /// Attends the block whose first row is the chunk's row `skipped`.
     fn attend_block(&self, chunk: &HostChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
@@ -190,7 +190,7 @@ mod tests {
         "magicpig:K=3,L=9,center=false,min_collisions=1",
     ];
 
-    /// The output of a decode step for the last of the first `tokens` tokens, with the others as prefix.
+    /// Returns the output of a decode step for the last of the first `tokens` tokens, with the others as prefix.
     fn step(layer: &Layer, method: &Configured, tokens: usize) -> Vec<f32> {
         let (kv_heads, heads) = (layer.kv.keys.kv_heads(), layer.heads);
         let mut prefix = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
@@ -244,8 +244,8 @@ mod tests {
         }
     }
 
-    /// `topk` computes each row's products with all its candidates, two FLOPs a channel, and no others. Products with selected
-    /// tokens count as attention.
+    /// `topk` computes each row's products with all its candidates, two FLOPs per channel, and no others. Products with
+    /// selected tokens count as attention.
     #[test]
     fn scoring_costs_what_each_row_may_look_at() {
         let (tokens, sink, local) = (160, 4, 16);
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
     }
 
-    /// A device states by its form what the host counts as it scores and attends, but for what rounding leaves.
+    /// A device computes from its form what the host counts as it scores and attends; they differ only by rounding.
     #[test]
     fn a_device_counts_for_rows_what_the_host_counts() {
         let (tokens, group) = (150, 2);
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(stated_for, read_there, "these are read by a device");
     }
 
-    /// `quest` computes two products with each page of a row's candidates, also with the last one if it is not complete.
+    /// `quest` computes two products with each page of a row's candidates, also with an incomplete last page.
     #[test]
     fn pages_that_are_not_whole_are_scored_and_paid_for() {
         let (tokens, sink, local) = (160, 4, 16);

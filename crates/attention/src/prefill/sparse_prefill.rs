@@ -1,4 +1,4 @@
-//! [`SparsePrefill`]: reads a prompt by the mask of a method, on the host, and counts what that costs.
+//! [`SparsePrefill`]: reads a prompt with a method's mask, on the host, and counts the cost.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::types::seed::head_seed;
 use spattn_kernels::LogitRule;
 use spattn_kernels::prefill::{PackedHead, RowVisibility, block_attention, sliding_attention};
 
-/// A method that reads a prompt by its mask.
+/// Reads a prompt with a method's mask.
 pub struct SparsePrefill<'a> {
-    /// The method, which a device selects by where every row has its own selection.
+    /// The method, by which a device selects if every row has its own selection.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a device asks for it"))]
     pub(crate) method: &'a Configured,
     pub(crate) pattern: PrefillPattern<'a>,
@@ -39,15 +39,15 @@ pub struct SparsePrefill<'a> {
     workspaces: Workspaces,
 }
 
-/// Gives the masks of a block.
+/// Computes the masks of a block.
 type Masking<'a> = dyn Fn(&QueryBlock<'_>, &mut Cost) -> Masks + Sync + 'a;
 
 impl<'a> SparsePrefill<'a> {
-    /// For a method with a mask, in a model whose layers attend as `specs` say; `seed` is the context's. `None` if the
-    /// method's prefill is dense.
+    /// Creates the prefill of a method with a mask, in a model whose layers attend as `specs` say; `seed` is the
+    /// context's. `None` if the method's prefill is dense.
     pub fn new(method: &'a Configured, specs: &LayerSpecs, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        // No mask knows a layer's own window, so a prompt's rows attend all of it.
+        // Masks do not support a layer's own window, so a prompt's rows attend all of it.
         let dense = specs.dense(&Policy { local_layers: LocalLayers::Dense, ..method.policy.clone() });
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
@@ -74,8 +74,8 @@ impl<'a> SparsePrefill<'a> {
         Self { rotation, ..self }
     }
 
-    /// Rows of a chunk: whole blocks, about `most` rows, but at least one block; the longest prompt if the mask needs
-    /// the whole prompt.
+    /// Number of rows of a chunk: whole blocks, about `most` rows, but at least one block. If the mask needs the whole
+    /// prompt, the length of the longest prompt.
     pub fn chunk_rows(&self, most: usize) -> usize {
         let rows = self.pattern.query_rows();
         match self.pattern {
@@ -84,10 +84,10 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
+    /// Attends a chunk, whose first row starts a block, into `out: [token][head][d]`.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Result<(), KvError> {
         let rows = self.pattern.query_rows();
         debug_assert!(
@@ -112,7 +112,7 @@ impl<'a> SparsePrefill<'a> {
 
     /// Adds the cost of a block at a layer.
     pub(crate) fn count(&mut self, layer: usize, BlockCost { cost, attended, context }: BlockCost) {
-        // Bytes are counted for decode steps only: here many rows share what is read.
+        // Bytes are counted only for decode steps: here many rows share what is read.
         *self.costs.layer_mut(layer) += Cost { kv_bytes: 0, aux_bytes: 0, ..cost };
         self.costs.count_heads(layer, 0, &attended, context);
     }
@@ -129,7 +129,7 @@ impl<'a> SparsePrefill<'a> {
         counted
     }
 
-    /// The chunk's last `rows` rows as one block for each KV head; `queries` are theirs, by group.
+    /// The chunk's last `rows` rows as one block for each KV head; `queries` are the rows' queries, by group.
     pub(crate) fn last_rows<'b>(
         &'b self,
         chunk: &PrefillChunk<'_>,
@@ -171,7 +171,7 @@ impl<'a> SparsePrefill<'a> {
         blocks.map(|(block, out)| self.attend_block(chunk, masking, block * rows, out)).collect()
     }
 
-    /// Some rows of one KV head's group, from the chunk's `skipped`-th on.
+    /// Some rows of one KV head's group, starting at the chunk's row `skipped`.
     fn block<'b>(
         &'b self,
         chunk: &PrefillChunk<'_>,
@@ -198,7 +198,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// Attends the block whose first row is the chunk's `skipped`-th.
+    /// Attends the block whose first row is the chunk's row `skipped`.
     fn attend_block(&self, chunk: &HostChunk<'_>, masking: &Masking<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, spec) = (heads * d, heads / kv_heads, chunk.spec());
@@ -243,7 +243,7 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// Attends where the query of each row has two positions.
+    /// Attends a block in which the query of each row has two positions.
     fn attend_dual_position(
         &self,
         cache: &DualPositionHead,
@@ -280,7 +280,7 @@ impl<'a> SparsePrefill<'a> {
     }
 }
 
-/// Plans the masks of a prompt for the blocks of its KV heads, and returns what planning cost.
+/// Plans the masks of a prompt for the blocks of its KV heads, and returns the cost of planning.
 pub(crate) fn planned<'p>(
     blocks: &'p [QueryBlock<'p>],
     plan: impl Fn(&'p QueryBlock<'p>, &mut Cost) -> PromptPlan<'p> + Sync,
@@ -292,13 +292,13 @@ pub(crate) fn planned<'p>(
     blocks.par_iter().map(of_kv_head).unzip()
 }
 
-/// Query rows that are read together in a dense layer whose positions are grouped.
+/// Number of query rows read together in a dense layer with grouped positions.
 const DENSE_ROWS: usize = 256;
 
-/// Exact attention of a chunk, as its layer attends, over the tokens up to each of its own, into `out: [token][head][d]`.
+/// Computes the layer's exact attention of a chunk, over all tokens up to each of its own, into `out: [token][head][d]`.
 ///
 /// # Errors
-/// If a device computes the chunk, and fails.
+/// If a device that computes the chunk fails.
 pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Result<(), KvError> {
     attend_all_tokens(&chunk.on_host()?, out);
     Ok(())

@@ -1,4 +1,4 @@
-//! Layers of random numbers, and what methods attend of them.
+//! Layers of random numbers, and the tokens that methods attend in them.
 
 use crate::SoftmaxScale;
 use crate::calibration::collector::PrefillChunk;
@@ -32,7 +32,7 @@ pub(crate) fn method(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
-/// The methods that read prompts by such a pattern, need no artefact, and are in none of the specs.
+/// The methods that read prompts by such a pattern, need no artefact, and appear in none of the specs.
 pub(crate) fn missing(specs: &[&str], is_meant: fn(&PrefillPattern<'_>) -> bool) -> Vec<&'static str> {
     let reads = |name: &str| {
         let method = method(name, &Policy::default()).method;
@@ -48,10 +48,10 @@ pub(crate) fn assert_close(ours: &[f32], expected: &[f32], what: &str) {
     assert!(worst < 1e-5, "{what}: off by {worst}");
 }
 
-/// Tokens at one layer.
+/// The queries, keys and values of one layer.
 pub(crate) struct Layer {
     pub(crate) kv: LayerKv,
-    /// `[token][head][D]`.
+    /// Queries `[token][head][D]`.
     pub(crate) queries: Vec<f32>,
     pub(crate) heads: usize,
 }
@@ -82,17 +82,17 @@ impl Layer {
         self.heads / self.kv.keys.kv_heads()
     }
 
-    /// `[D]`.
+    /// Returns the query `[D]`.
     pub(crate) fn query(&self, position: usize, head: usize) -> &[f32] {
         &self.queries[(position * self.heads + head) * D..][..D]
     }
 
-    /// Keys `[token][D]` that a query head reads.
+    /// Returns the keys `[token][D]` that a query head reads.
     pub(crate) fn keys(&self, head: usize) -> Vec<Vec<f32>> {
         self.kv.keys.head(head / self.group()).to_f32().chunks(D).map(<[f32]>::to_vec).collect()
     }
 
-    /// Scaled `q·k`.
+    /// Returns the scaled `q·k`.
     pub(crate) fn logit(&self, position: usize, head: usize, key: &[f32]) -> f64 {
         let pairs = self.query(position, head).iter().zip(key);
         pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
@@ -103,7 +103,7 @@ impl Layer {
         self.attend_moved(method, most, None)
     }
 
-    /// The same with the model's rotation.
+    /// Like [`attend`](Self::attend), with the model's rotation.
     pub(crate) fn attend_moved(
         &self,
         method: &Configured,
@@ -126,8 +126,8 @@ impl Layer {
         (out, sparse.into_costs())
     }
 
-    /// Softmax over the tokens for which `sees(position, head, token)` gives a bias on the logit, computed one
-    /// by one.
+    /// Computes, token by token, the softmax over the tokens for which `sees(position, head, token)` gives a bias on
+    /// the logit.
     pub(crate) fn reference(&self, sees: impl Fn(usize, usize, usize) -> Option<f32>) -> Vec<f32> {
         let by_head = |head: usize| (self.keys(head), self.kv.values.head(head / self.group()).to_f32());
         let (stored, mut out): (Vec<_>, _) = ((0..self.heads).map(by_head).collect(), Vec::new());
@@ -172,7 +172,7 @@ impl Layer {
         }
     }
 
-    /// The masks of each block for each query head, and the cost of computing them.
+    /// Returns the masks of each block for each query head, and the cost of computing them.
     pub(crate) fn masks(&self, method: &Configured) -> (Vec<Vec<Mask>>, Cost) {
         let pattern = method.method.prefill_pattern().expect("a mask");
         let (kv_heads, tokens, mut cost) = (self.kv.keys.kv_heads(), self.tokens(), Cost::default());
@@ -209,7 +209,8 @@ impl Layer {
         (all, cost)
     }
 
-    /// What each row of each query head sees, `[head][position]`: tokens, ascending, and the biases on their logits.
+    /// Returns what each row of each query head sees, `[head][position]`: tokens, ascending, and the biases on their
+    /// logits.
     pub(crate) fn seen(&self, method: &Configured) -> Vec<Vec<Vec<(usize, f32)>>> {
         let rows = method.method.prefill_pattern().expect("a mask").query_rows();
         let mut seen = vec![Vec::new(); self.heads];
@@ -246,12 +247,12 @@ pub(crate) fn plain(tokens: impl Iterator<Item = usize>) -> BTreeMap<usize, f32>
     tokens.map(|token| (token, 0.0)).collect()
 }
 
-/// Whether a row sees a token as a sink, or in the window, which contains at least the row itself.
+/// Whether a row sees a token as part of the sink or of the window, which contains at least the row itself.
 pub(crate) fn is_static(policy: &Policy, position: usize, token: usize) -> bool {
     token < policy.sink || token + policy.local.max(1) > position
 }
 
-/// Softmax in `f64` over the tokens up to a row.
+/// Computes in `f64` the softmax over the tokens up to a row.
 pub(crate) fn softmax_up_to(layer: &Layer, position: usize, head: usize) -> Vec<f64> {
     let keys = layer.keys(head);
     let weights: Vec<f64> = keys[..=position].iter().map(|key| layer.logit(position, head, key).exp()).collect();
@@ -264,7 +265,7 @@ pub(crate) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
     layer.attend(&method(spec, policy), 64).1.total(|_| true).score_flops as usize
 }
 
-/// What each row of a mask sees, as it is attended.
+/// The tokens that each row of a mask attends, with the biases on their logits.
 pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
     let (tokens, visibility) = mask.resolve(first);
     let of_row = |sight: &RowVisibility| {
@@ -277,7 +278,7 @@ pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
     visibility.iter().map(of_row).collect()
 }
 
-/// Masks with arbitrary parts, which may overlap and may lie behind the rows.
+/// Masks with arbitrary parts, which may overlap and may lie after the rows.
 pub(crate) fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
     (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
         let end = first + rows;

@@ -9,19 +9,20 @@ use super::piece::Piece;
 use crate::calibration::collector::HostChunk;
 use crate::kv::KvError;
 
-/// The following scores of one KV head: for each token the mean of `q·k` with the queries of the next `n` tokens.
+/// The following scores of one KV head: for each token, the mean of `q·k` with the queries of the next `n` tokens.
 #[derive(Debug, Clone)]
 pub(super) struct HeadFollowing {
     /// `[token]` for each planned length of the prefix.
     pub(super) scores: VecDeque<Vec<f32>>,
-    /// The position that the first row of `sums` is of.
+    /// The position of the first row of `sums`.
     pub(super) first: usize,
-    /// Prefix sums `[position][d]`: the sum of the block's queries before each position. Rows that are needed no more are dropped.
+    /// Prefix sums `[position][d]`: the sum of the block's queries before each position. Rows that are no longer needed are
+    /// dropped.
     pub(super) sums: Vec<f64>,
 }
 
-/// Adds to the scores of each KV head what the piece's queries contribute to the tokens at most `n` before them, divided by the
-/// number of queries, so that the sum over all pieces is the mean.
+/// Adds to the scores of each KV head the piece's contribution. Each query contributes to the tokens at most `n` before it,
+/// divided by the number of queries that follow the token, so that the sum over all pieces is the mean.
 ///
 /// A block's contribution to a token is added once, when the last of its queries that reach the token has been read.
 pub(super) fn add_following_scores(
@@ -62,7 +63,7 @@ pub(super) fn add_following_scores(
 }
 
 impl HeadFollowing {
-    /// Extends `sums` by the piece's queries, summed over the query heads `heads`.
+    /// Extends `sums` with the piece's queries, summed over the query heads `heads`.
     fn extend_sums(&mut self, piece: &Piece<'_>, chunk: &HostChunk<'_>, heads: Range<usize>) {
         let d = chunk.d();
         self.sums.reserve(piece.tokens.len() * d);

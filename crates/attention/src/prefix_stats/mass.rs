@@ -19,12 +19,12 @@ pub(super) struct HeadMass {
     pub(super) both: Option<Vec<f32>>,
 }
 
-/// Queries whose logits are held at a time.
+/// Number of queries whose logits are held at a time.
 const MASS_ROWS: usize = 16;
 
-/// Adds to the mass of each query head the softmax weights of the piece's queries over the tokens that each one sees.
+/// Adds the softmax weights of the piece's queries, over the tokens that each one sees, to the mass of each query head.
 pub(super) fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMass]) -> Result<(), KvError> {
-    // A block is summed on its own first, so that small weights are not lost beside the mass of a long prefix.
+    // A block is summed on its own first, so that small weights are not lost when added to the mass of a long prefix.
     match piece.chunk.device() {
         Some(device) => {
             let end = piece.tokens.end;
@@ -72,7 +72,8 @@ fn add_head_mass(piece: &Piece<'_>, chunk: &HostChunk<'_>, head: usize, of_block
 }
 
 impl HeadMass {
-    /// Takes the sum `of_block` of a block up to the piece's end: adds it to the mass if the block is finished, else keeps it open.
+    /// Takes the sum `of_block` of a block up to the piece's end: adds it to the mass if the block is finished, otherwise keeps it
+    /// open.
     fn take(&mut self, of_block: Vec<f32>, piece: &Piece<'_>, lengths: &[usize]) {
         let add = |to: &mut Vec<f32>| to.iter_mut().zip(&of_block).for_each(|(m, w)| *m += w);
         let last = *lengths.last().expect("the prefix has a length");
@@ -88,7 +89,7 @@ impl HeadMass {
         self.open = of_block;
     }
 
-    /// The mass `[token]` of the prefix that was read.
+    /// The mass `[token]` of the prefix read so far.
     pub(super) fn of_prefix(&self) -> &[f32] {
         self.both.as_ref().unwrap_or(&self.closed)
     }

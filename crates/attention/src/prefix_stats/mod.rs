@@ -1,4 +1,4 @@
-//! What is known of the prefix's own attention: statistics gathered while it is read, and probes by its last queries.
+//! Knowledge about the prefix's own attention: statistics gathered while it is read, and probes by its last queries.
 
 mod following;
 mod mass;

@@ -1,4 +1,4 @@
-//! What a method may ask to know about the prefix's own attention.
+//! The statistics of the prefix's own attention that a method may ask for.
 
 use crate::types::prompt_shape::PromptShape;
 use spattn_base::memory::product;

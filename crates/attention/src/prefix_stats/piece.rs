@@ -10,7 +10,7 @@ pub(super) struct Piece<'a> {
     pub(super) tokens: Range<usize>,
     /// Position of the block's first token.
     pub(super) block: usize,
-    /// One beyond the block's last token; the prefix may end before it.
+    /// End of the block (exclusive); the prefix may end before it.
     pub(super) blocks_end: usize,
 }
 
@@ -20,7 +20,7 @@ impl Piece<'_> {
         self.tokens.end == self.blocks_end.min(tokens)
     }
 
-    /// Query heads for each KV head.
+    /// Number of query heads per KV head.
     pub(super) fn group(&self) -> usize {
         self.chunk.heads / self.chunk.kv_heads()
     }

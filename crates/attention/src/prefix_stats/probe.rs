@@ -1,8 +1,8 @@
-//! Finds the value of a method's own parameter (a threshold, a share) that gives the density asked for.
+//! Finds the value of a method's own parameter (a threshold, a share) that yields the requested density.
 //!
-//! The last queries of the prefix are scored against its keys, in place of the queries that will follow. If no query was kept, keys
-//! are used as queries. One value is found for all layers and heads of an example, because published methods set such a parameter
-//! for a model and not for each head; densities of single heads differ.
+//! The last queries of the prefix are scored against its keys, as a stand-in for the queries that will follow. If no query was kept,
+//! keys are used as queries. One value is found for all layers and heads of an example, because published methods set such a
+//! parameter per model and not per head; densities of single heads differ.
 
 use std::ops::Range;
 
@@ -28,15 +28,15 @@ impl RecentQueries {
     /// Queries kept for each head.
     pub const COUNT: usize = 16;
 
-    /// Empty, for a prefix of `tokens` tokens: chunks that hold none of its last queries are skipped.
+    /// Creates an empty value for a prefix of `tokens` tokens; chunks that hold none of its last queries are skipped.
     pub fn of_prefix(tokens: usize) -> Self {
         Self { prefix_tokens: Some(tokens), ..Self::default() }
     }
 
-    /// Adds a chunk of a dense prefill and keeps the last queries of its layer.
+    /// Adds a chunk of a dense prefill, keeping the last queries of its layer.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails.
+    /// If a device that computes the chunk fails.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         if self.prefix_tokens.is_some_and(|tokens| chunk.end() + Self::COUNT <= tokens) {
             return Ok(());
@@ -61,21 +61,21 @@ impl RecentQueries {
     }
 }
 
-/// A prefix on which a density is solved for.
+/// A prefix on which a parameter is solved for a density.
 pub struct Probe<'a> {
     /// Keys and values.
     pub(crate) prefix: &'a Prefix,
-    /// Queries to score them by.
+    /// Queries by which the keys are scored.
     pub(crate) queries: &'a RecentQueries,
     /// Storage type of keys and values.
     pub(crate) dtype: KvDtype,
-    /// For each layer whether it is dense; dense layers are not probed.
+    /// Whether each layer is dense; dense layers are not probed.
     pub(crate) dense: &'a [bool],
     /// Tokens that a method selects from.
     pub(crate) candidates: Range<usize>,
     /// Tokens in context and static tokens, on average over the tokens known to follow the prefix.
     pub(crate) context: Context,
-    /// Counts what is read of a prefix that is not lent.
+    /// Counts reads, if the prefix cannot be borrowed.
     pub(crate) reads: &'a ReadCounter,
 }
 
@@ -88,7 +88,7 @@ pub struct ProbeHead<'a> {
 }
 
 impl ProbeHead<'_> {
-    /// Calls `visit` with every query's logits of the candidates: the scaled `q·k`.
+    /// Calls `visit` with every query's logits (scaled `q·k`) of the candidates.
     ///
     /// # Errors
     /// If the keys cannot be read.
@@ -96,7 +96,7 @@ impl ProbeHead<'_> {
         self.each_logits_of(self.prefix.candidates.clone(), |_, logits| visit(logits))
     }
 
-    /// Calls `visit` with the number of every query and its logits of some tokens of the prefix.
+    /// Calls `visit` with the number of every query and its logits of a range of the prefix's tokens.
     ///
     /// # Errors
     /// If the keys cannot be read.
@@ -115,13 +115,13 @@ impl Probe<'_> {
         self.candidates.len()
     }
 
-    /// Candidates that each query has to select on average for a density of `density`.
+    /// Number of candidates that each query must select on average to reach `density`.
     pub fn tokens(&self, density: f64) -> f64 {
         self.context.missing(density).max(1) as f64
     }
 
-    /// Candidates that a method keeps if it selects once, when the prefix ends, to meet a density on average over the tokens known to
-    /// follow; `None` if the budget is no density.
+    /// Number of candidates that a method keeps if it selects once, when the prefix ends, to meet a density on average over the
+    /// tokens known to follow; `None` if the budget is not a density.
     pub fn tokens_once(&self, budget: Budget) -> Option<usize> {
         match budget {
             Budget::Density(density) => Some(self.context.missing(density).max(1)),
@@ -182,7 +182,8 @@ impl Probe<'_> {
     }
 }
 
-/// A histogram of numbers from 0 to 1 with the sum in each bin, from which the mean of a function is computed to about a bin's width.
+/// A histogram of numbers from 0 to 1, with the count and sum of each bin. Means of functions can be computed from it to about a
+/// bin's width.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     bins: Vec<(u64, f64)>,
@@ -203,7 +204,7 @@ impl Histogram {
         self.bins[bin].1 += x;
     }
 
-    /// Adds another's counts.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (bin, (count, sum)) in self.bins.iter_mut().zip(&other.bins) {
             bin.0 += count;
@@ -236,7 +237,7 @@ impl Default for Histogram {
     }
 }
 
-/// The least whole number in `range` at which the non-decreasing `f` reaches `target`, or the end of `range` if there is none.
+/// The smallest integer in `range` at which the non-decreasing `f` reaches `target`, or the end of `range` if there is none.
 pub fn least_reaching(range: std::ops::RangeInclusive<usize>, target: f64, f: impl Fn(usize) -> f64) -> usize {
     let (mut low, mut high) = range.into_inner();
     while low < high {

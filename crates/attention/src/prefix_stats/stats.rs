@@ -2,15 +2,15 @@
 //!
 //! A method names the statistics it needs ([`Method::prompt_needs`](crate::Method::prompt_needs)). Those of all methods of a run are
 //! gathered once, during prefill, and a method reads them from [`HeadPrefix::prompt`](crate::HeadPrefix::prompt). Each need is stored
-//! on its own, so what a method sees does not depend on the other methods of the run.
+//! on its own, so a method's statistics do not depend on the other methods of the run.
 //!
-//! Statistics are gathered chunk by chunk. Memory is what is kept ([`PromptNeed::bytes`]) and a few rows of logits, never all
+//! Statistics are gathered chunk by chunk. Memory holds what is kept ([`PromptNeed::bytes`]) and a few rows of logits, never all
 //! queries and never an `n × n` matrix. If the same prompt is also read to longer prefixes (a later start of sparse attention), their
 //! statistics are gathered in the same pass, and [`PromptStats::continued`] turns this prefix's statistics into theirs.
 //!
 //! Statistics cover the prefix alone. With `--sparse-from question` or `last:N` the prefix ends before the question, so a method that
-//! decides by the prompt's last queries decides by the context's last queries. That is all it can know if the context is read before
-//! the question is asked.
+//! decides by the prompt's last queries decides by the context's last queries. A deployment that reads the context before the question
+//! is asked knows no more than that.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,11 +24,11 @@ use crate::kv::{KvDtype, KvError, KvStore};
 use crate::types::prompt_shape::PromptShape;
 use spattn_kernels::Rows;
 
-/// Tokens of a summation block. Sums are taken within a block first, then over blocks, so they have the same bits whatever the size of
-/// the chunks.
+/// Tokens of a summation block. Sums are taken within a block first and then over blocks, so they have the same bits for any chunk
+/// size.
 const BLOCK: usize = 2048;
 
-/// Statistics of a prefix, and of planned longer prefixes that begin with it.
+/// Statistics of a prefix, and of planned longer prefixes that start with it.
 #[derive(Debug, Clone)]
 pub struct PromptStats {
     shape: PromptShape,
@@ -66,7 +66,7 @@ impl PromptStats {
         Self::of_nested(needs, shape, &[])
     }
 
-    /// As [`new`](Self::new), and for the longer prefixes of `longer` tokens (ascending) that begin with this one.
+    /// Like [`new`](Self::new), and also for longer prefixes of `longer` tokens (ascending) that start with this one.
     pub fn of_nested(needs: &BTreeSet<PromptNeed>, shape: PromptShape, longer: &[usize]) -> Self {
         let lengths: Vec<usize> = std::iter::once(shape.tokens).chain(longer.iter().copied()).collect();
         debug_assert!(lengths.is_sorted_by(|a, b| a < b), "each longer than the one before");
@@ -95,7 +95,7 @@ impl PromptStats {
         Self { shape, lengths, block: BLOCK, seen: vec![0; shape.layers], gathered }
     }
 
-    /// The statistics so far as the beginning of those of a longer planned prefix (or of the same one), for some of the needs.
+    /// Continues with the statistics of a longer planned prefix (or of the same one), for some of the needs.
     ///
     /// `None` if no prefix of `tokens` tokens was planned, if a need was not gathered, or if this prefix was not read to its end.
     pub fn continued(mut self, needs: &BTreeSet<PromptNeed>, tokens: usize) -> Option<Self> {
@@ -142,7 +142,7 @@ impl PromptStats {
     /// Adds a chunk of the prefix. Chunks come in order, each at every layer; tokens that were read before are skipped.
     ///
     /// # Errors
-    /// If a device computes the chunk, and fails. The statistics are of no use any more.
+    /// If a device that computes the chunk fails. The statistics are unusable afterwards.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) -> Result<(), KvError> {
         let end = chunk.end();
         let mut first = self.seen[chunk.layer];
@@ -203,7 +203,7 @@ impl LayerStats {
         true
     }
 
-    /// Drops the first `shorter` lengths and makes space for `tokens` tokens.
+    /// Drops the first `shorter` lengths and extends the statistics to `tokens` tokens.
     fn go_on(&mut self, shorter: usize, tokens: usize) {
         if shorter == 0 {
             return;
@@ -253,7 +253,7 @@ struct Place<'a> {
 const ASKED: &str = "the method did not ask for this statistic in `prompt_needs`";
 
 impl<'a> PromptHead<'a> {
-    /// Query heads of this KV head.
+    /// Number of query heads of this KV head.
     pub fn group(&self) -> usize {
         let shape = self.place().stats.shape;
         shape.heads / shape.kv_heads
@@ -270,7 +270,7 @@ impl<'a> PromptHead<'a> {
         self.queries(PromptNeed::SampledQueries(n), head)
     }
 
-    /// The attention mass `[token]` that tokens received from query head `head` of the group. It sums to the number of tokens.
+    /// The attention mass `[token]` that each token received from query head `head` of the group. It sums to the number of tokens.
     pub fn attention_mass(&self, head: usize) -> &'a [f32] {
         match self.layer(PromptNeed::AttentionMass) {
             (_, LayerStats::Mass(heads)) => heads[self.head(head)].of_prefix(),
@@ -278,8 +278,8 @@ impl<'a> PromptHead<'a> {
         }
     }
 
-    /// For each token the mean of `q·k` of its key with the queries of the next `n` tokens (or as many as follow), over all query heads
-    /// of the group; 0 for the last token.
+    /// For each token, the mean of `q·k` of its key with the queries of the next `n` tokens (or as many as follow), over all query
+    /// heads of the group; 0 for the last token.
     pub fn following_scores(&self, n: usize) -> &'a [f32] {
         match self.layer(PromptNeed::FollowingScores(n)) {
             (_, LayerStats::Following(heads)) => &heads[self.place().kv_head].scores[0],

@@ -29,7 +29,7 @@ fn dot(layer: usize, query_token: usize, head: usize, key_token: usize) -> f64 {
     query(layer, query_token, head).iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()
 }
 
-/// Read in chunks of `chunk` tokens, summed up in blocks of 20.
+/// Statistics read in chunks of `chunk` tokens and summed in blocks of 20.
 fn gathered(needs: &[PromptNeed], chunk: usize) -> PromptStats {
     let stats = PromptStats::new(&needs.iter().copied().collect(), SHAPE);
     read(PromptStats { block: 20, ..stats }, 0, chunk)
@@ -181,7 +181,7 @@ const NEEDS: [PromptNeed; 8] = [
     PromptNeed::FollowingScores(33),
 ];
 
-/// All that methods may see of [`NEEDS`], to the bit.
+/// All statistics of [`NEEDS`] that methods can read, as bits.
 fn bits(stats: &PromptStats) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     let mut add = |numbers: &[f32]| all.push(numbers.iter().map(|x| x.to_bits()).collect());
@@ -214,7 +214,8 @@ fn a_longer_prefix_that_is_gone_on_to_is_as_if_read_alone() {
     let needs: BTreeSet<PromptNeed> = NEEDS.into();
     let shape = |tokens| PromptShape { tokens, ..SHAPE };
     let alone = |tokens| bits(&read(PromptStats { block: 20, ..PromptStats::new(&needs, shape(tokens)) }, 0, 100));
-    // Within a block, at its end, a token further; all within one; with less than the last queries between them.
+    // Lengths within a block, at its end, and one token beyond; all in one block; and closer together than the
+    // number of last queries.
     for lengths in [[17, 33, 53], [20, 40, 53], [19, 20, 21], [1, 2, 3], [39, 41, 44]] {
         for (chunk, back) in [(100, 0), (7, 0), (6, 4)] {
             let stats = PromptStats::of_nested(&needs, shape(lengths[0]), &lengths[1..]);
@@ -222,12 +223,12 @@ fn a_longer_prefix_that_is_gone_on_to_is_as_if_read_alone() {
             assert!(bits(&stats) == alone(lengths[0]), "{lengths:?}");
             for pair in lengths.windows(2) {
                 stats = stats.continued(&needs, pair[1]).unwrap();
-                // Some tokens may be read anew.
+                // Some tokens may be read again.
                 stats = read(stats, pair[0] - back.min(pair[0]), chunk);
                 assert!(bits(&stats) == alone(pair[1]), "{lengths:?}, chunks of {chunk}, {back} read again");
             }
         }
-        // One may be left out.
+        // A planned length may be skipped.
         let stats = PromptStats::of_nested(&needs, shape(lengths[0]), &lengths[1..]);
         let stats = read(PromptStats { block: 20, ..stats }, 0, 100).continued(&needs, lengths[2]).unwrap();
         assert!(bits(&read(stats, lengths[0], 100)) == alone(lengths[2]), "{lengths:?}");

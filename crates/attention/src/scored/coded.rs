@@ -55,7 +55,7 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.page()
     }
 
-    /// A multiple of the groups of codes and of the scorer's grain.
+    /// A common multiple of the group size of the codes and the scorer's grain.
     fn grain(&self) -> usize {
         let (own, codes) = (self.0.grain(), quantised::GROUP);
         let common = (1..=own).rev().find(|x| own.is_multiple_of(*x) && codes.is_multiple_of(*x));

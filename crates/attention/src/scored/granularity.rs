@@ -1,4 +1,4 @@
-//! Whether a method selects for each query head, or once for the GQA group.
+//! Whether a method selects for each query head, or once for the whole GQA group.
 
 use crate::cost::Cost;
 use crate::kv::KvError;
@@ -15,11 +15,11 @@ use spattn_kernels::pieces::PIECE;
 pub(crate) enum Granularity {
     /// Each query head has its own selection.
     QueryHead,
-    /// One selection for the group, by the reduced scores of its heads.
+    /// The group has one selection, by the reduced scores of its heads.
     KvHead(Reduce),
 }
 
-/// How the scores of a group are reduced; the mean selects what the sum selects.
+/// How the scores of a group are reduced. A mean is not offered, because it selects what the sum selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reduce {
     /// Sum.
@@ -59,7 +59,7 @@ impl Granularity {
         }
     }
 
-    /// Reads `per` alone, for methods whose group selection is not made from scores.
+    /// Reads only `per`, for methods whose group selection is not made from scores.
     pub(crate) fn read_per(params: &mut Params) -> Result<Self, UsageError> {
         Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
             "kv_head" => Self::KvHead(Reduce::Sum),
@@ -67,7 +67,7 @@ impl Granularity {
         })
     }
 
-    /// The scores `[group][n]` of the query heads: as they are, or reduced over the group.
+    /// Returns the scores `[group][n]` of the query heads unchanged, or reduced over the group.
     pub(crate) fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
         match self {
             Self::QueryHead => heads,
@@ -80,18 +80,18 @@ impl Granularity {
         self == Self::KvHead(Reduce::Sum)
     }
 
-    /// Whether a search uses each query of a group of `group` heads, not their sum; for methods that
+    /// Whether a search uses each query of a group of `group` heads, not their sum; for methods that use
     /// [`read_per`](Self::read_per). Attention then needs the same products.
     pub(crate) fn asks_each(self, group: usize) -> bool {
         self == Self::QueryHead || group == 1
     }
 
-    /// The selection of the tokens chosen by each list of [`merged`](Self::merged).
+    /// Makes a selection of the tokens chosen by each list of [`merged`](Self::merged).
     pub(crate) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
         self.selection_of(tokens.into_iter().map(SelectedTokens::softmax).collect())
     }
 
-    /// As [`selection`](Self::selection), for weighted tokens.
+    /// Like [`selection`](Self::selection), for weighted tokens.
     pub(crate) fn selection_of(self, mut picks: Vec<SelectedTokens>) -> Selection {
         match self {
             Self::QueryHead => Selection::PerHead(picks),
@@ -99,7 +99,7 @@ impl Granularity {
         }
     }
 
-    /// The values of each query head of a group, or their sum by `add`.
+    /// Returns the values of each query head of a group, or their sum by `add`.
     pub(crate) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
         match self {
             Self::QueryHead => heads,
@@ -107,7 +107,7 @@ impl Granularity {
         }
     }
 
-    /// Masks of the query heads, or the only one of the group.
+    /// Combines the masks of the query heads, or wraps the group's only mask.
     pub(crate) fn masks(self, mut masks: Vec<Mask>) -> Masks {
         match self {
             Self::QueryHead => Masks::PerHead(masks),
@@ -129,8 +129,8 @@ impl Granularity {
         }
     }
 
-    /// Runs `search` for each query of the group, or once for their sum, whose scores are the sums of scores; for methods
-    /// that [`read_per`](Self::read_per).
+    /// Runs `search` for each query of the group, or once for the sum of the queries, whose scores are the summed scores; for
+    /// methods that use [`read_per`](Self::read_per).
     ///
     /// # Errors
     /// If a search fails.
@@ -150,8 +150,8 @@ impl Granularity {
         })
     }
 
-    /// The queries `[query][d]` that select: each of the group, or their sum, whose scores are the sums of scores; for methods that
-    /// [`read_per`](Self::read_per).
+    /// The queries `[query][d]` to search with: each of the group, or their sum, whose scores are the summed scores; for methods
+    /// that use [`read_per`](Self::read_per).
     pub(crate) fn queries(self, step: &Step<'_>) -> Vec<f32> {
         match self {
             Self::QueryHead => step.queries.to_vec(),
@@ -167,8 +167,8 @@ impl Granularity {
         }
     }
 
-    /// Selects by `pick(head, scores)`: for each query head by its row of the scores `[group][n]`, or once, as head 0, by
-    /// the reduced scores. If scores were [summed](Self::adds) already, `group` is 1.
+    /// Selects by `pick(head, scores)`: for each query head by its row of the scores `[group][n]`, or once, as head 0, by the
+    /// reduced scores. If scores are already [summed](Self::adds), `group` is 1.
     ///
     /// # Errors
     /// If `pick` fails.
@@ -190,8 +190,8 @@ impl Granularity {
     }
 }
 
-/// Runs `work` for each query head of a group and adds its costs. Heads run in parallel if each goes through
-/// more than a piece of a context.
+/// Runs `work` for each query head of a group and adds up its costs. Heads run in parallel if each processes more than a piece of a
+/// context.
 pub(crate) fn each_head<T: Send>(
     group: usize,
     goes_through: usize,
@@ -214,7 +214,7 @@ pub(crate) fn each_head<T: Send>(
         .collect()
 }
 
-/// As [`each_head`], for work that can fail; the error is that of the first head that failed.
+/// Like [`each_head`], for work that can fail; returns the error of the first head that failed.
 pub(crate) fn try_each_head<T: Send>(
     group: usize,
     goes_through: usize,

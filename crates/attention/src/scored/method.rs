@@ -1,10 +1,10 @@
 //! [`Scored`]: a scorer, a picker and a granularity as a method.
 //!
-//! A step scores all candidates and selects from them. Candidates of the prefix are in the index that sequences share; those
-//! that left the window since (`--tail`) are in the sequence's own index, which grows with them. An index consists of
-//! grains that depend on their own tokens only. So only the last grain is ever rebuilt, and a step selects what an
-//! index built from scratch would select. Prefill row by row works in the same way: each row has the selection of a decode step
-//! at its position.
+//! A step scores all candidates and selects from them. Candidates of the prefix are in the index that sequences share.
+//! Candidates that have since left the window (`--tail`) are in the sequence's own index, which grows with them. An index
+//! consists of grains, each of which depends only on its own tokens. So only the last grain is ever rebuilt, and a step selects
+//! what an index built from scratch would select. Prefill row by row works in the same way: each row has the selection of a
+//! decode step at its position.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -46,14 +46,14 @@ pub(crate) struct Scored<S> {
     scorer: S,
     picker: Arc<dyn Picker>,
     per: Granularity,
-    /// Pages selected at least.
+    /// The least number of pages to select.
     least: usize,
-    /// Whether every token is a candidate, and none static.
+    /// Whether every token is a candidate and none is static.
     has_no_static: bool,
 }
 
 impl<S: Scorer> Scored<S> {
-    /// Reads the parameters of its selection (`pick` and its budget, `per`, `reduce`).
+    /// Reads the parameters of the selection (`pick` and its budget, `per`, `reduce`).
     pub fn read(params: &mut Params, scorer: S, choice: Choice) -> Result<Self, UsageError> {
         Ok(Self {
             scorer,
@@ -64,7 +64,7 @@ impl<S: Scorer> Scored<S> {
         })
     }
 
-    /// Combines a scorer with a picker that was read already.
+    /// Combines a scorer with a picker whose parameters have been read.
     pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
         Self { scorer, picker, per, least: 0, has_no_static: false }
     }
@@ -74,7 +74,7 @@ impl<S: Scorer> Scored<S> {
         Self { scorer, picker: Arc::new(picker), per, least: 0, has_no_static: false }
     }
 
-    /// The method; its index also holds keys in 4 bits if the picker uses them.
+    /// Makes the method; its index also holds keys in 4 bits if the picker uses them.
     pub fn method(self) -> Arc<dyn AnyMethod> {
         match self.picker.finer() {
             Some(Finer::Codes) => {
@@ -85,12 +85,12 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// Selects at least `least` pages.
+    /// Makes every selection at least `least` pages long.
     pub fn at_least(self, least: usize) -> Self {
         Self { least, ..self }
     }
 
-    /// Selects from all tokens, the current one included: there are no static tokens.
+    /// Makes all tokens candidates, the current one included: there are no static tokens.
     pub fn without_static(self) -> Self {
         Self { has_no_static: true, ..self }
     }
@@ -102,7 +102,7 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// The selection of a data-independent picker.
+    /// Returns the selection of a data-independent picker.
     fn draw(&self, picker: &dyn DataIndependentPicker, step: &Step<'_>) -> Selection {
         let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
         let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
@@ -114,12 +114,12 @@ impl<S: Scorer> Scored<S> {
         self.per.adds() && !self.scorer.weighs()
     }
 
-    /// Number of score lists for a position with `group` query heads.
+    /// Number of score lists of a position with `group` query heads.
     fn lists(&self, group: usize) -> usize {
         if self.adds() { 1 } else { group }
     }
 
-    /// Whether scoring computed the exact products of the `group` query heads with the tokens that they attend.
+    /// Whether scoring computed the exact products of the `group` query heads with the tokens they attend.
     fn takes_products(&self, group: usize) -> bool {
         let of_sums = self.adds() && self.scorer.is_linear() && group > 1;
         self.scorer.takes_products() && !of_sums
@@ -146,8 +146,8 @@ impl<S: Scorer> Scored<S> {
         }
     }
 
-    /// Selects by the scores of a step's candidates, weights the tokens, and counts products shared with attention
-    /// once.
+    /// Selects by the scores of a step's candidates, weights the tokens, and counts only once the products that attention
+    /// reuses.
     fn select_at(
         &self,
         step: &Step<'_>,
@@ -163,7 +163,7 @@ impl<S: Scorer> Scored<S> {
         Ok(selection)
     }
 
-    /// Selects by `scores: [list][page]` of the candidates of one position.
+    /// Selects by the scores `[list][page]` of one position's candidates.
     fn select_by(
         &self,
         scores: &[f32],
@@ -222,8 +222,8 @@ impl<S: Scorer> Scored<S> {
         Ok(selection)
     }
 
-    /// Counts the data that selection reads in addition to scores: each key and code once for the group, without what
-    /// attention reads as well.
+    /// Counts the data that selection reads in addition to scores: each key and code once per group, without what attention
+    /// reads anyway.
     fn count_seen(
         &self,
         seen: &ReadTokens,
@@ -250,7 +250,7 @@ impl<S: Scorer> Scored<S> {
         self.scorer.codes(index).expect("the scorer has no codes")
     }
 
-    /// `q·k` with the 4-bit keys of some candidates, ascending, `[query][token]`. Counts FLOPs, not bytes.
+    /// Returns `q·k` with the 4-bit keys of some candidates (ascending), `[query][token]`. Counts FLOPs, not bytes.
     fn scores_by_codes(
         &self,
         queries: &[f32],
@@ -271,7 +271,8 @@ impl<S: Scorer> Scored<S> {
     }
 }
 
-/// For each part of the candidates from `first` on: its index, and the rows of `tokens` in it, ascending.
+/// Splits `tokens` (ascending) over the parts of the candidates, which start at `first`: for each part, its index and the
+/// tokens' rows in it.
 fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&'a I, Vec<u32>)> {
     let (mut begin, mut left) = (first, tokens);
     let of_part = |part: &Part<'a, I>| {
@@ -284,7 +285,7 @@ fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&
     parts.iter().map(of_part).collect()
 }
 
-/// Data that the heads of a group read for selection at one position, in addition to scores.
+/// Data that the heads of a group read for the selection at one position, in addition to scores.
 #[derive(Default)]
 struct ReadTokens {
     /// Tokens whose keys were multiplied by heads that do not attend them.
@@ -317,20 +318,20 @@ fn note(list: &Mutex<Vec<u32>>, tokens: &[u32]) {
     list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(tokens);
 }
 
-/// The noted tokens, of `total` in context; `None` if there are none.
+/// The listed tokens, given `total` tokens in context; `None` if there are none.
 fn noted(list: &Mutex<Vec<u32>>, total: usize) -> Option<TokenSet> {
     let list = list.lock().unwrap_or_else(PoisonError::into_inner);
     (!list.is_empty()).then(|| TokenSet::of(list.iter().copied(), total))
 }
 
-/// The scores, with that of `page` raised above all others.
+/// Returns the scores with that of `page` raised above all others.
 fn with_best(scores: &[f32], page: usize) -> Vec<f32> {
     let mut scores = scores.to_vec();
     scores[page] = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max).next_up();
     scores
 }
 
-/// `‖v‖` of each candidate; counts the cost of reading all values.
+/// Returns `‖v‖` of each candidate; counts the cost of reading all values.
 fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Result<Vec<f32>, KvError> {
     let mut norms = Vec::new();
     for part in parts {
@@ -344,7 +345,7 @@ fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Result<Ve
     Ok(norms)
 }
 
-/// `q·k` of queries `[query][d]` with keys `[token][d]`.
+/// Returns `q·k` of queries `[query][d]` with keys `[token][d]`.
 fn dots_of(queries: &[f32], d: usize, keys: &[f32]) -> Vec<f32> {
     let mut dots = vec![0.0; queries.len() / d * (keys.len() / d)];
     if !dots.is_empty() {
@@ -360,21 +361,21 @@ struct QueryPosition<'a> {
     scale: f32,
     seed: u64,
     group: usize,
-    /// Rotated, unscaled, `[group][d]`.
+    /// Rotated, unscaled queries `[group][d]`.
     queries: &'a [f32],
-    /// Rotated keys of all tokens in context, to be read.
+    /// Rotated keys of all tokens in context, read on demand.
     keys: KvRows<'a>,
     /// The page that is always selected.
     open: Option<usize>,
 }
 
-/// The index of a prefix; `None` if the prefix has no candidates and the index would have to learn from them.
+/// The index of a prefix; `None` if the index must learn from candidates and the prefix has none.
 pub(crate) type PrefixIndex<I> = Option<I>;
 
-/// Index over the tokens that left the window since the prefix was read.
+/// The index over the tokens that left the window after the prefix was read.
 pub(crate) struct TailIndex<I> {
     index: Option<I>,
-    /// Candidates in the index.
+    /// Number of candidates in the index.
     tokens: usize,
 }
 
@@ -462,7 +463,7 @@ impl<S: Scorer> Method for Scored<S> {
             group: step.group(),
             queries: step.queries,
             keys,
-            // If all tokens after the prefix are static, no page is filled further.
+            // If all tokens after the prefix are static, the last page grows no further.
             open: self.open_page(&candidates, step.context.tokens).filter(|_| step.has_moving_candidates),
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
@@ -471,7 +472,7 @@ impl<S: Scorer> Method for Scored<S> {
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             return self.select_at(step, (&scores, &parts), &at, cost);
         }
-        // The prefix's last grain is not complete: it continues in the sequence's own index.
+        // The prefix's last grain is incomplete, so it continues in the sequence's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
         let behind = candidates.start + whole..candidates.end;
         let place =
@@ -532,7 +533,7 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         match self.scorer.growth() {
-            // Rows of a prompt have no queries of the layer before.
+            // Rows of a prompt have no queries of the previous layer.
             _ if self.scorer.selects_ahead() => None,
             Growth::Free(_) if self.picker.is_known() && !self.has_no_static => Some(PrefillPattern::Rows(self)),
             _ => None,
@@ -541,11 +542,11 @@ impl<S: Scorer> Method for Scored<S> {
 }
 
 impl<I> TailIndex<I> {
-    /// Appends the tokens of `keys` and `values` that it does not hold yet, and rebuilds its last grain. These are few: the
-    /// last grain of the prefix, and tokens behind it.
+    /// Appends the tokens of `keys` and `values` that the index does not hold yet, and rebuilds its last grain. These are few:
+    /// the last grain of the prefix, and tokens after it.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If keys or values cannot be read.
     fn grow<S: Scorer<Index = I>>(
         &mut self,
         scorer: &S,

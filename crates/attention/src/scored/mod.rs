@@ -1,5 +1,5 @@
 //! Methods of the form SCORE → SELECT: a [`Scorer`](scorer::Scorer), a [`Picker`](select::Picker) and a
-//! [`Granularity`](granularity::Granularity) make a [`Method`](crate::Method), [`Scored`](method::Scored).
+//! [`Granularity`](granularity::Granularity) form a [`Method`](crate::Method), [`Scored`](method::Scored).
 
 pub(crate) mod coded;
 pub(crate) mod granularity;

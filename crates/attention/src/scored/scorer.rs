@@ -1,9 +1,9 @@
 //! The [`Scorer`] trait: the index of a method of the form SCORE → SELECT, and how it scores keys.
 //!
 //! A scorer knows nothing of budgets, groups or attention: [`Scored`](crate::scored::method::Scored) combines it with a
-//! [`Picker`](crate::scored::select::Picker) and a granularity to a [`Method`]. The same three functions (build an index, append
-//! tokens, score queries) serve decode steps, indexes that grow with generated tokens, and a prefill in which
-//! every row has its own selection.
+//! [`Picker`](crate::scored::select::Picker) and a granularity into a [`Method`]. The same three functions (build an index, append
+//! tokens, score queries) serve decode steps, indexes that grow with generated tokens, and a prefill in which every row has its own
+//! selection.
 //!
 //! [`Method`]: crate::Method
 
@@ -19,7 +19,7 @@ use crate::types::scores::GroupQueries;
 use crate::types::selection::Selection;
 use crate::{IndexKey, PromptNeed};
 
-/// Scores candidates by an index of their keys.
+/// Scores candidates with an index of their keys.
 pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     /// The index over some candidates of one KV head, in token order.
     type Index: Send + Sync + 'static;
@@ -29,8 +29,8 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         None
     }
 
-    /// Whether its scores are products of queries and keys or estimates of them, so that what the layer makes of products before the
-    /// softmax does not matter to it.
+    /// Whether its scores are products of queries and keys, or estimates of them, so that what the layer does to products before the
+    /// softmax does not affect it.
     fn ranks_by_products(&self) -> bool {
         false
     }
@@ -55,28 +55,28 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         1
     }
 
-    /// Granularity of the index in tokens, a multiple of the page: each part depends on its own tokens only.
+    /// Number of tokens that the index treats together, a multiple of the page: each part of the index depends only on its own
+    /// tokens.
     fn grain(&self) -> usize {
         self.page()
     }
 
-    /// The index over the candidates of a prefix.
+    /// Builds the index over the candidates of a prefix.
     ///
     /// # Errors
-    /// If keys and values of the prefix cannot be read.
+    /// If keys or values of the prefix cannot be read.
     fn build(&self, prefix: &HeadPrefix<'_>) -> Result<Self::Index, KvError>;
 
-    /// How tokens that come after the prefix get into an index.
+    /// How tokens after the prefix enter an index.
     fn growth(&self) -> Growth;
 
-    /// An empty index, with what `like` learned from its prefix if it is given. Called only as far as
-    /// [`growth`](Self::growth) allows.
+    /// An empty index, with what `like` learned from its prefix, if given. Called only as far as [`growth`](Self::growth) allows.
     fn empty(&self, place: KvHeadId, like: Option<&Self::Index>) -> Self::Index;
 
     /// Truncates the index to its first `kept` tokens (a multiple of the [`grain`](Self::grain)) and appends `new`.
     fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>);
 
-    /// Bytes that the index occupies.
+    /// Number of bytes that the index occupies.
     fn index_bytes(&self, index: &Self::Index) -> usize;
 
     /// See [`Method::counts_costs`](crate::Method::counts_costs).
@@ -84,7 +84,7 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         true
     }
 
-    /// The score of every page of a segment for every query, `[query][page]`, with its cost.
+    /// Returns the score of every page of a segment for every query, `[query][page]`, and adds its cost.
     ///
     /// # Errors
     /// If keys of the prefix cannot be read.
@@ -116,11 +116,11 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         false
     }
 
-    /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. If scores are linear, the
-    /// sum of the group's queries is scored.
+    /// Returns the sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, and adds their cost. If scores are
+    /// linear, the sum of the group's queries is scored.
     ///
     /// # Errors
-    /// As [`scores`](Self::scores).
+    /// Those of [`scores`](Self::scores).
     fn sums(
         &self,
         queries: &GroupQueries<'_>,
@@ -138,12 +138,12 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         Ok(Reduce::Sum.apply(&scores, scores.len() / queries.group()))
     }
 
-    /// Quantised keys for a second score; only a [`Coded`](crate::scored::coded::Coded) scorer's index has them.
+    /// Quantised keys for a second score; only the index of a [`Coded`](crate::scored::coded::Coded) scorer has them.
     fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
         None
     }
 
-    /// Its form on a device, with equal scores; why there is none, or none with these parameters, by default.
+    /// Its device form, with equal scores; by default, the reason why there is none, or none with these parameters.
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
         Err(HostReason::NoForm)
     }
@@ -153,7 +153,7 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
         false
     }
 
-    /// Weights the tokens selected at one position, for methods whose output is not only that of the selected tokens.
+    /// Weights the tokens selected at one position, for methods whose output does not come from the selected tokens alone.
     ///
     /// # Errors
     /// If values of the prefix cannot be read.
@@ -167,15 +167,14 @@ pub(crate) trait Scorer: Clone + Send + Sync + 'static {
     }
 }
 
-/// How tokens that come after the prefix get into an index.
+/// How tokens after the prefix enter an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// They cannot; the reason.
+    /// They cannot; holds the reason.
     None(&'static str),
-    /// They extend what was learned from a prefix; how.
+    /// They extend what was learned from a prefix; says how.
     OfPrefix(&'static str),
-    /// Each token is indexed independently of the others, so a prompt can be read with the index from its first token;
-    /// how.
+    /// Each token is indexed independently of the others, so a prompt can be read with the index from its first token; says how.
     Free(&'static str),
 }
 
@@ -201,26 +200,26 @@ pub(crate) struct NewTokens<'a> {
 pub(crate) struct Segment<'a, I> {
     /// Their index.
     pub index: &'a I,
-    /// Their keys `[token][d]`, to be read.
+    /// The candidates' keys `[token][d]`, read on demand.
     pub keys: KvRows<'a>,
 }
 
-/// The candidates and scores that one position selected from.
+/// The candidates that one position selected from, and their scores.
 pub(crate) struct SelectionSource<'a, I> {
-    /// `[query of the group][page]`.
+    /// The scores, `[query of the group][page]`.
     pub scores: &'a [f32],
     /// The first candidate.
     pub first: usize,
-    /// All of them.
+    /// All parts of the candidates, in order.
     pub parts: &'a [Part<'a, I>],
 }
 
-/// Some candidates of a position.
+/// A part of a position's candidates.
 pub(crate) struct Part<'a, I> {
-    /// Their index, which may hold further tokens behind them.
+    /// The part's index, which may hold further tokens after them.
     pub index: &'a I,
-    /// How many there are.
+    /// Number of candidates in the part.
     pub tokens: usize,
-    /// Their values `[token][d]`, to be read.
+    /// The candidates' values `[token][d]`, read on demand.
     pub values: KvRows<'a>,
 }

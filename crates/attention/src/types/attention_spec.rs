@@ -1,9 +1,9 @@
-//! What a layer of a model does between the products `q·k` and the softmax.
+//! How a layer of a model turns the products `q·k` into softmax weights.
 //!
-//! The model gives one [`AttentionSpec`] for each layer ([`LayerSpecs`]); methods and kernels read it from the prefix, the chunk of the
-//! prompt or the step that they are given. The default factor of the logits, `1/√d`, is written here and nowhere else.
+//! The model gives one [`AttentionSpec`] for each layer ([`LayerSpecs`]). Methods and kernels read it from the prefix, prompt chunk or
+//! step that they are given. The default factor of the logits, `1/√d`, is defined here and nowhere else.
 //!
-//! Rotary positions are no part of it: keys are rotated before they are stored, and methods that move tokens to other positions are
+//! Rotary positions are not part of it: keys are rotated before they are stored, and methods that move tokens to other positions are
 //! given a [`Rotation`](crate::Rotation).
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use spattn_kernels::{Accumulator, LogitRule};
 
 /// The factor of the logits: `q·k` is multiplied by it before the softmax.
 ///
-/// Kept as the root that it is one over, because some methods need the number under the root.
+/// Stored together with the squared divisor, because some methods need the number under the root.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxScale {
     factor: f32,
@@ -26,22 +26,22 @@ pub struct SoftmaxScale {
 }
 
 impl SoftmaxScale {
-    /// `1/√of`: of the width of a head by default; some families name another number (Gemma's `query_pre_attn_scalar`).
+    /// The factor `1/√of`. By default `of` is the width of a head; some families name another number (Gemma's `query_pre_attn_scalar`).
     pub fn inverse_root(of: usize) -> Self {
         Self { factor: 1.0 / (of as f32).sqrt(), squared_divisor: of as f64 }
     }
 
-    /// A factor that the family states itself, above 0 (Granite's `attention_multiplier`).
+    /// A factor that the model family states itself, above 0 (Granite's `attention_multiplier`).
     pub fn of_factor(factor: f32) -> Self {
         Self { factor, squared_divisor: f64::from(factor).powi(-2) }
     }
 
-    /// What `q·k` is multiplied by.
+    /// The number that `q·k` is multiplied by.
     pub fn factor(self) -> f32 {
         self.factor
     }
 
-    /// What `q·k` is divided by: `√d` by default.
+    /// The number that `q·k` is divided by: `√d` by default.
     pub fn divisor(self) -> f64 {
         self.squared_divisor.sqrt()
     }
@@ -52,31 +52,31 @@ impl SoftmaxScale {
     }
 }
 
-/// How a layer makes weights of the products of its queries and keys.
+/// How a layer turns the products of its queries and keys into weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// Factor of the logits.
     pub scale: SoftmaxScale,
-    /// A scaled logit `x` becomes `cap·tanh(x/cap)`; `None` to leave it.
+    /// Soft cap: a scaled logit `x` becomes `cap·tanh(x/cap)`; `None` for no cap.
     pub soft_cap: Option<f32>,
-    /// How many of the last tokens a token sees, itself included; `None` for all. At least 1.
+    /// Number of last tokens that a token sees, itself included; `None` for all. At least 1.
     pub window: Option<usize>,
-    /// For each query head a logit in the denominator of every softmax, without a value; `None` for none.
+    /// For each query head, a logit without a value in the denominator of every softmax; `None` for none.
     pub sinks: Option<Arc<[f32]>>,
 }
 
 impl AttentionSpec {
-    /// Softmax of `q·k/√d` over all tokens up to the query's own, `d` being the width of a head.
+    /// Softmax of `q·k/√d` over all tokens up to the query's own, where `d` is the width of a head.
     pub fn of_width(d: usize) -> Self {
         Self { scale: SoftmaxScale::inverse_root(d), soft_cap: None, window: None, sinks: None }
     }
 
-    /// The first token that the last of `total` tokens sees.
+    /// Returns the first token that the last of `total` tokens sees.
     pub fn first_visible(&self, total: usize) -> usize {
         self.window.map_or(0, |window| total.saturating_sub(window))
     }
 
-    /// Of static tokens, those that the last of `total` tokens sees. Of the first ones, none is static once one of them is hidden.
+    /// The static tokens that the last of `total` tokens sees. Once the window hides any first token, none of the sink is static.
     pub(crate) fn visible_static(&self, exact: StaticTokens, total: usize) -> StaticTokens {
         match self.first_visible(total) {
             0 => exact,
@@ -84,19 +84,19 @@ impl AttentionSpec {
         }
     }
 
-    /// Of candidates among `prefix` tokens, those that the next token sees.
+    /// The candidates among `prefix` tokens that the next token sees.
     pub(crate) fn visible_candidates(&self, candidates: Range<usize>, prefix: usize) -> Range<usize> {
         let start = self.first_visible(prefix + 1).max(candidates.start);
         start..candidates.end.max(start)
     }
 
-    /// What the kernels need of it, beside the window.
+    /// What the kernels need of the spec, besides the window.
     pub(crate) fn logit_rule(&self) -> LogitRule<'_> {
         let sinks = self.sinks.as_deref().unwrap_or(&[]);
         LogitRule { scale: self.scale.factor(), soft_cap: self.soft_cap, sinks }
     }
 
-    /// An accumulator for `queries` queries of width `d`, whose logits are capped as the layer's are.
+    /// An accumulator for `queries` queries of width `d`, with the layer's soft cap.
     pub(crate) fn accumulator(&self, queries: usize, d: usize) -> Accumulator {
         Accumulator::new(queries, d).with_soft_cap(self.soft_cap)
     }
@@ -112,7 +112,7 @@ impl AttentionSpec {
 pub struct LayerSpecs(Arc<[AttentionSpec]>);
 
 impl LayerSpecs {
-    /// The same for all of `layers` layers.
+    /// The same spec for all of `layers` layers.
     pub fn uniform(layers: usize, spec: AttentionSpec) -> Self {
         Self(vec![spec; layers].into())
     }
@@ -122,12 +122,12 @@ impl LayerSpecs {
         self.0.len()
     }
 
-    /// Those of all layers, in order.
+    /// Iterates over the specs of all layers, in order.
     pub fn iter(&self) -> impl Iterator<Item = &AttentionSpec> {
         self.0.iter()
     }
 
-    /// That of one layer.
+    /// Returns the spec of one layer.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -137,12 +137,13 @@ impl LayerSpecs {
 }
 
 impl LayerSpecs {
-    /// What of any layer goes beyond the plain softmax of scaled logits over all tokens, each once.
+    /// The features of any layer that go beyond the plain softmax of scaled logits over all tokens, each once.
     pub fn beyond_plain(&self) -> BTreeSet<SpecReason> {
         self.0.iter().flat_map(SpecReason::beyond_plain).collect()
     }
 
-    /// Whether each layer attends all that it sees: by policy, or because it has a window of its own that methods leave as it is.
+    /// Whether each layer attends all tokens that it sees: by policy, or because it has a window of its own that methods leave
+    /// unchanged.
     pub fn dense(&self, policy: &Policy) -> Vec<bool> {
         let is_left = |spec: &AttentionSpec| spec.window.is_some() && policy.local_layers == LocalLayers::Dense;
         self.0.iter().zip(policy.dense(self.layers())).map(|(spec, dense)| dense || is_left(spec)).collect()
@@ -160,7 +161,7 @@ impl From<Vec<AttentionSpec>> for LayerSpecs {
     }
 }
 
-/// Something of a layer's [`AttentionSpec`] that cannot be honoured.
+/// A feature of a layer's [`AttentionSpec`] that cannot be honoured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecReason {
     /// The cap of the logits.
@@ -174,8 +175,8 @@ pub enum SpecReason {
 }
 
 impl SpecReason {
-    /// What of `spec` a method cannot honour. `is_indifferent` says whether it does not matter to the method what becomes of products
-    /// before the softmax.
+    /// The features of `spec` that a method cannot honour. `is_indifferent` says whether the method works alike whatever is done to
+    /// products before the softmax.
     pub(crate) fn of_method(spec: &AttentionSpec, is_indifferent: bool, positions: Positions) -> Vec<Self> {
         let honours = |reason: &Self| match reason {
             Self::Window => positions == Positions::Original,
@@ -185,7 +186,7 @@ impl SpecReason {
         Self::beyond_plain(spec).into_iter().filter(|reason| !honours(reason)).collect()
     }
 
-    /// What of `spec` goes beyond the plain softmax of scaled logits over all tokens.
+    /// The features of `spec` that go beyond the plain softmax of scaled logits over all tokens.
     pub fn beyond_plain(spec: &AttentionSpec) -> Vec<Self> {
         let parts = [
             (spec.soft_cap.is_some(), Self::SoftCap),
@@ -211,7 +212,7 @@ impl fmt::Display for SpecReason {
 mod tests {
     use super::*;
 
-    /// Records of earlier versions stay equal to the bit: each precision has the number that it was computed as there.
+    /// Records of earlier versions stay equal to the bit: each precision keeps the value that it was computed as there.
     #[test]
     fn the_default_scale_is_one_over_the_root_of_the_width_in_each_precision() {
         for d in 1..=512 {

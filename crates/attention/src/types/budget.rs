@@ -1,11 +1,11 @@
-//! How much a method may attend: tokens, a share of the context, or a density to meet.
+//! How many tokens a method may attend: a number, a share of the context, or a density to meet.
 //!
 //! Every method accepts `density=X` instead of its own budget. X is the share of the context that is attended in sparse layers, static
 //! tokens (sink, window, and all tokens after the prefix) included: the column `density_sparse_layers`, and also `density` if no layer is
-//! dense. From it, a budget of tokens is computed at every step, less the static tokens. A budget in other terms (tables, a probability,
-//! draws) is solved once for an example, from the measurements of a [`Probe`](crate::Probe).
+//! dense. At every step, the budget is the number of tokens that this share amounts to, less the static tokens. A budget in other terms
+//! (tables, a probability, draws) is solved once for an example, from the measurements of a [`Probe`](crate::Probe).
 //!
-//! Layers may have different shares of a budget of tokens ([`Schedule`](crate::Schedule)): what is computed from the context is the mean
+//! Layers may have different shares of a budget of tokens ([`Schedule`](crate::Schedule)): the number computed from the context is the mean
 //! over layers, and [`Context::share`] gives this layer's part.
 
 use std::fmt::{self, Display};
@@ -25,8 +25,8 @@ pub enum Budget {
     Ratio(f64),
     /// A density: a share of the tokens in context, static ones included.
     Density(f64),
-    /// A share of the prefix that is kept when it ends, static tokens of the prefix included, rounded down. What follows the prefix is kept
-    /// as well and does not count.
+    /// A share of the prefix that is kept when it ends, static tokens of the prefix included, rounded down. Tokens after the prefix are
+    /// kept as well and do not count.
     Kept(f64),
 }
 
@@ -43,12 +43,12 @@ impl Hash for Budget {
 }
 
 impl Budget {
-    /// Tokens to select in this context: the layer's share of the mean over layers.
+    /// Number of tokens to select in this context: the layer's share of the mean over layers.
     pub fn tokens(self, context: Context) -> usize {
         context.share.of(self.mean_tokens(context))
     }
 
-    /// Tokens to select, mean over layers. At least 1 for a density: a method that selects nothing is a different
+    /// Number of tokens to select, as the mean over layers. At least 1 for a density, because a method that selects nothing is a different
     /// method.
     fn mean_tokens(self, context: Context) -> usize {
         match self {
@@ -59,12 +59,12 @@ impl Budget {
         }
     }
 
-    /// Whether the budget is no token at all.
+    /// Whether the budget is 0 tokens.
     pub fn is_none(self) -> bool {
         self == Budget::Tokens(0)
     }
 
-    /// Blocks of `size` tokens to select; tokens and ratios are rounded up to whole blocks, a density to the nearest.
+    /// Number of blocks of `size` tokens to select. Tokens and ratios are rounded up to whole blocks, a density to the nearest.
     pub fn blocks(self, context: Context, size: usize) -> usize {
         let tokens = self.mean_tokens(context);
         context.share.of(match self {
@@ -74,36 +74,36 @@ impl Budget {
     }
 }
 
-/// The number of tokens in context, and of the static ones among them.
+/// The number of tokens in context, and how many of them are not candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     /// All tokens, the current one included.
     pub tokens: usize,
-    /// Those that are no candidates: the static ones, and those that the layer hides.
+    /// Tokens that are not candidates: the static ones, and those that the layer hides.
     pub fixed: usize,
-    /// How many of the first tokens the layer hides.
+    /// Number of first tokens that the layer hides.
     pub hidden: usize,
     /// The layer's share of a budget.
     pub share: LayerShare,
 }
 
 impl Context {
-    /// `tokens` in context, of which `candidates` may be selected, at a layer with the mean budget.
+    /// A context of `tokens` tokens, of which `candidates` may be selected, at a layer with the mean budget.
     pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
         Self { tokens, fixed: tokens.saturating_sub(candidates.len()), hidden: 0, share: LayerShare::default() }
     }
 
-    /// The same at a layer that hides the first `hidden` tokens, none of which is a candidate.
+    /// The same context at a layer that hides the first `hidden` tokens, none of which is a candidate.
     pub(crate) fn hiding(self, hidden: usize) -> Self {
         Self { hidden, ..self }
     }
 
-    /// Tokens that the current one sees, itself included.
+    /// Number of tokens that the current one sees, itself included.
     fn visible(self) -> usize {
         self.tokens - self.hidden
     }
 
-    /// The same at a layer with this share of the budget.
+    /// The same context at a layer with this share of the budget.
     pub fn at(self, share: LayerShare) -> Self {
         Self { share, ..self }
     }
@@ -113,23 +113,22 @@ impl Context {
         self.tokens - self.fixed
     }
 
-    /// Number of candidates that bring the attended tokens to a share `density` of the context; 0 if the static ones
-    /// exceed it.
+    /// Number of candidates to select so that a share `density` of the context is attended; 0 if the static tokens alone exceed it.
     pub fn missing(self, density: f64) -> usize {
         let fixed = self.fixed - self.hidden;
         ((density * self.visible() as f64).round() as usize).saturating_sub(fixed).min(self.candidates())
     }
 
-    /// Number of candidates that bring the kept tokens to a share of the context, rounded down; 0 if the static ones exceed it.
+    /// Number of candidates to keep so that a share of the context is kept, rounded down; 0 if the static tokens alone exceed it.
     pub(crate) fn missing_of_kept(self, share: f64) -> usize {
-        // A share in decimals is seldom exact: a tenth of 30 tokens is 3.
+        // A decimal share is seldom exact in binary: without this, 0.29 of 100 tokens would be 28.
         const ROUNDING: f64 = 1e-9;
         let fixed = self.fixed - self.hidden;
         ((share * self.visible() as f64 + ROUNDING).floor() as usize).saturating_sub(fixed).min(self.candidates())
     }
 }
 
-/// A parameter that sets the budget: given as a value, or as the density that it should lead to.
+/// A parameter that sets the budget, given as a value or as the density to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tuned<T> {
     /// The value.
@@ -151,10 +150,10 @@ impl<T: Hash> Hash for Tuned<T> {
 }
 
 impl<T: Copy> Tuned<T> {
-    /// The value.
+    /// Returns the value.
     ///
     /// # Panics
-    /// If it is not solved yet; the engine solves it before any other call.
+    /// If it has not been solved yet; the engine solves it before any other call.
     pub fn value(self) -> T {
         match self {
             Tuned::Value(value) => value,
@@ -162,7 +161,7 @@ impl<T: Copy> Tuned<T> {
         }
     }
 
-    /// The density to solve for, if the value is not given.
+    /// Returns the density to solve for, if no value is given.
     pub fn density(&self) -> Option<f64> {
         match self {
             Tuned::Value(_) => None,

@@ -21,7 +21,8 @@ impl Channels {
         params.get(key, default, "a whole number from 1, or a share such as d/8")
     }
 
-    /// The number, if it is given as one; for [`Method::required_head_dim`](crate::Method::required_head_dim).
+    /// Returns the number if it is given as one; for
+    /// [`Method::required_head_dim`](crate::Method::required_head_dim).
     pub(crate) fn asked(self, key: &'static str) -> Option<(&'static str, usize)> {
         match self {
             Self::Count(n) => Some((key, n)),
@@ -29,7 +30,7 @@ impl Channels {
         }
     }
 
-    /// The number for heads of width `d`; from 1 to `d`.
+    /// Returns the number of channels for heads of width `d`; from 1 to `d`.
     pub(crate) fn of(self, d: usize) -> usize {
         match self {
             Self::Count(n) => n.min(d),

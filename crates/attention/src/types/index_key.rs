@@ -5,11 +5,11 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// The settings of a method that its index over a prefix depends on: methods of one name with equal keys share one index, and so do
-/// methods of several names whose keys [say so](Self::of_several_methods).
+/// The settings of a method that its index over a prefix depends on. Methods of one name share an index if their keys are equal; methods
+/// of several names do so if their keys were made by [`of_several_methods`](Self::of_several_methods).
 ///
-/// A key is a value of the method's own type, so that the compiler can check it: either all of the method, with derived `Eq` and
-/// `Hash`, or what an exhaustive pattern (`let Self { page, ties: _ } = self`) takes from it. Keys of different types differ.
+/// A key is a value of the method's own type, so that the compiler checks its completeness: either the whole method, with derived `Eq`
+/// and `Hash`, or what an exhaustive pattern (`let Self { page, ties: _ } = self`) takes from it. Keys of different types differ.
 #[derive(Debug, Clone)]
 pub struct IndexKey {
     settings: Arc<dyn Settings>,
@@ -22,8 +22,7 @@ impl IndexKey {
         Self { settings: Arc::new(settings), of_several: false }
     }
 
-    /// The key of an index that several methods build from the same settings. All that have keys of this type must have the same type of
-    /// index.
+    /// The key of an index that several methods build from the same settings. Methods with keys of one type must have one type of index.
     pub fn of_several_methods(settings: impl Any + Debug + Eq + Hash + Send + Sync) -> Self {
         Self { of_several: true, ..Self::new(settings) }
     }
@@ -70,7 +69,7 @@ impl<S: Any + Debug + Eq + Hash + Send + Sync> Settings for S {
     }
 }
 
-/// A number of a key, equal if its bits are.
+/// A floating-point setting of a key; two are equal if their bits are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bits(u64);
 

@@ -1,4 +1,4 @@
-//! The policy every method shares: which tokens are always attended, which layers stay dense, and how the prefix is stored.
+//! The policy that all methods share: which tokens are always attended, which layers are dense, and how the prefix is stored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,13 +10,13 @@ use crate::kv::shape::MOST_TOKENS;
 use crate::types::schedule::Schedule;
 use spattn_base::error::UsageError;
 
-/// Tokens attended exactly by every method, layers left dense, and how the prefix is stored.
+/// The tokens that every method attends exactly, the dense layers, and how the prefix is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// First tokens of the context, always attended.
     pub sink: usize,
-    /// Last tokens of the shared prefix, always attended. What follows the prefix is attended as well (unless `tail`
-    /// says otherwise), so this window never becomes shorter than `local`.
+    /// Last tokens of the shared prefix, always attended. Tokens after the prefix are attended as well (unless `tail` says otherwise), so
+    /// this window never becomes shorter than `local`.
     pub local: usize,
     /// Layers that attend everything.
     pub dense_layers: DenseLayers,
@@ -26,27 +26,27 @@ pub struct Policy {
     pub schedule: Schedule,
     /// What methods do in layers that have a window of their own.
     pub local_layers: LocalLayers,
-    /// How the keys and values of the prefix are stored, from which the index is built and which every layer attends, dense ones too.
+    /// The storage type of the prefix's keys and values. Indexes are built from them, and every layer attends them, dense ones too.
     pub kv_dtype: PrefixDtype,
 }
 
-/// What methods do in layers whose tokens see only a window of the last ones.
+/// What methods do in layers whose tokens see only a window of the last tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LocalLayers {
-    /// They leave them as they are: all of the window is attended.
+    /// Methods leave these layers unchanged: all of the window is attended.
     #[default]
     Dense,
-    /// They select among the tokens of the window. Its last tokens are static as in other layers; the first tokens of the context are
-    /// static until the window has moved on from the first of them.
+    /// Methods select among the tokens of the window. Its last tokens are static as in other layers; the first tokens of the context are
+    /// static until the window has moved past the first of them.
     Sparse,
 }
 
 impl LocalLayers {
-    /// The names of all.
+    /// The names of all variants.
     pub const NAMES: [&str; 2] = ["dense", "sparse"];
 
-    /// The name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -61,7 +61,7 @@ impl FromStr for LocalLayers {
     }
 }
 
-/// The parameter of all methods that says how the prefix is stored.
+/// The parameter, common to all methods, that says how the prefix is stored.
 pub(crate) const KV_DTYPE: &str = "kv_dtype";
 
 impl Policy {
@@ -79,13 +79,12 @@ pub enum Tail {
     Exact,
     /// Only the last tokens of the context, this many, are static; tokens that leave this window become candidates.
     Window(usize),
-    /// As a window of the policy's `local` tokens.
+    /// Like `Window`, with the policy's `local` tokens.
     Indexed,
 }
 
 impl Tail {
-    /// Length of the sliding window, at least 1 as it contains the current token; `None` if all tokens after the prefix
-    /// are static.
+    /// Length of the sliding window, at least 1 because it contains the current token; `None` if all tokens after the prefix are static.
     pub fn window(self, local: usize) -> Option<usize> {
         match self {
             Self::Exact => None,
@@ -120,7 +119,7 @@ impl fmt::Display for Tail {
 }
 
 impl Default for Policy {
-    /// `sink=4, local=64`, no dense layer: MagicPIG's windows (its §5) applied to every method.
+    /// `sink=4, local=64` and no dense layer: MagicPIG's windows (its §5), applied to every method.
     fn default() -> Self {
         Self {
             sink: 4,

@@ -1,11 +1,12 @@
-//! The positions at which tokens are attended: their own, those within a cache, or grouped ones. Grouped positions let
-//! a model read contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM Maybe LongLM", §3.2).
+//! The positions at which tokens are attended: their own, those within a cache, or grouped ones. Grouped positions let a model read
+//! contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM Maybe LongLM", §3.2).
 //!
-//! A query at position `p` sees the tokens at a distance below `w`, its neighbours, at their own positions. Tokens further off are far
-//! tokens: they stand at `⌊position/g⌋` for a query that stands at `⌊p/g⌋ + w − ⌊w/g⌋`. So their distances continue where those of the
-//! neighbours end, and grow by one every `g` tokens. All tokens enter one softmax.
+//! A query at position `p` attends its neighbours, the tokens at a distance below `w`, at their own positions. Tokens further away are
+//! far tokens. They are attended at position `⌊position/g⌋`, by the query at position `⌊p/g⌋ + w − ⌊w/g⌋`. So their distances continue
+//! where those of the neighbours end, and grow by one every `g` tokens. All tokens enter one softmax.
 //!
 //! Keys are stored rotated, so a far key is rotated back to its group's position when it is read. The angle depends only on the key's
+//! position. A query is rotated back in the same way.
 //! position; the same holds for a query.
 
 use std::fmt;
@@ -13,14 +14,14 @@ use std::fmt;
 /// Which tokens are grouped, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grouping {
-    /// Far tokens in a group, which share a position (`g`); at least 1.
+    /// Number of far tokens in a group, which share a position (`g`); at least 1.
     pub group: usize,
-    /// Number of last tokens up to a query, its own included, that it sees at their own positions (`w`); at least 1.
+    /// Number of last tokens, the query's own included, that a query attends at their own positions (`w`); at least 1.
     pub neighbours: usize,
 }
 
 impl Grouping {
-    /// Number of far tokens for a query at `position`; these are the first ones of the context.
+    /// Number of far tokens for a query at `position`; they are the first tokens of the context.
     pub fn far(self, position: usize) -> usize {
         (position + 1).saturating_sub(self.neighbours)
     }
@@ -46,13 +47,13 @@ pub struct Grouped<'a> {
 }
 
 impl Grouped<'_> {
-    /// Rotates the queries `[query][d]` of a token at `position` to where they stand for far tokens.
+    /// Rotates the queries `[query][d]` of a token at `position` to their position for far tokens.
     pub fn turn_queries(&self, queries: &mut [f32], d: usize, position: usize) {
         let shift = self.grouping.query_shift(position);
         self.rotation.turn_rows_back(queries, d, shift);
     }
 
-    /// Rotates the keys `[token][d]` of `tokens` to where they stand as far tokens.
+    /// Rotates the keys `[token][d]` of `tokens` to their positions as far tokens.
     pub fn turn_keys(&self, keys: &mut [f32], d: usize, tokens: &[u32]) {
         for (key, token) in keys.chunks_exact_mut(d).zip(tokens) {
             self.rotation.turn_back(key, self.grouping.key_shift(*token as usize));
@@ -60,13 +61,13 @@ impl Grouped<'_> {
     }
 }
 
-/// The positions that RoPE gives to tokens in context.
+/// The positions that RoPE assigns to the tokens in context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
     /// Their positions in the text.
     Original,
-    /// Positions within a cache that holds only the static tokens: the sink stands directly before the recent tokens,
-    /// however far apart they are in the text. For methods that select nothing.
+    /// Positions within a cache that holds only the static tokens: the sink directly precedes the recent tokens, however far apart
+    /// they are in the text. For methods that select nothing.
     WithinCache,
     /// Positions of Self-Extend, also in layers that are dense by policy: tokens far from a query share positions in
     /// groups.
@@ -84,7 +85,7 @@ impl Positions {
     }
 }
 
-/// Panic message; plans refuse such methods on models whose positions cannot be moved.
+/// Panic message; the planner rejects such methods for models whose positions cannot be moved.
 pub(crate) const GIVEN_ROTATION: &str = "the model gives its RoPE rotation to methods that move positions";
 
 /// Moves rotated vectors to other positions; only the model knows its frequencies.
@@ -92,7 +93,8 @@ pub trait Rotation: Send + Sync {
     /// Rotates `x: [d]` as if its token stood `positions` earlier.
     fn turn_back(&self, x: &mut [f32], positions: usize);
 
-    /// Rotates each of `rows: [row][d]` as [`turn_back`](Self::turn_back) does, to the same bits. Angles can be computed once for all.
+    /// Rotates each of `rows: [row][d]` with the same result, to the bit, as [`turn_back`](Self::turn_back). Angles can be computed
+    /// once for all rows.
     fn turn_rows_back(&self, rows: &mut [f32], d: usize, positions: usize) {
         rows.chunks_exact_mut(d).for_each(|row| self.turn_back(row, positions));
     }

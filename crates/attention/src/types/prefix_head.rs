@@ -1,4 +1,4 @@
-//! One KV head of a finished prefix, and where its layer stands among the layers that are not dense.
+//! One KV head of a finished prefix, and the rank of its layer among the sparse layers.
 
 use std::ops::Range;
 
@@ -21,15 +21,16 @@ pub struct HeadPrefix<'a> {
     pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
     pub kv_head: usize,
-    /// Rotated keys `[token][d]` of the prefix, to be read.
+    /// Rotated keys `[token][d]` of the prefix, read on demand.
     pub keys: KvRows<'a>,
-    /// Values `[token][d]` of the prefix, to be read.
+    /// Values `[token][d]` of the prefix, read on demand.
     pub values: KvRows<'a>,
     /// Channels of a head.
     pub d: usize,
     /// Factor of the logits.
     pub scale: SoftmaxScale,
-    /// The model's storage type of keys and values, in which they are shown whatever they are stored as.
+    /// The model's storage type of keys and values. Keys and values are presented in it, however the
+    /// prefix is stored.
     pub dtype: KvDtype,
     /// Tokens that may be selected; the others are static.
     pub candidates: Range<usize>,
@@ -45,17 +46,17 @@ impl<'a> HeadPrefix<'a> {
         self.keys.tokens()
     }
 
-    /// Rotated keys of the candidates, to be read.
+    /// Rotated keys of the candidates, read on demand.
     pub fn candidate_keys(&self) -> KvRows<'a> {
         self.keys.slice(self.candidates.clone())
     }
 
-    /// Values of the candidates, to be read.
+    /// Values of the candidates, read on demand.
     pub fn candidate_values(&self) -> KvRows<'a> {
         self.values.slice(self.candidates.clone())
     }
 
-    /// Exact `q·k` of one query with some tokens of the prefix.
+    /// Exact `q·k` of one query with a range of the prefix's tokens.
     ///
     /// # Errors
     /// If the keys cannot be read.
@@ -65,7 +66,7 @@ impl<'a> HeadPrefix<'a> {
         Ok(scores)
     }
 
-    /// The prefix as a context, for methods that spend their budget at the end of prefill.
+    /// The context that ends with the prefix, for methods that spend their budget at the end of prefill.
     pub fn context(&self) -> Context {
         Context::new(self.tokens(), &self.candidates).at(self.depth.share)
     }
@@ -74,22 +75,22 @@ impl<'a> HeadPrefix<'a> {
 /// Rank of a layer among the sparse layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseLayerRank {
-    /// Sparse layers before it.
+    /// Number of sparse layers before it.
     pub rank: usize,
     /// Number of sparse layers.
     pub of: usize,
-    /// Its share of the budget.
+    /// The layer's share of the budget.
     pub share: LayerShare,
 }
 
 impl Default for SparseLayerRank {
-    /// The only layer.
+    /// The rank of the only layer.
     fn default() -> Self {
         Self { rank: 0, of: 1, share: LayerShare::default() }
     }
 }
 
-/// One KV head, and how its keys are stored.
+/// Identifies one KV head, with the storage type and scale of its keys.
 #[derive(Debug, Clone, Copy)]
 pub struct KvHeadId {
     /// Layer, from 0.

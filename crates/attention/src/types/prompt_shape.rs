@@ -1,4 +1,5 @@
-//! The shape of a prefix, on which the memory for it and for its indexes depends.
+//! The shape of a prefix, which determines the memory of the prefix and its
+//! indexes.
 
 /// The shape of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

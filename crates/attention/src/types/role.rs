@@ -1,6 +1,6 @@
-//! The role of a method among those that it is compared with.
+//! The role of a method in comparisons with others.
 
-/// The role of a registered method; conclusions and figures treat methods by it.
+/// The role of a registered method, by which conclusions and figures treat it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Attention over all tokens: the reference of all comparisons.
@@ -14,7 +14,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Its name.
+    /// Returns the role's name.
     pub fn name(self) -> &'static str {
         match self {
             Role::Reference => "reference",
@@ -24,7 +24,7 @@ impl Role {
         }
     }
 
-    /// Its meaning, in one line.
+    /// Returns the role's meaning, in one line.
     pub fn about(self) -> &'static str {
         match self {
             Role::Reference => "reference: attends every token; all other methods are compared with it",

@@ -1,9 +1,9 @@
 //! How a method's budget of tokens is distributed over layers.
 //!
-//! A schedule gives each layer a weight. Take a budget of `k` tokens per layer, `n` sparse layers, and weights `w` that sum to `W` over
-//! these. The `i`-th sparse layer gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`. So all layers together get exactly
-//! `k·n`, whatever the rounding. A layer whose budget exceeds its candidates selects all of them; the rest of its budget is not given
-//! to other layers. `linear` is the schedule that the paper on top-k attention suggests (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the
+//! A schedule gives each layer a weight. Take a budget of `k` tokens per layer and `n` sparse layers whose weights `w` sum to `W`. The
+//! `i`-th sparse layer gets `C(i) − C(i−1)` tokens, where `C(i) = ⌊k·n·(w_1 + … + w_i)/W⌋`. So all layers together get exactly `k·n`,
+//! whatever the rounding. A layer whose budget exceeds its candidates selects all of them; the rest of its budget is not given to other
+//! layers. `linear` is the schedule that the paper on top-k attention suggests (arXiv:2502.06766, §4.4): weights 1, 2, 3, ... from the
 //! first sparse layer to the last.
 
 use std::fmt;
@@ -19,7 +19,7 @@ pub enum Schedule {
     Uniform,
     /// In proportion to a layer's rank among the sparse layers, from 1.
     Linear,
-    /// One for each layer of the model; those of dense layers are ignored.
+    /// One weight for each layer of the model; those of dense layers are ignored.
     Weights(Vec<u32>),
 }
 
@@ -51,7 +51,7 @@ impl Schedule {
         }
     }
 
-    /// How many times its mean the largest budget of a layer is at most, in a model with these `dense` layers, rounded up.
+    /// Upper bound of the largest budget of a layer, as a multiple of the mean budget, in a model with these `dense` layers.
     pub fn largest(&self, dense: &[bool]) -> usize {
         let times = |layer: usize| {
             let LayerShare { own, all, layers, .. } = self.share(dense, layer);
@@ -60,7 +60,7 @@ impl Schedule {
         (0..dense.len()).filter(|layer| !dense[*layer]).map(times).max().unwrap_or(1)
     }
 
-    /// The share of layer `layer`, in a model with these `dense` layers.
+    /// Returns the share of layer `layer`, in a model with these `dense` layers.
     pub fn share(&self, dense: &[bool], layer: usize) -> LayerShare {
         let weight = |rank: usize, at: usize| match self {
             Self::Uniform => 1,
@@ -97,14 +97,14 @@ pub struct LayerShare {
 }
 
 impl Default for LayerShare {
-    /// The only layer: the whole budget.
+    /// The share of the only layer: the whole budget.
     fn default() -> Self {
         Self { before: 0, own: 1, all: 1, layers: 1 }
     }
 }
 
 impl LayerShare {
-    /// The layer's part of a budget that is `mean` on average.
+    /// Returns the layer's part of a budget whose mean over layers is `mean`.
     pub fn of(self, mean: usize) -> usize {
         let up_to = |weights: u64| u128::from(self.layers) * mean as u128 * u128::from(weights) / u128::from(self.all);
         (up_to(self.before + self.own) - up_to(self.before)) as usize

@@ -6,10 +6,11 @@ use crate::types::attention_spec::SoftmaxScale;
 use spattn_kernels::matmul::{matmul, transposed};
 use spattn_kernels::{Rows, linear};
 
-/// More queries than this are multiplied as a matrix. With fewer, a query's results are the same bits as if it were alone.
+/// More queries than this are multiplied as a matrix. With fewer, each query's results have the same bits as if it were
+/// alone.
 pub(crate) const FEW_QUERIES: usize = 16;
 
-/// Products of `queries: [g][d]` with stored rows, into `out: [g][rows]`.
+/// Writes the products of `queries: [g][d]` with stored rows into `out: [g][rows]`.
 pub(crate) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
     if queries.len() > FEW_QUERIES * d && rows.elements() > 0 {
         return matmul(queries, d, &transposed(&rows.to_f32(), d), rows.elements() / d, out);
@@ -21,7 +22,7 @@ pub(crate) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f
     }
 }
 
-/// Products of `query: [d]` with the stored rows that `some` names.
+/// Writes the products of `query: [d]` with the stored rows listed in `some` into `out`.
 pub(crate) fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
     match rows {
         Rows::F32(data) => linear::scores_of(query, data, some, out),
@@ -30,7 +31,7 @@ pub(crate) fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut 
     }
 }
 
-/// Queries of a GQA group: those of one step, or of some rows of a prompt.
+/// Queries of a GQA group, from one step or from several rows of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupQueries<'a> {
     /// Layer, from 0.
@@ -39,7 +40,7 @@ pub(crate) struct GroupQueries<'a> {
     pub kv_head: usize,
     /// Rotated, unscaled, `[group][row][d]`.
     pub queries: &'a [f32],
-    /// Rows of each head; 1 in a step.
+    /// Rows of each head; 1 in a decode step.
     pub rows: usize,
     /// Channels of a head.
     pub d: usize,
@@ -48,17 +49,17 @@ pub(crate) struct GroupQueries<'a> {
 }
 
 impl<'a> GroupQueries<'a> {
-    /// Queries of all heads and rows.
+    /// Number of queries, over all heads and rows.
     pub fn count(&self) -> usize {
         self.queries.len() / self.d
     }
 
-    /// Query heads in the group.
+    /// Number of query heads in the group.
     pub fn group(&self) -> usize {
         self.count() / self.rows
     }
 
-    /// The rows `[row][d]` of one head.
+    /// Returns the rows `[row][d]` of one head.
     pub fn head(&self, head: usize) -> &'a [f32] {
         &self.queries[head * self.rows * self.d..][..self.rows * self.d]
     }
@@ -68,7 +69,7 @@ impl<'a> GroupQueries<'a> {
         dots(self.queries, rows, self.d, cost)
     }
 
-    /// As [`dots`](Self::dots), for rows in context, wherever they are.
+    /// Like [`dots`](Self::dots), for rows in context, wherever they are stored.
     ///
     /// # Errors
     /// If the rows cannot be read.
@@ -80,7 +81,7 @@ impl<'a> GroupQueries<'a> {
     }
 }
 
-/// Products of `queries: [g][d]` with rows in context, into `out: [g][rows]`. Rows in memory are multiplied where they are.
+/// Writes the products of `queries: [g][d]` with rows in context into `out: [g][rows]`. Rows in memory are not copied.
 ///
 /// # Errors
 /// If the rows cannot be read.
@@ -102,8 +103,8 @@ pub(crate) fn score_context(queries: &[f32], rows: KvRows<'_>, out: &mut [f32]) 
     })
 }
 
-/// Shows `visit` each of the queries `[query][d]` by its number, with its products with all rows in context, which it may
-/// change. Rows are read once for every [few](FEW_QUERIES) queries, or once for all if they are not in memory.
+/// Calls `visit` with the number of each of the queries `[query][d]` and its products with all rows in context, which
+/// `visit` may change. Rows are read once for every [`FEW_QUERIES`] queries, or once for all if they are not in memory.
 ///
 /// # Errors
 /// If the rows cannot be read.
@@ -133,7 +134,7 @@ pub(crate) fn score_each(
     Ok(())
 }
 
-/// Products of `query: [d]` with some rows in context, in their order.
+/// Writes the products of `query: [d]` with the listed rows in context, in their order.
 ///
 /// # Errors
 /// If the rows cannot be read.
@@ -150,7 +151,7 @@ pub(crate) fn score_some_in_context(
     Ok(())
 }
 
-/// For each of `rows` rows, the first `kept` columns of `left`, then all of `right`.
+/// Joins, for each of `rows` rows, the first `kept` columns of `left` and all of `right`.
 pub(crate) fn joined_scores(rows: usize, (left, kept): (&[f32], usize), right: &[f32]) -> Vec<f32> {
     let (l, r) = (left.len() / rows, right.len() / rows);
     let mut joined = Vec::with_capacity(rows * (kept + r));

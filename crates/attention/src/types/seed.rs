@@ -9,17 +9,17 @@ pub fn mix_seed(seed: u64, value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What the seed of a row (a token of a sequence) is derived from.
+/// The values from which the seed of a row (a token of a sequence) is derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSeed {
-    /// Seed of its sequence.
+    /// Seed of the sequence.
     pub run: u64,
     /// Tokens in context, the row's own included.
     pub total: usize,
 }
 
 impl RowSeed {
-    /// The seed of the row at a KV head of a layer.
+    /// Returns the seed of the row at a KV head of a layer.
     pub fn of_head(self, layer: usize, kv_head: usize) -> u64 {
         mix_seed(head_seed(self.run, layer, kv_head), self.total as u64)
     }

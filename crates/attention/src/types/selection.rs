@@ -1,4 +1,4 @@
-//! What a step attends: the static tokens, the tokens that a method selected, and how they are weighted.
+//! What a step attends: the static tokens, the tokens that a method selected, and their weighting.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use crate::types::policy::Policy;
 /// Tokens attended exactly: `0..sink` and `recent..total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StaticTokens {
-    /// End of the first part.
+    /// End of the sink.
     pub sink: usize,
-    /// Beginning of the last part, which runs to the current token.
+    /// Start of the recent tokens, which end with the current one.
     pub recent: usize,
 }
 
 impl StaticTokens {
-    /// All tokens.
+    /// Makes all tokens static.
     pub fn all() -> Self {
         Self { sink: 0, recent: 0 }
     }
 
-    /// The sink, and either the last `local` tokens of the prefix with everything after it, or a sliding window.
+    /// The sink, and either a sliding window, or the last `local` tokens of the prefix and everything after it.
     pub fn policy(policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Self {
         let recent = match policy.tail.window(policy.local) {
             None => prefix_tokens.saturating_sub(policy.local),
@@ -36,12 +36,12 @@ impl StaticTokens {
         Self { sink: policy.sink.min(recent), recent }
     }
 
-    /// Number of static tokens, of `total` in context.
+    /// Number of static tokens, given `total` tokens in context.
     pub fn tokens(&self, total: usize) -> usize {
         self.sink + total - self.recent
     }
 
-    /// Candidates: tokens of the prefix that are not static.
+    /// The candidates: the tokens of the prefix that are not static.
     pub fn candidates(&self, prefix_tokens: usize) -> Range<usize> {
         self.sink..self.recent.min(prefix_tokens).max(self.sink)
     }
@@ -57,10 +57,10 @@ pub enum Selection {
 }
 
 impl Selection {
-    /// Leaves out tokens before `first`, which the layer hides.
+    /// Removes tokens before `first`, which the layer hides.
     ///
     /// # Panics
-    /// If what is given for tokens is what all candidates weigh; plans refuse such methods in layers that hide tokens.
+    /// If the weighting depends on all candidates; the planner rejects such methods for layers that hide tokens.
     pub(crate) fn leave_out_before(&mut self, first: u32) {
         match self {
             Selection::Shared(picks) => picks.leave_out_before(first),
@@ -76,7 +76,7 @@ impl Selection {
         }
     }
 
-    /// Bytes of the keys, or values, of the distinct tokens, of `total` in context.
+    /// Bytes of the keys, or of the values, of the distinct selected tokens, given `total` tokens in context.
     pub(crate) fn bytes(&self, part: KvPart, rows: &RowBytes, total: usize) -> usize {
         match self {
             Selection::Shared(picks) => rows.of_tokens(part, &picks.tokens),
@@ -85,7 +85,7 @@ impl Selection {
         }
     }
 
-    /// Union of the tokens of all query heads, of `total` in context.
+    /// Union of the tokens of all query heads, given `total` tokens in context.
     pub(crate) fn tokens(&self, total: usize) -> TokenSet {
         match self {
             Selection::Shared(picks) => TokenSet::of(picks.tokens.iter().copied(), total),
@@ -93,8 +93,8 @@ impl Selection {
         }
     }
 
-    /// Number of tokens selected, and of those that `other`, a selection of the same heads, lacks; of `total` in context. What a group
-    /// shares counts once.
+    /// Number of tokens selected, and number of these that `other`, a selection of the same heads, lacks, given `total` tokens in context.
+    /// A selection shared by a group counts once.
     pub(crate) fn missing_in(&self, other: &Self, total: usize) -> (usize, usize) {
         let set = |picks: &SelectedTokens| TokenSet::of(picks.tokens.iter().copied(), total);
         let counts = self.lists().iter().zip(other.lists()).map(|(own, others)| {
@@ -104,7 +104,7 @@ impl Selection {
         counts.fold((0, 0), |sum, (wanted, missed)| (sum.0 + wanted, sum.1 + missed))
     }
 
-    /// The selections of the query heads, or the only one of the group.
+    /// The selections of the query heads, or the group's only selection.
     fn lists(&self) -> &[SelectedTokens] {
         match self {
             Selection::Shared(picks) => std::slice::from_ref(picks),
@@ -130,7 +130,7 @@ impl Selection {
 pub(crate) struct TokenSet(Vec<u64>);
 
 impl TokenSet {
-    /// The set of `tokens`, of `total` in context.
+    /// The set of `tokens`, given `total` tokens in context.
     pub fn of(tokens: impl IntoIterator<Item = u32>, total: usize) -> Self {
         let mut words = vec![0u64; total.div_ceil(u64::BITS as usize)];
         tokens.into_iter().for_each(|token| words[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS));
@@ -150,19 +150,19 @@ impl TokenSet {
         self.0.iter().take(whole).map(ones).sum::<usize>() + last
     }
 
-    /// Bytes of the keys, or values, of its tokens.
+    /// Bytes of the keys, or of the values, of the tokens in the set.
     pub fn bytes(&self, part: KvPart, rows: &RowBytes) -> usize {
         let coded = self.before(rows.coded_tokens());
         rows.of_counts(part, coded, self.len() - coded)
     }
 
-    /// Set difference; `other` has as many tokens in context.
+    /// Returns the set difference; `other` must have the same number of tokens in context.
     pub fn without(mut self, other: &Self) -> Self {
         self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= !other);
         self
     }
 
-    /// All of them, ascending.
+    /// Returns all tokens of the set, ascending.
     pub fn ascending(&self) -> Vec<u32> {
         let of_word = |(at, word): (usize, &u64)| {
             let (first, word) = (at as u32 * u64::BITS, *word);
@@ -182,7 +182,7 @@ pub struct SelectedTokens {
 }
 
 impl SelectedTokens {
-    /// Tokens that enter the common softmax by their logits.
+    /// Tokens that enter the common softmax with their logits.
     pub fn softmax(tokens: Vec<u32>) -> Self {
         Self { tokens, weighting: Weighting::Softmax }
     }
@@ -210,10 +210,10 @@ impl SelectedTokens {
 pub enum Weighting {
     /// Ordinary logits, in one softmax with the static tokens.
     Softmax,
-    /// Logits less `ln u`, with `u` the token's sampling probability, in one softmax (MagicPIG, eq. 11).
+    /// Logits minus `ln u`, where `u` is the token's sampling probability, in one softmax (MagicPIG, eq. 11).
     LogBias(Vec<f32>),
     /// Given weights, which sum to about 1 and represent candidates whose exponentials sum to `exp(log_mass)` (oracle sampling). Only for
-    /// selections by query head.
+    /// selections per query head.
     Direct {
         /// One weight for each token.
         weights: Vec<f32>,
@@ -221,9 +221,9 @@ pub enum Weighting {
         log_mass: f32,
     },
     /// Ordinary logits, which hold only a part of the candidates' softmax mass. The rest of the mass goes to one vector, which replaces the
-    /// candidates not selected (SparQ's mean value).
+    /// candidates that were not selected (SparQ's mean value).
     Remainder {
-        /// Mass of the candidates not selected, as a share of all candidates' mass, in `0..1`; one for each query head.
+        /// Mass of the candidates that were not selected, as a share of all candidates' mass, in `0..1`; one for each query head.
         shares: Vec<f32>,
         /// The vector, `[d]`.
         value: Vec<f32>,
@@ -240,7 +240,7 @@ pub struct AttendedTokens {
 }
 
 impl AttendedTokens {
-    /// Number of tokens that each query head of a group attends, of `total` in context.
+    /// Number of tokens that each query head of a group attends, given `total` tokens in context.
     pub(crate) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
         let fixed = self.exact.tokens(total);
         match &self.selection {
@@ -249,15 +249,15 @@ impl AttendedTokens {
         }
     }
 
-    /// Bytes of keys and values of the distinct tokens that the group attends, of `total` in context: what a kernel that processes its
-    /// query heads together reads.
+    /// Bytes of keys and values of the distinct tokens that the group attends, given `total` tokens in context. A kernel that processes the
+    /// group's query heads together reads these.
     pub(crate) fn read_bytes(&self, rows: &RowBytes, total: usize) -> usize {
         let StaticTokens { sink, recent } = self.exact;
         let selected = |part| self.selection.as_ref().map_or(0, |selection| selection.bytes(part, rows, total));
         rows.both(0..sink) + rows.both(recent..total) + KvPart::BOTH.map(selected).iter().sum::<usize>()
     }
 
-    /// As [`read_bytes`](Self::read_bytes), without the static tokens behind a prefix of `prefix` tokens; selected tokens must be of the
+    /// Like [`read_bytes`](Self::read_bytes), without the static tokens after a prefix of `prefix` tokens. Selected tokens must lie in the
     /// prefix.
     pub(crate) fn read_bytes_of_prefix(&self, rows: &RowBytes, prefix: usize, total: usize) -> usize {
         let behind = self.exact.recent.clamp(prefix.min(total), total)..total;

@@ -37,9 +37,9 @@ pub enum Text {
     Generated,
     /// A text's token ids. Blocks continue where the last one ended, and start again at the end of the text.
     File {
-        /// Its name and hash, for the record.
+        /// A description for the record: the file's name and the start of its hash.
         label: String,
-        /// Without the tokenizer's first special tokens.
+        /// The tokens, without the special tokens that the tokenizer puts in front.
         ids: Vec<u32>,
     },
     /// Prompts of a task.
@@ -62,7 +62,7 @@ impl Text {
     /// Reads a file of running text.
     ///
     /// # Errors
-    /// As [`read_text`].
+    /// The errors of [`read_text`].
     pub fn file(path: &Path, model: &OpenModel) -> Result<Self> {
         let (label, ids) = read_text(path, "--data", &model.tokenizer)?;
         Ok(Self::File { label, ids })
@@ -77,7 +77,7 @@ impl Text {
         }
     }
 
-    /// The shortest block, in tokens.
+    /// The number of tokens of the shortest possible block.
     fn shortest(&self) -> usize {
         match self {
             Self::Rows(_) => SHORTEST_ROW,
@@ -85,7 +85,7 @@ impl Text {
         }
     }
 
-    /// The length of the `number`-th block in tokens, at most `longest`. For rows, lengths are uniform on a logarithmic scale.
+    /// The length of block `number` in tokens, at most `longest`. Lengths of training rows are uniform on a logarithmic scale.
     fn length(&self, number: usize, longest: usize, seed: u64) -> usize {
         const STEPS: usize = 1 << 20;
         match self {
@@ -98,11 +98,11 @@ impl Text {
         }
     }
 
-    /// The `number`-th block, of `tokens` tokens (for tasks, at most that many).
+    /// The tokens of block `number`: `tokens` of them; for tasks, at most that many.
     fn block(&self, number: usize, tokens: usize, seed: u64, model: &OpenModel) -> Result<Vec<u32>> {
         match self {
             Self::Generated => {
-                // A word has at least one token.
+                // A word has at least one token, so `tokens` words are enough.
                 let text = Essays::Grammar.reader(seed, number as u64).text(tokens);
                 let mut ids = model.tokenizer.encode_text(&text, true)?;
                 ids.truncate(tokens);
@@ -130,8 +130,8 @@ impl Text {
     }
 }
 
-/// Reads a file of running text, which `flag` names: returns its name and hash for the record, and its tokens without the tokenizer's first
-/// special tokens.
+/// Reads a file of running text. Returns a description of the file (name and start of its hash) and its tokens, without the special tokens
+/// that the tokenizer puts in front. `flag` is the flag that gave the path, which hints name.
 ///
 /// # Errors
 /// If it cannot be read or has no text.
@@ -152,13 +152,13 @@ pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(Stri
     Ok((label, ids))
 }
 
-/// The shortest block, in tokens, that says enough about the model.
+/// The fewest tokens of a block from which something can be learned about the model.
 const LEAST_BLOCK: usize = 64;
 const CALIBRATION_SEEDS: &str = "calibration";
-/// The shortest training row that is read, in tokens.
+/// The number of tokens of the shortest training row.
 const SHORTEST_ROW: usize = 256;
 
-/// The model's tokens for training rows.
+/// Encodes training rows as the model's tokens.
 struct RowEncoder<'a> {
     tokenizer: &'a Tokenizer,
     bos: u32,
@@ -172,14 +172,14 @@ impl<'a> RowEncoder<'a> {
             UsageError::new(format!("{} has no end-of-text token, which training rows need", model.id))
                 .hint("give text with --data, or prompts with --task")
         })?;
-        // A model without a BOS token reads rows after an EOS token.
+        // If the model has no BOS token, a row starts with an EOS token.
         Ok(Self { tokenizer, bos: tokenizer.bos_id().unwrap_or(eos), eos })
     }
 }
 
 impl Encoder for RowEncoder<'_> {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        // Tokenizers of models encode every text. A text that failed would be missing from its row, nothing else.
+        // A model's tokenizer can encode every text. If it failed, only this text would be missing from its row.
         ids.extend(self.tokenizer.encode_text(text, false).unwrap_or_default());
     }
 
@@ -199,14 +199,14 @@ impl Encoder for RowEncoder<'_> {
 /// An artefact to make, and how.
 #[derive(Clone)]
 pub struct CalibrationOrder {
-    /// Who makes it.
+    /// The calibration that makes it.
     pub calibration: &'static Calibration,
     /// Its settings as the user gave them.
     pub spec: MethodSpec,
 }
 
 impl CalibrationOrder {
-    /// Reads `kind` or `kind:setting=value,...`, each kind once; all kinds there are if none is given.
+    /// Parses specs `kind` or `kind:setting=value,...`. Without specs, returns an order for every kind that exists.
     ///
     /// # Errors
     /// If a kind is unknown or given twice.
@@ -228,7 +228,7 @@ impl CalibrationOrder {
                 orders.push(Self { calibration, spec });
             }
         }
-        // Always in the same order, so that orders that read the same text are adjacent.
+        // A fixed order, so that orders that read the same text are adjacent.
         orders.sort_by_key(|o| CALIBRATIONS.iter().position(|c| c.kind == o.calibration.kind));
         Ok(orders)
     }
@@ -238,7 +238,7 @@ impl CalibrationOrder {
         orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading)
     }
 
-    /// The default reading of orders that share one.
+    /// The default reading of orders that share a reading.
     ///
     /// # Panics
     /// If there are no orders.
@@ -246,10 +246,10 @@ impl CalibrationOrder {
         orders[0].calibration.reading
     }
 
-    /// The text that is generated if the user gives none.
+    /// The text that is generated for this order if the user gives none.
     ///
     /// # Errors
-    /// If its settings are wrong.
+    /// If the order's settings are wrong.
     pub fn text(&self) -> Result<ReadingText, UsageError> {
         self.calibration.text.map_or(Ok(self.calibration.reading.text), |of| of(&self.spec))
     }
@@ -266,15 +266,15 @@ impl CalibrationOrder {
 pub struct CalibrationPlan<'a> {
     /// Which artefacts to make.
     pub orders: &'a [CalibrationOrder],
-    /// Read in turn, a block each.
+    /// The texts to read, in turn: one block from each.
     pub texts: &'a [Text],
-    /// Tokens to read, in all blocks together.
+    /// The number of tokens to read, over all blocks.
     pub tokens: usize,
-    /// Most tokens of a block; the last one may be shorter.
+    /// The most tokens of a block. The last block may be shorter.
     pub length: usize,
-    /// Further blocks, of full length, that measure what was learned.
+    /// The number of further blocks of full length, on which the result is measured.
     pub held_out: usize,
-    /// The seed of the text and of random numbers.
+    /// The seed of the text and of all random numbers.
     pub seed: u64,
 }
 
@@ -282,7 +282,7 @@ pub struct CalibrationPlan<'a> {
 pub struct Made {
     /// Its kind.
     pub kind: &'static str,
-    /// Contents of its file.
+    /// The contents of its file.
     pub bytes: Vec<u8>,
     /// Notes for the user, one line each.
     pub notes: Vec<String>,
@@ -290,10 +290,10 @@ pub struct Made {
     pub held_out: Option<String>,
 }
 
-/// Imports nets that others trained for a model.
+/// Imports nets that were trained for a model elsewhere.
 ///
 /// # Errors
-/// A [`UsageError`] if such files are not read for `order`, or the file cannot be read or does not fit the model.
+/// A [`UsageError`] if `order` cannot import such files, or if the file cannot be read or does not fit the model.
 pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Result<Made> {
     let (kind, label) = (order.calibration.kind, path.display());
     if let Some((key, _)) = order.spec.params.first() {
@@ -334,15 +334,15 @@ pub fn import(order: &CalibrationOrder, path: &Path, model: &OpenModel) -> Resul
     Ok(Made { kind, bytes, notes: collected.notes, held_out: None })
 }
 
-/// What calibrating gave.
+/// The result of a calibration.
 pub struct CalibrationOutcome {
-    /// One for each order of the plan, in its order.
+    /// The artefacts, in the order of the plan's orders.
     pub made: Vec<Made>,
-    /// Sequences read.
+    /// The number of blocks read.
     pub blocks: usize,
-    /// Tokens read.
+    /// The number of tokens read.
     pub tokens: usize,
-    /// The text, in words.
+    /// A description of the text.
     pub data: String,
     /// The time that this run took.
     pub took: Duration,
@@ -356,7 +356,7 @@ struct Read {
 }
 
 impl CalibrationPlan<'_> {
-    /// Makes sure that settings are right and that the model can read the blocks.
+    /// Checks that the settings are valid and that the model can read the blocks.
     ///
     /// # Errors
     /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are longer than the model's context.
@@ -392,17 +392,17 @@ impl CalibrationPlan<'_> {
         memory::check(self.bytes(model) as u64, what, "choose a shorter --length")
     }
 
-    /// The memory that reading takes: the weights, the longest block, and what is kept of it.
+    /// The bytes of memory that the calibration needs: weights, prefill of the longest block, and what the calibrations keep of it.
     pub fn bytes(&self, model: &OpenModel) -> usize {
         let (block, dimensions, shape) = (self.tokens.min(self.length), &model.dimensions, model.shape());
         let waiting: usize = self.orders.iter().map(|order| (order.calibration.waiting)(&shape, block)).sum();
         dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false)).saturating_add(waiting)
     }
 
-    /// Makes the first block of each text, as [`run`](Self::run) would, and reads nothing.
+    /// Makes the first block of each text as [`run`](Self::run) would, without reading it.
     ///
     /// # Errors
-    /// If one cannot be made, or is longer than the model's context.
+    /// If a block cannot be made, or is longer than the model's context.
     pub fn check_first_blocks(&self, model: &OpenModel) -> Result<()> {
         let blocks = self.blocks();
         blocks
@@ -412,23 +412,23 @@ impl CalibrationPlan<'_> {
             .try_for_each(|(at, length)| self.ids(at, *length, model).map(drop))
     }
 
-    /// The blocks as pairs of a number and a length in tokens, held-out ones with them.
+    /// The blocks as pairs of a count and a length in tokens, with the held-out blocks at the end.
     pub fn lengths(&self) -> Vec<(usize, usize)> {
         let learned = self.blocks().into_iter().map(|length| (1, length));
         learned.chain((self.held_out > 0).then_some((self.held_out, self.length))).collect()
     }
 
-    /// Makes sure that a calibration could go on from its checkpoints, if there are any to go on from.
+    /// Checks that the calibration can resume from its checkpoints.
     ///
     /// # Errors
-    /// A [`UsageError`] if they are of another calibration, or one is missing; if they cannot be read.
+    /// A [`UsageError`] if a checkpoint is missing or was written by another calibration; another error if one cannot be read.
     pub fn check_resumable(&self, checkpoints: &Checkpoints, model: &OpenModel) -> Result<()> {
         let shape = model.shape();
         let of = Calibrated { model: &shape, tokens: self.tokens, seed: self.seed, data: self.data() };
         self.orders.iter().try_for_each(|order| checkpoints.load(order.calibration.kind, &of).map(drop))
     }
 
-    /// Notes for the user about the text, one line each: about files that are read more than once.
+    /// Notes for the user about texts, one line each: which files are read more than once.
     pub fn notes(&self) -> Vec<String> {
         let mut read = vec![0; self.texts.len()];
         self.blocks().iter().enumerate().for_each(|(number, length)| read[number % self.texts.len()] += length);
@@ -456,7 +456,7 @@ impl CalibrationPlan<'_> {
         &self.texts[number % self.texts.len()]
     }
 
-    /// Lengths of the blocks.
+    /// The lengths of the blocks that are learned from.
     fn blocks(&self) -> Vec<usize> {
         let (mut lengths, mut left) = (Vec::new(), self.tokens);
         while left > 0 {
@@ -471,14 +471,14 @@ impl CalibrationPlan<'_> {
         lengths
     }
 
-    /// Reads a block and passes each chunk to `observe`. Returns the number of tokens.
+    /// Prefills a block and passes each chunk to `observe`. Returns the block's number of tokens.
     fn read(&self, number: usize, length: usize, model: &Model, observe: &mut ObserveChunk<'_>) -> Result<usize> {
         let ids = self.ids(number, length, model)?;
         model.decoder.prefill_observed(&ids, ids.len(), observe)?;
         Ok(ids.len())
     }
 
-    /// The tokens of a block.
+    /// The tokens of block `number`.
     fn ids(&self, number: usize, length: usize, model: &OpenModel) -> Result<Vec<u32>> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
@@ -492,11 +492,11 @@ impl CalibrationPlan<'_> {
         Ok(ids)
     }
 
-    /// Reads all blocks. After each, `progress` gets the number of blocks done and of all blocks. `None` if it stops the run, which leaves
-    /// checkpoints to resume from.
+    /// Reads all blocks. After each, calls `progress` with the number of blocks done and the number of all blocks. Returns `None` if
+    /// `progress` stops the run; checkpoints to resume from are then written.
     ///
     /// # Errors
-    /// If a text cannot be made or read, a prompt is longer than the model's context, or a checkpoint cannot be written or resumed.
+    /// If a text cannot be made or read, a prompt is longer than the model's context, or a checkpoint cannot be written or restored.
     pub fn run(
         &self,
         model: &Model,
@@ -541,7 +541,7 @@ impl CalibrationPlan<'_> {
         Ok(Some(CalibrationOutcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))
     }
 
-    /// The text, in words.
+    /// A description of the texts and of the length of blocks.
     pub fn data(&self) -> String {
         let labels: Vec<&str> = self.texts.iter().map(Text::label).collect();
         format!("{}, {} tokens a block", labels.join(" + "), self.length)
@@ -562,7 +562,7 @@ impl CalibrationPlan<'_> {
 
     // ---- checkpoints ----
 
-    /// Writes the state of every collector that has one.
+    /// Writes a checkpoint of every collector.
     fn write_checkpoints(
         &self,
         checkpoints: &Checkpoints,
@@ -578,17 +578,17 @@ impl CalibrationPlan<'_> {
         Ok(())
     }
 
-    /// The number of blocks that are learned from.
+    /// The number of blocks that are learned from, without held-out blocks.
     pub fn count(&self) -> usize {
         self.blocks().len()
     }
 
-    /// Whether there is a checkpoint of any of the artefacts.
+    /// Whether any of the artefacts has a checkpoint.
     pub fn has_checkpoint(&self, checkpoints: &Checkpoints) -> bool {
         self.orders.iter().any(|order| checkpoints.file(order.calibration.kind).exists())
     }
 
-    /// Restores the collectors from their checkpoints, and returns what had been read by then.
+    /// Restores the collectors from their checkpoints. Returns how much had been read by then.
     fn resume(
         &self,
         checkpoints: &Checkpoints,
@@ -610,7 +610,7 @@ impl CalibrationPlan<'_> {
         Ok(first)
     }
 
-    /// The multiplications of reading the first `blocks` blocks; of all, with those that are held out, if `None`.
+    /// The multiplications of reading the first `blocks` blocks; if `None`, of all blocks including the held-out ones.
     pub fn work(&self, blocks: Option<usize>, model: &OpenModel) -> u64 {
         let lengths = self.blocks();
         let held_out = std::iter::repeat_n(self.length, if blocks.is_none() { self.held_out } else { 0 });

@@ -1,5 +1,5 @@
-//! Reads a prompt densely in two parts and passes both to observers: the first part is the context; the tokens after it have the queries
-//! that attend to it.
+//! Prefills a prompt densely in two parts, each with its own observer. The first part is the context; the queries of the second part
+//! attend to it.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use spattn_attention::calibration::ObserveChunk;
 use spattn_attention::kv::LayerKv;
 use spattn_model::decoder::Decoder;
 
-/// Reads the first `context` of `ids`, and then the others, if there are any. `before` gets the first part's chunks at every layer,
-/// `behind` those of the second part. Returns keys and values of all layers for all tokens.
+/// Prefills the first `context` tokens of `ids`, then the others if there are any. `before` observes the chunks of the first part at
+/// every layer, `behind` those of the second. Returns the keys and values of all layers for all tokens.
 ///
 /// # Errors
-/// If the decoder cannot read them, or they cannot be copied from a device.
+/// If the decoder cannot read the tokens, or their keys and values cannot be copied from a device.
 pub fn read_apart(
     decoder: &Decoder,
     ids: &[u32],

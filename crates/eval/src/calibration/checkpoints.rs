@@ -1,5 +1,5 @@
-//! Checkpoints of calibrations: the state of collectors after whole blocks, from which the same calibration goes on. What is read and
-//! learned is in [`calibrate`](super::calibrate).
+//! Checkpoints of calibrations: the state of the collectors after some number of blocks, from which the same calibration can resume.
+//! Reading and learning are in [`calibrate`](super::calibrate).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ use spattn_base::error::UsageError;
 
 /// Where a calibration's checkpoints are stored, and how often they are written.
 ///
-/// A checkpoint has a kind of its own, so no run takes it for an artefact.
+/// A checkpoint's kind differs from that of an artefact, so that no run uses a checkpoint as an artefact.
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
-    /// Folder of the files.
+    /// The folder of the checkpoints.
     pub folder: PathBuf,
     /// Whether to resume from existing files.
     pub resume: bool,
-    /// The time after which another block makes a checkpoint. However short it is, writing takes no more than a twentieth of the time.
+    /// The time after which the next block writes a checkpoint; extended to 20 times what writing the last one took.
     pub gap: Duration,
-    /// Whether one is written after the last block too, since other calibrations follow, during which the program may be stopped.
+    /// Whether to write a checkpoint after the last block too, because other calibrations follow and may be interrupted.
     pub at_end: bool,
-    /// Blocks in the last checkpoint. An interrupted command reports them as kept.
+    /// The number of blocks in the last checkpoint, which an interrupted command reports.
     pub kept: Arc<AtomicUsize>,
 }
 
 impl Checkpoints {
-    /// Blocks after which a checkpoint is written in any case.
+    /// A checkpoint is written after every multiple of this many blocks.
     const EVERY: usize = 32;
-    /// The least time between two checkpoints, in times that writing one takes.
+    /// The least gap between two checkpoints, in multiples of the time that writing one takes.
     const LEAST_GAPS: u32 = 20;
 
-    /// Checkpoints in a folder, to begin with.
+    /// The default checkpoints in a folder, without resuming.
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -53,10 +53,10 @@ impl Checkpoints {
         self.folder.join(format!("{kind}.checkpoint"))
     }
 
-    /// The checkpoint of a kind, which the same calibration must have written.
+    /// Loads the checkpoint of a kind, and checks that the same calibration wrote it.
     ///
     /// # Errors
-    /// A [`UsageError`] if there is none, or it is of another calibration; if it cannot be read.
+    /// A [`UsageError`] if there is none or another calibration wrote it; another error if it cannot be read.
     pub(super) fn load(&self, kind: &str, of: &Calibrated<'_>) -> Result<Artefact> {
         let path = self.file(kind);
         let bytes = match std::fs::read(&path) {
@@ -78,7 +78,7 @@ impl Checkpoints {
         Ok(checkpoint)
     }
 
-    /// Writes the state of a collector after what `info` says was read.
+    /// Writes a checkpoint of a collector's state; `info` has what was read until then.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -90,27 +90,27 @@ impl Checkpoints {
     }
 }
 
-/// What a calibration reads, by which its checkpoints are known again.
+/// What a calibration reads. A checkpoint has to match it.
 pub(super) struct Calibrated<'a> {
     pub model: &'a ModelShape,
-    /// Tokens of the whole text.
+    /// The number of tokens of the whole plan.
     pub tokens: usize,
     pub seed: u64,
-    /// The text, in words.
+    /// A description of the text.
     pub data: String,
 }
 
-/// A checkpoint that does not belong to this calibration.
+/// The error for a checkpoint of another calibration.
 pub(super) fn refused(error: ArtefactError) -> UsageError {
     UsageError::new(error.to_string())
         .hint("--resume needs the arguments and the model of the run that wrote the checkpoint")
 }
 
-/// When checkpoints are written.
+/// Decides when to write checkpoints.
 pub(super) struct Keeping<'c> {
     pub checkpoints: &'c Checkpoints,
     last: Instant,
-    /// How long the last one took.
+    /// How long writing the last checkpoint took.
     took: Duration,
 }
 
@@ -131,7 +131,7 @@ impl<'c> Keeping<'c> {
     }
 }
 
-/// The setting of a checkpoint that holds the plan's number of tokens.
+/// The key under which a checkpoint stores the plan's number of tokens.
 const PLANNED: &str = "planned_tokens";
 
 fn checkpoint_kind(kind: &str) -> String {

@@ -13,7 +13,7 @@ use spattn_base::error::UsageError;
 use spattn_model::OpenModel;
 use spattn_model::calibration::CalibrationPlace;
 
-/// Gives each method that needs one its artefact, from `folder` or from the model's own place.
+/// Gives each method its artefact if it needs one, from `folder` or else from the model's own place.
 ///
 /// # Errors
 /// A [`UsageError`] that says how to make an artefact, if one is missing or was not made for this model.
@@ -32,7 +32,7 @@ pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Pat
     Ok(())
 }
 
-/// The artefact of `kind` for `model`, or an error for the method `method` that needs it.
+/// The artefact of `kind` for `model`. Errors name `method`, which needs it.
 fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Artefact> {
     found(kind, model, folder)?.ok_or_else(|| {
         let file = place(model, folder).label(kind);
@@ -42,7 +42,7 @@ fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> R
     })
 }
 
-/// The artefact of `kind` for `model`, from `folder` or from the model's own place; `None` if there is none.
+/// The artefact of `kind` for `model`, from `folder` or else the model's own place; `None` if none exists.
 ///
 /// # Errors
 /// If it cannot be read, or was not made for this model.
@@ -55,14 +55,14 @@ pub fn found(kind: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Opt
     let artefact = Artefact::parse(&file, bytes).map_err(refused)?;
     let mut shape = model.shape();
     if shape.weights_sha256.is_empty() {
-        // A plan does not read the weights, so it cannot tell whether the artefact was made from them.
+        // A plan does not read the weights, so it cannot check that the artefact was made from them.
         shape.weights_sha256.clone_from(&artefact.info().model.weights_sha256);
     }
     artefact.check(kind, &shape).map_err(refused)?;
     Ok(Some(artefact))
 }
 
-/// The place where artefacts are looked for.
+/// Where artefacts are looked for.
 fn place(model: &OpenModel, folder: Option<&Path>) -> CalibrationPlace {
     folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()))
 }
@@ -79,7 +79,7 @@ fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&
     UsageError::new(error.to_string()).hint(how_to_make(&what, model, folder))
 }
 
-/// The command that makes an artefact at the place where it was looked for, or where it can be stored.
+/// The command that makes an artefact where it was looked for, or where it can be stored.
 fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
     let command = format!("spattn calibrate {kind} --model {}", model.id);
     match (folder, &model.writable_calibration) {

@@ -1,53 +1,53 @@
-//! Numbers as users write them: bounds, and the words in which an argument out of them is refused.
+//! Parsers of numbers as users write them. Their errors say what is allowed.
 //!
-//! The parser of arguments puts the flag and the value before what is said here.
+//! The parser of arguments puts the flag and the value in front of these errors.
 
 use std::ops::RangeInclusive;
 
 use spattn_attention::kv::MOST_TOKENS;
 
-/// Examples for each task and length that can be asked for: more than can be run, and far from where sums overflow.
+/// The most examples per task and length: more than anybody can run, and far below an overflow of sums.
 pub const MOST_SAMPLES: usize = 1_000_000_000_000;
 
-/// Answers to each example that can be asked for.
+/// The most answers per example.
 pub(super) const MOST_REPEATS: usize = 1000;
 
-/// Methods that can be run together, all grids, sinks, windows and dense layers multiplied.
+/// The most methods of a run, counting every combination of grid values, sinks, windows and dense layers.
 pub(super) const MOST_METHODS: usize = 10_000;
 
-/// Values that any other key can list, and combinations of model, seed and protocol, each of which is run.
+/// The most values in the list of any other key, and the most combinations of model, seed and protocol in a sweep.
 pub(super) const MOST_VALUES: usize = 10_000;
 
-/// A whole number within bounds, ends included.
+/// Parses a whole number within `range`.
 ///
 /// # Errors
-/// What is allowed.
+/// A message that says which numbers are allowed.
 pub fn whole(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| format!("it should be a whole number from {} to {}", range.start(), range.end()))
 }
 
-/// A number within bounds, ends included.
+/// Parses a number within `range`.
 ///
 /// # Errors
-/// What is allowed.
+/// A message that says which numbers are allowed.
 pub fn decimal(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| format!("it should be a number from {} to {}", range.start(), range.end()))
 }
 
-/// A seed: any number of 64 bits.
+/// Parses a seed: any 64-bit number.
 ///
 /// # Errors
-/// What is allowed.
+/// A message that says which numbers are allowed.
 pub fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("it should be a whole number from 0 to {}", u64::MAX))
 }
 
-/// Threads to use. More than a few for each core only wait for each other.
+/// Parses a number of threads. The limit is a few for each core, because more would only wait for each other.
 ///
 /// # Errors
-/// What is allowed on this machine.
+/// A message that says which numbers are allowed on this machine.
 pub fn threads(text: &str) -> Result<usize, String> {
     const LEAST_ALLOWED: usize = 64;
     const OF_A_CORE: usize = 4;
@@ -56,11 +56,11 @@ pub fn threads(text: &str) -> Result<usize, String> {
     whole(text, 1..=most).map_err(|what| format!("{what} on this machine, which has {cores} cores"))
 }
 
-/// A number of tokens as tables show it too: `4096`, `4K`, or `1M`. None at all can be read: where a token is needed, the
-/// check of the setting says so.
+/// Parses a number of tokens, also in the forms that tables show: `4096`, `4K`, or `1M`. It accepts 0; settings that need
+/// at least one token check that themselves.
 ///
 /// # Errors
-/// What is allowed.
+/// A message that says which numbers are allowed.
 pub fn tokens(text: &str) -> Result<usize, String> {
     let unit = match text.as_bytes().last() {
         Some(b'k' | b'K') => 1 << 10,

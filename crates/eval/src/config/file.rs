@@ -1,4 +1,4 @@
-//! Parses the text of a config file into [`Settings`]; an error names the line and the key.
+//! Parses the text of a config file into [`Settings`]. Errors name the line and the key.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use spattn_base::error::{UsageError, in_plain_words};
 const HINT: &str = "`spattn list configs` shows configs that work";
 
 impl Settings {
-    /// Reads a config's text; `file` is its name in errors.
+    /// Parses a config's text. `file` is its name in errors.
     ///
     /// # Errors
-    /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, and a value of the wrong type or out of bounds. A text in YAML is named as
-    /// such, with its first keys in TOML.
+    /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, and a value of the wrong type or out of bounds. If the text is YAML, the
+    /// error says so and shows its first keys in TOML.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         let settings: Self = parse_toml(text, file).map_err(|error| yaml::refusal(text, file).unwrap_or(error))?;
         settings.check_values().map_err(|InvalidValue { key, item, error }| {
@@ -28,7 +28,7 @@ impl Settings {
     }
 }
 
-/// Reads a TOML text; `file` is its name in errors.
+/// Parses a TOML text. `file` is its name in errors.
 ///
 /// # Errors
 /// `FILE:LINE: KEY: what` for invalid TOML, an unknown key, or a value of the wrong type.
@@ -44,24 +44,24 @@ pub fn parse_toml<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, Usag
     })
 }
 
-/// `FILE:LINE` of a byte.
+/// `FILE:LINE` of the byte at `at`; only `FILE` if `at` is `None`.
 fn place(text: &str, file: &str, at: Option<usize>) -> String {
     at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)))
 }
 
-/// The number of the line that contains a byte, from 1.
+/// The number of the line that contains a byte, counted from 1.
 fn line(text: &str, byte: usize) -> usize {
     1 + text.bytes().take(byte).filter(|b| *b == b'\n').count()
 }
 
-/// The key whose value contains a byte; `None` if the text is invalid TOML.
+/// The key whose value contains the byte at `at`; `None` if there is none, or if the text is invalid TOML.
 fn key_at(text: &str, byte: usize) -> Option<String> {
     let table = DeTable::parse(text).ok()?.into_inner();
     let holds = |value: &Spanned<DeValue<'_>>| value.span().contains(&byte);
     table.iter().find(|(_, value)| holds(value)).map(|(key, _)| key.get_ref().to_string())
 }
 
-/// The position of a key's value, or of an item of it if it is a list.
+/// The byte range of a key's value; if the value is a list, of the given item.
 fn value_span(text: &str, key: &str, item: usize) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?.into_inner();
     let (_, value) = table.iter().find(|(k, _)| k.get_ref().as_ref() == key)?;
@@ -69,7 +69,7 @@ fn value_span(text: &str, key: &str, item: usize) -> Option<Range<usize>> {
     Some(of_item.unwrap_or_else(|| value.span()))
 }
 
-/// The error for an unknown key, from the parser's "unknown field `a`, expected one of `b`, `c`".
+/// The error for an unknown key, from the TOML parser's message "unknown field `a`, expected one of `b`, `c`".
 fn unknown_key(message: &str) -> Option<UsageError> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     Some(UsageError::unknown("key", quoted.next()?, quoted))

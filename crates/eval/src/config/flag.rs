@@ -1,4 +1,4 @@
-//! What is known of one flag of `eval` and `sweep`: a row of the table in `flags`.
+//! [`Flag`]: everything known about one flag of `eval` and `sweep`, a row of the table in `flags`.
 
 use clap::Arg;
 
@@ -7,33 +7,33 @@ use spattn_base::error::UsageError;
 /// Checks the text of a value.
 type Check = fn(&str) -> Result<(), UsageError>;
 
-/// A flag, the key of a config that says the same, or both.
+/// A command-line flag, the config key for the same setting, or both.
 #[derive(Debug, Clone, Copy)]
 pub struct Flag {
-    /// Name of its value in the program: the key, where it is a key of a config.
+    /// The id of its value in the program; for a config key, the key itself.
     pub id: &'static str,
-    /// Whether configs have it as a key, of the name `id`.
+    /// Whether config files have a key named `id`.
     pub is_key: bool,
-    /// Name after the two dashes; `None` of a key that no flag gives.
+    /// The name after `--`; `None` if there is only a config key.
     pub name: Option<&'static str>,
-    /// Letter after a single dash.
+    /// The letter after a single `-`.
     pub short: Option<char>,
-    /// What help calls the value; empty for a switch.
+    /// The name of the value in help; empty for a switch.
     pub value_name: &'static str,
-    /// Which values there are.
+    /// Which values it takes.
     pub accepts: Accepts,
-    /// How many.
+    /// How many values it takes.
     pub holds: Holds,
-    /// Whether one argument may hold several values, with commas between them.
+    /// Whether one argument may hold several values, separated by commas.
     pub has_commas: bool,
-    /// The flag behind which help shows this one, where that is not the order of the table.
+    /// The flag after which help shows this one; `None` if help follows the order of the table.
     pub after: Option<&'static str>,
-    /// The flag that it cannot be given with.
+    /// The flag that this one cannot be combined with.
     pub conflicts_with: Option<&'static str>,
-    /// The field of a run's identity that it decides: records under another value are of another run, which `--resume`
-    /// refuses by name. `None` where records of all values may stand in one folder.
+    /// The field of a run's identity that this setting decides: `--resume` refuses a folder whose records have another
+    /// value, and names the field. `None` if one folder may hold records of different values.
     pub identity: Option<&'static str>,
-    /// Whether errors in its value say without help what they are about.
+    /// Whether errors about its value already name what they are about.
     pub is_named_in_errors: bool,
     refusal: Option<fn(&Flag, usize) -> UsageError>,
     pub(super) check: Option<Check>,
@@ -41,57 +41,57 @@ pub struct Flag {
     reader: fn(Arg, &Flag) -> Arg,
 }
 
-/// How many values a flag or key has.
+/// The number of values of a flag or key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
-    /// One.
+    /// One value.
     One,
-    /// A list, of which everything is run.
+    /// A list. One run uses all of its values.
     List,
-    /// One, or several of which a sweep runs each; `eval` takes one.
+    /// One value, or several: a sweep runs each of them, and `eval` takes only one.
     OneOrMany,
 }
 
-/// Which values a flag or key takes.
+/// The values that a flag or key takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Accepts {
-    /// It was not said. A test refuses such a row.
+    /// Not specified. A test rejects such a row.
     Unsaid,
-    /// None: to give the flag sets its key to this.
+    /// No value: giving the flag sets its key to this.
     Switch(bool),
-    /// Whole numbers within bounds, ends included.
+    /// Whole numbers within bounds, both ends included.
     Whole {
-        /// The least.
+        /// The smallest allowed number.
         least: usize,
-        /// The greatest.
+        /// The largest allowed number.
         most: usize,
     },
-    /// Numbers of tokens within bounds, ends included. A flag takes `4K` and `1M` too.
+    /// Numbers of tokens within bounds, both ends included. A flag also takes `4K` and `1M`.
     Tokens {
-        /// The least.
+        /// The smallest allowed number.
         least: usize,
-        /// The greatest.
+        /// The largest allowed number.
         most: usize,
     },
-    /// Numbers within bounds, ends included, with or without decimals.
+    /// Numbers within bounds, both ends included, with or without decimals.
     Decimal {
-        /// The least.
+        /// The smallest allowed number.
         least: f64,
-        /// The greatest.
+        /// The largest allowed number.
         most: f64,
     },
-    /// Any number of 64 bits.
+    /// Any 64-bit number.
     Seed,
-    /// As many threads as make sense on the machine.
+    /// A number of threads, limited by the machine's cores.
     Threads,
-    /// Texts that mean something.
+    /// Texts of a certain form.
     Text {
-        /// One that is taken, and is no default.
+        /// An example of an accepted text that is not the default.
         taken: &'static str,
-        /// Some that are refused before anything is run, for tests.
+        /// Texts that are refused before anything runs, for tests.
         refused: &'static [&'static str],
     },
-    /// Any text or path: whether there is such a thing is seen when it is needed.
+    /// Any text or path. It is checked only when it is used.
     Anything,
 }
 
@@ -135,95 +135,95 @@ impl Flag {
         Self::EMPTY
     }
 
-    /// The same with a letter.
+    /// Adds a short name of one letter.
     pub const fn short(self, short: char) -> Self {
         Self { short: Some(short), ..self }
     }
 
-    /// The same, with several values in an argument.
+    /// Allows several values in one argument, separated by commas.
     pub const fn commas(self) -> Self {
         Self { has_commas: true, ..self }
     }
 
-    /// The same, taking whole numbers.
+    /// Takes whole numbers from `least` to `most`.
     pub const fn whole(self, least: usize, most: usize) -> Self {
         Self { accepts: Accepts::Whole { least, most }, ..self }
     }
 
-    /// The same, taking numbers of tokens.
+    /// Takes numbers of tokens from `least` to `most`.
     pub const fn tokens(self, least: usize, most: usize) -> Self {
         Self { accepts: Accepts::Tokens { least, most }, ..self }
     }
 
-    /// The same, taking numbers with or without decimals.
+    /// Takes numbers from `least` to `most`, with or without decimals.
     pub const fn decimal(self, least: f64, most: f64) -> Self {
         Self { accepts: Accepts::Decimal { least, most }, ..self }
     }
 
-    /// The same, with other words for a number that is out of bounds in a config.
+    /// Sets the error for a number in a config that is out of bounds.
     pub const fn refused_with(self, refusal: fn(&Flag, usize) -> UsageError) -> Self {
         Self { refusal: Some(refusal), ..self }
     }
 
-    /// The same, taking seeds.
+    /// Takes seeds.
     pub const fn seed(self) -> Self {
         Self { accepts: Accepts::Seed, ..self }
     }
 
-    /// The same, taking a number of threads.
+    /// Takes a number of threads.
     pub const fn threads(self) -> Self {
         Self { accepts: Accepts::Threads, ..self }
     }
 
-    /// The same, taking texts such as `taken`, which is no default, and not those in `refused`.
+    /// Takes texts of a certain form: `taken` is an accepted one that is not the default, `refused` are refused ones.
     pub const fn texts(self, taken: &'static str, refused: &'static [&'static str]) -> Self {
         Self { accepts: Accepts::Text { taken, refused }, ..self }
     }
 
-    /// The same, taking any text or path.
+    /// Takes any text or path.
     pub const fn anything(self) -> Self {
         Self { accepts: Accepts::Anything, ..self }
     }
 
-    /// The same, with texts checked by `check`, whose errors name what they are about.
+    /// Checks texts with `check`, whose errors name what they are about.
     pub const fn checked(self, check: Check) -> Self {
         Self { check: Some(check), is_named_in_errors: true, ..self }
     }
 
-    /// The same, behind another in help.
+    /// Shows the flag in help after the flag `id`.
     pub const fn after(self, id: &'static str) -> Self {
         Self { after: Some(id), ..self }
     }
 
-    /// The same, not to be given with another.
+    /// Forbids the flag together with the flag `id`.
     pub const fn conflicts_with(self, id: &'static str) -> Self {
         Self { conflicts_with: Some(id), ..self }
     }
 
-    /// The same, as part of a run's identity under the name `field`.
+    /// Makes the value part of a run's identity, as its field `field`.
     pub const fn identity(self, field: &'static str) -> Self {
         Self { identity: Some(field), ..self }
     }
 
-    /// The same with the name of its value and the lines of its help.
+    /// Sets the id of the value and the lines of the help text.
     pub const fn row(self, id: &'static str, doc: &'static [&'static str]) -> Self {
         Self { id, doc, ..self }
     }
 
-    /// The same with what the type of its value says: how many there are, and how an argument is read.
+    /// Sets what follows from the type of the value: the number of values, and how an argument is read.
     pub const fn of_type(self, holds: Holds, reader: fn(Arg, &Flag) -> Arg) -> Self {
         Self { holds, reader, ..self }
     }
 
-    /// The same as a key of configs.
+    /// Makes the flag a config key too.
     pub(super) const fn key(self) -> Self {
         Self { is_key: true, ..self }
     }
 
-    /// Makes sure that a number is within the bounds of the row.
+    /// Checks that a number is within the row's bounds.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message that says what is wrong with the number.
     pub(super) fn check_number(&self, number: usize) -> Result<(), UsageError> {
         let (Accepts::Whole { least, most } | Accepts::Tokens { least, most }) = self.accepts else { return Ok(()) };
         match (least..=most).contains(&number) {
@@ -238,10 +238,10 @@ impl Flag {
         }
     }
 
-    /// Makes sure that a number with decimals is within the bounds of the row.
+    /// Checks that a number with decimals is within the row's bounds.
     ///
     /// # Errors
-    /// What is allowed.
+    /// A message that says which numbers are allowed.
     pub(super) fn check_decimal(&self, number: f64) -> Result<(), UsageError> {
         let Accepts::Decimal { least, most } = self.accepts else { return Ok(()) };
         match (least..=most).contains(&number) {
@@ -251,7 +251,7 @@ impl Flag {
         }
     }
 
-    /// The flag as the parser of arguments takes it; `None` for what is only a key.
+    /// The flag as an argument for the parser; `None` if there is only a config key.
     pub fn argument(&self) -> Option<Arg> {
         let mut arg = Arg::new(self.id).long(self.name?).help(self.help()).long_help(self.paragraphs().join("\n\n"));
         if let Some(short) = self.short {
@@ -266,19 +266,19 @@ impl Flag {
         Some((self.reader)(arg, self))
     }
 
-    /// What it does, in a sentence.
+    /// The first paragraph of its help: one sentence.
     pub fn help(&self) -> String {
         self.paragraphs().swap_remove(0)
     }
 
-    /// Paragraphs of its help, each in one line. The last has an example.
+    /// The paragraphs of its help, each in one line. The last one is an example.
     fn paragraphs(&self) -> Vec<String> {
         let paragraphs = self.doc.split(|line| line.trim().is_empty());
         paragraphs.map(|lines| lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")).collect()
     }
 }
 
-/// Flags in the order of help: that of the tables, but for those that name another to stand behind.
+/// The flags in the order of help: that of the tables, but flags with `after` follow the flag that it names.
 pub fn in_order_of_help(rows: impl IntoIterator<Item = &'static Flag>) -> Vec<&'static Flag> {
     let (mut ordered, moved): (Vec<&Flag>, Vec<&Flag>) = rows.into_iter().partition(|flag| flag.after.is_none());
     for flag in moved {

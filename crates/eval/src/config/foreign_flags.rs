@@ -1,8 +1,8 @@
-//! Flags and commands of other programs, and what they are here: the table behind `docs/coming-from.md`.
+//! Flags and commands of other programs with their equivalents here: the table behind `docs/coming-from.md`.
 //!
-//! A row has the spellings of a flag in other programs (lm-evaluation-harness, kvpress, HELMET, llama.cpp, vLLM, inspect-ai) and either the
-//! flag of ours that means the same, which then takes these spellings too, or a line that says how the same is done here. In names, `-` and
-//! `_` are alike. The command line applies the table (`src/cli/arguments.rs`); nothing here knows a subcommand's flags.
+//! A row has the spellings of a flag in other programs (lm-evaluation-harness, kvpress, HELMET, llama.cpp, vLLM, inspect-ai), and either
+//! our flag with the same meaning, which then accepts these spellings too, or a line that says how to do the same here. `-` and `_` in
+//! names are equivalent. The command line applies the table (`src/cli/arguments.rs`); this file does not know which flags a subcommand has.
 
 /// A flag that users of another program type.
 #[derive(Debug, Clone, Copy)]
@@ -11,16 +11,16 @@ pub struct ForeignFlag {
     pub names: &'static [&'static str],
     /// The programs that have it.
     pub programs: &'static str,
-    /// What it is here.
+    /// The equivalent here.
     pub here: Here,
 }
 
-/// What a foreign flag is here.
+/// The equivalent of a foreign flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Here {
-    /// It means the same as our flag of this name (without dashes), and is taken in its place.
+    /// Our flag of this name (without dashes) means the same, and is used in its place.
     Same(&'static str),
-    /// There is no such flag; the text says how the same is done, or why nothing has to be done.
+    /// There is no such flag. The text says how to do the same, or why nothing has to be done.
     Instead(&'static str),
 }
 
@@ -39,7 +39,7 @@ const fn instead(names: &'static [&'static str], programs: &'static str, line: &
     ForeignFlag { names, programs, here: Here::Instead(line) }
 }
 
-/// All flags of other programs that are known here.
+/// All known flags of other programs.
 pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     same(&["--tasks"], LM_EVAL, "task"),
     same(&["--datasets"], HELMET, "task"),
@@ -234,17 +234,17 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     instead(&["--gpu-memory-utilization", "--enforce-eager"], VLLM, "leave it out: memory is taken as it is needed"),
 ];
 
-/// Commands of other programs, and ours that do the same.
+/// Commands of other programs, each with our command that does the same.
 pub const FOREIGN_COMMANDS: &[(&str, &str)] =
     &[("run", "eval"), ("evaluate", "eval"), ("ls", "list"), ("benchmark", "bench")];
 
-/// The row of a flag as it was typed, with or without `=VALUE`.
+/// Finds the row of a flag as it was typed, with or without `=VALUE`.
 pub fn find(typed: &str) -> Option<&'static ForeignFlag> {
     let name = alike(typed.split('=').next().unwrap_or_default());
     FOREIGN_FLAGS.iter().find(|flag| flag.names.iter().any(|known| alike(known) == name))
 }
 
-/// The other spellings under which our flag `ours` is taken: with `-` and with `_`, without dashes in front; of single letters the letter.
+/// The other accepted spellings of our flag `ours`, with `-` and with `_`, without leading dashes; a short flag is its letter.
 pub fn spellings(ours: &str) -> Vec<String> {
     let rows = FOREIGN_FLAGS.iter().filter(|flag| matches!(flag.here, Here::Same(name) if name == ours));
     let names = rows.flat_map(|flag| flag.names).map(|name| name.trim_start_matches('-'));
@@ -255,7 +255,7 @@ pub fn spellings(ours: &str) -> Vec<String> {
     all
 }
 
-/// A name in which `_` and `-` are written alike.
+/// A name with `-` in place of `_`.
 fn alike(name: &str) -> String {
     name.replace('_', "-")
 }

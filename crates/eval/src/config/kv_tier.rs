@@ -11,20 +11,20 @@ use spattn_base::error::UsageError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvTier {
-    /// In memory: that of the GPU, if one computes.
+    /// In memory; if a GPU computes, in GPU memory.
     #[default]
     Memory,
-    /// In a file in the run's folder, of which some pages are in memory.
+    /// In a file in the run's folder, with some pages cached in memory.
     Disk,
-    /// In host memory, which the GPU that computes reads over the bus.
+    /// In host memory, from which the GPU reads over the bus.
     Host,
 }
 
 impl KvTier {
-    /// The names of all.
+    /// The names of all tiers.
     pub const NAMES: [&str; 3] = ["memory", "disk", "host"];
 
-    /// The name.
+    /// The tier's name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -39,23 +39,23 @@ impl FromStr for KvTier {
     }
 }
 
-/// The memory for pages of a KV cache that is on disk, in bytes.
+/// The memory for pages of a KV cache on disk, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvMemory(pub usize);
 
-/// What sizes may end in, with the bytes that it stands for; the largest last.
+/// The suffixes of sizes, each with its number of bytes; the largest last.
 const UNITS: [(char, usize); 3] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30)];
 
 impl KvMemory {
-    /// What a run takes if nothing is said.
+    /// The default of a run.
     pub const DEFAULT: Self = Self(256 << 20);
-    /// The least.
+    /// The smallest allowed size.
     const LEAST: usize = 1 << 20;
-    /// More than any machine has.
+    /// The largest allowed size, more than any machine has.
     const MOST: usize = 1 << 50;
 }
 
-/// In the largest unit of which it is a whole number: `64M`.
+/// Formats the size in the largest unit of which it is a multiple: `64M`.
 impl fmt::Display for KvMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.iter().rev().find(|(_, bytes)| self.0.is_multiple_of(*bytes)) {
@@ -71,7 +71,7 @@ impl FromStr for KvMemory {
     fn from_str(text: &str) -> Result<Self, UsageError> {
         let of_unit = |(unit, bytes): &(char, usize)| Some((text.strip_suffix(*unit)?, *bytes));
         let (digits, unit) = UNITS.iter().find_map(of_unit).unwrap_or((text, 1));
-        // A sign is no digit.
+        // `parse` alone would accept a plus sign.
         let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<usize>().ok()).flatten();
         let bytes = number.and_then(|number| number.checked_mul(unit));
         match bytes.filter(|bytes| (Self::LEAST..=Self::MOST).contains(bytes)) {

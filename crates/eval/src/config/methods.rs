@@ -11,7 +11,7 @@ use spattn_attention::methods::configure;
 use spattn_attention::{Configured, Policy, Schedule, expand_grid};
 use spattn_base::error::UsageError;
 
-/// All combinations of sinks, windows, dense layers, tails and types of stored keys and values. Methods run under them unless their specs say otherwise.
+/// Every combination of sink, window, dense layers, tail and KV storage type: the policies of methods whose specs set none.
 fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
     let sinks = alternatives("sink", s.sink.as_ref(), default.sink)?;
@@ -49,10 +49,10 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     Ok(meanings(&kv_dtypes)?.into_iter().flat_map(with).collect())
 }
 
-/// The policy of methods under these settings, unless their specs say otherwise.
+/// The policy of methods whose specs set none.
 ///
 /// # Errors
-/// If there are several sinks, windows, dense layers, tails or types of stored keys and values, or a wrong one.
+/// If there are several sinks, windows, dense layers, tails or KV storage types, or an invalid one.
 pub fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
     let mut policies = policies(s)?;
     match policies.len() {
@@ -83,7 +83,7 @@ pub(super) fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageErro
     let mut methods: Vec<Configured> = Vec::new();
     let mut labels = HashSet::new();
     for (at, spec) in specs.iter().enumerate() {
-        // The reference is exact, whatever type the others are stored in.
+        // The reference is exact, whatever storage type the other methods have.
         let is_exact = at == 0 && reference.is_some();
         for policy in &policies {
             let exact = is_exact.then(|| Policy { kv_dtype: PrefixDtype::Model, ..policy.clone() });

@@ -1,8 +1,8 @@
-//! What a user asked for: settings as they are given, and the configuration of a run that they resolve to.
+//! What a user asks for: the settings as they were given, and the configuration of a run that they resolve to.
 //!
-//! `flags` is the table of all flags and keys. From its rows [`settings`] makes what users give, with the types of [`value`], and
-//! [`run_config`] what a run is told. [`mod@file`] reads configs, of which [`shipped`] are those of the program. [`foreign_flags`] has
-//! what users of other programs type. How arguments are taken apart is in the program's `cli`.
+//! `flags` is the table of all flags and keys. From its rows come [`settings`], which users give, with the types of [`value`], and
+//! [`run_config`], which a run gets. [`mod@file`] parses config files; [`shipped`] has those that come with the program.
+//! [`foreign_flags`] has flags of other programs. The program's `cli` parses the arguments.
 
 pub mod bounds;
 pub mod file;

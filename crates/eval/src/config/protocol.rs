@@ -1,4 +1,4 @@
-//! Where sparse attention starts. It is recorded with every score, because it changes scores more than most methods do.
+//! Where sparse attention starts. Every record has it, because it changes scores more than most methods do.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,34 +7,35 @@ use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 use spattn_model::tokenizer::PromptTokens;
 
-/// Which tokens of a prompt are the prefix, which is read densely and shared by all methods, except under `Prefill`.
+/// Where sparse attention starts, which decides which tokens of a prompt are the prefix. The prefix is read densely and shared by all
+/// methods, except under `Prefill`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// The whole prompt is dense; only generated tokens are sparse. The first answer token then comes from dense attention, which favours
+    /// From the first generated token: the whole prompt is dense. The first answer token then comes from dense attention, which flatters
     /// every method.
     Decode,
-    /// Sparse from the first token of the question.
+    /// From the first token of the question.
     Question,
-    /// Sparse for this many last prompt tokens.
+    /// From the last `n` tokens of the prompt.
     Last(usize),
-    /// Sparse from the first token: the prefix is the whole prompt, which each method reads with its own prefill pattern.
+    /// From the first token: the prefix is the whole prompt, which each method reads with its own prefill pattern.
     Prefill,
 }
 
 impl Protocol {
-    /// The number of prompt tokens in the prefix. `context_bytes` is the offset of the question in the user's turn.
+    /// The number of prompt tokens in the prefix. `context_bytes` is the byte offset of the question in the user's turn.
     pub fn prefix_tokens(self, prompt: &PromptTokens, context_bytes: usize) -> usize {
         let all = prompt.ids.len();
         match self {
             Protocol::Decode | Protocol::Prefill => all,
-            // At least one token remains, which gives the first logits.
+            // At least one token stays outside the prefix: its step gives the first logits.
             Protocol::Question => prompt.token_of_user_byte(context_bytes).min(all - 1),
             Protocol::Last(n) => all.saturating_sub(n),
         }
     }
 
-    /// As [`prefix_tokens`](Self::prefix_tokens), for a prompt of `prompt_tokens` tokens with scored continuations: these take the place of
-    /// the question, and the prompt's last token is the first that a method attends.
+    /// [`prefix_tokens`](Self::prefix_tokens) for a prompt of `prompt_tokens` tokens with scored continuations. The continuations take the
+    /// place of the question, so that `Question` leaves only the prompt's last token outside the prefix.
     pub fn prefix_before_answer(self, prompt_tokens: usize) -> usize {
         match self {
             Protocol::Decode | Protocol::Prefill => prompt_tokens,
@@ -91,7 +92,7 @@ mod tests {
         let (before, after) = prompt.ids.split_at(of(Protocol::Question));
         let text = |ids: &[u32]| model.tokenizer.decode(ids).unwrap();
         assert!(text(before).trim_end().ends_with("4711.") && text(after).trim_start().starts_with("What opens"));
-        // Without a question, the last token remains to be read.
+        // Without a question, the prefix leaves out the last token only.
         let statement = model.tokenizer.encode_plain(context.trim_end(), "").unwrap();
         let prefix = Protocol::Question.prefix_tokens(&statement, context.len());
         assert_eq!(prefix, statement.ids.len() - 1);

@@ -1,4 +1,4 @@
-//! Settings of a run as flags and config files give them, before anything is resolved: a field for each row of the table.
+//! Settings of a run as flags and config files give them, before they are resolved: one field for each row of the table.
 
 use std::path::PathBuf;
 
@@ -21,13 +21,13 @@ use spattn_kernels::precision::MatmulPrecision;
 use spattn_model::device::Device;
 use spattn_tasks::Positions;
 
-/// Makes [`Settings`] and what goes over all of its fields.
+/// Defines [`Settings`], and the functions that visit all of its fields.
 macro_rules! define_settings {
     ($(
         $(#[doc = $doc:literal])* $(#[serde($($serde:tt)*)])?
         $key:ident: $type:ty $(=> $run:ty = $default:expr)?, $flag:expr;
     )*) => {
-        /// Settings of a run. `None` leaves a setting to the layer below: flags over a config file over `configs/quick.toml`.
+        /// Settings of a run. `None` leaves a setting to the next layer: flags, config file, `configs/quick.toml`.
         #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Settings {
@@ -47,30 +47,30 @@ macro_rules! define_settings {
         pub const SETTINGS: &[Flag] = &[$(ROWS.$key),*];
 
         impl Settings {
-            /// Takes the settings out of the arguments that were given.
+            /// Takes the settings out of the parsed arguments.
             ///
             /// # Errors
-            /// If a value is none of its type's names. [`check_values`](Self::check_values) finds other mistakes.
+            /// If a value is none of its type's names. [`check_values`](Self::check_values) finds all other mistakes.
             pub fn from_arguments(arguments: &mut ArgMatches) -> Result<Self, UsageError> {
                 Ok(Self { $( $key: take(arguments, &ROWS.$key)?, )* })
             }
 
-            /// These settings, with those of `base` where these are silent.
+            /// These settings, with those of `base` where these have `None`.
             pub fn over(self, base: Self) -> Self {
                 Self { $( $key: self.$key.or(base.$key), )* }
             }
 
-            /// Checks every value before any is used: first how many there are, as all of their values are combined.
+            /// Checks every value before any is used; numbers of values first, because values are combined.
             ///
             /// # Errors
-            /// The first that is not allowed, in the order of the table.
+            /// The first invalid value, in the order of the table.
             pub fn check_values(&self) -> Result<(), InvalidValue> {
                 $( check_count(&ROWS.$key, self.$key.as_ref())?; )*
                 $( check(&ROWS.$key, self.$key.as_ref())?; )*
                 Ok(())
             }
 
-            /// The first key with several values of which each would be run.
+            /// The first key with several values where only a sweep takes more than one.
             pub(super) fn key_of_several(&self) -> Option<&'static str> {
                 let counts = [$( self.$key.as_ref().map_or(0, Value::count) ),*];
                 let mut swept = SETTINGS.iter().zip(counts).filter(|(flag, _)| flag.holds == Holds::OneOrMany);
@@ -83,7 +83,7 @@ macro_rules! define_settings {
 with_settings!(define_settings);
 
 impl Settings {
-    /// As [`over`](Self::over), without the purpose of `base` if these settings make another matrix of it.
+    /// [`over`](Self::over) without the `about` text of `base`, if these settings change the matrix that it describes.
     pub fn over_described(self, mut base: Self) -> Self {
         let Self { model, tasks, lengths, methods, samples, sparse_from, .. } = &self;
         let names = tasks.is_some() || lengths.is_some() || methods.is_some();
@@ -101,7 +101,7 @@ pub struct InvalidValue {
     pub key: &'static str,
     /// The index of the wrong value in the key's list, from 0.
     pub item: usize,
-    /// The fault.
+    /// What is wrong with it.
     pub error: UsageError,
 }
 
@@ -133,7 +133,7 @@ fn as_shown<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::O
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// What is wrong with a number of samples.
+/// The error for a number of samples that is out of bounds.
 fn not_so_many_samples(_flag: &Flag, samples: usize) -> UsageError {
     let hint = match samples {
         0 => "--samples takes a whole number from 1".to_owned(),
@@ -142,19 +142,19 @@ fn not_so_many_samples(_flag: &Flag, samples: usize) -> UsageError {
     UsageError::new(format!("{samples} samples were asked for")).hint(hint)
 }
 
-/// What is wrong with a length.
+/// The error for a length that is out of bounds.
 fn not_a_length(_flag: &Flag, length: usize) -> UsageError {
     UsageError::new(format!("a length of {length} was asked for"))
         .hint(format!("a number of tokens from 1 to {MOST_TOKENS}, for example --length 4096"))
 }
 
-/// What is wrong with a number of first or last tokens.
+/// The error for a number of sink or window tokens that is out of bounds.
 fn not_so_many_static_tokens(flag: &Flag, tokens: usize) -> UsageError {
     UsageError::new(format!("{tokens} static tokens were asked for"))
         .hint(format!("`{}` takes a number of tokens from 0 to {MOST_TOKENS}", flag.id))
 }
 
-/// Checks a text that is to end answers.
+/// Checks a text that ends answers where it occurs.
 fn check_stop(text: &str) -> Result<(), UsageError> {
     match text.is_empty() {
         true => Err(UsageError::new("`stop`: a text that ends answers is empty").hint("leave it out for none")),
@@ -162,8 +162,8 @@ fn check_stop(text: &str) -> Result<(), UsageError> {
     }
 }
 
-/// Checks a method's spec under the default policy. Its methods are not kept: a list of specs can stand for more than memory
-/// holds, and the limit is that of a run, with all sinks, windows and dense layers. A command is started for a run alone.
+/// Checks a method's spec under the default policy. The configured methods are dropped, because a list of specs can stand for
+/// more than fits in memory; their number is checked when the run is resolved. Only a run starts external commands.
 fn check_method(spec: &str) -> Result<(), UsageError> {
     let specs = expand_grid(spec)?;
     let mut ours = specs.iter().filter(|spec| !starts_command(spec));

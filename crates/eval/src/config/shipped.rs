@@ -1,4 +1,4 @@
-//! Configs that are shipped with the program, and files like them.
+//! The configs shipped with the program, and how to load any.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use spattn_base::given;
 
 /// A config shipped with the program.
 pub struct ShippedConfig {
-    /// Name for `--config`.
+    /// Its name for `--config`.
     pub name: &'static str,
     /// The file's text.
     pub text: &'static str,
 }
 
-/// Configs that can be named without a path.
+/// All shipped configs, which `--config` takes by name.
 pub const SHIPPED: &[ShippedConfig] = &[
     ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") },
     ShippedConfig { name: "methods", text: include_str!("../../configs/methods.toml") },
@@ -28,10 +28,10 @@ pub const SHIPPED: &[ShippedConfig] = &[
 ];
 
 impl Settings {
-    /// A shipped config by name, or a file.
+    /// Loads a shipped config by name, or a config file by path.
     ///
     /// # Errors
-    /// If it is neither, or cannot be read.
+    /// If `name` is neither, or the file cannot be read or parsed.
     pub fn load(name: &str) -> Result<Self, UsageError> {
         if let Some(shipped) = SHIPPED.iter().find(|c| c.name == name) {
             return Self::parse(shipped.text, name);

@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use spattn_base::error::UsageError;
 
-/// What the chat template is told as `enable_thinking`, and whether answers are looked for behind a thought.
+/// Whether a model thinks before it answers. The chat template gets this as `enable_thinking`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Thinking {
-    /// The model answers at once, and all that it says is its answer.
+    /// The model answers at once: all of its text is the answer.
     #[default]
     Off,
-    /// The model thinks first. Its answer is what follows the last `</think>`.
+    /// The model thinks first: its answer is what follows the last `</think>`.
     On,
 }
 
 impl Thinking {
-    /// The names of all.
+    /// The names of all values.
     pub const NAMES: [&str; 2] = ["off", "on"];
 
-    /// The name.
+    /// The value's name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }

@@ -1,6 +1,6 @@
-//! Types of settings: how each is read from an argument, checked, and what it means.
+//! Types of settings: how a value is parsed from an argument, checked, and converted to what a run uses.
 //!
-//! How they are read from a config, their `Deserialize` says.
+//! Their `Deserialize` implementations read values from a config.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -32,25 +32,25 @@ use spattn_tasks::Positions;
 
 /// The type of a setting.
 pub trait Value: Sized {
-    /// How many values it has.
+    /// How many values a setting of this type has.
     const HOLDS: Holds = Holds::One;
 
-    /// The argument that gives it, with its parser.
+    /// Adds this type's action and parser to the argument `arg`.
     fn argument(arg: Arg, flag: &Flag) -> Arg;
 
-    /// Takes it from what was given on the command line; `None` if it was not given.
+    /// Takes the value out of the parsed arguments; `None` if it was not given.
     ///
     /// # Errors
-    /// If the text is none of the type's names. Most types keep what is wrong until [`check`](Self::check).
+    /// If the text is none of the type's names. Most types report mistakes only in [`check`](Self::check).
     fn take(arguments: &mut ArgMatches, flag: &Flag) -> Result<Option<Self>, UsageError>;
 
-    /// Checks its values.
+    /// Checks all values.
     ///
     /// # Errors
-    /// The first that is wrong, by its place, and what is wrong with it.
+    /// The index of the first invalid value, and what is wrong with it.
     fn check(&self, flag: &Flag) -> Result<(), (usize, UsageError)>;
 
-    /// Values that it lists.
+    /// The number of values.
     fn count(&self) -> usize {
         1
     }
@@ -58,41 +58,41 @@ pub trait Value: Sized {
 
 /// The type of a single value.
 pub trait Item: Clone {
-    /// What the parser of arguments makes of a text.
+    /// The type to which the parser of arguments converts a text.
     type Argument: Clone + Send + Sync + 'static;
-    /// What a run is told.
+    /// The type that a run gets.
     type Meaning;
-    /// Whether an argument may begin with a minus.
+    /// Whether an argument may begin with a minus sign.
     const IS_NUMBER: bool = false;
-    /// Whether the parser of arguments looks for a value behind the flag.
+    /// The flag's action: whether it takes a value.
     const ACTION: ArgAction = ArgAction::Set;
 
     /// The parser of an argument.
     fn parser(flag: &Flag) -> ValueParser;
 
-    /// The value of an argument.
+    /// Converts an argument to a value.
     ///
     /// # Errors
     /// If it is none of the type's names.
     fn from_argument(argument: Self::Argument, flag: &Flag) -> Result<Self, UsageError>;
 
-    /// Takes the argument out of those that were given.
+    /// Takes the argument out of the parsed arguments.
     fn take_argument(arguments: &mut ArgMatches, flag: &Flag) -> Option<Self::Argument> {
         arguments.remove_one(flag.id)
     }
 
-    /// Checks it.
+    /// Checks the value.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the value.
     fn check(&self, _flag: &Flag) -> Result<(), UsageError> {
         Ok(())
     }
 
-    /// What a run is told.
+    /// Converts the value to what a run gets.
     ///
     /// # Errors
-    /// What [`check`](Self::check) says.
+    /// The errors of [`check`](Self::check).
     fn meaning(&self) -> Result<Self::Meaning, UsageError>;
 }
 
@@ -112,7 +112,7 @@ impl<T: Item> Value for T {
 
 // ---- several values ----
 
-/// One value, or several of which each is run. In TOML a value or a list of them.
+/// One value, or several, each of which is run. In TOML, a value or a list of values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OneOrMany<T: Clone>(pub Vec<T>);
 
@@ -179,7 +179,7 @@ impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     }
 }
 
-/// Reads a value or a list, and leaves it to the value's own type to say what is wrong with it.
+/// Deserializes a value or a list of values. Errors about a value come from its own type.
 struct OneOrManyVisitor<T>(PhantomData<T>);
 
 impl<T> OneOrManyVisitor<T> {
@@ -227,7 +227,7 @@ impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrManyVisitor<T> {
     }
 }
 
-/// The values of `key`, each once; `default` if nothing was said.
+/// The distinct values of `key` in their order; `default` if the key was not given.
 pub(super) fn alternatives<T: Clone + Eq + Hash>(
     key: &str,
     given: Option<&OneOrMany<T>>,
@@ -242,42 +242,42 @@ pub(super) fn alternatives<T: Clone + Eq + Hash>(
     Ok(values)
 }
 
-/// What values mean, in their order.
+/// The meanings of values, in order.
 ///
 /// # Errors
-/// That of the first that means nothing.
+/// The error of the first invalid value.
 pub(super) fn meanings<T: Item>(values: &[T]) -> Result<Vec<T::Meaning>, UsageError> {
     values.iter().map(T::meaning).collect()
 }
 
 // ---- texts with a meaning ----
 
-/// A text that means something, such as `last:32`: as the user wrote it, with what it means.
+/// A text with a meaning, such as `last:32`: the text as the user wrote it, and what it means.
 ///
-/// The text is read once, when the value is made. One without a meaning is kept with the reason, so that the check of all
-/// settings can name its flag, or its line and key. It is written as it was given.
+/// The text is parsed once, when the value is made. If that fails, the error is kept until the check of all settings,
+/// which can name the flag, or the line and key. The value is serialized as the text.
 #[derive(Debug, Clone)]
 pub struct Given<T> {
     text: String,
     meaning: Result<T, UsageError>,
 }
 
-/// What a text can mean.
+/// The meaning of a text.
 pub trait Meaning: Clone {
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
-    /// That it means nothing, and what would.
+    /// If the text is invalid. The error says what would be valid.
     fn from_text(text: &str) -> Result<Self, UsageError>;
 }
 
 impl<T: Meaning> Given<T> {
-    /// A text as the user wrote it.
+    /// Parses a text as the user wrote it.
     pub fn new(text: String) -> Self {
         Self { meaning: T::from_text(&text), text }
     }
 
-    /// A meaning, written as it is displayed.
+    /// Makes a value from a meaning; its text is how the meaning is displayed.
     pub fn meant(meaning: T) -> Self
     where
         T: fmt::Display,
@@ -403,7 +403,7 @@ impl From<SystemPrompt> for Option<String> {
     }
 }
 
-/// A system prompt as a user gives it: a text, or `@FILE` for the text of a file, without white space at its end.
+/// Reads a system prompt as a user gives it: a text, or `@FILE` for the text of a file without trailing white space.
 ///
 /// # Errors
 /// If the file cannot be read, or the text is empty.
@@ -424,10 +424,10 @@ pub fn system_text(given: &str) -> Result<String, UsageError> {
     }
 }
 
-/// A storage type by name.
+/// The storage type of a name.
 ///
 /// # Errors
-/// A [`UsageError`] that suggests the nearest one.
+/// A [`UsageError`] that suggests the nearest name.
 pub fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
     let all = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16];
     all.into_iter()
@@ -435,10 +435,10 @@ pub fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
         .ok_or_else(|| UsageError::unknown("dtype", name, all.iter().map(|d| d.name())))
 }
 
-/// A precision of matrix products by name.
+/// The precision of matrix products of a name.
 ///
 /// # Errors
-/// A [`UsageError`] that suggests the nearest one.
+/// A [`UsageError`] that suggests the nearest name.
 pub fn parse_matmul_precision(name: &str) -> Result<MatmulPrecision, UsageError> {
     let all = MatmulPrecision::ALL;
     all.into_iter()
@@ -448,7 +448,7 @@ pub fn parse_matmul_precision(name: &str) -> Result<MatmulPrecision, UsageError>
 
 // ---- single values ----
 
-/// A switch: its flag takes no value, and says what the row of the flag says.
+/// A switch: its flag takes no value, and stands for the value in the flag's row.
 impl Item for bool {
     type Argument = bool;
     type Meaning = bool;
@@ -581,7 +581,7 @@ impl Item for PathBuf {
     }
 }
 
-/// Types whose values have names. In a config their `Deserialize` refuses others; of an argument this does.
+/// Implements [`Item`] for types whose values have names. In a config, their `Deserialize` refuses unknown names.
 macro_rules! named_values {
     ($($type:ty),*) => {$(
         impl Item for $type {

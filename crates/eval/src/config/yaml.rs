@@ -1,5 +1,5 @@
-//! Recognises a config in YAML, which other programs take, and shows its first keys in TOML. It is no parser of YAML: what is not plainly
-//! one value or a list of values is left out.
+//! Recognises a config in YAML, which other programs use, and shows its first keys in TOML. This is no YAML parser: everything but plain
+//! values and lists of values is left out.
 
 use super::flag::{Flag, Holds};
 use super::foreign_flags::{self, Here};
@@ -22,7 +22,7 @@ pub(super) fn refusal(text: &str, file: &str) -> Option<UsageError> {
     Some(UsageError::new(format!("{file}:{}: this is YAML, and configs are TOML", at + 1)).hint(hint))
 }
 
-/// The lines of TOML for keys that are ours, or another program's name of one of ours.
+/// The lines of TOML for keys that are ours, or that another program uses for one of ours.
 fn in_toml(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let mut all = Vec::new();
@@ -45,14 +45,14 @@ fn in_toml(text: &str) -> Vec<String> {
     all
 }
 
-/// Key and value of a line `key: value`; lines that are indented are parts of another key.
+/// The key and value of a line `key: value`; `None` for indented lines, which belong to another key.
 fn pair(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once(':')?;
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
     (is_key && (value.is_empty() || value.starts_with(' '))).then(|| (key, value.trim()))
 }
 
-/// Our key: of the same name, of a flag of that name, or of the flag that another program's name stands for.
+/// The row of a key: by its name, by the name of its flag, or by another program's name for the flag.
 fn row(key: &str) -> Option<&'static Flag> {
     let name = key.replace('_', "-");
     let foreign = foreign_flags::find(&format!("--{name}")).map(|flag| flag.here);
@@ -63,7 +63,7 @@ fn row(key: &str) -> Option<&'static Flag> {
     SETTINGS.iter().find(ours)
 }
 
-/// The values of one value, or of a list in brackets.
+/// The items of a list in brackets, or a single value.
 fn values(text: &str) -> Vec<String> {
     let text = without_comment(text);
     match text.strip_prefix('[').and_then(|list| list.strip_suffix(']')) {
@@ -72,7 +72,7 @@ fn values(text: &str) -> Vec<String> {
     }
 }
 
-/// A value without quotes and comment.
+/// A value without quotes and without a trailing comment.
 fn scalar(text: &str) -> String {
     let text = without_comment(text);
     let inner = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
@@ -83,7 +83,7 @@ fn without_comment(text: &str) -> &str {
     text.split(" #").next().unwrap_or_default().trim()
 }
 
-/// A value as TOML has it.
+/// A value in TOML syntax.
 fn quoted(value: &str) -> String {
     let is_bare = value.parse::<f64>().is_ok() || ["true", "false"].contains(&value);
     match is_bare {

@@ -21,15 +21,15 @@ pub(crate) enum ExampleInput {
 pub(crate) struct Size {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Steps after the prefix, summed over all protocols, if answers are as long as their references.
+    /// Tokens after the prefix, each of which takes a step, summed over all protocols. Answers count as long as their references.
     pub steps: usize,
 }
 
-/// Makes an example of a task for a model that reads at most `most` tokens, and that may think for `thought_tokens` tokens before it
-/// answers where its chat template asks it. Whether the example fits exactly, and whether the model knows all tokens, is not checked.
+/// Makes an example of a task for a model that reads at most `most` tokens and may think for `thought_tokens` tokens before it answers, if
+/// its chat template asks it to. Does not check whether the example fits exactly, nor whether the model knows all tokens.
 ///
 /// # Errors
-/// If the task cannot make it, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
+/// If the task cannot make the example, it cannot be cut to its length, it is far longer than `most`, or [`check_said`] fails.
 pub(crate) fn make(
     task: &dyn Task,
     length: usize,
@@ -59,12 +59,12 @@ pub(crate) fn make(
     }
 }
 
-/// Whether an example is asked by a chat template, which may let the model think.
+/// Whether a chat template asks the example, so that the model may think.
 pub(crate) fn thinks(example: &Example, tokenizer: &Tokenizer) -> bool {
     !example.rules.plain && tokenizer.has_chat()
 }
 
-/// Tokenizes texts of rows up to a limit.
+/// Tokenizes the texts of rows up to a limit.
 struct Bounded<'a> {
     model: &'a OpenModel,
     most: usize,
@@ -82,7 +82,7 @@ impl TextEncoder for Bounded<'_> {
 }
 
 impl ExampleInput {
-    /// Tokens of the prompt.
+    /// The tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         match self {
             Self::Prompt(fitted) => &fitted.prompt.ids,
@@ -90,7 +90,7 @@ impl ExampleInput {
         }
     }
 
-    /// The number of its tokens in the prefix.
+    /// The number of prompt tokens in the prefix.
     pub fn prefix_tokens(&self, protocol: Protocol) -> usize {
         match self {
             Self::Prompt(fitted) => protocol.prefix_tokens(&fitted.prompt, fitted.example.context.len()),
@@ -98,8 +98,8 @@ impl ExampleInput {
         }
     }
 
-    /// The number of generated tokens, if the answer is as long as its references, or of scored tokens; `None` if the references cannot be
-    /// tokenized.
+    /// The number of tokens to generate, taking the answer to be as long as its references, or the number of scored tokens; `None` if the
+    /// references cannot be tokenized.
     pub fn answer_tokens(&self, tokenizer: &Tokenizer) -> Option<usize> {
         let most = self.most_answer_tokens();
         match self {
@@ -111,7 +111,7 @@ impl ExampleInput {
         }
     }
 
-    /// The most tokens that are generated, or the number of scored tokens.
+    /// The most tokens to generate, or the number of scored tokens.
     pub fn most_answer_tokens(&self) -> usize {
         match self {
             Self::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),
@@ -119,7 +119,7 @@ impl ExampleInput {
         }
     }
 
-    /// The token counts; `None` as in [`answer_tokens`](Self::answer_tokens).
+    /// The token counts; `None` if [`answer_tokens`](Self::answer_tokens) is.
     pub fn size(&self, protocols: &[Protocol], tokenizer: &Tokenizer) -> Option<Size> {
         let (prompt, answer) = (self.prompt().len(), self.answer_tokens(tokenizer)?);
         let steps = protocols.iter().map(|protocol| prompt - self.prefix_tokens(*protocol) + answer).sum();

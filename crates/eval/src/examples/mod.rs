@@ -1,6 +1,6 @@
-//! One example before it is run: its input, truncation, token counts, and the digest of what it asks.
+//! An example before it is run: its input, truncation, token counts, and the digest of its question.
 //!
-//! The observer of a run is here as well, as planning and running both report to it.
+//! The observer of a run is here too, because both planning and running report to it.
 
 pub(crate) mod example_input;
 pub mod observer;

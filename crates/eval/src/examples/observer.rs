@@ -6,49 +6,49 @@ use crate::records::record::Record;
 
 /// Progress of a run after an example.
 pub struct RunProgress<'a> {
-    /// Examples done, each under each seed and protocol; those found in the store included.
+    /// Examples done, counted once per seed and protocol; includes those in `found`.
     pub done: usize,
-    /// Examples of them that were in the store already, or cannot be made.
+    /// Examples done without new records: those of the store, and those that failed.
     pub found: usize,
-    /// Examples of this shard.
+    /// Examples of this shard, counted likewise.
     pub total: usize,
-    /// Work done, in the unit of `eval::plan::work`; longer examples have more.
+    /// Work done, in the unit of `eval::plan::work`; longer examples are more work.
     pub work_done: u64,
-    /// Work of examples that were in the store already, which does not count for the speed of this run.
+    /// Work of the examples in `found`, which does not count for the speed.
     pub work_found: u64,
-    /// Work of this shard.
+    /// Work of all examples of this shard.
     pub work: u64,
     /// The task of the example just done.
     pub task: &'a str,
-    /// The requested length.
+    /// The requested length of that example.
     pub length: usize,
-    /// Whether it was the last one of its task and length.
+    /// Whether that was the last example of its task and length.
     pub ends_cell: bool,
-    /// Its new records.
+    /// The example's new records.
     pub records: &'a [Record],
 }
 
 /// A part of the matrix that cannot be run.
 #[derive(Debug)]
 pub struct SkippedWork {
-    /// What is left out: the model, and the task, length, seed, protocol and method as far as they matter.
+    /// What is left out: model, and task, length, seed, protocol or method.
     pub what: String,
-    /// Why.
+    /// The reason.
     pub error: anyhow::Error,
 }
 
 /// Receives the callbacks of a run.
 pub trait RunObserver {
-    /// An example is done.
+    /// Called after each example.
     fn progress(&mut self, progress: RunProgress<'_>);
 
-    /// A part cannot be run.
+    /// Called for a part of the matrix that cannot be run.
     ///
     /// # Errors
-    /// An error ends the run; otherwise it continues with the rest.
+    /// An error ends the run. Otherwise, the run goes on with the rest.
     fn failed(&mut self, failure: SkippedWork) -> Result<()>;
 
-    /// Something failed, but its records could be made in another way.
+    /// Called after a failure whose records could be made in another way.
     fn mended(&mut self, failure: SkippedWork) {
         drop(failure);
     }

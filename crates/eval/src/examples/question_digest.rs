@@ -1,4 +1,4 @@
-//! Digest of what an example asks. Records are compared, paired, merged and resumed by this digest, never by a task's name.
+//! The digest of an example's question, by which records are compared, paired, merged and resumed: never by a task's name.
 
 use serde_json::{Value, json};
 
@@ -7,12 +7,12 @@ use crate::records::record::Record;
 use spattn_model::checksum::sha256_hex;
 use spattn_tasks::likelihood::{Measure, Scoring};
 
-/// Hexadecimal digits of a digest: 128 bits.
+/// The hexadecimal digits of a digest: 128 bits.
 const DIGITS: usize = 32;
 
-/// Digest of an example: all tokens that are read or scored, the references, how answers are scored, and where they end.
+/// The digest of an example: all tokens read or scored, the references, how answers are scored, and where they end.
 ///
-/// It is made from JSON, so it is the same on every machine and with every compiler version.
+/// It is computed from JSON, so that it is the same on every machine and with every compiler version.
 pub(crate) fn digest(material: &ExampleInput) -> String {
     let content = match material {
         ExampleInput::Prompt(fitted) => {
@@ -33,7 +33,7 @@ pub(crate) fn digest(material: &ExampleInput) -> String {
     sha256_hex(content.to_string().as_bytes())[..DIGITS].to_owned()
 }
 
-/// How a record's example differs from `material`; `None` if it does not, as far as the record tells.
+/// Describes how a record's example differs from `material`; `None` if it does not, as far as the record tells.
 pub(crate) fn difference(record: &Record, material: &ExampleInput) -> Option<String> {
     let is_same = match &record.example_sha256 {
         Some(then) => digest(material) == **then,
@@ -47,7 +47,7 @@ pub(crate) fn difference(record: &Record, material: &ExampleInput) -> Option<Str
         (Some(then), Some(now)) if then != now => Some(format!("{name} was {}, is {}", short(then), short(now))),
         _ => None,
     });
-    // If everything that records contain is equal, the difference is in the text, which they do not contain.
+    // If everything that the record contains is equal, the difference is in the prompt, which it does not contain.
     differing.or_else(|| record.example_sha256.is_some().then(|| "its text has changed".to_owned()))
 }
 
@@ -105,7 +105,7 @@ impl Asked {
     }
 }
 
-/// A value as JSON, shortened at the end.
+/// A value as JSON, cut at the end.
 fn short(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();
@@ -115,7 +115,7 @@ fn short(value: &Value) -> String {
     }
 }
 
-/// A text of at most a few hundred characters, shortened in the middle.
+/// A text of at most about 500 characters, shortened in the middle.
 pub(crate) fn elide_middle(text: &str) -> String {
     const HALF: usize = 250;
     let text = text.trim();
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(told(&more), both("the limit of tokens to generate was 8, is 9"));
         let longer = prompt(|_, ids| ids.push(4));
         assert_eq!(told(&longer), both("the number of prompt tokens was 3, is 4"));
-        // A change of what the record does not contain shows only in the digest.
+        // The record does not contain the prompt, so that only the digest shows the change.
         let other_text = prompt(|_, ids| ids[1] = 7);
         assert_eq!(told(&other_text), (Some("its text has changed".to_owned()), None));
     }

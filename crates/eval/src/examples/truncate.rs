@@ -1,8 +1,8 @@
-//! Truncates prompts that are too long: the middle is cut out as in LongBench's `pred.py`, or the end of the context as in
-//! ZeroSCROLLS.
+//! Truncates prompts that are too long: cuts out the middle, as LongBench's `pred.py` does, or drops the end of the context, as the
+//! benchmark ZeroSCROLLS does.
 //!
-//! The user's turn is tokenized without the chat template (with a BOS where the model has one), truncated, and decoded to text
-//! again. The chat template is applied afterwards, so the whole prompt may have a few tokens more.
+//! The user's turn is tokenized without the chat template (with a BOS token if the model has one), truncated, and decoded to text. The
+//! chat template is applied afterwards, so that the whole prompt may have a few tokens more.
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use spattn_tasks::{Cut, Example};
 /// The tokens of an example's prompt as the model reads it.
 ///
 /// # Errors
-/// As [`Tokenizer::encode_prompt`].
+/// The errors of [`Tokenizer::encode_prompt`].
 pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, UsageError> {
     let user = example.user_turn();
     match example.rules.plain {
@@ -23,7 +23,7 @@ pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, 
     }
 }
 
-/// Checks that some of the user's turn is left in the tokens, and that it is not inside two chat templates.
+/// Checks that the tokens contain some of the user's turn, and that the turn does not already contain a chat template.
 ///
 /// # Errors
 /// If no token of the user's turn is left, or it already contains a chat template.
@@ -47,14 +47,14 @@ pub fn check_said(example: &Example, prompt: &PromptTokens, tokenizer: &Tokenize
     }
 }
 
-/// Checks that a text is not so much longer than `most` tokens that tokenizing all of it would be useless.
+/// Checks that a text is not so much longer than `most` tokens that tokenizing all of it would be a waste of time.
 ///
 /// # Errors
-/// If it is, or the tokenizer fails.
+/// If it is that much longer, or the tokenizer fails.
 pub fn check_bytes(text: &str, model: &OpenModel, most: usize) -> Result<(), UsageError> {
-    // Few texts have more bytes per token. Any other text is tokenized as a whole and counted exactly.
+    // Few texts have more bytes per token. Texts that pass are tokenized as a whole later and counted exactly.
     const BYTES: usize = 8;
-    // More than the tokens added where pieces meet.
+    // A margin for the tokens that are added where pieces meet.
     let enough = most + most / 8 + 1024;
     if text.len() <= BYTES * enough || model.tokenizer.count_past(text, enough)? <= enough {
         return Ok(());
@@ -83,7 +83,7 @@ fn too_few(example: &Example, keep: usize) -> UsageError {
 
 /// Keeps half of the tokens from the start and half from the end.
 ///
-/// The question stays the same if the kept end contains all of it; otherwise the whole kept end becomes the question.
+/// If the kept end contains the whole question, the question stays as it is; otherwise the kept end becomes the question.
 fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     let ids = tokenizer.encode_text(&example.user_turn(), true)?;
     if ids.len() <= keep {
@@ -102,7 +102,7 @@ fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Resu
     Ok(ids.len() - 2 * half)
 }
 
-/// Keeps the separator and the question, and as much of the context's start as fits.
+/// Keeps the separator and the question, and as much of the start of the context as fits.
 fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     let all = tokenizer.encode_text(&example.user_turn(), true)?.len();
     if all <= keep {
@@ -116,21 +116,21 @@ fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Toke
     Ok(all.saturating_sub(kept.len() + end))
 }
 
-/// An example as it is run, cut if necessary.
+/// An example as it is run, truncated if necessary.
 pub struct TruncatedExample {
-    /// The example, with the rest of its prompt.
+    /// The example with the truncated prompt.
     pub example: Example,
-    /// Its prompt in tokens.
+    /// The tokens of its prompt.
     pub prompt: PromptTokens,
-    /// Number of tokens cut out; `None` if the example is not to be cut.
+    /// The number of tokens cut out; `None` if the example's rules allow no cut.
     pub cut_tokens: Option<usize>,
 }
 
-/// Cuts an example, if its rules allow it, to `example.length` tokens (0 for no limit), and, unless that length is beyond `context`, until
-/// prompt and answer fit into `context` tokens.
+/// Truncates an example, if its rules allow it, to `example.length` tokens (0 for no limit). Unless that length is beyond `context`,
+/// prompt and answer are also made to fit into `context` tokens.
 ///
 /// # Errors
-/// As [`cut`].
+/// The errors of [`cut`].
 pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<TruncatedExample, UsageError> {
     if example.rules.cut == Cut::Nothing {
         return Ok(TruncatedExample { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
@@ -144,7 +144,7 @@ pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Tr
         let prompt = encode(tokenizer, &shorter)?;
         match prompt.ids.len().saturating_sub(most_prompt) {
             0 => return Ok(TruncatedExample { example: shorter, prompt, cut_tokens }),
-            // Further tokens come from the chat template, and from where the halves meet.
+            // The excess comes from the chat template, and from where the two halves meet.
             excess => keep = keep.saturating_sub(excess),
         }
     }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any text, it never panics and never keeps too much.
+        /// Truncation of any text never panics and never keeps too much.
         #[test]
         fn any_text_can_be_cut(context in ".{0,80}", question in "(.|\n|é|段){0,40}", keep in 2usize..60) {
             let tokenizer = tokenizer();

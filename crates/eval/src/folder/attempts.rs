@@ -1,7 +1,7 @@
-//! The log of a sweep's folder, `attempts.jsonl`: a line when a process starts on it, a line for each part of the matrix that
-//! could not be run, and a line when the process ends. A process that was killed leaves no last line.
+//! The log of a sweep's folder, `attempts.jsonl`. A process writes a line when it starts on the folder, a line for each part
+//! of the matrix that cannot be run, and a line when it ends. A killed process leaves no last line.
 //!
-//! `spattn status` reads it. A run reads it too, so that a job that is restarted again and again without progress ends.
+//! `spattn status` reads the log. A run reads it too, to end a job that is restarted again and again without progress.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -17,13 +17,13 @@ use spattn_base::disk::{open_here, read_here};
 use spattn_base::error::{RunFailure, in_one_line};
 use spattn_base::{clock, privacy};
 
-/// Name of the file within a folder.
+/// The name of the log within a folder.
 pub const ATTEMPTS: &str = "attempts.jsonl";
-/// The most bytes of it that are read.
+/// The most bytes of the log that are read.
 const MOST_BYTES: u64 = 1 << 30;
-/// Replaces the machine's name if the user is hidden.
+/// Replaces the machine's name if the user is to be hidden.
 const NOWHERE: &str = "-";
-/// How many times a job may start without making a record.
+/// How often a job may start in a row without making a record.
 const MOST_FRUITLESS: usize = 3;
 
 /// The start of an attempt.
@@ -43,7 +43,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// The same without the machine's name and the process number.
+    /// The same start without the machine's name and the process number.
     fn without_user(self) -> Self {
         Self { node: NOWHERE.to_owned(), pid: 0, ..self }
     }
@@ -52,13 +52,13 @@ impl Start {
 /// A part of the matrix that could not be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// What was left out.
+    /// The part that was left out.
     pub what: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// The end of a process that could still write it.
+/// The end of a process. A killed process does not write it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct End {
     /// Seconds since 1970.
@@ -77,7 +77,7 @@ pub struct End {
 
 impl End {
     fn now(end: Ending, records: usize, error: Option<String>) -> Self {
-        // Rounded to hundredths; more digits are noise.
+        // Hundredths of a second; more digits are noise.
         let processor_s = clock::process_time().map(|time| (100.0 * time.as_secs_f64()).round() / 100.0);
         Self { at: now(), end, records, error, processor_s }
     }
@@ -87,7 +87,7 @@ impl End {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// All is recorded, except for the parts listed as failed.
+    /// Everything is recorded, except for the parts logged as failed.
     Done,
     /// It was told to stop.
     Stopped,
@@ -103,18 +103,18 @@ enum Line {
     Ended(End),
 }
 
-/// One process that ran on the folder.
+/// One process that worked on the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// Its start.
+    /// The start of the process.
     pub start: Start,
-    /// What it could not run.
+    /// The parts that it could not run.
     pub failed: Vec<Failed>,
-    /// Its end, if it could write it.
+    /// The end of the process, unless it was killed.
     pub end: Option<End>,
 }
 
-/// The attempts on a folder, in order; empty if the log cannot be read.
+/// Reads the attempts on a folder, in order; none if the log cannot be read.
 pub fn read(dir: &Path) -> Vec<Attempt> {
     let bytes = read_here(&dir.join(ATTEMPTS), MOST_BYTES).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -138,10 +138,10 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts an attempt on a folder that only this process writes to.
+    /// Logs the start of an attempt on a folder that only this process writes to.
     ///
     /// # Errors
-    /// If the file cannot be written; a [`RunFailure`] if the scheduler's job has started too often without making a record.
+    /// If the log cannot be written; a [`RunFailure`] if the scheduler's job has started too often without making a record.
     pub fn begin(dir: &Path, records: usize) -> Result<Self> {
         Self::begin_as(dir, records, job())
     }
@@ -169,19 +169,19 @@ impl Log {
         }
     }
 
-    /// Logs a part that cannot be run.
+    /// Logs a part of the matrix that cannot be run.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the log cannot be written.
     pub fn failed(&mut self, what: &str, error: &anyhow::Error) -> Result<()> {
         let (what, why) = (privacy::text(what), privacy::text(&in_one_line(error)));
         self.write(&Line::Failed(Failed { what, why }))
     }
 
-    /// Logs the end.
+    /// Logs the end of the attempt.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the log cannot be written.
     pub fn end(mut self, end: Ending, records: usize, error: Option<&anyhow::Error>) -> Result<()> {
         let error = error.map(|error| privacy::text(&in_one_line(error)));
         self.write(&Line::Ended(End::now(end, records, error)))
@@ -193,12 +193,12 @@ impl Log {
     }
 }
 
-/// Seconds since 1970.
+/// The time now, in seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The scheduler's job that this process belongs to. It stays the same when the job is restarted.
+/// The scheduler's job of this process. A restarted job keeps it.
 fn job() -> Option<String> {
     let of = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     match (of("SLURM_ARRAY_JOB_ID"), of("SLURM_ARRAY_TASK_ID")) {
@@ -207,12 +207,12 @@ fn job() -> Option<String> {
     }
 }
 
-/// The job as it is logged: its number, or a substitute if the user is hidden.
+/// The job as it is logged: its number, or a substitute if the user is to be hidden.
 fn marked(job: String, dir: &Path) -> String {
     if privacy::is_left_out() { privacy::job(&job, dir) } else { job }
 }
 
-/// How many times in a row a job started and made no record.
+/// How often in a row a job started with this number of records, so without making one.
 fn fruitless(attempts: &[Attempt], job: &str, records: usize) -> usize {
     let is = |attempt: &&Attempt| attempt.start.job.as_deref() == Some(job) && attempt.start.records == records;
     attempts.iter().rev().take_while(is).count()
@@ -231,7 +231,7 @@ mod tests {
         log.failed("builtin, ruler/vt", &anyhow::anyhow!("too\nlong").context("at 4096")).unwrap();
         log.end(Ending::Stopped, 3, None).unwrap();
         drop(Log::begin_as(dir.path(), 3, Some("7_1".into())).unwrap());
-        // A line that a kill left incomplete.
+        // A line cut short by a kill.
         let torn = fs::read_to_string(dir.path().join(ATTEMPTS)).unwrap() + "{\"ended\":{\"at\":";
         fs::write(dir.path().join(ATTEMPTS), torn).unwrap();
         let [first, second] = &read(dir.path())[..] else { panic!("two attempts") };
@@ -251,7 +251,7 @@ mod tests {
         let error = begin("7_1", 5).unwrap_err();
         assert!(error.to_string().contains("job 7_1 started 3 times"), "{error}");
         assert_eq!(read(dir.path()).last().unwrap().end.as_ref().unwrap().end, Ending::Error);
-        // Submitting the job again is deliberate, and so is starting a run by hand.
+        // Submitting a new job is deliberate, and so is starting a run by hand.
         begin("8_1", 5).unwrap();
         for _ in 0..4 {
             Log::begin_as(dir.path(), 5, None).unwrap();

@@ -1,5 +1,5 @@
 //! Recognises files that this program wrote by their content, where no list names them: how the text begins, which keys it has,
-//! how its bytes are packed. A file's name proves nothing.
+//! or how its bytes are packed. A file's name proves nothing.
 
 use std::path::Path;
 
@@ -8,40 +8,40 @@ use serde_json::Value;
 use spattn_base::disk::read_here;
 use spattn_base::given::MARK;
 
-/// The most bytes of a file that has to be read whole.
+/// The most bytes of a file that is read as a whole.
 const MOST_BYTES: u64 = 256 << 20;
-/// The bytes at the start of a file that are examined.
+/// How many bytes at the start of a file are examined otherwise.
 const BEGINNING: u64 = 4096;
 
-/// What identifies this program's files of a name.
+/// How to recognise this program's files of a name.
 enum Sign {
     /// The file starts with one of these texts.
     Begins(&'static [&'static str]),
-    /// All of these texts are near the start.
+    /// All of these texts are near the start of the file.
     Holds(&'static [&'static str]),
-    /// A JSON object with all of these keys.
+    /// The file is a JSON object with all of these keys.
     Keys(&'static [&'static str]),
-    /// An SVG with this program's first lines: a size and a white background.
+    /// The file is an SVG with this program's first lines: a size and a white background.
     Figure,
-    /// A PNG made from the SVG beside it: twice its size, and nothing but pixels.
+    /// The file is a PNG drawn from the SVG beside it: twice its size, and nothing but pixels.
     Pixels,
-    /// A compressed prompt, without a time and a name.
+    /// The file is a compressed prompt, without a time and a name.
     Packed,
-    /// A table of a report, or one that an analysis's page links to.
+    /// The file is a table of a report, or one that an analysis's page links to.
     Table,
-    /// Tensors with this program's metadata.
+    /// The file has tensors with this program's metadata.
     Tensors,
 }
 
 use Sign::{Begins, Figure, Holds, Keys, Packed, Pixels, Table, Tensors};
 
-/// The first line of every page of the papers.
+/// The first line of every page about papers.
 pub const PAPERS_PAGE: &str = "<!-- Made by `spattn reproduce`. -->";
 const OF_LATEX: Sign = Begins(&["% Needs \\usepackage{array,booktabs,siunitx}"]);
 
-/// The signs by file name. The first matching line counts; `*` stands for any name without a folder.
+/// The signs by file name. The first fitting entry counts; `*` stands for any name without a folder.
 const SIGNS: [(&str, Sign); 39] = [
-    // An empty file is from a run that failed before its first record.
+    // A run that failed before its first record leaves an empty file, which also counts as ours.
     ("samples.jsonl", Begins(&["{\"key\""])),
     ("manifest.json", Keys(&["program"])),
     ("summary.csv", Begins(&["model,task,length,method,params,protocol,n,score,ci_low,"])),
@@ -86,19 +86,19 @@ const SIGNS: [(&str, Sign); 39] = [
 pub fn is_shown(dir: &Path, name: &str) -> bool {
     match SIGNS.iter().find(|(pattern, _)| fits(name, pattern)) {
         Some((_, sign)) => sign.is_at(dir, name),
-        // A unit of a paper's item.
+        // The result of a unit of a paper's item.
         None => name.ends_with(".json") && Keys(&["identity", "program"]).is_at(dir, name),
     }
 }
 
 fn fits(name: &str, pattern: &str) -> bool {
     let Some((folder, ending)) = pattern.split_once('*') else { return name == pattern };
-    // Figures are in `plots/`; a paper's figure is beside its table.
+    // Figures of runs are in `plots/`; a paper's figure is beside its table.
     let is_below = folder.is_empty() || name.starts_with(folder);
     is_below && name.ends_with(ending)
 }
 
-/// Whether this program's page of an analysis links to a table.
+/// Whether this program's page of an analysis links to the table `name`.
 fn is_linked(dir: &Path, name: &str) -> bool {
     const PAGE: &str = "analyze.md";
     let page = read_here(&dir.join(PAGE), MOST_BYTES).unwrap_or_default();
@@ -147,7 +147,7 @@ fn is_empty(dir: &Path, name: &str) -> bool {
     std::fs::metadata(dir.join(name)).is_ok_and(|file| file.len() == 0)
 }
 
-/// Width and height of a figure, if its first two lines are this program's.
+/// The width and height of a figure, if its first two lines are this program's.
 fn size(svg: &str) -> Option<(u32, u32)> {
     let mut lines = svg.lines();
     let (first, second) = (lines.next()?, lines.next()?);
@@ -160,7 +160,7 @@ fn size(svg: &str) -> Option<(u32, u32)> {
     (first.ends_with(&head) && second == white).then(|| width.parse().ok().zip(height.parse().ok())).flatten()
 }
 
-/// Width and height of a PNG with four channels that contains nothing but pixels: no program's name, no print density.
+/// The width and height of a PNG with four channels that contains nothing but pixels: no program name, no print density.
 fn pixels(png: &[u8]) -> Option<(u32, u32)> {
     let number = |at: usize| Some(u32::from_be_bytes(png.get(at..at + 4)?.try_into().ok()?));
     if !png.starts_with(b"\x89PNG\r\n\x1a\n") || png.get(24..26)? != [8, 6] {

@@ -1,10 +1,10 @@
-//! A lease on a folder, kept in a file. It keeps a second writer out where the file system has no locks, or locks that hold on
-//! one machine only, as on network file systems.
+//! A lease on a folder, kept in a file. It keeps a second writer out where the file system has no locks, or where its locks hold on one
+//! machine only, as on network file systems.
 //!
-//! Creating the file is exclusive. It names its owner and has a counter that the owner increments while it lives. If the
-//! counter stands still for [`PATIENCE`], the owner is gone, whatever the clocks of the two machines say. A truncated file
-//! (disk full, or killed while writing) has no owner and is replaced as a whole. To take over, a process writes its own name,
-//! waits, and checks that its name is still there. An owner that was suspended and finds another name writes nothing more.
+//! The file is created exclusively. It names its owner, and has a counter that the owner increments while it lives. If the counter does not
+//! change for [`PATIENCE`], the owner is gone, whatever the clocks of the two machines say. A truncated file (disk full, or killed while
+//! writing) has no owner and is replaced as a whole. To take over, a process writes its own name, waits, and checks that its name is still
+//! there. A suspended owner that later finds another name there stops writing.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -19,30 +19,32 @@ use serde::{Deserialize, Serialize};
 use spattn_base::disk::{open_here, read_here, replace_here};
 use spattn_base::privacy;
 
-/// Name of the file within a folder.
+/// The name of the file within a folder.
 pub const OWNER: &str = ".owner";
 /// The interval at which an owner increments its counter.
 const BEAT: Duration = Duration::from_secs(5);
-/// How long a counter must stand still before its owner counts as gone.
+/// How long a counter must stay the same before its owner counts as gone.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a name must stand if two processes may take over at the same time.
+/// How long a new name must stay in the file before it counts, because two processes may take over at the same time.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// The most bytes of the file that are read.
 const MOST_BYTES: u64 = 1 << 16;
 
-/// What a folder has in place of the file.
+/// The state of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
     Nothing,
     Owner(Owner),
-    /// The incomplete start of an owner's file.
+    /// An incomplete owner's file.
     CutShort,
 }
 
 impl Found {
+    /// Reads the file.
+    ///
     /// # Errors
-    /// If the file is not an owner's, or cannot be read.
+    /// If the file is not an owner's file, or cannot be read.
     fn at(path: &Path) -> io::Result<Self> {
         let bytes = match read_here(path, MOST_BYTES) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Self::Nothing),
@@ -52,7 +54,7 @@ impl Found {
             return Ok(Self::Owner(owner));
         }
         let (beginning, text) = (b"{\"host\"", bytes.trim_ascii());
-        // A crashed machine may leave zeros.
+        // After a crash of the machine, a file may consist of zeros.
         let is_cut = text.iter().all(|byte| *byte == 0) || text.starts_with(beginning) || beginning.starts_with(text);
         match is_cut {
             true => Ok(Self::CutShort),
@@ -74,7 +76,7 @@ pub struct Owner {
     pub boot: String,
     /// The process number.
     pub pid: u32,
-    /// The time of its start in nanoseconds, which distinguishes processes with the same number.
+    /// When the process asked for the lease, in nanoseconds since 1970: distinguishes processes with the same number.
     pub since: u128,
     /// The counter, incremented while the process lives.
     pub count: u64,
@@ -88,23 +90,23 @@ impl Owner {
         Self { host, boot, pid: std::process::id(), since, count: 0 }
     }
 
-    /// Whether it is on this machine and this boot, with or without the user hidden.
+    /// Whether the owner is on this machine, in this boot. Names are compared both plain and with the user hidden.
     fn is_here(&self) -> bool {
         [true, false].into_iter().any(|is_left_out| machine(is_left_out) == (self.host.clone(), self.boot.clone()))
     }
 
-    /// Whether both are the same owner, for any counter.
+    /// Whether both are the same owner; counters may differ.
     fn is(&self, other: &Self) -> bool {
         (&self.host, &self.boot, self.pid, self.since) == (&other.host, &other.boot, other.pid, other.since)
     }
 
-    /// The owner of a folder, if it has one.
+    /// Reads the owner of a folder; `None` if there is none, or the file cannot be read.
     pub fn of(dir: &Path) -> Option<Self> {
         serde_json::from_slice(&read_here(&dir.join(OWNER), MOST_BYTES).ok()?).ok()
     }
 
-    /// Whether the folder's owner lives: on this machine, whether its process exists; on another one, whether the file changed recently, by
-    /// the clock of files.
+    /// Whether the folder's owner lives. On this machine, an owner whose process has ended does not; otherwise, an owner lives if its file
+    /// changed recently, by the times of files.
     pub fn is_alive(dir: &Path) -> bool {
         if Self::of(dir).is_some_and(|o| o.is_here() && is_ended(&o)) {
             return false;
@@ -114,7 +116,7 @@ impl Owner {
     }
 }
 
-/// This machine's name and boot id. With the user hidden, a substitute for both, and an empty text.
+/// This machine's name and boot id; if the user is to be hidden, a substitute for the name, and no boot id.
 fn machine(is_left_out: bool) -> (String, String) {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
     if is_left_out { (privacy::machine(&host(), &boot), String::new()) } else { (host(), boot) }
@@ -126,7 +128,7 @@ pub fn host() -> String {
     named.map_or_else(|| "unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
-/// A folder that only this process writes to, until it is dropped.
+/// A folder that only this process writes to, until the lease is dropped.
 #[derive(Debug)]
 pub struct Lease {
     path: PathBuf,
@@ -146,7 +148,7 @@ struct Shared {
 /// The reason why a folder cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// It has an owner.
+    /// The folder has an owner.
     #[error("process {} on {} writes to it", .0.pid, .0.host)]
     Owned(Owner),
     /// The file cannot be written.
@@ -155,11 +157,11 @@ pub enum Refused {
 }
 
 impl Lease {
-    /// Takes an existing folder. `is_locked` says that a lock of the file system is held, so that certainly no other process on this
-    /// machine writes there.
+    /// Takes the lease of an existing folder. `is_locked` says that this process holds a lock of the file system, so that no other process
+    /// on this machine can be writing there.
     ///
     /// # Errors
-    /// [`Refused::Owned`] if another process writes there, which takes up to [`PATIENCE`] to find out.
+    /// [`Refused::Owned`] if another process writes there; finding out takes up to [`PATIENCE`].
     pub fn take(dir: &Path, is_locked: bool) -> Result<Self, Refused> {
         Self::take_within(dir, is_locked, PATIENCE, SETTLE)
     }
@@ -173,12 +175,12 @@ impl Lease {
         }
         let mut found = Found::at(&path)?;
         if found == Found::CutShort {
-            // Unless another process is just writing it.
+            // Another process may be writing the file right now.
             std::thread::sleep(settle);
             found = Found::at(&path)?;
         }
         let is_followed_at_once = match &found {
-            // With a lock, a process with this number is not a writer, if its file was there all the time.
+            // Under the lock, an owner with our process number is no writer, unless the lock's file was replaced.
             Found::Owner(found) => found.is_here() && (is_ended(found) || is_locked && found.pid == owner.pid),
             _ => false,
         };
@@ -211,18 +213,18 @@ impl Lease {
                 match Found::at(&path_there) {
                     Ok(Found::Owner(found)) if !found.is(&own) => of_thread.is_lost.store(true, Ordering::Relaxed),
                     Ok(Found::Owner(_) | Found::CutShort) => drop(write(&path_there, &own)),
-                    // Another folder may be at the path now.
+                    // The folder may have been replaced by another one.
                     Ok(Found::Nothing) | Err(_) => {}
                 }
                 *last = Some(Instant::now());
             }
         };
-        // Without the thread, the folder is only as protected as it was before leases.
+        // If no thread can be started, the lease is not renewed. Then only the lock protects the folder.
         let beating = std::thread::Builder::new().name("lease".to_owned()).spawn(beat).ok();
         Self { path, owner, shared, beating }
     }
 
-    /// Whether the folder is still this process's. After a long suspension, it checks its name in the file.
+    /// Whether the lease is still this process's. After a long suspension, reads the file to find out.
     pub fn is_held(&self) -> bool {
         if self.shared.is_lost.load(Ordering::Relaxed) {
             return false;
@@ -250,7 +252,7 @@ impl Drop for Lease {
     }
 }
 
-/// Whether the file names no other owner. A temporary failure to read it does not count.
+/// Whether the file names no other owner. A file that cannot be read counts as unchanged.
 fn stands(path: &Path, owner: &Owner) -> bool {
     let found = read_here(path, MOST_BYTES).ok().and_then(|bytes| serde_json::from_slice::<Owner>(&bytes).ok());
     found.is_none_or(|found| found.is(owner))
@@ -258,14 +260,14 @@ fn stands(path: &Path, owner: &Owner) -> bool {
 
 fn create(path: &Path, owner: &Owner) -> io::Result<()> {
     let mut file = match open_here(path, OpenOptions::new().write(true).create_new(true)) {
-        // Whatever is there is examined next.
+        // The caller examines the file that exists.
         Err(_) if fs::symlink_metadata(path).is_ok() => return Err(ErrorKind::AlreadyExists.into()),
         file => file?,
     };
     file.write_all(&line(owner)).inspect_err(|_| drop(fs::remove_file(path)))
 }
 
-/// Readers always find a complete file.
+/// Replaces the file as a whole, so that readers always find a complete one.
 fn write(path: &Path, owner: &Owner) -> io::Result<()> {
     replace_here(path, &line(owner))
 }
@@ -276,13 +278,13 @@ fn line(owner: &Owner) -> Vec<u8> {
     line
 }
 
-/// Whether a process on this machine has ended.
+/// Whether the owner's process, which ran on this machine, has ended.
 fn is_ended(owner: &Owner) -> bool {
     let processes = Path::new("/proc");
     processes.join("self").exists() && !processes.join(owner.pid.to_string()).exists()
 }
 
-/// Waits until nothing has changed for `patience`.
+/// Waits until the file has not changed for `patience`.
 fn wait_for_silence(dir: &Path, found: Owner, patience: Duration) -> Result<(), Refused> {
     let (mut told, start) = (false, Instant::now());
     while start.elapsed() < patience {
@@ -310,7 +312,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_millis(300);
     const SETTLE: Duration = Duration::from_millis(50);
 
-    /// As on a file system without locks.
+    /// Takes a lease as on a file system without locks.
     fn take(dir: &Path) -> Result<Lease, Refused> {
         Lease::take_within(dir, false, PATIENCE, SETTLE)
     }
@@ -402,7 +404,7 @@ mod tests {
                 std::thread::sleep(PATIENCE / 2);
                 write(&dir.path().join(OWNER), &Owner { count: 1, ..lives.clone() }).unwrap();
             });
-            // Another process has locked a new file.
+            // This process holds the lock of a new file, and the owner that of the removed one.
             assert!(matches!(Lease::take_within(dir.path(), true, PATIENCE, SETTLE), Err(Refused::Owned(_))));
         });
     }
@@ -429,7 +431,7 @@ mod tests {
             drop(take(dir.path()).unwrap());
             assert!(start.elapsed() < PATIENCE);
         }
-        // With a lock, no other process on this machine can be there, whatever number the file has.
+        // Under the lock, the owner is an earlier process with the same number.
         write(&dir.path().join(OWNER), &Owner { since: 1, ..Owner::this() }).unwrap();
         let start = Instant::now();
         drop(Lease::take_within(dir.path(), true, PATIENCE, SETTLE).unwrap());

@@ -1,6 +1,7 @@
-//! A results folder on disk: which files this program wrote, who writes to it now, and what was done to it.
+//! A results folder on disk: the files in it that this program wrote, the process that writes to it, and
+//! the log of attempts.
 //!
-//! What the files hold is not known here: records are in `records`.
+//! The content of files is not known here: records are in `records`.
 
 pub mod attempts;
 pub(crate) mod file_signs;

@@ -1,5 +1,5 @@
-//! Checks that an open file of records is still at its path. A folder may be moved, removed or replaced during a run, which
-//! the open file does not notice.
+//! Checks that an open file of records is still at its path. If the folder is moved, removed or replaced during a run,
+//! writes to the open file still succeed.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,18 +15,18 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// A file that was opened by this path.
+    /// Duplicates the handle of a file that was opened by this path.
     ///
     /// # Errors
-    /// If the system gives no more open files.
+    /// If the system's limit of open files is reached.
     pub fn of(path: &Path, file: &File) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), file: file.try_clone()? })
     }
 
-    /// Checks that the path still leads to the file.
+    /// Checks that the path still leads to the open file.
     ///
     /// # Errors
-    /// With what happened to the file, as far as can be known.
+    /// A message that says what happened to the file, as far as can be known.
     pub fn check(&self) -> Result<(), RunFailure> {
         check(&self.path, &self.file)
     }
@@ -35,7 +35,7 @@ impl OpenFile {
 /// Checks that a path still leads to an open file.
 ///
 /// # Errors
-/// With what happened to the file, as far as can be known.
+/// A message that says what happened to the file, as far as can be known.
 pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
     if is_of(path, file) {
         return Ok(());
@@ -66,18 +66,18 @@ pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
 pub fn is_of(path: &Path, file: &File) -> bool {
     use std::os::unix::fs::MetadataExt;
     let place = |found: fs::Metadata| (found.dev(), found.ino());
-    // If the system gives no information on the open file, it counts as unchanged.
+    // If the system does not describe the open file, it counts as unchanged.
     let Ok(open) = file.metadata().map(place) else { return true };
     fs::metadata(path).is_ok_and(|found| place(found) == open)
 }
 
-/// Whether a path leads to an open file, as far as this platform can tell: whether it leads to a file.
+/// Whether a path leads to an open file. This platform can only tell whether it leads to a file.
 #[cfg(not(unix))]
 pub fn is_of(path: &Path, _: &File) -> bool {
     path.is_file()
 }
 
-/// The present path of an open file, if it has one.
+/// The current path of an open file, if it still has one.
 #[cfg(target_os = "linux")]
 fn place_now(file: &File) -> Option<PathBuf> {
     use std::os::fd::AsRawFd;

@@ -1,9 +1,9 @@
 //! Knows which files of a results folder this program wrote. Only those are ever replaced or removed, whatever flags are given.
 //!
-//! Each results folder has a list of them, [`WRITTEN`], with one name in each line. It only grows, except when a run is deleted. Folders
-//! without a list, from old versions or after its loss, are recognised by a file that only this program writes: a manifest, a page, a
-//! result. Their other files must show by their content that this program wrote them (`file_signs`); all others belong to somebody else.
-//! Nothing is written through links, because a linked folder may belong to somebody else.
+//! Each results folder has a list of them, [`WRITTEN`], with one name in each line. The list only grows, except when a run is deleted.
+//! Folders without a list, written by old versions or after the list was lost, are recognised by a file that only this program writes: a
+//! manifest, a page, a result. Each of their other files counts as this program's only if its content shows that (`file_signs`). Nothing
+//! is written through links, because a linked folder may belong to somebody else.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -18,26 +18,26 @@ use super::file_signs::is_shown;
 use spattn_base::disk::{check_plain, open_here, read_here, write_whole_here};
 use spattn_base::error::UsageError;
 
-/// Name of the list within a folder.
+/// The name of the list within a folder.
 pub const WRITTEN: &str = ".written";
 /// The first line of a list.
 const HEADING: &str = "# What spattn wrote into this folder: only that is ever replaced or removed.";
-/// The most bytes of a list, and of a file that identifies a folder.
+/// The most bytes that are read of a list, or of a file that identifies a folder.
 const MOST_BYTES: u64 = 256 << 20;
 const OTHER_FOLDER: &str = "choose another --out folder";
 
 /// The files that a command writes into a folder.
 #[derive(Debug)]
 pub struct Kind {
-    /// Files in the folder itself.
+    /// Names of files in the folder itself.
     pub names: &'static [&'static str],
-    /// Subfolders, with the extensions of the files there.
+    /// Subfolders (`""` is the folder itself), with the extensions of the files in them.
     pub folders: &'static [(&'static str, &'static [&'static str])],
-    /// Whether a folder without a list is recognised as one with such files.
+    /// Whether a folder without a list is recognised as one that has such files.
     is_in: fn(&Path) -> bool,
 }
 
-/// A run: records, manifest, summary, page, figures and prompts.
+/// The files of a run: records, manifest, summary, page, figures and prompts.
 pub const RUN: Kind = Kind {
     names: &[
         "samples.jsonl",
@@ -69,7 +69,7 @@ pub const REPORT: Kind = Kind {
     folders: &[FIGURES, ("tables", &["md", "csv", "tex", "json"])],
     is_in: |dir| RUN.is_in(dir) || begins(dir, "report.html", 4096, " – spattn</title>"),
 };
-/// The results of `spattn tune`. Its records are a run.
+/// The results of `spattn tune`. Its records form a run.
 pub const TUNE: Kind = Kind {
     names: &["tune.json", "tune.csv", "tune.md", "measured.jsonl"],
     folders: &[FIGURES],
@@ -81,7 +81,7 @@ pub const BENCH: Kind = Kind {
     folders: &[FIGURES],
     is_in: |dir| has(dir, "manifest.json", &["program", "bench"]),
 };
-/// What `spattn report` draws for a benchmark.
+/// The files that `spattn report` draws for a benchmark.
 pub const BENCH_PAGE: Kind = Kind { names: &["bench.md"], folders: &[FIGURES], is_in: |dir| BENCH.is_in(dir) };
 /// The results of `spattn analyze`.
 pub const ANALYSIS: Kind = Kind {
@@ -94,17 +94,17 @@ pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])]
 /// The results of a paper's item.
 pub const ITEM: Kind = Kind {
     names: &["result.json", "table.csv", "table.tex", "plot.svg", "manifest.json", "README.md"],
-    // `result-*.json` and `manifest-*.json` are of further runs.
+    // Further runs have `result-*.json` and `manifest-*.json`.
     folders: &[("", &["svg", "png", "json"])],
     is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]) || begins(dir, "README.md", 64, PAPERS_PAGE),
 };
-/// The page of all papers, beside which each paper has one, and the log of what was run.
+/// The page of all papers, one page for each paper, and the log of what was run.
 pub const PAPERS: Kind = Kind {
     names: &["README.md", "log.csv"],
     folders: &[("", &["md"])],
     is_in: |dir| begins(dir, "README.md", 64, PAPERS_PAGE) || begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
 };
-/// The units of an item's analyses or calibrations, in a folder of their own.
+/// The units of an item's analyses or calibrations, which have a folder of their own.
 pub const UNITS: Kind = Kind {
     names: &[],
     folders: &[("", &["json", "safetensors"])],
@@ -125,7 +125,7 @@ impl Kind {
         (self.is_in)(dir)
     }
 
-    /// Whether a file's name fits this kind.
+    /// Whether this kind has files of the name.
     fn is_name(&self, name: &str) -> bool {
         let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
         let is_drawn = |(of, endings): &(&str, &[&str])| {
@@ -155,16 +155,16 @@ pub struct OwnFolder {
 }
 
 impl OwnFolder {
-    /// Finds out which files this program wrote. The folder need not exist.
+    /// Finds out which files of a folder this program wrote. The folder need not exist.
     ///
     /// # Errors
-    /// A [`UsageError`] if the list is not this program's, or cannot be read.
+    /// A [`UsageError`] if `dir` is a file, or if the list is not this program's or cannot be read.
     pub fn of(dir: &Path) -> Result<Self, UsageError> {
         if dir.exists() && !dir.is_dir() {
             return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OTHER_FOLDER));
         }
         let path = dir.join(WRITTEN);
-        // An empty list could not be written, for example because the disk was full.
+        // A list is empty if writing it failed, for example because the disk was full. It counts as missing.
         let listed = match check_plain(&path).map_err(|e| refused(&path, &e))? {
             true => Some(listed(&path)?).filter(|_| fs::metadata(&path).is_ok_and(|file| file.len() > 0)),
             false => None,
@@ -177,13 +177,13 @@ impl OwnFolder {
         Ok(Self { dir: dir.to_owned(), names, is_listed })
     }
 
-    /// Whether a file is there that this program wrote.
+    /// Whether the file exists and this program wrote it.
     pub fn has(&self, name: &str) -> bool {
         self.names.contains(name) && self.dir.join(name).is_file()
     }
 
-    /// Checks that files of a kind can be written: that no file of somebody else would be replaced, as far as names are known in advance,
-    /// and that no link is in the way.
+    /// Checks that files of a kind can be written: no link is in the way, and no file of somebody else would be replaced, as far as names
+    /// are known in advance.
     ///
     /// # Errors
     /// A [`UsageError`] that names the file.
@@ -192,16 +192,16 @@ impl OwnFolder {
         for (folder, _) in kind.folders.iter().filter(|(folder, _)| !folder.is_empty()) {
             self.check_folder(&self.dir.join(folder))?;
         }
-        // The names of plots are not known yet, so a folder with somebody else's plots is refused.
+        // The names of plots are not known yet. If the folder has no files of ours, somebody else's plots there are refused.
         let is_new = self.names.is_empty();
         let foreign = kind.files(&self.dir).into_iter().find(|name| is_new && name.contains('/'));
         foreign.map_or(Ok(()), |name| self.check_name(&name))
     }
 
-    /// Adds names to the list before the files are written, and creates the folder if needed.
+    /// Adds names to the list before their files are written. Creates the folder if needed.
     ///
     /// # Errors
-    /// A [`UsageError`] if a file is somebody else's or a link; other errors if the list cannot be written.
+    /// A [`UsageError`] if a file is somebody else's, or a link; another error if the list cannot be written.
     pub fn claim<'n>(&mut self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
         let names: Vec<&str> = names.into_iter().collect();
         names.iter().try_for_each(|name| self.check_name(name))?;
@@ -229,7 +229,7 @@ impl OwnFolder {
         Ok(path)
     }
 
-    /// Removes the program's own files of some kinds.
+    /// Removes this program's files of some kinds.
     ///
     /// # Errors
     /// If a file cannot be removed.
@@ -256,7 +256,7 @@ impl OwnFolder {
         Ok(write_whole_here(&self.dir.join(WRITTEN), text.as_bytes())?)
     }
 
-    /// Checks that a file does not exist or is this program's own, and that no link leads to it.
+    /// Checks that a file does not exist or is this program's, and that no link leads to it.
     fn check_name(&self, name: &str) -> Result<(), UsageError> {
         let path = self.dir.join(name);
         if let Some((folder, _)) = name.rsplit_once('/') {
@@ -289,20 +289,20 @@ pub fn check(dir: &Path, kind: &Kind) -> Result<(), UsageError> {
     OwnFolder::of(dir)?.check(kind)
 }
 
-/// Writes files into a folder, which is created if needed: all of them, or none if one is somebody else's. Returns their paths.
+/// Writes files into a folder, which is created if needed. Writes none if one of them is somebody else's. Returns their paths.
 ///
 /// # Errors
-/// As [`OwnFolder::claim`] and [`OwnFolder::write`].
+/// The errors of [`OwnFolder::claim`] and [`OwnFolder::write`].
 pub fn write_all<N: AsRef<str>, B: AsRef<[u8]>>(dir: &Path, files: &[(N, B)]) -> Result<Vec<PathBuf>> {
     let mut own = OwnFolder::of(dir)?;
     own.claim(files.iter().map(|(name, _)| name.as_ref()))?;
     files.iter().map(|(name, bytes)| own.write(name.as_ref(), bytes.as_ref())).collect()
 }
 
-/// Writes one of very many files with different names. An existing list is extended without reading it.
+/// Writes one of very many files with different names. Appends to an existing list without reading it.
 ///
 /// # Errors
-/// As [`OwnFolder::claim`] and [`OwnFolder::write`].
+/// The errors of [`OwnFolder::claim`] and [`OwnFolder::write`].
 pub fn add(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let mut own = OwnFolder { dir: dir.to_owned(), names: BTreeSet::new(), is_listed: true };
     if !dir.join(WRITTEN).exists() {
@@ -316,7 +316,7 @@ fn refused(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OTHER_FOLDER}"))
 }
 
-/// The files that show by their content that this program wrote them, of the kinds that the folder is recognised for.
+/// The files whose content shows that this program wrote them, of the kinds for which the folder is recognised.
 fn shown(dir: &Path) -> BTreeSet<String> {
     let of_kinds = KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir));
     let mut names: BTreeSet<String> = of_kinds.collect();
@@ -324,7 +324,7 @@ fn shown(dir: &Path) -> BTreeSet<String> {
     names
 }
 
-/// Adds names to the list in one write, because others may be adding names too. A write that fails leaves the list unchanged.
+/// Adds names to the list in one write, because other processes may be adding names too. A failed write leaves the list unchanged.
 fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
     let path = dir.join(WRITTEN);
     let failed = || format!("cannot write {}", path.display());
@@ -334,7 +334,7 @@ fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()
     if length > 0 {
         file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).with_context(failed)?;
     }
-    // An incomplete line, left by a kill, must not join the next name.
+    // A kill may have left an incomplete line, which the next name must not continue.
     let before = match (length, last) {
         (0, _) => format!("{HEADING}\n"),
         (_, [b'\n']) => String::new(),
@@ -345,7 +345,7 @@ fn append<'n>(dir: &Path, names: impl IntoIterator<Item = &'n str>) -> Result<()
     file.write_all(text.as_bytes()).inspect_err(|_| drop(file.set_len(length))).with_context(failed)
 }
 
-/// The names in a list. Names that lead outside the folder are ignored.
+/// Reads the names of a list, except for those that lead outside the folder.
 fn listed(path: &Path) -> Result<BTreeSet<String>, UsageError> {
     let bytes = read_here(path, MOST_BYTES).map_err(|e| refused(path, &e))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -357,7 +357,7 @@ fn listed(path: &Path) -> Result<BTreeSet<String>, UsageError> {
     Ok(lines.filter(|name| !name.is_empty()).filter(is_below).map(str::to_owned).collect())
 }
 
-/// Names of the plain files in a folder.
+/// The names of the plain files in a folder.
 fn files_in(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let plain = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
@@ -373,7 +373,7 @@ fn has(dir: &Path, name: &str, keys: &[&str]) -> bool {
     value.is_some_and(|value| keys.iter().all(|key| !value[*key].is_null()))
 }
 
-/// Whether a file has this text among its first bytes.
+/// Whether a file contains `text` within its first `within` bytes.
 fn begins(dir: &Path, name: &str, within: u64, text: &str) -> bool {
     text_of(dir, name, within).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(text))
 }
@@ -423,7 +423,7 @@ mod tests {
             .map(|name| dir.join(name).exists())
             .into();
         assert_eq!(left, [false, false, false, true, true]);
-        // The file is somebody else's from now on.
+        // From now on, the file is somebody else's.
         put(dir, "summary.csv", "theirs");
         assert!(OwnFolder::of(dir).unwrap().check(&RUN).is_err());
     }
@@ -451,7 +451,7 @@ mod tests {
         let figure = "<svg width=\"660\" height=\"470\" viewBox=\"0 0 660 470\" xmlns=\"http://www.w3.org/2000/svg\">\n\
                       <rect x=\"0\" y=\"0\" width=\"660\" height=\"470\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>\n";
         let tensors = "01234567{\"__metadata__\":{\"spattn\":\"{}\"}}";
-        // The file that identifies the folder and its content, another file and its first text, and the kind that writes it.
+        // The file that identifies the folder with its content, another file with its first text, and the kind that writes it.
         let table: [(&str, &str, &str, &str, &Kind); 9] = [
             ("manifest.json", manifest, "samples.jsonl", "{\"key\":\"ab\"", &RUN),
             ("manifest.json", manifest, "plots/a.svg", figure, &RUN),
@@ -479,7 +479,7 @@ mod tests {
             check(temp.path(), kind).unwrap_or_else(|e| panic!("{name}: {e}"));
             write_all(temp.path(), &[(name, "new")]).unwrap();
             assert!(text(temp.path(), WRITTEN).contains(mark), "all that was there is listed with it");
-            // A file with another first text is somebody else's.
+            // A file with a different first text is somebody else's.
             fs::remove_file(temp.path().join(WRITTEN)).unwrap();
             put(temp.path(), name, "theirs");
             assert!(write_all(temp.path(), &[(name, "new")]).is_err(), "{name}");

@@ -1,7 +1,7 @@
-//! The contexts of a task at a length, and the examples on each.
+//! The contexts of a task at a length, and the examples on each context.
 //!
-//! Samples from a file are listed. Generated samples all have the same structure, and there may be any number of them, so theirs are
-//! computed one by one: a plan takes no memory, whatever its size.
+//! The contexts of samples from a file are listed. Generated samples all have the same structure, and there may be any number of them, so
+//! their contexts are computed one by one: a plan of any size takes hardly any memory.
 
 use std::collections::HashSet;
 
@@ -12,9 +12,9 @@ use spattn_tasks::Task;
 /// A share of a run that is split among machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// Index, from 0.
+    /// The shard's index, from 0.
     pub index: usize,
-    /// Number of shards.
+    /// The number of shards.
     pub count: usize,
 }
 
@@ -22,7 +22,7 @@ impl Shard {
     /// The whole run.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// Reads `I/N`, with I from 1 to N.
+    /// Parses `I/N`, with I from 1 to N.
     pub fn parse(text: &str) -> Result<Self, UsageError> {
         let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
         match parts {
@@ -41,27 +41,27 @@ impl Shard {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Contexts {
     listed: Vec<Vec<usize>>,
-    /// The contexts after the listed ones.
+    /// The generated contexts, which follow the listed ones.
     generated: Generated,
 }
 
-/// Contexts of generated samples: every `step`-th from `next` on, and one extra.
+/// Contexts of generated samples: every `step`-th one from `next` to `end`, and at most one extra context.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Generated {
-    /// The examples of the first sample, by context.
+    /// The indices of the first sample's examples, by context.
     first: Vec<Vec<usize>>,
-    /// The number of examples of a sample.
+    /// The number of examples of each sample.
     cells: usize,
-    /// The next context's number among those of all shards.
+    /// The number of the next context, counted over all shards.
     next: usize,
     step: usize,
-    /// The end of the steps.
+    /// The end of the contexts that are taken in steps.
     end: usize,
-    /// A context after that.
+    /// One more context after those.
     extra: Option<usize>,
 }
 
-/// A shard's share of the contexts of a task at a length.
+/// The size of a shard's share of the contexts of a task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareSize {
     /// The number of contexts.
@@ -75,10 +75,10 @@ pub struct ShareSize {
 /// The contexts of a task at a length, before they are assigned to shards.
 #[derive(Debug, Clone)]
 pub struct UnassignedContexts {
-    /// The examples by context: all that are listed, or those of the first sample.
+    /// The indices of the examples, by context: of all examples if they are listed, else of the first sample.
     first: Vec<Vec<usize>>,
     cells: usize,
-    /// The number of samples with the first one's structure; `None` if they are listed.
+    /// The number of samples, if they are generated with the structure of the first; `None` if all are listed.
     generated: Option<usize>,
 }
 
@@ -95,12 +95,12 @@ impl UnassignedContexts {
         Self { first: Vec::new(), cells: 0, generated: None }
     }
 
-    /// The listed examples.
+    /// The indices of the listed examples.
     pub fn listed(&self) -> Vec<usize> {
         if self.generated.is_some() { Vec::new() } else { self.first.concat() }
     }
 
-    /// Removes listed examples that were assigned already.
+    /// Removes listed examples after their contexts were assigned, and updates the assignment.
     pub fn leave_out(&mut self, deal: &mut ShardAssignment, examples: &HashSet<usize>) {
         let (None, ShardAssignment::Each(shard_of)) = (self.generated, deal) else { return };
         let left = std::mem::take(&mut self.first).into_iter().zip(std::mem::take(shard_of));
@@ -111,7 +111,7 @@ impl UnassignedContexts {
         (self.first, *shard_of) = left.filter(|(context, _)| !context.is_empty()).unzip();
     }
 
-    /// The work of the longest context. All contexts of generated samples count as equal.
+    /// The work of the context with most work. All contexts of generated samples count as equal.
     pub fn longest(&self, work: Work) -> u64 {
         match self.generated {
             Some(_) => work.of(self.examples_of_context()),
@@ -119,12 +119,12 @@ impl UnassignedContexts {
         }
     }
 
-    /// The examples on a generated context, rounded up.
+    /// The mean number of examples on a generated context, rounded up.
     fn examples_of_context(&self) -> usize {
         self.cells.div_ceil(self.first.len().max(1))
     }
 
-    /// Assigns the contexts to shards. Contexts of a generated sample count as having equally many examples.
+    /// Assigns the contexts to shards. All contexts of generated samples count as having equally many examples.
     pub fn deal(&self, work: Work, loads: &mut ShardLoads) -> ShardAssignment {
         match self.generated {
             None => loads.deal_each(&self.first.iter().map(|context| work.of(context.len())).collect::<Vec<_>>()),
@@ -135,7 +135,7 @@ impl UnassignedContexts {
         }
     }
 
-    /// The share of each of `shards` shards.
+    /// The size of each shard's share.
     pub fn sizes(&self, deal: &ShardAssignment, work: Work, shards: usize) -> Vec<ShareSize> {
         let mut sizes = vec![ShareSize::default(); shards];
         match deal {
@@ -159,7 +159,7 @@ impl UnassignedContexts {
         sizes
     }
 
-    /// The contexts of a shard.
+    /// The contexts of one shard.
     pub fn of_shard(&self, deal: &ShardAssignment, shard: Shard) -> Contexts {
         let all = match (deal, deal.rounds_of(shard.index)) {
             (ShardAssignment::Each(shard_of), _) => {
@@ -176,7 +176,7 @@ impl UnassignedContexts {
 }
 
 impl Contexts {
-    /// The examples on each context.
+    /// The indices of the examples on each context.
     pub fn iter(&self) -> impl Iterator<Item = Vec<usize>> {
         self.listed.iter().cloned().chain(self.generated.clone())
     }
@@ -187,14 +187,14 @@ impl Contexts {
         listed.saturating_add(self.generated.examples())
     }
 
-    /// Removes listed examples.
+    /// Removes listed examples, and contexts that have none left.
     pub fn leave_out(&mut self, examples: &HashSet<usize>) {
         self.listed.iter_mut().for_each(|context| context.retain(|index| !examples.contains(index)));
         self.listed.retain(|context| !context.is_empty());
     }
 
-    /// Removes contexts that `keep` rejects. Generated contexts are checked only if they have an example below `below`; returns the number
-    /// of examples on all others.
+    /// Removes contexts that `keep` rejects. Of the generated contexts, only those whose sample begins below the example `below` are
+    /// checked. Returns the number of examples on the others.
     pub fn retain(&mut self, below: usize, mut keep: impl FnMut(&[usize]) -> bool) -> usize {
         self.listed.retain(|context| keep(context));
         while self.generated.next_index().is_some_and(|index| index < below) {
@@ -218,7 +218,7 @@ impl Generated {
         if self.next < self.end { Some(self.next) } else { self.extra }
     }
 
-    /// The smallest index of an example in the next context's sample.
+    /// The smallest index of an example in the sample of the next context.
     fn next_index(&self) -> Option<usize> {
         self.next_context().map(|context| context / self.first.len() * self.cells)
     }
@@ -230,7 +230,7 @@ impl Generated {
             return extra;
         }
         let left = (self.end - self.next - 1) / self.step + 1;
-        // The sizes repeat after as many contexts as a sample has, or earlier.
+        // The sizes of contexts repeat after the number of contexts that a sample has, or earlier.
         let period = self.first.len();
         let of = |count: usize| self.clone().take(count).map(|context| context.len()).sum::<usize>();
         (left / period).saturating_mul(of(period)).saturating_add(of(left % period)).saturating_add(extra)
@@ -262,7 +262,7 @@ mod tests {
 
     const WORK: Work = Work { context: 3, example: 1 };
 
-    /// A shard's share, after other work was assigned.
+    /// A shard's share, after other work was assigned to all shards.
     fn share(name: &str, samples: usize, is_listed: bool, index: usize, count: usize, before: usize) -> Contexts {
         let mut loads = ShardLoads::new(count, 0);
         loads.deal_alike(before, 10);

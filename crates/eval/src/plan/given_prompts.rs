@@ -1,4 +1,4 @@
-//! Checks prompts that files fix before anything is run: a prompt that the model cannot read would end the run midway.
+//! Checks the prompts of files before anything runs. A prompt that the model cannot read would end the run midway.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,23 +17,23 @@ use spattn_tasks::likelihood::Passage;
 
 const FILE_HINT: &str = "leave the row out, or run it anyway with --allow-extrapolation";
 const SKIP_HINT: &str = "--skip-bad skips such rows";
-/// The most examples that a message names.
+/// The most examples that one message names.
 const PLACES_NAMED: usize = 10;
 
-/// What was found of the examples of a task at a length.
+/// What was found about the examples of a task at a length.
 struct Measured {
-    /// Those that the model cannot read, each with the reason, in their order.
+    /// The examples that the model cannot read, each with the reason, by index.
     unreadable: Vec<(usize, UsageError)>,
-    /// Tokens of the longest of the others, with its answer.
+    /// The tokens of the longest other example, with its answer.
     longest: usize,
 }
 
 impl Planner<'_> {
-    /// Removes rows from a plan that the model cannot read: those that are longer than its context, leave no tokens, or already contain a
-    /// chat template. With `--skip-bad`, the plan's notes count them; otherwise `watch` gets them as failures.
+    /// Removes the rows that the model cannot read from a plan: those that are longer than its context, leave no tokens, or already
+    /// contain a chat template. With `--skip-bad`, the plan's notes count them; otherwise `watch` gets them as failures.
     ///
     /// # Errors
-    /// What `watch` returns.
+    /// The errors of `watch`.
     pub(crate) fn check_given(&self, plan: &mut RunPlan, watch: &mut dyn RunObserver) -> Result<()> {
         let RunPlan { cells, notes, longest_given: longest, .. } = plan;
         let mut emptied = Vec::new();
@@ -68,7 +68,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// As [`dealt`](Planner::dealt), without rows that would be removed: what all shards together will run.
+    /// [`dealt`](Planner::dealt) without the rows that would be removed: what all shards together will run.
     ///
     /// # Errors
     /// If files cannot be read.
@@ -82,7 +82,7 @@ impl Planner<'_> {
         Ok(cells)
     }
 
-    /// Makes the examples of a task at a length, and looks which the model cannot read.
+    /// Makes the examples of a task at a length, and finds those that the model cannot read.
     fn measure(&self, of: TaskLength, mut indices: Vec<usize>) -> Measured {
         indices.sort_unstable();
         let longest = AtomicUsize::new(0);
@@ -97,12 +97,12 @@ impl Planner<'_> {
             let place = self.place_of(of, index);
             Some((index, UsageError { what: format!("{place}: {}", error.what), ..error }))
         };
-        // An error that is not the row's fault (a failing disk) is left to the run.
+        // An error that is not the row's fault, such as a failing disk, is left to the run.
         let unreadable = indices.into_par_iter().filter_map(why).collect();
         Measured { unreadable, longest: longest.into_inner() }
     }
 
-    /// Makes an example of a file, checks it against the model, and gives its tokens with those of its answer.
+    /// Makes an example of a file and checks it against the model. Returns the number of its tokens with those of its answer.
     fn given(&self, place: TaskLength, index: usize) -> Result<usize> {
         let task = self.tasks[place.task].as_ref();
         let material = self.make_example(task, place.length, index, self.config.seeds[0])?;
@@ -117,19 +117,19 @@ impl Planner<'_> {
         self.tasks[place.task].place_of(index).unwrap_or_else(|| format!("example {index}"))
     }
 
-    /// `rows.jsonl:3, rows.jsonl:5 ...`.
+    /// Names the places of rows: `rows.jsonl:3, rows.jsonl:5 ...`.
     fn places(&self, place: TaskLength, unreadable: &[(usize, UsageError)]) -> String {
         let named = unreadable.iter().take(PLACES_NAMED).map(|(index, _)| self.place_of(place, *index));
         let more = if unreadable.len() > PLACES_NAMED { " ..." } else { "" };
         format!("{}{more}", named.collect::<Vec<_>>().join(", "))
     }
 
-    /// The most tokens of a prompt with its answer.
+    /// The most tokens of any prompt with its answer.
     pub(crate) fn most_tokens(&self) -> usize {
         self.longest().min(MOST_TOKENS)
     }
 
-    /// Checks an example against the model's vocabulary and context, and that its prompt has content.
+    /// Checks that an example fits the model's vocabulary and context.
     pub(crate) fn check_fits(&self, task: &dyn Task, material: &ExampleInput) -> Result<(), UsageError> {
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         match material {
@@ -152,7 +152,7 @@ impl Planner<'_> {
     }
 }
 
-/// The tokens of a passage with its longest continuation.
+/// The number of tokens of a passage with its longest continuation.
 pub(crate) fn passage_tokens(passage: &Passage) -> usize {
     passage.prompt.len() + passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0)
 }
@@ -190,7 +190,7 @@ mod tests {
         OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap()
     }
 
-    /// The built-in model with another tokenizer or chat template.
+    /// The built-in model with a changed tokenizer or chat template.
     fn edited(tokenizer: impl FnOnce(&mut serde_json::Value), template: Option<&'static str>) -> OpenModel {
         let mut model = builtin();
         let mut texts = ModelSource::Builtin.resolve_texts().unwrap();
@@ -207,7 +207,7 @@ mod tests {
         json!({"input": input, "outputs": ["x"]}).to_string()
     }
 
-    /// For rows in a file: the examples of the only cell, the plan's notes, and the failures.
+    /// Plans rows of a file. Returns the examples of the only cell, the plan's notes, and the failures.
     fn planned(
         rows: &[String],
         options: &str,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     fn mixed() -> Vec<String> {
-        // More than the 32,768 tokens that the model reads.
+        // 34,000 words are more than the 32,768 tokens that the model reads.
         let long = |words: usize| row(&"house ".repeat(words));
         vec![row("What is red?"), long(34_000), row("What is blue?"), long(45_000)]
     }
@@ -276,7 +276,7 @@ mod tests {
             told[0].contains("a text of 17825792 bytes, more than 32768 tokens, is beyond the context"),
             "{told:?}"
         );
-        // Tokenizing all of it would take most of a minute.
+        // Tokenizing the whole text would take most of a minute.
         assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
     }
 

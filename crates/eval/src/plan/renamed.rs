@@ -1,5 +1,5 @@
-//! Names that a resumed folder recorded for the same content: a model or data set at another path, or a `tokenizer.json` with
-//! another layout. Names are part of records' keys, so the run continues under the recorded ones.
+//! Names under which a resumed folder recorded the same content: a model or data set at another path, or a `tokenizer.json` with
+//! another layout. Names are part of the records' keys, so the run continues under the recorded names.
 
 use std::path::{Path, absolute};
 
@@ -11,18 +11,18 @@ use crate::records::store::identities;
 use spattn_model::OpenModel;
 use spattn_tasks::Task;
 
-/// The manifest of a folder that is resumed; `None` for any other.
+/// The manifest of a folder that is resumed; `None` if none is.
 #[derive(Debug, Default)]
 pub struct Recorded(pub Option<Value>);
 
 impl Recorded {
-    /// Gives a model its recorded name if both names lead to the same folder, and its tokenizer the recorded digest if only its layout
+    /// Gives a model its recorded name if both names lead to the same folder, and its tokenizer the recorded digest if only the layout
     /// differs.
     pub fn name_model(&self, model: &mut OpenModel) {
         let Some(manifest) = &self.0 else { return };
         let known = identities(manifest);
         let name = |identity: &&Value| identity["model"].as_str().map(str::to_owned);
-        // Whether the weights in that folder are still the recorded ones is checked later, with the rest of the identity.
+        // The rest of the identity is checked later, including whether the weights are still the recorded ones.
         if !known.iter().filter_map(name).any(|known| known == model.id)
             && let Some(known) = known.iter().filter_map(name).find(|known| is_same_place(known, &model.id))
         {
@@ -39,7 +39,7 @@ impl Recorded {
         }
     }
 
-    /// The recorded name of a data set, if all tasks are made from the same data.
+    /// The recorded name of a data set, if all tasks are still made from the same data; otherwise `data`.
     pub fn name_of_data(&self, tasks: &[Box<dyn Task>], data: Option<String>) -> Option<String> {
         let Some(manifest) = &self.0 else { return data };
         let recorded: Vec<Option<&str>> = identities(manifest).iter().map(|i| i["data"].as_str()).collect();
@@ -55,7 +55,7 @@ fn several(value: &Value) -> &[Value] {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice)
 }
 
-/// Whether two paths are the same place by their names, such as `m`, `./m/` and the absolute path.
+/// Whether two paths lead to the same place as written: `m`, `./m/`, and its absolute path.
 fn is_same_place(one: &str, other: &str) -> bool {
     let whole = |path: &str| absolute(Path::new(path)).ok();
     whole(one).zip(whole(other)).is_some_and(|(one, other)| one == other)

@@ -1,4 +1,4 @@
-//! What a manifest states about a shard: its index, and how many records it will make.
+//! What a manifest says about its shard: the index, and how many records the shard will make.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -7,39 +7,39 @@ use serde_json::Value;
 use super::contexts::Shard;
 use super::planner::{Planner, RunPlan, ShardedCell};
 
-/// Key of the manifest.
+/// The manifest's key for the statement.
 const SHARD: &str = "shard";
 
-/// A shard as a manifest states it.
+/// A shard as a manifest describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Stated {
-    /// The index, from 1.
+    /// The shard's index, from 1.
     pub index: usize,
     /// The number of shards.
     pub of: usize,
-    /// The records that it will make; `None` in old manifests.
+    /// The number of records that the shard will make; `None` in old manifests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<usize>,
-    /// The records that all shards will make together; `None` if unknown.
+    /// The number of records that all shards together will make; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<usize>,
 }
 
 impl Stated {
-    /// The statement of a shard that will make `records` of the `whole` records.
+    /// Makes the statement for a shard that will make `records` of the `whole` records.
     pub fn new(shard: Shard, records: usize, whole: usize) -> Self {
         Self { index: shard.index + 1, of: shard.count, records: Some(records), whole: Some(whole) }
     }
 
-    /// Writes it into a manifest.
+    /// Writes the statement into a manifest.
     pub fn put(self, manifest: &mut Value) {
         if let Some(fields) = manifest.as_object_mut() {
             fields.insert(SHARD.to_owned(), serde_json::to_value(self).unwrap_or_default());
         }
     }
 
-    /// The statement in a run's manifest, or in what a resumed run added to it. Old manifests have only the command; `None` if that does
-    /// not state it either.
+    /// Reads the statement from a run's manifest, or from an entry that a resumed run added to it. Old manifests have only the command
+    /// line; `None` if that does not give a shard either.
     pub fn of(manifest: &Value) -> Option<Self> {
         let stated = serde_json::from_value(manifest[SHARD].clone()).ok();
         stated.filter(|s: &Self| (1..=s.of).contains(&s.index)).or_else(|| Self::of_command(manifest))
@@ -57,14 +57,14 @@ impl Stated {
     }
 }
 
-/// Records that a plan makes.
+/// The number of records that this shard's plan makes.
 pub fn records(planner: &Planner<'_>, plan: &RunPlan) -> usize {
     let of_cell =
         |cell: &super::planner::PlanCell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
     plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
 }
 
-/// The number of records that all shards of a plan make together.
+/// The number of records that all shards together make.
 ///
 /// # Errors
 /// If files cannot be read.

@@ -1,8 +1,8 @@
-//! Assigns contexts to shards so that all have about the same work: the longest first, each to the shard with the least work so
-//! far.
+//! Assigns contexts to shards so that all shards have about the same work: the longest context first, each to the shard with the least work
+//! so far.
 //!
-//! Contexts of generated samples are alike and may be any number: they are assigned in rounds, without a list. The assignment
-//! depends on the work alone, in whole numbers, so every shard computes the same one on any machine.
+//! Contexts of generated samples count as equally long, and there may be any number of them: they are assigned in rounds, without a list.
+//! The assignment depends only on the work, in whole numbers, so every shard computes the same one on any machine.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,13 +30,13 @@ impl Work {
 #[derive(Debug, Clone)]
 pub struct ShardLoads {
     of_shard: Vec<u64>,
-    /// The shard that comes first if several have equally little.
+    /// The shard that comes first among shards with equal work.
     first: usize,
 }
 
 impl ShardLoads {
-    /// No work for `shards` shards. `turn` counts independent assignments to the same shards (one for each model of a matrix), so that what
-    /// is left over in each goes to different shards.
+    /// Starts with no work for `shards` shards. `turn` counts independent assignments to the same shards (one for each model of a matrix),
+    /// so that their remainders go to different shards.
     pub fn new(shards: usize, turn: usize) -> Self {
         let shards = shards.max(1);
         Self { of_shard: vec![0; shards], first: turn % shards }
@@ -47,7 +47,7 @@ impl ShardLoads {
         &self.of_shard
     }
 
-    /// Assigns `contexts` contexts with equal work.
+    /// Assigns `contexts` contexts of equal work.
     pub fn deal_alike(&mut self, contexts: usize, work: u64) -> ShardAssignment {
         let shards = self.of_shard.len();
         let (rounds, rest) = (contexts / shards, contexts % shards);
@@ -62,7 +62,7 @@ impl ShardLoads {
         ShardAssignment::Rounds { contexts, shards, rest: least }
     }
 
-    /// Assigns contexts with the given work.
+    /// Assigns contexts, each with its work in `work`.
     pub fn deal_each(&mut self, work: &[u64]) -> ShardAssignment {
         let mut longest: Vec<usize> = (0..work.len()).collect();
         longest.sort_by_key(|context| (Reverse(work[*context]), *context));
@@ -91,13 +91,13 @@ impl ShardLoads {
 /// Which shard gets which contexts of a task at a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardAssignment {
-    /// Every shard gets one context in each full round. The shards in `rest` then get one each, in this order.
+    /// Every shard gets one context in each full round. The shards in `rest` then get one more each, in this order.
     Rounds {
         /// The number of contexts.
         contexts: usize,
         /// The number of shards.
         shards: usize,
-        /// The shards with one more.
+        /// The shards with one more context.
         rest: Vec<usize>,
     },
     /// The shard of each context.
@@ -105,7 +105,7 @@ pub enum ShardAssignment {
 }
 
 impl ShardAssignment {
-    /// The number of contexts in full rounds, and a shard's extra context.
+    /// The number of contexts in full rounds, and the shard's extra context; `None` if contexts are listed.
     pub(crate) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
         match self {
             Self::Each(_) => None,
@@ -121,7 +121,7 @@ impl ShardAssignment {
 mod tests {
     use super::*;
 
-    /// The number of contexts of each kind that each shard has, by listing them.
+    /// The number of contexts that each shard has of each assignment, found by listing them.
     fn counts(deals: &[ShardAssignment], shards: usize) -> Vec<Vec<usize>> {
         let of = |deal: &ShardAssignment, shard: usize| match deal {
             ShardAssignment::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
@@ -151,8 +151,8 @@ mod tests {
     fn what_is_left_over_goes_to_those_that_have_least() {
         let mut loads = ShardLoads::new(4, 0);
         let deals = [loads.deal_alike(6, 10), loads.deal_alike(5, 4), loads.deal_alike(3, 1)];
-        // 6 contexts with work 10: two shards get two. 5 with 4: the first of the other shards gets two. 3 with 1: all shards except the
-        // one with most work.
+        // Six contexts of work 10: two shards get two. Five of work 4: the first of the other shards gets two. Three of work 1: all shards
+        // but the one with most work get one.
         assert_eq!(counts(&deals, 4), [vec![2, 1, 1], vec![2, 1, 0], vec![1, 2, 1], vec![1, 1, 1]]);
         assert_eq!(loads.of_shards(), [25, 24, 19, 15]);
         let mut turned = ShardLoads::new(4, 2);
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(loads.of_shards(), (0..7).map(of).collect::<Vec<_>>());
         let (most, least) = (loads.of_shards().iter().max().unwrap(), loads.of_shards().iter().min().unwrap());
         assert!(most - least <= 70, "a hundredth of a shard: {:?}", loads.of_shards());
-        // The same, by searching all shards each time.
+        // The same assignment, computed by searching all shards each time.
         let (mut sorted, mut expected) = (work, [0; 7]);
         sorted.sort_unstable_by(|a, b| b.cmp(a));
         for of_context in sorted {

@@ -1,13 +1,13 @@
-//! The work of an example as the multiplications of its prefill: the formula for progress and time estimates.
+//! The work of an example, in multiplications of its prefill: the formula for progress and time estimates.
 //!
-//! Shards are assigned by the same products (`planner`), but for the real lengths of prompts.
+//! Shards are assigned by the same formula, but with the prompts' real lengths (`planner`).
 
 use spattn_model::dimensions::Dimensions;
 
-/// The assumed tokens of an example from a file, if none is made.
+/// The assumed number of tokens of an example from a file, where none is made.
 pub(crate) const TOKENS_OF_FILE_EXAMPLE: usize = 8192;
 
-/// The expected tokens of an example. `length` is 0 if a file fixes it.
+/// The expected number of tokens of an example. `length` is 0 if a file fixes it.
 pub(crate) fn expected_tokens(length: usize) -> usize {
     if length == 0 { TOKENS_OF_FILE_EXAMPLE } else { length }
 }

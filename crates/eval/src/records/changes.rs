@@ -1,4 +1,4 @@
-//! Differences between a folder's stored settings and the present ones, in a user's words.
+//! Differences between a folder's stored settings and the present ones, in words for users.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 
 use super::manifest_keys::{CALIBRATION, CONTENT, IDENTITY};
 
-/// Old and new values by key; nested keys have dots.
+/// The old and the new value of each changed key; the parts of nested keys are joined by dots.
 pub type Changes = BTreeMap<String, (Value, Value)>;
 
-/// Digests, with words for their change: a user sees a file, not a hash.
+/// Digests, each with a message: a user knows a file, not its hash.
 const OF_FILES: [(&str, &str); 4] = [
     ("tokenizer_sha256", "tokenizer.json has changed"),
     ("weights_sha256", "the weights have changed"),
     ("tokens.chat_template_sha256", "the chat template has changed"),
     ("tokens.added_tokens_sha256", "the tokenizer's special tokens have changed"),
 ];
-/// Settings by flags, or in a model's files, with the names that users know.
+/// Settings that are given by flags or by a model's files, with the names that users know.
 const OF_VALUES: &[(&str, &str)] = &[
     ("protocol", "`--sparse-from`"),
     ("seed", "`--seed`"),
@@ -45,10 +45,10 @@ const OF_VALUES: &[(&str, &str)] = &[
     ("tokens.front", "the list of tokens in front of a prompt"),
     ("results_version", "the version of the program's results"),
 ];
-/// The parts of an identity that a matrix may have several of.
+/// The parts of an identity of which a matrix may have several values.
 pub const AXES: [&str; 3] = ["model", "protocol", "seed"];
 
-/// Adds every key in which two values differ.
+/// Adds every key in which two values differ to `found`.
 pub fn compare(key: &str, then: &Value, now: &Value, found: &mut Changes) {
     if let (Value::Object(then), Value::Object(now)) = (then, now) {
         let field = |object: &Map<String, Value>, name: &str| object.get(name).cloned().unwrap_or(Value::Null);
@@ -63,7 +63,7 @@ pub fn compare(key: &str, then: &Value, now: &Value, found: &mut Changes) {
     }
 }
 
-/// A change in words.
+/// Describes a change in words.
 pub fn in_words(key: &str, then: &Value, now: &Value) -> String {
     const SINCE: &str = "since the folder's records were made";
     if let Some((_, changed)) = OF_FILES.iter().find(|(of, _)| *of == key) {
@@ -81,14 +81,14 @@ pub fn in_words(key: &str, then: &Value, now: &Value) -> String {
     format!("{name} was {then}, is {now}")
 }
 
-/// A message about a value that a folder has but the present run does not request.
+/// The message about a value that the folder has but the present run does not ask for.
 pub fn lacking(key: &str, then: &Value) -> String {
     let name = OF_VALUES.iter().find(|(of, _)| *of == key).map_or(key, |(_, name)| name);
     let then = then.as_str().map_or_else(|| then.to_string(), str::to_owned);
     format!("it has records of {name} {then}, which this run leaves out")
 }
 
-/// A value as JSON, cut to a readable length; settings are left out where they are the default.
+/// A value as JSON, cut to a readable length. Settings that are the default are left out.
 fn short(value: &Value) -> String {
     const LONGEST: usize = 40;
     if value.is_null() {

@@ -1,4 +1,4 @@
-//! How close a method's attention came to exact attention: by layer, over query heads, and by head.
+//! How close a method's attention comes to exact attention: by layer, over query heads, and by head.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`, to four digits; `None` without values.
+    /// The spread of `values`, with four significant digits; `None` if there are no values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -24,25 +24,25 @@ impl Spread {
     }
 }
 
-/// A number rounded to four significant digits, for storing long lists.
+/// Rounds a number to four significant digits, so that long lists take less space.
 pub fn four_digits(x: f64) -> f64 {
     format!("{x:.3e}").parse().unwrap_or(x)
 }
 
-/// How close a method's attention came to exact attention on the same inputs.
+/// How close a method's attention comes to exact attention on the same inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
-    /// Mean over steps and query heads of `‖o − o_full‖ / ‖o_full‖`, by layer.
+    /// The mean over steps and query heads of `‖o − o_full‖ / ‖o_full‖`, by layer.
     pub output_error: Vec<f64>,
-    /// Mean share of the exact top-k that was attended, by layer; `k` is the number of tokens that the method attended.
+    /// The mean share of the exact top-k that was attended, by layer, where k is the number of attended tokens.
     pub recall: Vec<f64>,
-    /// Mean exact attention mass of the tokens not attended, by layer; empty in old records.
+    /// The mean exact attention mass of the tokens that were not attended, by layer; empty in old records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped_mass: Vec<f64>,
     /// The spread over the query heads of all layers that are not dense by policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<FidelitySpread>,
-    /// Every query head, `[layer][head]`, to four digits.
+    /// The values of every query head, `[layer][head]`, with four significant digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadFidelity>,
 }
@@ -58,7 +58,7 @@ pub struct FidelitySpread {
     pub dropped_mass: Spread,
 }
 
-/// The measurements of each query head, `[layer][head]`, to four digits; see [`Fidelity`].
+/// Measurements of each query head, `[layer][head]`, with four significant digits; see [`Fidelity`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeadFidelity {
     /// Tokens attended over tokens in context.
@@ -72,17 +72,17 @@ pub struct HeadFidelity {
 }
 
 impl Fidelity {
-    /// Mean over layers of the output error.
+    /// The mean output error over layers.
     pub fn mean_error(&self) -> f64 {
         mean(&self.output_error)
     }
 
-    /// Mean over layers of the recall.
+    /// The mean recall over layers.
     pub fn mean_recall(&self) -> f64 {
         mean(&self.recall)
     }
 
-    /// Mean over layers of the dropped mass, if it was measured.
+    /// The mean dropped mass over layers, if it was measured.
     pub fn mean_dropped_mass(&self) -> Option<f64> {
         (!self.dropped_mass.is_empty()).then(|| mean(&self.dropped_mass))
     }

@@ -1,7 +1,7 @@
-//! Interning: values that many records share are in memory once.
+//! Interning: a value that many records share is in memory once.
 //!
-//! Every record names its model, task, method and settings. A million records repeat a few hundred values; records that are read through a
-//! [`Pool`] share them by pointers.
+//! Every record names its model, task, method and settings, so a million records repeat a few hundred values. Records that are read
+//! through a [`Pool`] share them by pointers.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A value that its clones share; equality is by content.
+/// A value that is shared with its clones and compared by content.
 pub struct Interned<T: ?Sized>(Arc<T>);
 
 /// An interned text.
 pub type InternedStr = Interned<str>;
 
 impl<T: ?Sized> Interned<T> {
-    /// Its address in memory, which clones share.
+    /// The address of the value in memory, which clones share.
     pub fn address(&self) -> usize {
         Arc::as_ptr(&self.0).cast::<()>().addr()
     }
@@ -175,7 +175,7 @@ impl<'de> Deserialize<'de> for InternedStr {
     }
 }
 
-/// The values of a type seen so far.
+/// The values of one type that were seen so far.
 #[derive(Debug)]
 pub struct Pool<T: ?Sized>(HashSet<Interned<T>>);
 
@@ -186,7 +186,7 @@ impl<T: ?Sized> Default for Pool<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Pool<T> {
-    /// Replaces a value by the first one that was equal.
+    /// Replaces a value by the equal one that was seen first.
     pub fn share(&mut self, value: &mut Interned<T>) {
         match self.0.get(&**value) {
             Some(known) => *value = known.clone(),

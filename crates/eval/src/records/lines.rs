@@ -1,7 +1,7 @@
-//! Lines of a file of records, with any line ending, and the repair of an incomplete last line.
+//! Reads the lines of a file of records, with any line ending, and repairs an incomplete last line.
 //!
-//! This program ends lines with `\n`. An editor or a transfer may have changed that to `\r\n` or `\r` and added a byte order mark; the
-//! records are still read.
+//! This program ends lines with `\n`. An editor or a file transfer may have changed that to `\r\n` or `\r`, and may have added a byte order
+//! mark; such files are still read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
@@ -14,15 +14,15 @@ use spattn_base::disk::open_here;
 use spattn_base::error::UsageError;
 use spattn_base::given::MARK;
 
-/// The start of a record.
+/// How every record begins.
 const BEGINNING: &[u8] = b"{\"key\"";
-/// The bytes at the end of a file in which the last two lines are searched.
+/// How many bytes at the end of a file are searched for the last two lines.
 const LOOKED_AT: u64 = 256 << 20;
 
-/// Reads a line with its ending, which is `\n`, `\r\n` or `\r`. Returns 0 at the end of the file.
+/// Reads a line with its ending (`\n`, `\r\n` or `\r`). Returns the number of bytes; 0 at the end of the file.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<usize> {
     line.clear();
     loop {
@@ -52,19 +52,19 @@ fn is_end(byte: u8) -> bool {
     byte == b'\n' || byte == b'\r'
 }
 
-/// The content of a line, without its ending and, in the first line, the byte order mark.
+/// The content of a line, without its ending and, in the first line, without the byte order mark.
 pub fn said(line: &[u8], is_first: bool) -> &[u8] {
     let line = if is_first { line.strip_prefix(MARK).unwrap_or(line) } else { line };
     line.trim_ascii()
 }
 
-/// Whether a line is incomplete: it has no ending, and is the start of a record without a whole record in front.
+/// Whether a line is incomplete: it has no ending, and begins like a record without containing a whole one.
 pub fn is_torn(line: &[u8]) -> bool {
     !line.last().is_some_and(|byte| is_end(*byte)) && is_beginning(line.strip_prefix(MARK).unwrap_or(line))
 }
 
 fn is_beginning(text: &[u8]) -> bool {
-    // A crashed machine may leave zeros.
+    // After a crash of the machine, a file may end in zeros.
     let is_cut = text.starts_with(BEGINNING) || BEGINNING.starts_with(text) || text.iter().all(|byte| *byte == 0);
     is_cut && !begins_with_record(text)
 }
@@ -77,11 +77,11 @@ fn is_record(text: &[u8]) -> bool {
     serde_json::from_slice::<Record>(text).is_ok()
 }
 
-/// Completes or cuts off a last line without an ending, which a killed run may leave. Only an incomplete record is cut off: if it follows a
-/// whole record, or, if the file has nothing else, after it was copied to another file.
+/// Completes or removes a last line without an ending, as a killed run may leave it. A whole record gets its line ending. An incomplete one
+/// is removed if a whole record precedes it, or, if the file has nothing else, after it was copied to another file.
 ///
 /// # Errors
-/// A [`UsageError`] if the file ends in something else; if it cannot be read or written.
+/// A [`UsageError`] if the file ends in something else; another error if it cannot be read or written.
 pub fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
     let failed = || format!("cannot repair {}", path.display());
     let mut file = open_here(path, OpenOptions::new().read(true).write(true)).with_context(failed)?;
@@ -114,7 +114,7 @@ pub fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Copies the incomplete line to a file of its own.
+/// Copies an incomplete line to a new file. Returns the file's path.
 fn keep(path: &Path, torn: &[u8]) -> io::Result<PathBuf> {
     for number in 1_u32.. {
         let kept = PathBuf::from(format!("{}.torn-{number}", path.display()));
@@ -138,7 +138,7 @@ mod tests {
     use std::fs;
 
     fn lines(text: &[u8]) -> Vec<Vec<u8>> {
-        // A buffer that ends between the two bytes of a line ending.
+        // The small buffer also ends between the two bytes of a line ending.
         let mut reader = io::BufReader::with_capacity(2, text);
         let (mut all, mut line) = (Vec::new(), Vec::new());
         while read_line(&mut reader, &mut line).unwrap() > 0 {
@@ -162,7 +162,7 @@ mod tests {
     fn a_file_is_repaired_without_losing_a_record() {
         let one = serde_json::to_string(&record("vt", "full", 0, 1.0)).unwrap();
         let (torn, mark) = (&one[..one.len() / 2], "\u{feff}");
-        // The file, and what is left after the repair; `None` if it is refused.
+        // A file, and its content after the repair; `None` if the repair is refused.
         let table = [
             (format!("{one}\n{torn}"), Some(format!("{one}\n"))),
             (format!("{one}\r{torn}"), Some(format!("{one}\r"))),

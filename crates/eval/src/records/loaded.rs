@@ -1,4 +1,4 @@
-//! Reading the file of records: a line each, repetitions and a torn last line left out and told of.
+//! Reads a file of records, one in each line. Repeated records and an incomplete last line are left out, with a notice.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -14,19 +14,19 @@ use super::record::{Record, RecordInterner};
 use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::{UsageError, in_plain_words};
 
-/// Name of the file of records within a run's folder.
+/// The name of the file of records within a run's folder.
 pub const SAMPLES: &str = "samples.jsonl";
 
-/// Records read from a folder, and what had to be put right on the way.
+/// Records read from a folder, and notices about what was wrong.
 #[derive(Debug, Default, PartialEq)]
 pub struct LoadedRecords {
-    /// One record a key, in the order of the file.
+    /// The records, one for each key, in the order of the file.
     pub records: Vec<Record>,
-    /// What was repaired or left out, one readable line each.
+    /// What was repaired or left out, one readable line for each.
     pub notices: Vec<String>,
 }
 
-/// The records in a folder, which may still be growing: a torn last line is left out, nothing is changed.
+/// Reads the records of a folder. A run may still be adding to it: an incomplete last line is left out.
 ///
 /// # Errors
 /// If the folder has no records file, or a line other than the last cannot be read.
@@ -43,11 +43,11 @@ pub fn load_records(dir: &Path) -> Result<LoadedRecords> {
     read_records(&path, Vec::new())
 }
 
-/// The records of a file, after what was said of it before.
+/// Reads the records of a file. `notices` are those of earlier steps.
 pub(super) fn read_records(path: &Path, mut notices: Vec<String>) -> Result<LoadedRecords> {
     let failed = || format!("cannot read {}", path.display());
     let (mut records, mut shared) = (Vec::new(), RecordInterner::default());
-    // A line at a time: records are smaller in memory than as text, and there may be millions of them.
+    // Line by line, because there may be millions of records, and they are smaller in memory than as text.
     let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
     for at in 1.. {
         if read_line(&mut lines, &mut line).with_context(failed)? == 0 {
@@ -78,7 +78,7 @@ pub(super) fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Load
     Ok(LoadedRecords { records, notices })
 }
 
-/// What is to be said of records whose keys others have before them: all the more if they say something else.
+/// The notice about records that repeat the key of an earlier one. It says more if some of them have other content.
 fn repetition(path: &Path, records: &[Record], repeated: &[Record]) -> Option<String> {
     if repeated.is_empty() {
         return None;
@@ -100,7 +100,8 @@ fn by_key_and_example(r: &Record) -> [&str; 3] {
     [&r.key, r.example_sha256.as_deref().map_or("", String::as_str), ""]
 }
 
-/// Records that were [left out](drop_repeated) and have another score or answer than the one that is kept, which is given first.
+/// The records that were [left out](drop_repeated) and differ in score or answer from the one that was kept, as pairs of kept
+/// and left out.
 pub fn differing<'r>(
     kept: &'r [Record],
     left_out: &'r [Record],
@@ -112,9 +113,9 @@ pub fn differing<'r>(
     pairs.filter(|(a, b)| (a.score, &a.prediction) != (b.score, &b.prediction)).collect()
 }
 
-/// Keeps the first of the records for which `of` gives the same texts, and returns the others.
+/// Keeps the first of the records for which `of` returns the same texts. Returns the others.
 pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> Vec<Record> {
-    // Of most there is one: hashes say so, which are smaller than keys.
+    // Most keys occur once. Hashes, which are smaller than keys, tell which may occur several times.
     let hasher = RandomState::new();
     let hashes: Vec<u64> = records.par_iter().map(|r| hasher.hash_one(of(r))).collect();
     let mut seen = HashSet::with_capacity(hashes.len());

@@ -1,6 +1,7 @@
-//! What a run stores: records, the file that they are appended to, and the prompts beside it.
+//! What a run stores: records, the file to which they are appended, and the prompts beside
+//! it.
 //!
-//! How records are made is in `run`, what is computed from them in `summary`.
+//! Records are made in `run`. What is computed from them is in `summary`.
 
 pub(crate) mod changes;
 pub mod costs;

@@ -22,17 +22,17 @@ const TASK_ORDER: [&str; 13] = [
     "qa_2",
 ];
 
-/// The user's order of methods, by method and params.
+/// The user's order of methods, by method name and parameters.
 pub struct MethodOrder<'o>(HashMap<(&'o str, &'o str), usize>);
 
 impl<'o> MethodOrder<'o> {
-    /// The order of some pairs. If a pair is repeated, the first one counts.
+    /// Makes the order from pairs of method name and parameters. The first of equal pairs counts.
     pub fn of(order: &'o [(String, String)]) -> Self {
         let pairs = order.iter().enumerate().rev();
         Self(pairs.map(|(at, (method, params))| ((method.as_str(), params.as_str()), at)).collect())
     }
 
-    /// Ranks `full` before all others, and methods of the user's order before the rest.
+    /// The sort key of a method: `full` first, then methods in the user's order, then the rest.
     pub fn rank(&self, method: &str, params: &str) -> (bool, usize) {
         (!is_reference(method, params), self.0.get(&(method, params)).copied().unwrap_or(usize::MAX))
     }
@@ -51,7 +51,7 @@ pub(crate) fn compare(a: &Record, b: &Record, given: &MethodOrder) -> Ordering {
         .then_with(|| natural(&a.params, &b.params))
 }
 
-/// Orders task names by family, then RULER's tasks in their own order before others in natural order.
+/// Compares task names: by family; within a family, RULER's tasks come first in their own order, then the others in natural order.
 pub fn compare_tasks(a: &str, b: &str) -> Ordering {
     let split = |task: &str| task.rsplit_once('/').map_or((String::new(), task.to_owned()), owned);
     let rank = |name: &str| TASK_ORDER.iter().position(|task| *task == name).unwrap_or(TASK_ORDER.len());
@@ -63,7 +63,7 @@ fn owned((a, b): (&str, &str)) -> (String, String) {
     (a.to_owned(), b.to_owned())
 }
 
-/// Compares text with its numbers by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
+/// Compares texts, with numbers in them by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
 pub fn natural(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
@@ -86,7 +86,7 @@ fn compare_pieces(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Splits off a number (digits with at most one decimal point between them), or the text before the next number.
+/// Splits off the leading number (digits with at most one decimal point between them), or the text before the next number.
 fn piece<'a>(text: &mut &'a str) -> Option<&'a str> {
     let bytes = text.as_bytes();
     let is_number = bytes.first()?.is_ascii_digit();
@@ -138,7 +138,7 @@ mod tests {
         let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
         let order = [("topk".to_owned(), "k=8".to_owned())];
         let order = MethodOrder::of(&order);
-        // Each change moves the record back, whatever the later fields are.
+        // Each change moves the record back in the order, whatever the later fields are.
         let later: [Change; 6] = [
             |r| (r.model, r.protocol) = ("c".into(), "a".into()),
             |r| (r.protocol, r.task) = ("z".into(), "a/a".into()),

@@ -1,5 +1,5 @@
-//! Prompts that `--keep-prompts` stores: the text of each example as the model read it, compressed, one file each in the folder `prompts`.
-//! Methods and protocols share it.
+//! The prompts that `--keep-prompts` stores: the text of each example as the model read it, compressed, one file each in the folder
+//! `prompts`. Methods and protocols share it.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use spattn_base::error::UsageError;
 use spattn_base::given;
 use spattn_model::checksum::sha256_hex;
 
-/// The folder within a run's folder.
+/// The name of the folder within a run's folder.
 pub const PROMPTS: &str = "prompts";
-/// The characters of a task's name in a file's name; a hash at its end distinguishes longer ones.
+/// How many characters of a task's name are in a file's name. A hash at its end distinguishes longer names.
 const LONGEST: usize = 60;
-/// The most bytes of a prompt that are read, because a small file may unpack to more than the memory.
+/// The most bytes of an unpacked prompt, because a small file may unpack to more than fits in memory.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The name of a prompt's file: task, length, seed and sample, and a hash that distinguishes models and tasks whose names are written
-/// alike.
+/// The name of a prompt's file: task, length, seed and sample, and a hash that distinguishes models, and tasks whose names look the same
+/// in a file's name.
 pub fn file_name(model: &str, task: &str, length: usize, seed: u64, sample: usize) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let task_name: String = task.chars().map(plain).take(LONGEST).collect();
@@ -30,26 +30,26 @@ pub fn file_name(model: &str, task: &str, length: usize, seed: u64, sample: usiz
     format!("{task_name}-{length}-{seed}-{sample}-{}.txt.gz", &whole[..8])
 }
 
-/// Writes a prompt into a run's folder, unless it is there.
+/// Writes a prompt into a run's folder, unless it is stored already.
 ///
 /// # Errors
-/// If it cannot be written, with the file's name.
+/// If it cannot be written. The error names the file.
 pub fn keep(dir: &Path, name: &str, prompt: &str) -> Result<()> {
     if dir.join(PROMPTS).join(name).is_file() {
         return Ok(());
     }
-    // Without a time, so that the same prompt gives the same file.
+    // Without a time stamp, so that the same prompt makes the same file.
     let mut packer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     packer.write_all(prompt.as_bytes())?;
     owned_files::add(dir, &format!("{PROMPTS}/{name}"), &packer.finish()?)
 }
 
-/// The path of a record's prompt in some runs' folders, if one of them stored it.
+/// The path of a record's prompt in one of several runs' folders, if one of them stored it.
 pub fn find<'d>(dirs: impl IntoIterator<Item = &'d Path>, record: &Record) -> Option<PathBuf> {
     find_of_model(dirs, &record.model, record)
 }
 
-/// As [`find`], of a record whose model has another name in the runs.
+/// [`find`] for a record whose model has another name in the runs.
 pub fn find_of_model<'d>(dirs: impl IntoIterator<Item = &'d Path>, model: &str, record: &Record) -> Option<PathBuf> {
     let name = file_name(model, &record.task, record.length, record.seed, record.sample);
     dirs.into_iter().map(|dir| dir.join(PROMPTS).join(&name)).find(|path| path.is_file())
@@ -58,7 +58,7 @@ pub fn find_of_model<'d>(dirs: impl IntoIterator<Item = &'d Path>, model: &str, 
 /// Reads a stored prompt.
 ///
 /// # Errors
-/// A [`UsageError`] if the file cannot be read, or [`keep`] did not write it.
+/// A [`UsageError`] if the file cannot be read, or if [`keep`] did not write it.
 pub fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let unpack = |file| MultiGzDecoder::new(file).take(MOST_BYTES).read_to_string(&mut text);

@@ -1,8 +1,7 @@
 //! A run's folder opened for writing: `manifest.json`, `samples.jsonl`, and the lock that keeps a second writer out.
 //!
-//! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
-//! lines before are there, and at most the last one is torn. Reading is in `loaded`, comparing manifests in
-//! `stored_manifest`; what is drawn from records is not made here.
+//! A record is one line, written as a whole and flushed when its example is done. Whatever stops a run, the earlier lines are complete, and
+//! at most the last one is incomplete. Reading is in `loaded`, comparing manifests in `stored_manifest`.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -30,9 +29,9 @@ const LOCK: &str = ".lock";
 /// What to do with a folder that already holds records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Refuse it.
+    /// Refuse the folder.
     Fresh,
-    /// Keep its records and add what is missing. An empty folder counts as fresh.
+    /// Keep its records and add the missing ones. A folder without records counts as fresh.
     Resume,
     /// Delete its records.
     Overwrite,
@@ -53,8 +52,7 @@ impl Store {
     /// Creates the folder if needed, checks that it can be written, locks it, and opens its records.
     ///
     /// `manifest` is an object. Its field `identity` holds everything that determines results (a list if a matrix has several models, seeds
-    /// or protocols), and must include the stored one for records to be added. The rest of a resumed run's manifest is stored under
-    /// `resumed`.
+    /// or protocols). To add records, it must include the stored identity. The rest of a resumed run's manifest is stored under `resumed`.
     ///
     /// # Errors
     /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process writes to it, if the manifest of a resumed run
@@ -63,11 +61,11 @@ impl Store {
         Self::open_checked(dir, mode, manifest, |_, _| Ok(()))
     }
 
-    /// As [`open`](Self::open), after `check` has seen the stored manifest and its records, if there are any; nothing is written before.
-    /// Records that `check` removes count as missing, and stay in their file.
+    /// [`open`](Self::open), but `check` first sees the stored manifest and records, if there are any. Only an incomplete last line is
+    /// repaired before. Records that `check` removes count as missing, but stay in the file.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and those of `check`.
+    /// The errors of [`open`](Self::open), and those of `check`.
     pub fn open_checked(
         dir: &Path,
         mode: OpenMode,
@@ -94,7 +92,7 @@ impl Store {
         (lock, is_locked): (File, bool),
     ) -> Result<Self> {
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
-        // Checked again, now that no other process can write.
+        // Checked again, because another process may have written before the lease was taken.
         check_free(dir, mode)?;
         let mut own = OwnFolder::of(dir)?;
         if mode == OpenMode::Overwrite {
@@ -132,7 +130,7 @@ impl Store {
         &self.loaded.records
     }
 
-    /// The number of records now.
+    /// The current number of records.
     pub fn count(&self) -> usize {
         self.keys.len()
     }
@@ -152,20 +150,20 @@ impl Store {
         self.keys.contains(key)
     }
 
-    /// The file of records, for later checks that it is still at its path.
+    /// The file of records, to check later that it is still at its path.
     ///
     /// # Errors
-    /// If the system gives no more open files.
+    /// If the system's limit of open files is reached.
     pub fn place(&self) -> Result<OpenFile> {
         Ok(OpenFile::of(&self.samples.path, &self.samples.file)?)
     }
 
-    /// Adds a record: the whole line in one write, then a flush. If its key is stored already, nothing changes; the return value says
-    /// whether the record was added.
+    /// Adds a record: one write of the whole line, then a flush. Does nothing if its key is stored already. Returns whether the record was
+    /// added.
     ///
     /// # Errors
-    /// If the line cannot be written; earlier lines stay readable. If the folder was moved, removed or replaced, if another process writes
-    /// to it, or if the record could not be read back (a number that is not finite), nothing is written.
+    /// If the line cannot be written; earlier lines stay readable. Nothing is written if the folder was moved, removed or replaced, if
+    /// another process writes to it, or if the record could not be read back (a number that is not finite).
     pub fn append(&mut self, record: &Record) -> Result<bool> {
         if self.contains(&record.key) {
             return Ok(false);
@@ -189,12 +187,12 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // The file stays, so that all writers lock the same one; only the process number in it is removed.
+        // The file stays, so that all writers lock the same file. Only the process number in it is removed.
         let _ = self.lock.set_len(0);
     }
 }
 
-/// The open file of records, and how much of it is known to be whole.
+/// The open file of records, and the length up to which it is complete.
 #[derive(Debug)]
 struct Samples {
     path: PathBuf,
@@ -210,7 +208,7 @@ impl Samples {
         Ok(Self { path: path.to_owned(), file, whole })
     }
 
-    /// Checks that the file still has everything that was written to it.
+    /// Checks that the file is not shorter than what was written to it.
     fn check_whole(&self) -> Result<(), RunFailure> {
         let Ok(length) = self.file.metadata().map(|file| file.len()) else { return Ok(()) };
         if length >= self.whole {
@@ -226,7 +224,7 @@ impl Samples {
 
     fn append(&mut self, line: &str) -> Result<()> {
         if let Err(e) = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()) {
-            // Cut off the part of the line that was written, so that a later line does not join it.
+            // Cuts off a partly written line, so that a later line is not appended to it.
             let _ = self.file.set_len(self.whole);
             return Err(e).with_context(|| format!("cannot write {}", self.path.display()));
         }
@@ -235,7 +233,7 @@ impl Samples {
     }
 }
 
-/// The record as one line that can certainly be read back.
+/// Serializes a record to one line, after checking that it can be read back.
 fn line(record: &Record) -> Result<String> {
     let Record { task, sample, method, .. } = record;
     let failed = || format!("the record of {task}, sample {sample}, method {method} cannot be stored");
@@ -246,7 +244,7 @@ fn line(record: &Record) -> Result<String> {
     Ok(line)
 }
 
-/// Makes sure, without changing anything, that `dir` can be opened in `mode` as far as that can be seen.
+/// Checks, as far as possible without changing anything, that `dir` can be opened in `mode`.
 ///
 /// # Errors
 /// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if somebody else's file or a link is in the way.
@@ -262,7 +260,7 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
         let path = dir.join(name);
         check_plain(&path).map_err(|e| not_ours(&path, &e))?;
     }
-    // Files that this program did not write are checked first: no flag lets them be replaced.
+    // Files that this program did not write are checked first, because no flag allows replacing them.
     owned_files::check(dir, &owned_files::RUN)?;
     match mode == OpenMode::Fresh && holds_records(dir) {
         true => Err(already_there(dir)),
@@ -274,7 +272,7 @@ fn not_ours(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
     UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OUT_HINT}"))
 }
 
-/// Whether anything was recorded. A run that failed before its first record leaves an empty file.
+/// Whether the folder has records. A run that failed before its first record leaves an empty file.
 fn holds_records(dir: &Path) -> bool {
     fs::metadata(dir.join(SAMPLES)).is_ok_and(|file| file.len() > 0)
 }
@@ -284,7 +282,7 @@ const UNKNOWN_CONTENT: &str = "was written by a version that did not record a mo
 
 const OUT_HINT: &str = "choose another --out folder";
 
-/// A folder that can never be written is a mistake in the arguments; a full disk, for example, is not.
+/// The error for a folder that cannot be written: a usage error if it can never be, but not, for example, if the disk is full.
 fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     let what = format!("cannot write to the folder {}", dir.display());
     match error.kind() {
@@ -300,12 +298,12 @@ fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     }
 }
 
-/// Creates the folder and locks it, which also shows that it can be written. Returns whether the file system has locks.
+/// Creates the folder and locks it, which also shows that it can be written. Returns the lock, and whether the file system supports locks.
 fn lock(dir: &Path) -> Result<(File, bool)> {
     let failed = || format!("cannot write to the folder {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
-    // Another program's file is not emptied.
+    // A file of another program is not emptied.
     let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
     if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
         return Err(UsageError::new(format!("{} exists, and spattn did not write it", path.display()))
@@ -317,7 +315,7 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     let is_locked = match file.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
-        // Some network file systems have no locks. There only the lease protects the folder.
+        // Some network file systems have no locks. There, only the lease protects the folder.
         Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => false,
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     };

@@ -1,4 +1,4 @@
-//! The manifest in a run's folder: what its records are of, and whether a later run may add to them.
+//! The manifest in a run's folder: what its records are about, and whether a later run may add records.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,12 +14,12 @@ use spattn_base::disk::no_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// Where the rest of the manifest of later, resumed runs is kept.
+/// The manifest's key for what the manifests of resumed runs have besides the identity.
 pub(super) const RESUMED: &str = "resumed";
-/// Bytes of a manifest at most.
+/// The most bytes of a manifest.
 const MOST_OF_MANIFEST: u64 = 256 << 20;
 
-/// The manifest of a run's folder.
+/// Reads the manifest of a run's folder.
 ///
 /// # Errors
 /// A [`UsageError`] if it is missing, or not JSON.
@@ -32,15 +32,15 @@ pub fn load_manifest(dir: &Path) -> Result<Value> {
     Ok(serde_json::from_str(&text).map_err(|e| wrong(format!("{} is not JSON: {e}", path.display())))?)
 }
 
-/// The stored manifest, with what this run adds to it.
+/// The stored manifest with what this run adds to it.
 ///
 /// # Errors
-/// If the two differ in anything that determines results.
+/// If the two differ in anything that determines results, or this run lacks something that the folder has.
 pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
     let (mut changed, mut lacking) = (BTreeSet::new(), BTreeSet::new());
     for then in identities(&stored) {
-        // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
+        // The most similar identity of this run: if possible, one of the same model, protocol and seed.
         let compared = identities(manifest).into_iter().map(|now| {
             let mut changes = Changes::new();
             changes::compare("", then, now, &mut changes);
@@ -48,11 +48,11 @@ pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         });
         let nearest = compared.min_by_key(|(axes, changes)| (*axes, changes.len()));
         let Some((_, mut changes)) = nearest else { continue };
-        // All of another model is other.
+        // For another model, all other differences are expected.
         let is_other_model = changes.contains_key("model");
         let axes = AXES.iter().filter_map(|axis| Some((*axis, changes.remove(*axis)?)));
         lacking.extend(axes.map(|(axis, (then, _))| changes::lacking(axis, &then)).collect::<Vec<_>>());
-        // That there is none any more says it.
+        // That a chat template was used only then, or only now, says enough.
         if changes.contains_key("chat_template") {
             changes.remove("tokens.chat_template_sha256");
         }
@@ -75,7 +75,7 @@ pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         let what = format!("{} was run with other settings: {}", dir.display(), said.join("; "));
         return Err(UsageError::new(what).hint(hint).into());
     }
-    // Whether records are still of what tasks are made of is checked record by record.
+    // Whether stored records still fit the tasks' inputs is checked for each record.
     let inputs = with_known_kinds(&manifest[INPUTS], &stored[INPUTS]);
     let (then, now) = (without_identity(&stored), without_identity(manifest));
     let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
@@ -96,7 +96,7 @@ pub(super) fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     Ok(stored)
 }
 
-/// What the records of a folder are of: one identity, or those of a matrix.
+/// The identities of a folder's records: one, or those of a matrix.
 pub fn identities(manifest: &Value) -> Vec<&Value> {
     match &manifest[IDENTITY] {
         Value::Array(several) => several.iter().collect(),
@@ -104,12 +104,12 @@ pub fn identities(manifest: &Value) -> Vec<&Value> {
     }
 }
 
-/// Whether a model of records is the one of an identity: it has its name, to which what tells runs apart may have been added.
+/// Whether the model of a record is the one named `id`: it may have an addition in brackets that tells runs apart.
 pub fn is_of(model: &str, id: &str) -> bool {
     model.strip_prefix(id).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
 }
 
-/// The entries of `calibration`, and those of `other` whose kind it does not have, for each model of a matrix.
+/// The entries of `calibration`, with the entries of `other` that it lacks; nested objects are merged likewise.
 fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
     let mut all = other.as_object().cloned().unwrap_or_default();
     for (key, own) in calibration.as_object().into_iter().flatten() {
@@ -126,18 +126,18 @@ fn without_identity(manifest: &Value) -> Value {
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
-/// Reads a run's folder: its records, and its manifest.
+/// Reads a run's folder: its records and its manifest.
 ///
 /// # Errors
-/// [`UsageError`] if a record is of no run in the manifest; if a file is missing or cannot be read.
+/// A [`UsageError`] if a record belongs to no run in the manifest; another error if a file is missing or cannot be read.
 pub fn load_run(dir: &Path) -> Result<(LoadedRecords, Value)> {
     let (loaded, manifest) = (load_records(dir)?, load_manifest(dir)?);
     check_belong(dir, &loaded.records, &manifest)?;
     Ok((loaded, manifest))
 }
 
-/// Makes sure that every record is of one of the models, seeds and protocols of the manifest: lines of another run's
-/// file are not taken for this one's.
+/// Checks that every record belongs to one of the manifest's models, seeds and protocols, because lines may have been copied
+/// from another run's file.
 pub(super) fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
     let known = identities(manifest);
     let is = |identity: &Value, r: &Record| {

@@ -1,4 +1,4 @@
-//! Records for tests, of this crate and of those above it.
+//! Records for tests of this crate and of crates above it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use spattn_attention::FIRST_REVISION;
 use spattn_tasks::likelihood::Measure;
 use spattn_tasks::metrics::Metric;
 
-/// A plausible record, for the tests of everything made from records.
+/// A plausible record, for tests of everything that is made from records.
 pub fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
     Record {
         key: format!("{task}/{method}/{sample}"),

@@ -1,23 +1,23 @@
-//! A method's results on given text: the likelihood of a text, or of the options of a question.
+//! A method's results on given text: the likelihood of a text, or of a question's options.
 
 use serde::{Deserialize, Serialize};
 
-/// The results on a scored text, as sums, so that means over examples are exact.
+/// The results on a scored text. They are sums, so that means over examples are exact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Likelihood {
-    /// Negative log-likelihood of all tokens, in nats.
+    /// The negative log-likelihood of all scored tokens, in nats.
     pub nll: f64,
-    /// Scored tokens.
+    /// The number of scored tokens.
     pub tokens: usize,
-    /// Words, split at white space, that begin in the scored text.
+    /// The number of words, split at white space, that begin in the scored text.
     pub words: usize,
-    /// Bytes of the scored text.
+    /// The number of bytes of the scored text.
     pub bytes: usize,
-    /// Tokens at which the most probable token is also that of `full`.
+    /// The number of tokens at which the most probable token is the same as under `full`.
     pub same_top: usize,
-    /// Sum over tokens of the divergence from `full`'s distribution, `KL(full ‖ method)`, in nats.
+    /// The sum over tokens of the divergence from `full`'s distribution, `KL(full ‖ method)`, in nats.
     pub kl_sum: f64,
-    /// The divergence at every token, to four digits; empty if all are 0.
+    /// The divergence at every token, with four significant digits; empty if all are 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kl: Vec<f64>,
 }
@@ -25,20 +25,21 @@ pub struct Likelihood {
 /// The results on the options of a question.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Log-likelihood of each option after the question, in nats.
+    /// The log-likelihood of each option after the question, in nats.
     pub log_likelihoods: Vec<f64>,
-    /// Characters of each option.
+    /// The number of characters of each option.
     pub characters: Vec<usize>,
-    /// Index of the right option.
+    /// The index of the right option.
     pub right: usize,
-    /// Index of the most likely option.
+    /// The index of the most likely option.
     pub most_likely: usize,
-    /// Index of the most likely option by log-likelihood over characters.
+    /// The index of the option with the greatest log-likelihood per character.
     pub most_likely_by_length: usize,
 }
 
 impl Choice {
-    /// From log-likelihoods and characters by option. Of equally likely options, the first one counts.
+    /// Makes the results from log-likelihoods and characters by option. Of equally likely options, the
+    /// first one counts.
     pub fn new(log_likelihoods: Vec<f64>, characters: Vec<usize>, right: usize) -> Self {
         let first_greatest = |of: &dyn Fn(usize) -> f64| {
             (0..log_likelihoods.len()).fold(0, |best, i| if of(i) > of(best) { i } else { best })

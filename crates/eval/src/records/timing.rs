@@ -1,4 +1,4 @@
-//! The times of a run's steps, and their conditions.
+//! The times of steps, and the conditions under which they were taken.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,36 +8,36 @@ use serde::{Deserialize, Serialize};
 use spattn_base::error::UsageError;
 use spattn_stats::median;
 
-/// The conditions under which times were taken, except for method and example. Only times under equal conditions can be compared.
+/// The conditions of times, apart from method and example. Only times under equal conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimingConditions {
-    /// Whether every step was also compared with exact attention; that counts as part of the time on a GPU, and if `latency` is `None`.
+    /// Whether every step was also compared with exact attention. On a GPU, or if `latency` is `None`, that is part of the times.
     pub fidelity: bool,
-    /// Streams that took each step together; 1 if methods were timed alone.
+    /// The number of sequences that took each step together; 1 if methods were timed alone.
     pub together: usize,
-    /// The meaning of step times; `None` for wall times of concurrent runs, in old records.
+    /// What step times mean; `None` for wall times of concurrent runs, in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
-    /// Threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Instruction set of the kernels.
+    /// The instruction set of the CPU kernels.
     pub simd: String,
-    /// The processor's name, if the system gives it.
+    /// The processor's name, if the system tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// The GPU's name, if the model was on one.
+    /// The GPU's name, if the model ran on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Where tokens were selected, for a model on a GPU: `host`, or `device` if none were selected on the host.
+    /// Where tokens were selected, if the model ran on a GPU: `host`, or `device` if no selection was made on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_on: Option<String>,
-    /// Where the KV cache was kept, if not in memory: `disk`, and the memory for its pages.
+    /// Where the KV cache was, if not in memory: `host memory`, or `disk` with the memory for its pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<String>,
 }
 
 impl TimingConditions {
-    /// Whether the model was on a GPU and tokens were selected on the host: such a time is that of an arrangement, not of the method.
+    /// Whether the model ran on a GPU but tokens were selected on the host. Such a time says little about the method itself.
     pub fn is_of_the_host(&self) -> bool {
         self.select_on.as_deref() == Some("host")
     }
@@ -67,22 +67,22 @@ impl fmt::Display for TimingConditions {
     }
 }
 
-/// The meaning of a step's time.
+/// What the time of a step means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
-    /// A method's share of the time in which all methods take steps together.
+    /// A method's share of the time in which all methods step together.
     #[default]
     Shared,
-    /// The time of a step of one method that runs alone on all threads.
+    /// The time of a step of one method that runs alone, on all threads.
     Solo,
 }
 
 impl Latency {
-    /// The names of all.
+    /// The names of all values.
     pub const NAMES: [&str; 2] = ["shared", "solo"];
 
-    /// The name.
+    /// The value's name.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -104,24 +104,24 @@ pub struct StepTime {
     pub select: f64,
     /// Attention over the selected tokens.
     pub attend: f64,
-    /// The rest of a step, above all products with the weights.
+    /// The rest of a step, mainly products with the weights.
     pub weights: f64,
-    /// Work between steps that does not belong to them: comparison with exact attention, scoring of text.
+    /// Work beside the steps: comparison with exact attention, scoring of text.
     pub beside: f64,
 }
 
 impl StepTime {
-    /// Time of the steps.
+    /// The time of the steps.
     pub fn steps(&self) -> f64 {
         self.select + self.attend + self.weights
     }
 
-    /// Time of the steps and of the work between them.
+    /// The time of the steps and of the work beside them.
     pub fn all(&self) -> f64 {
         self.steps() + self.beside
     }
 
-    /// The times with every part multiplied.
+    /// The times with every part multiplied by `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         let Self { select, attend, weights, beside } = self;
         Self { select: factor * select, attend: factor * attend, weights: factor * weights, beside: factor * beside }
@@ -137,12 +137,12 @@ impl std::ops::AddAssign for StepTime {
     }
 }
 
-/// Times of steps of a method that ran alone.
+/// The times of steps of a method that ran alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Solo {
-    /// Steps of one token in each measurement.
+    /// The number of one-token steps in each measurement.
     pub steps: usize,
-    /// The median of each measurement in milliseconds, to four digits.
+    /// The median step time of each measurement in milliseconds, with four significant digits.
     pub ms: Box<[f64]>,
 }
 

@@ -1,6 +1,6 @@
-//! Checks that a run can have made a stored record: every number must be within its range.
+//! Checks that a stored record can come from a run: every number must be within its range.
 //!
-//! Files get edited, merged and truncated; a score of 7 would change every mean that includes it.
+//! Files get edited, merged and truncated; a score of 7 would falsify every mean that includes it.
 
 use super::costs::{FetchedBytes, KvTokens, PublishedCosts};
 use super::fidelity::Fidelity;
@@ -9,18 +9,19 @@ use super::text_scores::{Choice, Likelihood};
 use spattn_attention::kv::MOST_TOKENS;
 use spattn_tasks::likelihood::Measure;
 
-/// The rounding error of a share.
+/// The tolerance for rounding errors of a share.
 const ROUNDING: f64 = 1e-6;
-/// More than any time, cost or number of bytes of a run, and small enough for sums over all records.
+/// An upper bound: more than any time, cost or number of bytes of a run, and small enough for sums
+/// over all records.
 const MOST: f64 = 1e15;
-/// The rounding error of a divergence, which is a sum over many probabilities.
+/// The tolerance for rounding errors of a divergence, which is a sum over many probabilities.
 const DIVERGENCE_ROUNDING: f64 = 1e-3;
 
 impl Record {
     /// Checks that every number is within its bounds.
     ///
     /// # Errors
-    /// With the first field that is not, its value and its bounds.
+    /// The first field that is out of bounds, with its value and its bounds.
     pub fn check(&self) -> Result<(), String> {
         let names = [("model", &self.model), ("task", &self.task), ("method", &self.method)];
         let names = names.map(|(name, text)| (name, text.as_str()));
@@ -65,7 +66,7 @@ impl Record {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
         }
         at_most("prefix_tokens", self.prefix_tokens, "prompt_tokens", self.prompt_tokens)?;
-        // Old records lack it.
+        // Old records lack this number.
         if self.max_new_tokens > 0 {
             at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
         }

@@ -1,8 +1,8 @@
-//! Running one example, and what happens when it fails.
+//! Runs one example, and handles failures.
 //!
-//! If methods fail together, the first error is kept and each method is tried alone: those that fail again are left out of
-//! the rest of their cell. If the prefix that they share cannot be read, no method is at fault: all that share it are left
-//! out, and it is not read again.
+//! If methods fail together, the first error is kept and each method is tried alone. Methods that fail again are left out of the rest
+//! of their cell. If the prefix that they share cannot be read, no method is at fault: all that share it are left out, and it is not
+//! read again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ use spattn_tasks::Example;
 use spattn_tasks::likelihood::{Passage, Scoring};
 use spattn_tasks::seed::example_seed;
 
-/// Whether the device computes nothing more in this process: whatever is run after that fails, and is not at fault.
+/// Whether the device has failed for the rest of this process. Everything that runs later fails too, through no fault of its own.
 pub fn is_fatal(error: &anyhow::Error) -> bool {
     let of_cause = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<EngineError>() {
         Some(EngineError::Device(failure)) => failure.is_fatal(),
@@ -44,14 +44,14 @@ pub fn is_fatal(error: &anyhow::Error) -> bool {
 }
 
 impl Runner<'_> {
-    /// The records of an example; `None` if `stop` was raised.
+    /// Runs an example and returns its records; `None` if `stop` was raised.
     ///
-    /// If methods fail together they are run one by one, and those that fail again are left out of the rest of their cell, each with
-    /// an error of its own; the first error is told where none of these says it. If the prompt cannot be read that they share, none is
-    /// at fault: they are left out together, and it is not read again.
+    /// If methods fail together, they are run one by one. Those that fail again are left out of the rest of their cell, each with its
+    /// own error. The first error is reported only if none of these has the same cause. If the shared prompt cannot be read, no method
+    /// is at fault: all that share it are left out, and it is not read again.
     ///
     /// # Errors
-    /// If the device computes nothing more, or with what `watch` makes of a failure.
+    /// If the device has failed for good, or `watch` returns an error for a failure.
     pub(super) fn run_example(
         &self,
         item: &PreparedExample,
@@ -65,14 +65,14 @@ impl Runner<'_> {
         }
         let error = match self.attempt(item, methods, examples) {
             Ok(records) => return Ok(records),
-            // A command that a method waited for was ended: the example was not at fault, and is run again.
+            // Stopping ended a command for which a method waited. The example is not at fault, and is run again on resume.
             Err(_) if examples.stop().load(Ordering::Relaxed) => return Ok(None),
             Err(error) => error,
         };
         self.after_failure(item, error, examples, plan, watch)
     }
 
-    /// The records of an example whose methods failed together, without those that the error is about.
+    /// Handles the failure of an example's methods together. Returns the records of the methods that are not at fault.
     pub(super) fn after_failure(
         &self,
         item: &PreparedExample,
@@ -100,7 +100,7 @@ impl Runner<'_> {
         }
     }
 
-    /// The records of an example whose methods failed together; `None` if `stop` was raised.
+    /// Runs the methods of an example that failed together one by one. Returns their records; `None` if `stop` was raised.
     fn one_by_one(
         &self,
         item: &PreparedExample,
@@ -126,7 +126,7 @@ impl Runner<'_> {
         Ok(Some(all))
     }
 
-    /// Leaves a method out of the rest of its cell, unless the error is fatal, which says nothing of the method.
+    /// Leaves a method out of the rest of its cell, unless the error is fatal: then it says nothing about the method.
     pub(super) fn fail(
         &self,
         item: &PreparedExample,
@@ -144,14 +144,14 @@ impl Runner<'_> {
         watch.failed(SkippedWork { what: format!("{cell}, {}, {}", variant.protocol, method.label()), error })
     }
 
-    /// The records of an example under some methods, or why there are none.
+    /// Makes the records of an example under some methods, or returns why there are none.
     fn attempt(
         &self,
         item: &PreparedExample,
         methods: &[Configured],
         examples: &mut ExampleRunner<'_>,
     ) -> Result<Option<Vec<Record>>> {
-        // Nothing that a method leaves half done is used again: a cached prefix is taken out until its indexes are complete.
+        // Nothing that a method leaves incomplete is used again: a cached prefix is outside the cache until its indexes are complete.
         let run = AssertUnwindSafe(|| match &*item.input {
             ExampleInput::Prompt(truncated) => self.generate(item, truncated, methods, examples),
             ExampleInput::Passage(passage) => self.score(item, passage, methods, examples),
@@ -164,7 +164,7 @@ impl Runner<'_> {
         records.with_context(|| self.example_name(item.place, item.index))
     }
 
-    /// Generates the answers of an example's prompt, and scores them.
+    /// Generates the answers to an example's prompt and scores them.
     fn generate(
         &self,
         item: &PreparedExample,
@@ -207,7 +207,7 @@ impl Runner<'_> {
         self.check_positions(methods, passage_tokens(passage))?;
         let texts: Vec<TextToScore<'_>> = passage.continuations.iter().map(TextToScore::from).collect();
         let policy = GivenText { texts: &texts, compare: passage.scoring == Scoring::Perplexity };
-        // Nothing is drawn for a context that several passages share: each has a context of its own.
+        // Each passage has a context of its own, so no random numbers have to be the same for several passages.
         let own = self.request(item, methods);
         let request = ExampleRequest { index_seed: own.step_seed, ..own };
         let result = match item.variant.protocol {
@@ -217,12 +217,12 @@ impl Runner<'_> {
         Ok(result.map(|result| self.records_of_passage(item, passage, methods, result)))
     }
 
-    /// The texts that end an answer where they occur: those of the task and those of `--stop`.
+    /// The texts that end an answer where they occur: those of the task, and those of `--stop`.
     pub(super) fn end_texts(&self, example: &Example) -> Vec<String> {
         [example.rules.until, self.config.stop_texts()].concat()
     }
 
-    /// Where thoughts end in the answers to a prompt; `None` if the model is not to think.
+    /// Where thoughts end in the answers to a prompt; `None` if the model is not asked to think.
     pub(super) fn thoughts(&self, truncated: &TruncatedExample) -> Option<Thoughts<'_>> {
         let is_asked = self.config.thinking == Thinking::On && thinks(&truncated.example, &self.model.tokenizer);
         is_asked.then(|| Thoughts::new(&self.model.tokenizer, &truncated.prompt.text))
@@ -244,14 +244,14 @@ impl Runner<'_> {
         }
     }
 
-    /// The token of a line break: the last of those that stand for it.
+    /// The token of a line break; if several tokens make one, the last of them.
     pub(super) fn line_end(&self) -> Result<Option<u32>> {
         Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
 }
 
-/// Methods that share the dense reading of a prompt, and the others: sparse from the first token, those that read by a mask read for
-/// themselves. If none but these are there, all are of the first kind.
+/// Splits methods into those that share the dense prefill of a prompt and the others. Under the protocol `prefill`, methods with a
+/// prefill mask read the prompt for themselves. If there are no others, all are in the first part.
 fn sharing(protocol: Protocol, methods: &[Configured]) -> (Vec<Configured>, Vec<Configured>) {
     let reads_alone = |m: &Configured| protocol == Protocol::Prefill && m.masks_prefill();
     let (others, dense): (Vec<Configured>, Vec<Configured>) = methods.iter().cloned().partition(reads_alone);

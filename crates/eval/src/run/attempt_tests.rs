@@ -1,4 +1,4 @@
-//! Failures: which methods they take with them, and what is told of them.
+//! Tests of failures: which methods they exclude, and what is reported.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{TaskOptions, resolve};
 
-/// A run that nobody stops.
+/// The stop flag of a run that nobody stops.
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// A method that fails in its first step.
@@ -55,7 +55,7 @@ impl Method for Faulty {
     }
 }
 
-/// A method that fails the first time that it is asked.
+/// A method that fails only the first time that it is used.
 struct Shy(AtomicBool);
 
 impl Method for Shy {
@@ -78,7 +78,7 @@ impl Method for Shy {
     }
 }
 
-/// A run of two examples, and of `full`, a method that is given, and `quest`.
+/// Runs two examples under `full`, the given method, and `quest`.
 fn run_with<M: Method + 'static>(method: M, seen: &mut Seen) -> (Result<(RunEnd, PhaseTimes)>, Vec<Record>) {
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
     let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
@@ -143,7 +143,7 @@ fn broken_model() -> tempfile::TempDir {
     dir
 }
 
-/// What fails of a run of the broken model: what it is, and why.
+/// The failures of a run of the broken model: what failed, and why.
 fn failures_of_broken(settings: &str) -> Vec<(String, String)> {
     let dir = broken_model();
     let config = RunConfig::resolve_single(Settings::parse(settings, "test").unwrap()).unwrap();
@@ -174,7 +174,7 @@ fn a_prompt_that_cannot_be_read_is_no_methods_fault_and_read_once() {
         why.starts_with("ruler/niah_single_1 at 512, example 0: the prefill failed: the activations after layer 2"),
         "{why}"
     );
-    // A method that reads by a mask reads for itself, and fails by itself.
+    // A method with a prefill mask reads the prompt for itself, and fails by itself.
     let masked = "lengths = [512]\nsamples = 2\nmethods = ['streaming_llm']\nsparse_from = ['prefill']";
     let both = failures_of_broken(&format!("tasks = ['ruler/niah_single_1']\n{masked}"));
     let whats: Vec<&str> = both.iter().map(|(what, _)| what.as_str()).collect();
@@ -203,14 +203,14 @@ fn a_fatal_failure_of_the_device_ends_the_run_and_is_no_methods_fault() {
         let ended = runner.fail(item, method, of(DeviceFailure::fatal("it failed")), &mut plan, &mut seen);
         assert_eq!(format!("{:#}", ended.unwrap_err()), "example 0: it failed");
         assert!(plan.has(place, item.variant, method) && seen.failures.is_empty());
-        // Of a prompt that methods share, too.
+        // The same holds for a prompt that methods share.
         let unread = || Err::<(), _>(of(DeviceFailure::fatal("it failed")));
         let unread = shared_prefill::shared(false, unread).unwrap_err();
         let mut examples = ExampleRunner::new(&runner.model.decoder, &GO_ON);
         let ended = runner.after_failure(item, unread, &mut examples, &mut plan, &mut seen);
         assert!(format!("{:#}", ended.unwrap_err()).ends_with("it failed"));
         assert!(plan.has(place, item.variant, method) && seen.failures.is_empty());
-        // After any other failure the run goes on without the method.
+        // After any other failure, the run goes on without the method.
         runner.fail(item, method, of(DeviceFailure::new("no room")), &mut plan, &mut seen).unwrap();
         assert!(!plan.has(place, item.variant, method));
         assert_eq!(seen.failures.len(), 1);

@@ -1,7 +1,7 @@
-//! The decode steps of an example: the sequences of all methods, stepped together until each has its answer.
+//! The decode loop of an example: steps the sequences of all methods together until each has its answer.
 //!
-//! Sequences of `full` that the others are compared with take each step first. The rest is dealt out to groups: the
-//! sequences of a group take each step in one batch, and groups step beside each other on threads of their own.
+//! In each step, sequences of `full` with which the others are compared come first. The others are divided into groups: the sequences of a
+//! group step in one batch, and groups step in parallel on threads of their own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,27 +15,27 @@ use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, Stream};
 use spattn_model::token_scores::{Distributions, PredictingRows, ScoredPart, scores_of_logits};
 
-/// One sequence on its way through an example.
+/// A sequence with what it is fed and its answer so far.
 pub(super) struct RunningSequence<A> {
     pub sequence: Sequence,
-    /// Which answer of its method this is, from 0.
+    /// The index of its answer among those of the method, from 0.
     pub number: usize,
     pub feed: Feed,
     pub answer: A,
-    /// Time of its steps so far.
+    /// The time of its steps so far.
     pub time: StepTime,
 }
 
 /// The sequences of an example.
 pub(super) struct SequenceBatch<A> {
-    /// Those of each method, one for each answer, in the methods' order.
+    /// The sequences of all methods in their order, one for each answer.
     pub sequences: Vec<RunningSequence<A>>,
-    /// Those of `full` that take each step first, one for each answer; none if nothing is compared with them.
+    /// The sequences of `full` that step first, one for each answer; none if nothing is compared with them.
     pub reference: Vec<RunningSequence<A>>,
 }
 
 impl<A> SequenceBatch<A> {
-    /// Number of sequences.
+    /// The number of sequences.
     pub fn len(&self) -> usize {
         self.sequences.len() + self.reference.len()
     }
@@ -50,25 +50,25 @@ impl<A> SequenceBatch<A> {
     }
 }
 
-/// How the sequences of an example are stepped.
+/// Steps the sequences of an example.
 pub(super) struct DecodeLoop<'a, P> {
     pub decoder: &'a Decoder,
     pub policy: &'a P,
-    /// Tokens of the whole prompt.
+    /// The number of tokens of the whole prompt.
     pub prompt_tokens: usize,
-    /// Sequences of a group.
+    /// The number of sequences in a group.
     pub together: usize,
-    /// By what clock steps are timed.
+    /// The clock that times steps.
     pub clock: Clock,
-    /// Tokens that each sequence is fed in a step at most.
+    /// The most tokens that each sequence is fed in a step.
     pub tokens_per_step: usize,
-    /// Ends the loop after the current steps when it is raised.
+    /// When raised, ends the loop after the current steps.
     pub stop: &'a AtomicBool,
 }
 
 impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
-    /// For so many sequences beside `reference` sequences of `full`. A group has all sequences, unless the decoder prefers
-    /// threads of their own.
+    /// Makes a loop for `sequences` sequences beside `reference` sequences of `full`. All sequences form one group, unless the decoder
+    /// prefers several groups on threads of their own.
     pub fn new(
         decoder: &'a Decoder,
         policy: &'a P,
@@ -83,8 +83,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Self { decoder, policy, prompt_tokens, together, clock, tokens_per_step, stop }
     }
 
-    /// Steps all sequences to their end, or until `stop` is raised. `prefix_logits` (`[vocab_size]`) are those of the
-    /// prefix's last token.
+    /// Steps all sequences until they end, or until `stop` is raised. `prefix_logits` (`[vocab_size]`) are of the prefix's last token.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -97,7 +96,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
                 let groups = sequences.par_chunks_mut(self.together);
                 groups.try_for_each(|group| self.step_group(group, &full))
             };
-            // The processor's clock is that of one thread, which then has to take part in the work.
+            // The processor clock counts the current thread only, which therefore has to take part in the work.
             match self.clock {
                 Clock::Wall => round(),
                 Clock::Processor => rayon::scope(|_| round()),
@@ -110,7 +109,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Where the whole prompt is the prefix, its last logits are those before each answer's first token.
+    /// Gives a sequence the prefix's last logits, if the prefix is the whole prompt: they predict the answer's first token.
     fn take_prefix_logits(&self, running: &mut RunningSequence<P::Answer>, logits: &[f32]) {
         let RunningSequence { number, feed, answer, .. } = running;
         if feed.prompt_tokens() != 0 {
@@ -125,7 +124,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         self.policy.take_scores(answer, &scores_of_logits(logits, &targets, full.as_ref()));
     }
 
-    /// One step of the sequences of `full`, one sequence after the other; the distributions of each, in their order.
+    /// Steps the sequences of `full` one after the other. Returns the distributions of each, in their order.
     fn step_reference(&self, reference: &mut [RunningSequence<P::Answer>]) -> Result<Vec<Distributions>, EngineError> {
         let step = |running: &mut RunningSequence<P::Answer>| {
             let rows = self.step_scored(&mut [&mut *running])?.pop().unwrap_or_default();
@@ -141,7 +140,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         reference.iter_mut().map(step).collect()
     }
 
-    /// Steps a group: once, where `full` has to predict the next step first, or until all its sequences are at their end.
+    /// Steps a group: once if `full` has to predict the next step first, otherwise until all its sequences end.
     fn step_group(&self, group: &mut [RunningSequence<P::Answer>], full: &[Distributions]) -> Result<(), EngineError> {
         while !self.is_stopped() {
             let mut active: Vec<_> = group.iter_mut().filter(|running| !running.feed.is_drained()).collect();
@@ -162,7 +161,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
-    /// One step of sequences that are not at their end, whose tokens are scored, beside those of `full` if there are some.
+    /// Steps sequences whose tokens are scored, compared with the distributions of `full` if there are any. None is at its end.
     fn step_and_score(
         &self,
         active: &mut [&mut RunningSequence<P::Answer>],
@@ -191,7 +190,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
-    /// One step of sequences that are not at their end, whose next tokens are chosen by logits.
+    /// Steps sequences whose next tokens are chosen by logits. None is at its end.
     fn step_by_logits(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
         let logits = self.timed_step(active, |streams| self.decoder.step(streams, self.prompt_tokens))?;
         for (running, logits) in active.iter_mut().zip(&logits) {
@@ -201,7 +200,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
-    /// One step of sequences that are not at their end and take the likeliest token.
+    /// Steps sequences that take the likeliest token. None is at its end.
     fn step_greedily(&self, active: &mut [&mut RunningSequence<P::Answer>]) -> Result<(), EngineError> {
         let tokens = self.timed_step(active, |streams| self.decoder.step_argmax(streams, self.prompt_tokens))?;
         for (running, token) in active.iter_mut().zip(tokens) {
@@ -211,8 +210,8 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(())
     }
 
-    /// Feeds each sequence its next tokens in one step, and times it. Returns for each the rows behind the tokens fed; none for a sequence that
-    /// is at its end.
+    /// Feeds each sequence its next tokens in one timed step. Returns, for each sequence, the output rows of the tokens that are scored; no
+    /// rows for a sequence that is at its end.
     fn step_scored(&self, group: &mut [&mut RunningSequence<P::Answer>]) -> Result<Vec<FedRows>, EngineError> {
         let is_fed: Vec<bool> = group.iter().map(|running| !running.feed.is_drained()).collect();
         let firsts: Vec<usize> = group.iter().map(|running| running.sequence.tokens()).collect();
@@ -229,7 +228,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
         Ok(is_fed.into_iter().zip(firsts).zip(group.iter()).map(of_sequence).collect())
     }
 
-    /// Has `step` feed each sequence that is not at its end its next tokens, and times it.
+    /// Calls `step` to feed its next tokens to each sequence that is not at its end, and times it.
     fn timed_step<T>(
         &self,
         group: &mut [&mut RunningSequence<P::Answer>],
@@ -252,7 +251,7 @@ impl<'a, P: DecodingPolicy> DecodeLoop<'a, P> {
     }
 }
 
-/// Parts in their order, several together as long as these have no more than `most` rows.
+/// Groups consecutive parts so that a group has at most `most` rows. A part is never divided.
 fn together<'p, 'r>(parts: &'p [ScoredPart<'r>], most: usize) -> impl Iterator<Item = &'p [ScoredPart<'r>]> {
     let mut rest = parts;
     std::iter::from_fn(move || {
@@ -268,19 +267,19 @@ fn together<'p, 'r>(parts: &'p [ScoredPart<'r>], most: usize) -> impl Iterator<I
     })
 }
 
-/// The rows of a step that predict what is scored.
+/// The output rows of a step that predict scored tokens.
 #[derive(Default)]
 struct FedRows {
-    /// `[token][hidden]` behind the last layer.
+    /// `[token][hidden]`: outputs of the last layer.
     rows: Vec<f32>,
     /// The position of each token.
     positions: Vec<usize>,
-    /// The token that each row is scored by.
+    /// The scored token that each row predicts.
     targets: Vec<u32>,
 }
 
 impl FedRows {
-    /// Those of `rows`, of tokens from position `first` on, that have a target.
+    /// Keeps the `rows` that have a target. They are of the tokens from position `first` on.
     fn of_scored(rows: &[f32], first: usize, targets: &[Option<u32>]) -> Self {
         let mut scored = Self::default();
         let width = rows.len() / targets.len().max(1);

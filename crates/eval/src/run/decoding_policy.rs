@@ -1,9 +1,9 @@
-//! What differs between generating an answer and scoring given text: which tokens a sequence is fed, and what is made of
-//! the logits. Everything else of an example is in `example_runner` and `decode_loop`.
+//! What differs between generating an answer and scoring given text: the tokens that a sequence is fed, and the use of the logits.
+//! Everything else about an example is in `example_runner` and `decode_loop`.
 
 use spattn_model::token_scores::TokenScore;
 
-/// Tokens that a sequence is fed behind the prefix: the rest of the prompt, then tokens of the answer.
+/// The tokens that a sequence is fed after the prefix: the rest of the prompt, then tokens of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
     tokens: Vec<u32>,
@@ -12,116 +12,115 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// The tokens of the prompt behind the prefix, and the tokens of the answer as far as they are known.
+    /// Makes a feed of the prompt's tokens after the prefix, and of the tokens of the answer that are known already.
     pub fn new(unread: &[u32], known: &[u32]) -> Self {
         Self { tokens: [unread, known].concat(), prompt_tokens: unread.len(), fed: 0 }
     }
 
-    /// All tokens: those fed already, and those to be fed.
+    /// All tokens, those already fed and those still to be fed.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// How many of the tokens, from the first on, belong to the prompt.
+    /// The number of tokens that belong to the prompt; they come first.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// How many of the tokens were fed.
+    /// The number of tokens already fed.
     pub fn fed(&self) -> usize {
         self.fed
     }
 
-    /// Whether all tokens were fed. A sequence ends when its policy then adds none.
+    /// Whether all tokens were fed. The sequence is at its end if its policy then adds no token.
     pub fn is_drained(&self) -> bool {
         self.fed == self.tokens.len()
     }
 
-    /// The next tokens to be fed, at most `most`.
+    /// The next tokens to feed, at most `most`.
     pub fn next(&self, most: usize) -> &[u32] {
         &self.tokens[self.fed..self.tokens.len().min(self.fed + most)]
     }
 
-    /// Notes that the next `tokens` tokens were fed.
+    /// Counts the next `tokens` tokens as fed.
     pub fn advance(&mut self, tokens: usize) {
         self.fed += tokens;
         debug_assert!(self.fed <= self.tokens.len());
     }
 
-    /// Adds a token of the answer.
+    /// Appends a token of the answer.
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
     }
 
-    /// Which token of the answer each of `rows` rows of logits predicts, counted from 0; `None` where it predicts a token
-    /// of the prompt. The rows are those of the last tokens fed; where none was fed, the row of the prefix's last token.
+    /// The index (from 0) of the answer token that each of `rows` rows of logits predicts; `None` if it predicts a token of the prompt. The
+    /// rows are of the last tokens fed; if none was fed, the one row is of the prefix's last token.
     pub fn predicted(&self, rows: usize) -> impl Iterator<Item = Option<usize>> {
         let (first, prompt_tokens) = (self.fed + 1 - rows, self.prompt_tokens);
         (first..first + rows).map(move |at| at.checked_sub(prompt_tokens))
     }
 }
 
-/// How the sequences of an example go on behind the prefix.
+/// How the sequences of an example continue after the prefix.
 ///
-/// The order of calls for one sequence: [`begin`](Self::begin); [`take_logits`](Self::take_logits) with the logits of the
-/// prefix's last token, if no token of the prompt is unread; then `take_logits` after each step, until the feed is drained. A policy that
-/// [scores each token](Self::SCORES_EACH_TOKEN) gets [scores](Self::take_scores) in place of logits.
-/// Sequences of `full` that are a [reference](Self::has_reference) take each step before the others.
+/// The calls for one sequence, in order: [`begin`](Self::begin); [`take_logits`](Self::take_logits) with the logits of the prefix's last
+/// token, if no token of the prompt is left to be fed; then `take_logits` after each step, until the feed is drained. A policy that
+/// [scores each token](Self::SCORES_EACH_TOKEN) gets [scores](Self::take_scores) instead of logits. Sequences of `full` that are a
+/// [reference](Self::has_reference) take each step before the others.
 pub trait DecodingPolicy: Sync {
-    /// What becomes of one sequence.
+    /// The result of one sequence.
     type Answer: Send;
 
-    /// Whether each token that is fed is scored. Then [`take_scores`](Self::take_scores) gets the scores of every
-    /// token of a step, the time of scoring is kept apart from that of the steps, and the time of products with the weights is split
-    /// by tokens over all sequences, since those of `full` may take their steps alone. Otherwise [`take_logits`](Self::take_logits)
-    /// gets the logits behind the last token of a step.
+    /// Whether every token that is fed is scored. If so, [`take_scores`](Self::take_scores) gets the scores of all tokens of a step, the
+    /// time of scoring is kept apart from that of the steps, and the time of products with the weights is divided over all sequences by
+    /// their tokens, because sequences of `full` may step alone. If not, [`take_logits`](Self::take_logits) gets the logits of the last
+    /// token of a step.
     const SCORES_EACH_TOKEN: bool;
 
-    /// Number of answers of each method, each a sequence of its own; at least 1.
+    /// The number of answers per method, each a sequence of its own; at least 1.
     fn answers(&self) -> usize;
 
-    /// Tokens of the longest answer, at most.
+    /// The most tokens of an answer.
     fn longest_answer(&self) -> usize;
 
-    /// Tokens of an answer that are known to be fed, mean over the answers.
+    /// The number of tokens of an answer that are certain to be fed, as a mean over the answers.
     fn known_tokens(&self) -> usize;
 
-    /// Whether the answers of all methods are compared with those of `full`, which then runs whether it is among the
-    /// methods or not: no record may depend on the methods beside it.
+    /// Whether the answers of all methods are compared with those of `full`. If so, `full` always runs, even if it is not among the
+    /// methods, because no record may depend on which other methods run.
     fn has_reference(&self) -> bool;
 
-    /// How many tokens each of `sequences` sequences is fed in a step at most.
+    /// The most tokens that each of `sequences` sequences is fed in a step.
     fn tokens_per_step(&self, sequences: usize) -> usize;
 
-    /// Begins the answer of a number (from 0), where `unread` tokens of the prompt have to be fed first.
+    /// Begins answer `number` (from 0), for which the tokens `unread` of the prompt have to be fed first.
     fn begin(&self, number: usize, unread: &[u32]) -> (Feed, Self::Answer);
 
-    /// Whether the next step of a sequence is answered by its likeliest token ([`take_argmax`](Self::take_argmax)), so that nobody
-    /// needs the logits. Default false.
+    /// Whether the next step of a sequence needs only the likeliest token ([`take_argmax`](Self::take_argmax)). Default: false.
     fn needs_only_argmax(&self, _answer: &Self::Answer) -> bool {
         false
     }
 
-    /// As [`take_logits`](Self::take_logits), with the likeliest token behind the last one fed, the first of equally likely ones. Called
-    /// only after steps that [need no more](Self::needs_only_argmax).
+    /// [`take_logits`](Self::take_logits) for the likeliest token after the last one fed; of equally likely tokens, the first. Called only
+    /// after steps that [need no more](Self::needs_only_argmax).
     fn take_argmax(&self, _number: usize, _feed: &mut Feed, _answer: &mut Self::Answer, _token: u32) {
         unreachable!("a policy that needs no more than the likeliest token takes it")
     }
 
-    /// The token that each of the last `rows` rows is scored by; `None` where nothing is scored. Called only of a policy that
+    /// The token by which each of the last `rows` rows is scored; `None` if a row is not scored. Called only if the policy
     /// [scores each token](Self::SCORES_EACH_TOKEN).
     fn targets(&self, _number: usize, _feed: &Feed, _rows: usize) -> Vec<Option<u32>> {
         unreachable!("a policy that scores each token has targets")
     }
 
-    /// Takes the scores of the [targets](Self::targets) in their order, compared with `full` where the policy [has a reference](Self::has_reference).
-    /// Called only of a policy that [scores each token](Self::SCORES_EACH_TOKEN).
+    /// Takes the scores of the [targets](Self::targets) in order; they are compared with `full` if the policy
+    /// [has a reference](Self::has_reference). Called only if the policy [scores each token](Self::SCORES_EACH_TOKEN).
     fn take_scores(&self, _answer: &mut Self::Answer, _scores: &[TokenScore]) {
         unreachable!("a policy that scores each token takes the scores")
     }
 
-    /// Takes the logits `[vocab_size]` behind the last token that was fed, and adds to `feed` what is to be fed next. Called only of a policy
-    /// that does not [score each token](Self::SCORES_EACH_TOKEN).
+    /// Takes the logits `[vocab_size]` after the last token that was fed, and adds to `feed` the tokens to be fed next. Called only if the
+    /// policy does not [score each token](Self::SCORES_EACH_TOKEN).
     fn take_logits(&self, _number: usize, _feed: &mut Feed, _answer: &mut Self::Answer, _logits: &[f32]) {
         unreachable!("a policy that chooses tokens takes logits")
     }

@@ -1,6 +1,6 @@
-//! The least density that a run can meet, before it runs: sink, window and what follows the prefix are attended in any case.
+//! The least density that a run can reach, known before it runs: sink, window and tail are attended in any case.
 //!
-//! Lengths are those of each cell's first example, and the answer is as long as an [estimate](super::estimate) takes it to be. The warning
+//! Lengths are those of each cell's first example, and answers have the length that an [estimate](super::estimate) assumes. The warning
 //! after a run computes the same from what was attended.
 
 use super::estimate::Sized;
@@ -9,32 +9,32 @@ use crate::plan::planner::{Planner, RunPlan};
 use crate::summary::self_checks::{less_static, percent};
 use spattn_attention::{Configured, Policy};
 
-/// A density that cannot be met at a task and length.
+/// A density that cannot be reached at a task and length.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnmetDensity {
-    /// The methods that ask for less, by their labels.
+    /// The labels of the methods that ask for less.
     pub methods: Vec<String>,
-    /// The task with the greatest floor.
+    /// The task with the highest floor.
     pub task: String,
-    /// Its length in tokens; 0 if files determine it.
+    /// The length in tokens; 0 if files determine it.
     pub length: usize,
-    /// The largest share asked for of those that cannot be met.
+    /// The largest of the densities that cannot be reached.
     pub asked: f64,
-    /// The least share that can be attended there.
+    /// The least density at that task and length.
     pub floor: Floor,
 }
 
-/// The shares of tokens in context that are attended in any case, as means over the steps of an answer.
+/// The shares of the tokens in context that are attended in any case, as means over the steps of an answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Floor {
-    /// Of sink and window.
+    /// The share of sink and window.
     pub fixed: f64,
-    /// Of what follows the prefix.
+    /// The share of what follows the prefix.
     pub tail: f64,
 }
 
 impl Floor {
-    /// Under a policy, of a prefix of so many tokens with `steps` tokens after it.
+    /// The floor under a policy, for a prefix of `prefix` tokens with `steps` tokens after it.
     fn of(policy: &Policy, prefix: usize, steps: usize) -> Self {
         let (mut fixed, mut tail, mut all) = (0, 0, 0);
         for after in 1..=steps {
@@ -52,14 +52,14 @@ impl Floor {
         Self { fixed: share(fixed), tail: share(tail) }
     }
 
-    /// Of both.
+    /// The sum of both shares.
     pub fn share(self) -> f64 {
         self.fixed + self.tail
     }
 }
 
 impl UnmetDensity {
-    /// As a line for people.
+    /// Describes it in one line for users.
     pub fn line(&self) -> String {
         let methods = match self.methods.as_slice() {
             [first, second, _, ..] => format!("{first}, {second} and {} more", self.methods.len() - 2),
@@ -82,8 +82,8 @@ impl UnmetDensity {
     }
 }
 
-/// The densities that a plan asks for and cannot meet by more than a tenth of them, one for each policy, at the task and length with the
-/// greatest floor. Examples are made only if some method asks for a density.
+/// The densities that a plan asks for and misses by more than a tenth, one for each policy, at the task and length with the highest floor.
+/// Examples are made only if some method asks for a density.
 pub fn unmet(planner: &Planner<'_>, plan: &RunPlan) -> Vec<UnmetDensity> {
     let asking: Vec<(&Configured, f64)> =
         planner.config.methods.iter().filter_map(|method| Some((method, method.asked_density()?))).collect();
@@ -134,7 +134,7 @@ mod tests {
         Policy { sink, local, tail, ..Policy::default() }
     }
 
-    /// Counted token by token: what a method that picks nothing attends.
+    /// The floor counted token by token: what a method attends that selects nothing.
     fn counted(policy: &Policy, prefix: usize, steps: usize) -> f64 {
         let (mut attended, mut all) = (0, 0);
         for now in prefix..prefix + steps {

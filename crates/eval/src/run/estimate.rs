@@ -1,10 +1,10 @@
 //! Estimates the time and memory of a matrix before it runs.
 //!
-//! This machine is measured by a [`Probe`]: a model reads two texts and runs the methods on them. On the processor that is the built-in
-//! model, so that no weights are needed, and what it took is scaled by the number of multiplications, and by the numbers that keys have, to
-//! the model of the matrix: an order of magnitude, not minutes and seconds. On a GPU, where launches take as long as arithmetic, nothing can
-//! be scaled so: the model itself is loaded. Prefill times are extrapolated by the number of multiplications, index and step times along a
-//! straight line through both lengths. Answers are assumed to be as long as their references; those of random weights, which hardly ever end an
+//! A [`Probe`] measures this machine: a model reads two texts and runs the methods on them. On the CPU, the built-in model is used, so that
+//! no weights are needed. Its times are scaled to the model of the matrix by the number of multiplications and by the size of keys, which
+//! gives an order of magnitude, not minutes and seconds. On a GPU, launches take as long as arithmetic and times cannot be scaled like
+//! that, so the model itself is loaded. Prefill times are extrapolated by the number of multiplications, index and step times along a
+//! straight line through both lengths. Answers are assumed to be as long as their references; for random weights, which hardly ever end an
 //! answer, as long as they may be.
 
 use std::sync::atomic::AtomicBool;
@@ -33,11 +33,11 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::text::essays::Essays;
 
-/// The longer of the probe's lengths in tokens; the other is a quarter of it.
+/// The length of the probe's longer text in tokens. The other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
 /// The same on a GPU, unless the plan's prompts are shorter.
 const GPU_PROBE_TOKENS: usize = 8192;
-/// Tokens that the probe reads after its prefix, and generates.
+/// The numbers of tokens that the probe reads after its prefix, and that it generates.
 const PROBE_QUESTION: usize = 8;
 const PROBE_ANSWER: usize = 8;
 
@@ -50,12 +50,12 @@ pub struct RunEstimate {
     pub index: f64,
     /// Seconds of steps.
     pub steps: f64,
-    /// Bytes of weights, the largest example and all of its indexes.
+    /// Bytes of the weights, the largest example and all of its indexes.
     pub bytes: usize,
 }
 
 impl RunEstimate {
-    /// Seconds of all.
+    /// The sum of all seconds.
     pub fn seconds(&self) -> f64 {
         self.prefill + self.index + self.steps
     }
@@ -66,8 +66,8 @@ impl RunEstimate {
     }
 }
 
-/// The estimated seconds of reading prompts densely, from the multiplications, at the rate at which the built-in model reads. `prompts` are
-/// pairs of a number of prompts and their tokens.
+/// Estimates the seconds of reading prompts densely: by the number of multiplications, at the rate at which the built-in model reads.
+/// `prompts` are pairs of a number of prompts and their length in tokens.
 ///
 /// # Errors
 /// If the built-in model cannot be run.
@@ -81,9 +81,9 @@ pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> R
 
 /// The model that is timed.
 enum TimedModel<'a> {
-    /// The built-in model, on the processor.
+    /// The built-in model, on the CPU.
     BuiltIn(Box<Model>),
-    /// The model of a plan, on its GPUs.
+    /// A plan's model, on its GPUs.
     Planned(&'a OpenModel, Box<Decoder>),
 }
 
@@ -106,13 +106,13 @@ impl TimedModel<'_> {
 /// A model that reads texts to measure this machine.
 pub struct Probe<'a> {
     model: TimedModel<'a>,
-    /// The text that it reads, in its tokens.
+    /// The tokens of the text that it reads.
     text: Vec<u32>,
     config: RunConfig,
 }
 
 impl<'a> Probe<'a> {
-    /// Loads the built-in model, which measures the processor.
+    /// Loads the built-in model, to measure the CPU.
     ///
     /// # Errors
     /// If it cannot be loaded.
@@ -121,8 +121,8 @@ impl<'a> Probe<'a> {
         Self::reading(PROBE_TOKENS, TimedModel::BuiltIn(Box::new(model)))
     }
 
-    /// Loads the model of a plan on one of the devices that `config` names, with random weights where its own are not here. Prompts of the
-    /// plan have at most `longest` tokens.
+    /// Loads a plan's model on one of the devices that `config` names, with random weights if its own are not on this machine. `longest` is
+    /// the length of the plan's longest prompt in tokens.
     ///
     /// # Errors
     /// If there is no such device, or the model cannot be loaded there.
@@ -148,7 +148,7 @@ impl<'a> Probe<'a> {
         self.model.decoder().gpu()
     }
 
-    /// A plan's methods as the probe's model runs them. The built-in model has calibrations of its own; methods that cannot be calibrated
+    /// A plan's methods as the probe's model runs them. The built-in model has calibrations of its own. Methods that cannot be calibrated
     /// for it are left out.
     fn fitted(&self, methods: &[Configured]) -> Vec<Configured> {
         let TimedModel::BuiltIn(model) = &self.model else { return methods.to_vec() };
@@ -161,7 +161,7 @@ impl<'a> Probe<'a> {
         methods.iter().filter_map(calibrated).collect()
     }
 
-    /// Those of the methods that the model can run, at most [`MOST_PROBED`].
+    /// The methods that the model can run, at most [`MOST_PROBED`].
     fn runnable(&self, methods: &[Configured]) -> Vec<Configured> {
         let (config, shard) = (&self.config, Shard::WHOLE);
         let planner =
@@ -173,13 +173,13 @@ impl<'a> Probe<'a> {
         spread(&methods.iter().filter(runs).cloned().collect::<Vec<_>>(), MOST_PROBED)
     }
 
-    /// What the methods take at both lengths. If not all of them can be measured, the others are assumed to take as much on average.
+    /// Measures the methods at both lengths. Methods that cannot be measured are assumed to take as long as the others on average.
     fn samples(&self, methods: &[Configured]) -> Result<[Sample; 2]> {
         let probed = self.runnable(methods);
         let share = if probed.is_empty() { 1.0 } else { methods.len() as f64 / probed.len() as f64 };
         let sample = |tokens: usize| self.sample(&probed, tokens).map(|sample| sample.of_all(share));
         let longer = self.text.len();
-        // The first run takes longer.
+        // A warm-up, because the first run takes longer.
         sample(longer / 4)?;
         Ok([sample(longer / 4)?, sample(longer)?])
     }
@@ -225,13 +225,13 @@ const MOST_MADE: usize = 32;
 /// The most methods that the probe runs.
 const MOST_PROBED: usize = 64;
 
-/// At most `most` of all values, evenly spaced from the first on.
+/// At most `most` of the values, evenly spaced from the first one on.
 fn spread<T: Clone>(all: &[T], most: usize) -> Vec<T> {
     let count = all.len().min(most);
     (0..count).map(|i| all[i * all.len() / count].clone()).collect()
 }
 
-/// The seconds of the probe at one length.
+/// The measurements of the probe at one length, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     tokens: f64,
@@ -243,12 +243,12 @@ struct Sample {
 }
 
 impl Sample {
-    /// With `share` times the methods.
+    /// The sample for `share` times as many methods.
     fn of_all(self, share: f64) -> Self {
         Self { index: share * self.index, step: share * self.step, index_bytes: share * self.index_bytes, ..self }
     }
 
-    /// What the same would take on another model: products and numbers of keys take as long there as here.
+    /// The sample for another model, on which a multiplication and a number of a key take as long as on this one.
     fn on(self, from: &Dimensions, to: &Dimensions) -> Self {
         let tokens = self.tokens as usize;
         let ratio = |of: &dyn Fn(&Dimensions) -> f64| of(to) / of(from).max(1.0);
@@ -266,15 +266,15 @@ impl Sample {
     }
 }
 
-/// The value at `tokens` on the line through two samples; the larger of both if the line falls.
+/// The value at `tokens` on the line through both samples; if the line falls, the larger of their values.
 fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
     let [short, long] = samples;
     let slope = (of(long) - of(short)) / (long.tokens - short.tokens).max(1.0);
     if slope <= 0.0 { of(short).max(of(long)) } else { (of(long) + slope * (tokens - long.tokens)).max(0.0) }
 }
 
-/// What all examples of the sizes take under one seed, whose prompts are read `readings` times: that by the number of its
-/// `products` for so many tokens, all else along the lines through the samples.
+/// Estimates all examples of the sizes under one seed, with `readings` readings of each prompt. Prefill is scaled by the number of
+/// `products` for a number of tokens, everything else follows the lines through the samples.
 fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: impl Fn(usize) -> f64) -> RunEstimate {
     let mut sum = RunEstimate::default();
     for size in sizes {
@@ -290,14 +290,14 @@ fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: im
     sum
 }
 
-/// The seconds of the steps that are repeated to time methods alone: about as long as when methods step together.
+/// The seconds of the steps that are repeated to time methods alone. A step alone is assumed to take as long as one together.
 fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
     let of_prefix = |prefix: &usize| along(samples, *prefix as f64, |s| s.step);
     let of_size = |size: &Sized| size.examples as f64 * size.prefixes.iter().map(of_prefix).sum::<f64>();
     ((solo::REPEATS + 1) * solo::STEPS) as f64 * sizes.iter().map(of_size).sum::<f64>()
 }
 
-/// Estimates a plan. Of several copies of a model on one GPU it is not estimated what they gain.
+/// Estimates a plan. The gain from several copies of a model on one GPU is not estimated.
 ///
 /// # Errors
 /// If the probe's model cannot be run.
@@ -325,8 +325,8 @@ pub fn estimate(planner: &Planner<'_>, plan: &RunPlan, probe: &Probe<'_>) -> Res
 }
 
 impl Planner<'_> {
-    /// How many times a prompt is read by a mask; methods with the same mask share a reading. Each is assumed to take as long as dense
-    /// prefill.
+    /// How many times a prompt is read by a prefill mask; methods with the same mask share a reading. A reading is assumed to take as long
+    /// as dense prefill.
     fn own_readings(&self) -> usize {
         let protocols = self.config.protocols.iter().filter(|p| **p == Protocol::Prefill).count();
         let methods = &self.config.methods;
@@ -334,16 +334,16 @@ impl Planner<'_> {
         protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
     }
 
-    /// The sizes of cells with their tasks' names and lengths, as far as there are any.
+    /// The sizes of cells that have examples, with their tasks' names and lengths. At most [`MOST_MADE`] cells are sampled.
     pub(super) fn sized_cells(&self, plan: &RunPlan) -> Vec<(String, usize, Sized)> {
         let name = |cell: &PlanCell| self.tasks[cell.place.task].name().to_owned();
         let sized = |cell: &PlanCell| Some((name(cell), cell.place.length, self.size(cell)?));
-        // One of a length is as good as all where there are very many.
+        // If there are very many cells, a sample is enough.
         spread(&plan.cells.iter().collect::<Vec<_>>(), MOST_MADE).into_iter().filter_map(sized).collect()
     }
 
-    /// The sizes of cells, as far as there are any. Of a task at very many lengths the examples of some are made, and the
-    /// others are as much longer or shorter as was asked for.
+    /// The sizes of cells that have examples. If a task has very many lengths, examples are made for some, and sizes at the other lengths
+    /// are derived from those.
     fn sizes(&self, plan: &RunPlan) -> Vec<Sized> {
         let mut sizes = Vec::new();
         for of_task in plan.cells.chunk_by(|a, b| a.place.task == b.place.task) {
@@ -360,13 +360,13 @@ impl Planner<'_> {
         sizes
     }
 
-    /// A cell's first example; `None` if there is none or it cannot be made.
+    /// The first example of a cell; `None` if there is none or it cannot be made.
     fn first(&self, cell: &PlanCell) -> Option<ExampleInput> {
         let index = *cell.contexts.iter().next()?.first()?;
         self.material(cell.place, index, self.config.seeds[0]).ok()
     }
 
-    /// The size of a cell's first example; `None` if there is none or it cannot be made.
+    /// The size of a cell's examples, measured on the first; `None` if there is none or it cannot be made.
     fn size(&self, cell: &PlanCell) -> Option<Sized> {
         let material = self.first(cell)?;
         let answer_tokens = match self.config.model.starts_with(RANDOM) {
@@ -378,20 +378,20 @@ impl Planner<'_> {
     }
 }
 
-/// The size of a cell's examples, as measured on the first.
+/// The size of a cell's examples, measured on the first one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sized {
     examples: usize,
-    /// Tokens of the prompt.
+    /// The number of tokens of the prompt.
     prompt: usize,
-    /// Tokens of the prefix under each protocol.
+    /// The number of tokens of the prefix under each protocol.
     prefixes: Vec<usize>,
-    /// Tokens that are generated or scored.
+    /// The number of tokens that are generated or scored.
     answer_tokens: usize,
 }
 
 impl Sized {
-    /// The size of examples at another length: question and answer stay the same.
+    /// The size of the examples at another length. Question and answer stay the same.
     fn as_of(&self, known: usize, length: usize) -> Self {
         let grown = |tokens: usize| (tokens + length).saturating_sub(known);
         let prefixes = self.prefixes.iter().map(|tokens| grown(*tokens)).collect();
@@ -402,12 +402,12 @@ impl Sized {
         self.prefixes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Tokens of the prefix under each protocol.
+    /// The number of tokens of the prefix under each protocol.
     pub(super) fn prefixes(&self) -> &[usize] {
         &self.prefixes
     }
 
-    /// Tokens that follow a prefix, each of which takes a step.
+    /// The number of tokens after a prefix, each of which takes a step.
     pub(super) fn steps_after(&self, prefix: usize) -> usize {
         self.prompt - prefix + self.answer_tokens
     }
@@ -441,7 +441,7 @@ mod tests {
             methods.iter().map(|spec| configure(spec, &Policy::default()).unwrap()).collect();
         let probe = Probe::of_this_machine().unwrap();
         assert_eq!(probe.runnable(&methods).len(), MOST_PROBED);
-        // What the model does not have is not run: its layers are 0 to 9.
+        // A method that names a layer which the model lacks is not run: layers are 0 to 9.
         let beyond = expand_grid("topk:k=8,dense_layers=12").unwrap().remove(0);
         let beyond = configure(&beyond, &Policy::default()).unwrap();
         assert!(probe.runnable(std::slice::from_ref(&beyond)).is_empty());
@@ -458,7 +458,7 @@ mod tests {
             step: seconds / 10.0,
             index_bytes: 0.0,
         };
-        // One second for each 100 tokens, and a tenth of that for a step.
+        // Prefill takes one second for each 100 tokens, and a step a tenth of that.
         let samples = [sample(100.0, 1.0), sample(200.0, 2.0)];
         let sized = |examples, prompt, prefixes: &[usize], answer_tokens| Sized {
             examples,
@@ -516,7 +516,7 @@ mod tests {
             assert_eq!(size.prompt, prompt.len());
             assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
             assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
-            // The reference, and the token that ends it.
+            // The tokens of the reference, and the one that ends the answer.
             let key = planner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
             assert_eq!(size.answer_tokens, key.len() + 1);
 
@@ -527,12 +527,12 @@ mod tests {
             assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
             let decoder = probe.model.decoder();
             let c = decoder.config();
-            // For quest alone: the least and greatest key of each page of 16 tokens before the question, for each token of these.
+            // Only quest has an index: the least and the greatest key of each page of 16 tokens in the prefix, per token.
             let (prefix, d, bytes) = (PROBE_TOKENS - PROBE_QUESTION, c.head_dim, decoder.dtype().bytes());
             let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
             let index_bytes = per_token * (PROBE_TOKENS * c.kv_heads * c.layers) as f64;
             assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
-            // A step is one of those in the probe: at least the question's eight tokens.
+            // The probe takes at least eight steps, those of the question.
             let start = std::time::Instant::now();
             let step = probe.sample(methods, PROBE_TOKENS).unwrap().step;
             assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
@@ -569,7 +569,7 @@ mod tests {
             let [of_needle, of_vt] = [0, 1].map(|cell| planner.size(&plan.cells[cell]).unwrap().answer_tokens);
             (of_needle, of_vt)
         };
-        // RULER's limits of both tasks, which the references are far below.
+        // RULER's limits of both tasks. The references are far shorter.
         with_planner(&of("random:llama-3.2-1b"), |planner| assert_eq!(answers(planner), (128, 30)));
         with_planner(&of("builtin"), |planner| {
             let (of_needle, of_vt) = answers(planner);
@@ -615,9 +615,9 @@ mod tests {
         let sample = Sample { tokens: 1000.0, prefill: 1.0, index: 2.0, step: 3.0, index_bytes: 4.0 };
         assert_eq!(sample.on(from, from).index_bytes, 4.0);
         let scaled = sample.on(from, to);
-        // 32 layers instead of 16, heads of 128 instead of 64, and 8 KV heads in both.
+        // 32 layers instead of 16, and heads of 128 instead of 64; both have 8 KV heads.
         assert_eq!((scaled.index, scaled.index_bytes), (8.0, 16.0));
-        // 7 billion weights in layers instead of 1; attention adds some.
+        // Seven billion weights in layers instead of one; attention adds some.
         assert!((5.0..9.0).contains(&scaled.prefill) && (15.0..27.0).contains(&scaled.step), "{scaled:?}");
     }
 

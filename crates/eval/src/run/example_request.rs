@@ -1,35 +1,36 @@
-//! What every example is run with, whether it generates an answer or scores given text.
+//! What it takes to run an example, whether an answer is generated or given text is scored.
 
 use spattn_attention::Configured;
 
-/// An example to be run: its prompt, and the methods that share the prefix of it.
+/// An example to be run: its prompt, and the methods that share its prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct ExampleRequest<'a> {
-    /// Tokens of the whole prompt.
+    /// The tokens of the whole prompt.
     pub prompt: &'a [u32],
-    /// How many of them, from the first on, are the prefix that is read densely.
+    /// The number of prompt tokens that are the prefix; they come first.
     pub prefix_tokens: usize,
-    /// Lengths in tokens of the prefixes that are run next and continue this one, each the one before; ascending.
+    /// The lengths in tokens of prefixes that run next, each of which continues the one before, starting with
+    /// this one; ascending.
     pub longer: &'a [usize],
-    /// Methods to run, all from the same prefix.
+    /// The methods to run, all from the same prefix.
     pub methods: &'a [Configured],
-    /// Seed of random numbers that are drawn when indexes are built: the same for all examples on one context.
+    /// The seed of random numbers for building indexes, the same for all examples of a context.
     pub index_seed: u64,
-    /// Seed of random numbers that are drawn in decode steps.
+    /// The seed of random numbers in decode steps.
     pub step_seed: u64,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
-    /// Whether to time each method alone as well, when all have finished.
+    /// Whether to also time each method alone, after all have finished.
     pub solo: bool,
 }
 
 impl<'a> ExampleRequest<'a> {
-    /// Tokens of the prefix.
+    /// The tokens of the prefix.
     pub fn prefix(&self) -> &'a [u32] {
         &self.prompt[..self.prefix_tokens]
     }
 
-    /// Tokens of the prompt behind the prefix.
+    /// The tokens of the prompt after the prefix.
     pub fn unread(&self) -> &'a [u32] {
         &self.prompt[self.prefix_tokens..]
     }

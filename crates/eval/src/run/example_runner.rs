@@ -1,8 +1,8 @@
-//! One example under many methods: the prefix is read once, a sequence of each method is forked from it, and all sequences
-//! take their decode steps together. Then each method may be timed alone.
+//! Runs one example under many methods: the prefix is read once, a sequence of each method is forked from it, and all
+//! sequences take their decode steps together. Then each method may be timed alone.
 //!
-//! Generating an answer and scoring given text differ in their `DecodingPolicy` only. What all tokens are scored by in one
-//! pass, without decode steps, is in `one_pass`.
+//! Generating an answer and scoring given text differ only in their `DecodingPolicy`. Scoring all tokens in one pass,
+//! without decode steps, is in `one_pass`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,13 +26,13 @@ use spattn_base::error::UsageError;
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
 
-/// What an example gave.
+/// The result of an example.
 pub struct ExampleResult<A> {
-    /// Time of reading the prefix that the methods share.
+    /// The time of reading the prefix that the methods share.
     pub prefill: PrefillTime,
     /// Where the wall time went.
     pub spent: PhaseTimes,
-    /// One for each method, in their order.
+    /// The results of the methods, in their order.
     pub runs: Vec<MethodResult<A>>,
 }
 
@@ -42,15 +42,15 @@ impl<A> Default for ExampleResult<A> {
     }
 }
 
-/// What one method gave on an example.
+/// The result of one method on an example.
 pub struct MethodResult<A> {
-    /// Its answers in their order: one where text is generated, one for each continuation where text is scored.
+    /// Its answers in order: one for each repeat if text is generated, one for each continuation if text is scored.
     pub answers: Vec<A>,
-    /// What was counted and timed, over all answers.
+    /// What was counted and timed over all answers.
     pub costs: MethodCosts,
 }
 
-/// Runs examples one after the other, and keeps the prefix of the last for the next one.
+/// Runs examples one after the other. Keeps the last prefix for the next example.
 pub struct ExampleRunner<'a> {
     decoder: &'a Decoder,
     stop: &'a AtomicBool,
@@ -59,9 +59,10 @@ pub struct ExampleRunner<'a> {
 }
 
 impl<'a> ExampleRunner<'a> {
-    /// A runner that no longer starts anything once `stop` is raised.
+    /// Makes a runner that starts nothing more once `stop` is raised.
     pub fn new(decoder: &'a Decoder, stop: &'a AtomicBool) -> Self {
-        // Examples are ordered such that the last prefix is the one with most in common, and a prefix is most of the memory.
+        // One prefix is kept, because it takes most of the memory, and in the order of examples the last one has most in
+        // common with the next.
         Self { decoder, stop, prefixes: PrefixCache::new(1), spent: PhaseTimes::default() }
     }
 
@@ -70,17 +71,17 @@ impl<'a> ExampleRunner<'a> {
         self.decoder
     }
 
-    /// Wall time of all examples so far, by phase.
+    /// The wall time of all examples so far, by phase.
     pub fn spent(&self) -> PhaseTimes {
         self.spent
     }
 
-    /// Adds the wall time of an example that was run in another way.
+    /// Adds the wall time of an example that was not run by [`run`](Self::run).
     pub fn add_spent(&mut self, time: PhaseTimes) {
         self.spent += time;
     }
 
-    /// The flag that stops it.
+    /// The flag that stops the runner.
     pub fn stop(&self) -> &'a AtomicBool {
         self.stop
     }
@@ -88,8 +89,7 @@ impl<'a> ExampleRunner<'a> {
     /// Runs an example from a dense prefix; `None` if `stop` was raised meanwhile.
     ///
     /// # Errors
-    /// [`EngineError`]; of the prefix that methods share, it says that none of them is at
-    /// fault.
+    /// [`EngineError`]; if the shared prefix cannot be read, the error says that no method is at fault.
     pub fn run<P: DecodingPolicy>(
         &mut self,
         example: ExampleRequest<'_>,
@@ -100,11 +100,11 @@ impl<'a> ExampleRunner<'a> {
         Ok(result)
     }
 
-    /// As [`run`](Self::run), where methods that mask the prefill read the prefix by their mask; those that read by the
-    /// same mask share that prefix.
+    /// [`run`](Self::run), but methods with a prefill mask read the prefix by their mask. Methods with the same mask share
+    /// the prefix.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn run_from_first_token<P: DecodingPolicy>(
         &mut self,
         example: ExampleRequest<'_>,
@@ -156,7 +156,7 @@ impl<'a> ExampleRunner<'a> {
             stop,
         };
         let read = reader.read(&mut self.prefixes);
-        // Before the error is looked at, since that may be how the reading was stopped.
+        // Checked before the error, because a stopped reading ends with one.
         if is_stopped() {
             return Ok(None);
         }
@@ -164,7 +164,7 @@ impl<'a> ExampleRunner<'a> {
         spent.prefill = laps.lap();
         let (mut batch, place) = fork_sequences(example, &mut read.indexes, policy)?;
         spent.index = laps.lap();
-        // The indexes are complete: another example may use them, whatever happens in the steps of this one.
+        // The indexes are complete, so another example may use them, whatever happens in this one's steps.
         let mut masked;
         let read = match mask {
             None => self.prefixes.insert(example.prefix().to_vec(), read),
@@ -202,8 +202,8 @@ impl<'a> ExampleRunner<'a> {
     }
 }
 
-/// Forks the sequences of all methods, and those of `full` that they are compared with. Returns where the latter belong
-/// among the former, if `full` is one of the methods.
+/// Forks the sequences of all methods, and those of `full` with which they are compared. If `full` is one of the methods,
+/// returns its place among them.
 pub(super) fn fork_sequences<P: DecodingPolicy>(
     example: &ExampleRequest<'_>,
     indexes: &mut IndexCache,
@@ -227,7 +227,7 @@ pub(super) fn fork_sequences<P: DecodingPolicy>(
     Ok((SequenceBatch { sequences, reference }, place))
 }
 
-/// A sequence for each answer of a method, all on one index.
+/// Forks a sequence for each answer of a method. All share one index.
 fn fork_method<P: DecodingPolicy>(
     method: &Configured,
     indexes: &mut IndexCache,
@@ -237,7 +237,7 @@ fn fork_method<P: DecodingPolicy>(
 ) -> Result<Vec<RunningSequence<P::Answer>>, EngineError> {
     let mut sequences: Vec<RunningSequence<P::Answer>> = Vec::new();
     for number in 0..policy.answers() {
-        // A parameter that is solved for a density is solved once.
+        // A parameter that depends on the requested density is solved for the first answer only.
         let method = sequences.first().map_or(method, |first| first.sequence.method()).clone();
         let (feed, answer) = policy.begin(number, unread);
         let sequence = indexes.fork(&method, fidelity)?.counting_misses();
@@ -251,7 +251,7 @@ fn reference_method() -> Result<Configured, UsageError> {
     configure(&specs[0], &Policy::default())
 }
 
-/// Scales the time of all sequences so that it adds up to the time that passed.
+/// Scales the times of all sequences so that their sum is the time that passed.
 fn attribute_time<P: DecodingPolicy>(batch: &mut SequenceBatch<P::Answer>, passed: Duration) {
     let mut times: Vec<(&mut StepTime, usize)> =
         batch.iter_mut().map(|running| (&mut running.time, running.feed.fed())).collect();
@@ -261,7 +261,7 @@ fn attribute_time<P: DecodingPolicy>(batch: &mut SequenceBatch<P::Answer>, passe
     share_out(times.into_iter().map(|(time, _)| time), passed);
 }
 
-/// The sequences of all methods in their order; those of `full` go to `place`, or are dropped if nobody asked for them.
+/// The sequences of all methods in order. Those of `full` are inserted at `place`, or dropped if it is `None`.
 fn in_order_of_methods<A>(batch: SequenceBatch<A>, place: Option<usize>) -> Vec<RunningSequence<A>> {
     let SequenceBatch { mut sequences, reference } = batch;
     if let Some(place) = place {
@@ -270,7 +270,7 @@ fn in_order_of_methods<A>(batch: SequenceBatch<A>, place: Option<usize>) -> Vec<
     sequences
 }
 
-/// The sequences of one method, of which there is at least one, as one result.
+/// Combines the sequences of one method, at least one, into a result.
 fn method_result<A>(sequences: Vec<RunningSequence<A>>) -> MethodResult<A> {
     let (mut steps, mut time) = (0, StepTime::default());
     let (mut forks, mut answers) = (Vec::new(), Vec::new());

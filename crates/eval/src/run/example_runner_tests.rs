@@ -1,4 +1,4 @@
-//! Generating answers: what is generated, what is read again, and where the time goes.
+//! Tests of generated answers: what is generated, what is read again, and where the time goes.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
     specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
 }
 
-/// An example, and the tokens that it generates at most.
+/// An example, and what ends its answers.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     example: ExampleRequest<'a>,
@@ -73,17 +73,17 @@ fn policy<'a>(model: &'a Model, asked: &Asked<'a>) -> Generation<'a> {
     }
 }
 
-/// Runs an example after those that `runner` ran before.
+/// Runs an example on a runner that may have run others before.
 fn run_after(model: &Model, asked: Asked<'_>, runner: &mut ExampleRunner<'_>) -> ExampleResult<GeneratedAnswer> {
     runner.run(asked.example, &policy(model, &asked)).unwrap().unwrap()
 }
 
-/// Runs an example with nothing before it.
+/// Runs an example on a new runner.
 fn run_on(model: &Model, asked: Asked<'_>) -> ExampleResult<GeneratedAnswer> {
     run_after(model, asked, &mut runner(model))
 }
 
-/// The likeliest tokens one after the other, each read densely with all before it.
+/// The likeliest tokens, one after the other. Each is predicted by a dense prefill of all tokens before it.
 fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut ids = prompt.to_vec();
     for _ in 0..count {
@@ -111,7 +111,7 @@ fn full_takes_the_likeliest_token_wherever_the_prefix_ends() {
         let is_end = model.tokenizer.eos_ids().contains(expected.last().unwrap());
         assert_eq!(answer.stopped, is_end);
         let [topk, full] = [&topk.costs, &full.costs];
-        // The last token is not read again.
+        // The last token is not fed again.
         assert_eq!(full.steps, prompt.len() - prefix_tokens + expected.len() - 1);
         assert_eq!((full.streams, full.density, full.density_sparse_layers), (2, 1.0, 1.0));
         assert!(topk.density < 0.9 && topk.bytes.unwrap().read < full.bytes.unwrap().read);
@@ -176,7 +176,7 @@ fn a_prefix_that_begins_alike_is_not_read_again_and_changes_nothing() {
     let first = run_after(&model, request(&ids[..170], 170, &methods), &mut held);
     assert_eq!((first.prefill.reused_tokens, first.prefill.reused), (0, Duration::ZERO));
     let common = ids.iter().zip(&other).take_while(|(a, b)| a == b).count();
-    // All of it, more of it, and another text from the 120th token on.
+    // The same prompt, a longer one, one with another text from the 120th token on, and a shorter one.
     let last = RecentQueries::COUNT;
     let cases = [(&ids[..170], 170), (&ids[..200], 170), (&other[..], common), (&ids[..90], 90 - last)];
     for (prompt, reused) in cases {
@@ -203,7 +203,7 @@ fn gathering_for_indexes_is_no_part_of_reading_a_prefix() {
     let mut first = request(&long[..860], 860, &methods);
     first.example.longer = &[900];
     assert!(run_after(&model, first, &mut held).runs[0].costs.index.whole > Duration::ZERO);
-    // What is read now takes its time besides what was gathered before.
+    // Reading the other 40 tokens takes time, besides that of the first 860.
     let again = run_after(&model, request(&long, 900, &methods), &mut held);
     assert_eq!(again.prefill.reused_tokens, 860);
     assert!(Duration::ZERO < again.prefill.reused && again.prefill.reused < again.prefill.whole, "{:?}", again.prefill);
@@ -229,7 +229,7 @@ fn an_answer_ends_at_a_line_a_text_or_its_limit() {
     assert_eq!(of(&|r| r.max_new_tokens = 0), (vec![], false, 0));
     let one = run_on(&model, Asked { max_new_tokens: 1, ..request(prompt, prompt.len(), &methods) });
     assert_eq!((one.runs[0].costs.steps, one.runs[0].costs.bytes), (0, None), "no step has no bytes");
-    // A token that comes later ends the answer there; as the first, it is passed over.
+    // A line end that comes later ends the answer there. As the first token, it is ruled out.
     let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
     assert_eq!(of(&|r| r.line_end = Some(free[at])), (free[..=at].to_vec(), true, at));
     let (passed, ..) = of(&|r| (r.line_end, r.max_new_tokens) = (Some(free[0]), 1));
@@ -265,7 +265,7 @@ fn shares_add_up_to_the_time_that_passed_on_any_number_of_threads() {
             assert!(select > 0.0 && attend > 0.0 && weights > 0.0 && beside == 0.0, "{:?}", run.costs.step_time);
         }
     }
-    // What is compared with exact attention beside the steps is no part of them.
+    // The comparison with exact attention takes time beside the steps, not in them.
     request.example.fidelity = true;
     let outcome = run_on(&model, request);
     let parts: Vec<StepTime> = outcome.runs.iter().map(|run| run.costs.step_time).collect();
@@ -274,8 +274,8 @@ fn shares_add_up_to_the_time_that_passed_on_any_number_of_threads() {
     assert!((all - outcome.spent.steps.as_secs_f64()).abs() < 1e-6);
 }
 
-/// What sequences measure before it is scaled, on so many threads and with so many sequences `together`; with the time that passed
-/// and what the threads worked.
+/// The times that sequences measure, before they are scaled, on `threads` threads with `together` sequences in a group. Returns their sum,
+/// the time that passed, and the time that the threads worked.
 fn measured(threads: usize, together: Option<usize>) -> (f64, f64, f64) {
     let (model, ids) = model();
     let ids: Vec<u32> = ids.iter().copied().cycle().take(1200).collect();
@@ -318,8 +318,8 @@ fn a_group_that_is_alone_measures_the_time_that_passed() {
     }
 }
 
-/// Examples that begin alike are read from where they differ: within a page, and after pages of the one before were in memory. Some methods
-/// need statistics of the whole prompt.
+/// Examples that begin alike are read from the token where they differ: inside a page, and after pages of the earlier one were in memory.
+/// Some methods need statistics of the whole prompt.
 #[test]
 fn a_cache_on_disk_changes_no_answer_and_no_count_whatever_was_read_before() {
     let (model, ids) = model();

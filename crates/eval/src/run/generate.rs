@@ -1,4 +1,4 @@
-//! Generating answers, until the model ends each or it is as long as it may be.
+//! Generates answers until the model ends them or they reach their limit.
 
 use std::borrow::Cow;
 
@@ -9,31 +9,31 @@ use spattn_model::engine::READ_AT_ONCE;
 use spattn_model::tokenizer::Tokenizer;
 use spattn_tasks::ended;
 
-/// Decoding: a token is chosen by the logits behind the last one, and fed next.
+/// Generates text: the logits of the last token choose the next one, which is then fed.
 #[derive(Debug, Clone, Copy)]
 pub struct Generation<'a> {
-    /// The model's tokenizer, for its EOS tokens and to see what the answer says.
+    /// The model's tokenizer, for its EOS tokens and for the text of an answer.
     pub tokenizer: &'a Tokenizer,
-    /// Tokens to generate at most.
+    /// The most tokens to generate.
     pub max_new_tokens: usize,
-    /// A token that ends the answer besides EOS; the first token is then neither of them.
+    /// A token besides EOS that ends the answer. If there is one, the first token is neither of them.
     pub line_end: Option<u32>,
-    /// Texts that end the answer where they come up in it.
+    /// Texts that end the answer where they occur.
     pub until: &'a [String],
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Answers to generate, each with draws of its own; at least 1.
+    /// The number of answers to generate, each with its own random draws; at least 1.
     pub repeats: usize,
-    /// Where thoughts end, of a model that thinks before it answers. Nothing in a thought ends the answer, but EOS.
+    /// Where thoughts end, if the model thinks before it answers. Inside a thought, only EOS ends the answer.
     pub thoughts: Option<Thoughts<'a>>,
 }
 
 /// An answer that was generated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GeneratedAnswer {
-    /// Its tokens, with the one that ended it.
+    /// Its tokens, including the one that ended it.
     pub tokens: Vec<u32>,
-    /// Whether a token or a text ended it, rather than the limit of tokens.
+    /// Whether a token or a text ended it, rather than the token limit.
     pub stopped: bool,
 }
 
@@ -51,7 +51,7 @@ impl DecodingPolicy for Generation<'_> {
     }
 
     fn known_tokens(&self) -> usize {
-        // Of an answer no more is known than that it has a first token.
+        // It is only known that an answer has a first token.
         1
     }
 
@@ -64,7 +64,7 @@ impl DecodingPolicy for Generation<'_> {
     }
 
     fn begin(&self, _: usize, unread: &[u32]) -> (Feed, GeneratedAnswer) {
-        // Where there is no answer, the prompt need not be read either.
+        // If no answer is wanted, the rest of the prompt need not be read either.
         let unread = if self.max_new_tokens == 0 { &[] } else { unread };
         (Feed::new(unread, &[]), GeneratedAnswer::default())
     }
@@ -88,7 +88,7 @@ impl DecodingPolicy for Generation<'_> {
 }
 
 impl Generation<'_> {
-    /// Whether the tokens fed so far are to be followed by one of the answer.
+    /// Whether a token of the answer has to follow the tokens fed so far.
     fn is_asked(&self, feed: &Feed, answer: &GeneratedAnswer) -> bool {
         feed.is_drained() && answer.tokens.len() < self.max_new_tokens
     }
@@ -102,12 +102,13 @@ impl Generation<'_> {
         }
     }
 
-    /// Whether some tokens are ruled out at a place of an answer.
+    /// Whether some tokens are ruled out at index `place` of an answer.
     fn is_masked(&self, place: usize) -> bool {
         place == 0 && self.line_end.is_some()
     }
 
-    /// The token at a place of an answer. The first token of a line is none that ends it.
+    /// Chooses the token at index `place` of an answer. If a line break ends answers, the first token is neither
+    /// that nor EOS.
     fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
         let mut logits = Cow::Borrowed(logits);
         if self.is_masked(place) {
@@ -122,7 +123,7 @@ impl Generation<'_> {
         self.tokenizer.eos_ids().contains(&token)
     }
 
-    /// Whether the last token, or a text that has come up, ends the answer.
+    /// Whether the last token, or a text that occurs, ends the answer.
     fn has_ended(&self, tokens: &[u32]) -> bool {
         if self.line_end.is_none() && self.until.is_empty() {
             return false;

@@ -1,6 +1,6 @@
-//! A queue of jobs for several workers, and their answers. Each job that a worker took is answered, or the worker that lost it is named.
+//! A queue of jobs for several workers, and their answers. Each job that a worker takes is answered, or the worker that lost it is named.
 //!
-//! What a job is, and what is done with its answer, is in `side_by_side`.
+//! What a job is, and how its answer is used, is in `side_by_side`.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,26 +12,26 @@ use std::time::Duration;
 
 use crate::plan::planner::RunPlan;
 
-/// How often a thread that waits for an answer looks whether the run has to stop, or the answer was lost.
+/// How often a thread that waits for an answer checks whether the run has to stop or the answer was lost.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What workers do next.
+/// The jobs that workers take next.
 pub(super) struct JobQueue {
     state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 pub(super) struct QueueState {
-    /// The first job that nobody has begun.
+    /// The first job that no worker has taken yet.
     next: usize,
-    /// A job to be run again.
+    /// A job that has to be run again.
     again: Option<usize>,
     is_closed: bool,
-    /// By job: the worker that took it last.
+    /// For each job, the worker that took it last.
     taken_by: Vec<Option<usize>>,
-    /// By worker: the job that it is running.
+    /// For each worker, the job that it is running.
     running: Vec<Option<usize>>,
-    /// The plan, without the methods whose failures were reported so far.
+    /// The plan, without the methods whose failures have been reported.
     pub(super) plan: RunPlan,
 }
 
@@ -46,7 +46,7 @@ impl JobQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job, for a worker, and the plan that it is begun with; waits while there is none. `None` once the queue is closed.
+    /// Takes the next job for a worker, with the plan as it is now; waits while there is no job. `None` once the queue is closed.
     pub(super) fn take(&self, worker: usize) -> Option<(TakenJob<'_>, RunPlan)> {
         let mut state = self.state();
         loop {
@@ -64,7 +64,7 @@ impl JobQueue {
         }
     }
 
-    /// Asks for a job again that was answered before.
+    /// Puts a job that was already answered back into the queue.
     pub(super) fn repeat(&self, job: usize) {
         self.state().again = Some(job);
         self.changed.notify_all();
@@ -75,7 +75,7 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// The worker that took a job and no longer runs it; `None` while the job waits for a worker, or is run by one.
+    /// The worker that took a job and no longer runs it; `None` while the job waits for a worker or is run by one.
     fn dropped_by(&self, job: usize) -> Option<usize> {
         let state = self.state();
         let worker = state.taken_by[job].filter(|_| state.again != Some(job))?;
@@ -83,7 +83,7 @@ impl JobQueue {
     }
 }
 
-/// A job that a worker runs. When this is dropped, the worker no longer runs it, answered or not.
+/// A job that a worker runs. Dropping it marks that the worker no longer runs it, whether it was answered or not.
 pub(super) struct TakenJob<'q> {
     queue: &'q JobQueue,
     worker: usize,
@@ -91,7 +91,7 @@ pub(super) struct TakenJob<'q> {
 }
 
 impl TakenJob<'_> {
-    /// Answers the job, and only then drops it. Returns whether anybody still waits for answers.
+    /// Answers the job, and only then drops it. Returns whether answers are still received.
     pub(super) fn answer<T>(self, tell: &Sender<Answer<T>>, made: Result<T, Panic>) -> bool {
         tell.send((self.number, made)).is_ok()
     }
@@ -103,7 +103,7 @@ impl Drop for TakenJob<'_> {
     }
 }
 
-/// Closes a queue and raises a flag when it is dropped, be it by a panic: workers end.
+/// When dropped, also by a panic, closes a queue and raises a flag, so that the workers end.
 pub(super) struct Closing<'a>(pub(super) &'a JobQueue, pub(super) &'a AtomicBool);
 
 impl Drop for Closing<'_> {
@@ -113,43 +113,43 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// What a thread panicked with.
+/// The payload of a panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
-/// A job's number, and what was made of it; or why its worker panicked.
+/// A job's number with its result, or with the panic of its worker.
 pub(super) type Answer<T> = (usize, Result<T, Panic>);
 
-/// A job that will not be answered any more.
+/// A job that will never be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LostJob {
     pub(super) job: usize,
-    /// The worker that had it; `None` if all workers ended before one took it.
+    /// The worker that lost it; `None` if all workers ended before one took it.
     pub(super) worker: Option<usize>,
 }
 
-/// The answers of workers, in whatever order they come.
+/// Receives the answers of workers, in whatever order they come.
 pub(super) struct Answers<'a, T> {
     queue: &'a JobQueue,
     received: Receiver<Answer<T>>,
-    /// Answers that came before they were waited for, by job.
+    /// Answers that arrived before they were waited for, by job.
     arrived: BTreeMap<usize, T>,
-    /// Set from outside to stop the run.
+    /// Raised by the caller to stop the run.
     stop: &'a AtomicBool,
-    /// Set here once `stop` is set, for the workers.
+    /// Raised here after `stop`, to stop the workers.
     halt: &'a AtomicBool,
 }
 
 impl<'a, T> Answers<'a, T> {
-    /// No answers yet, and what workers send theirs by.
+    /// Makes a receiver without answers, and the sender for workers.
     pub(super) fn new(queue: &'a JobQueue, stop: &'a AtomicBool, halt: &'a AtomicBool) -> (Sender<Answer<T>>, Self) {
         let (tell, received) = channel();
         (tell, Self { queue, received, arrived: BTreeMap::new(), stop, halt })
     }
 
-    /// Waits for a job's answer. A panic of a worker goes on here.
+    /// Waits for a job's answer. Resumes the panic of a worker.
     ///
     /// # Errors
-    /// If no worker will answer the job any more.
+    /// If no worker will ever answer the job.
     pub(super) fn wait_for(&mut self, job: usize) -> Result<T, LostJob> {
         loop {
             if let Some(answer) = self.arrived.remove(&job) {
@@ -158,7 +158,7 @@ impl<'a, T> Answers<'a, T> {
             if self.stop.load(Ordering::Relaxed) {
                 self.halt.store(true, Ordering::Relaxed);
             }
-            // Looked up before the answers are read: a worker answers a job before it drops it, so the answer to a dropped job is there already.
+            // Looked up before answers are received: a worker answers a job before it drops it, so a dropped job's answer is there.
             let dropped_by = self.queue.dropped_by(job);
             match self.received.recv_timeout(POLL) {
                 Ok((other, Ok(answer))) => drop(self.arrived.insert(other, answer)),
@@ -172,7 +172,7 @@ impl<'a, T> Answers<'a, T> {
         }
     }
 
-    /// The answers that are there to jobs from `first` on, without waiting for more.
+    /// The answers that have arrived for jobs from `first` on. Does not wait for others.
     pub(super) fn rest(mut self, first: usize) -> BTreeMap<usize, T> {
         self.arrived.extend(self.received.try_iter().filter_map(|(job, answer)| Some((job, answer.ok()?))));
         self.arrived.split_off(&first)
@@ -186,8 +186,8 @@ mod tests {
     use super::super::testing::within_a_minute;
     use super::*;
 
-    /// Runs `workers` workers, each of which does `work`, and waits for jobs 0, 1, ... in turn. A further sender is held all the time, as that
-    /// of a worker that goes on.
+    /// Runs two workers that do `work`, and waits for jobs 0, 1, ... in turn. Another sender stays open all the time, as if a further
+    /// worker were still running.
     fn answered(
         jobs: usize,
         work: impl Fn(TakenJob<'_>, &Sender<Answer<usize>>) + Sync,
@@ -214,7 +214,7 @@ mod tests {
         let got = within_a_minute(|| {
             answered(40, |job, tell| {
                 let number = job.number;
-                // Every third takes longer than those behind it.
+                // Every third job takes longer than the ones after it.
                 thread::sleep(Duration::from_millis(if number % 3 == 0 { 12 } else { 1 }));
                 assert!(job.answer(tell, Ok(10 * number)));
             })

@@ -1,7 +1,6 @@
-//! Running examples, from one sequence's feed up to the loop over a plan; estimates; the records of results.
+//! Runs examples, from one sequence's feed up to the loop over a plan; estimates runs; makes records of results.
 //!
-//! An example is run by `example_runner`, which knows nothing of tasks and records. `runner` and the files above it know
-//! both.
+//! `example_runner` runs an example and knows nothing of tasks and records. `runner` and the files above it know both.
 
 pub(crate) mod attempt;
 #[cfg(test)]

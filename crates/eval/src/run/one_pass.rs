@@ -1,5 +1,5 @@
-//! Scoring given text in one pass over all tokens for each method, by its prefill pattern, as the papers measure
-//! perplexity. Nothing is decoded: no sequence takes a step.
+//! Scores given text in one pass over all tokens for each method, with its prefill pattern, as papers measure perplexity. No sequence takes
+//! a decode step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +19,11 @@ use spattn_model::engine::EngineError;
 use spattn_model::token_scores::{Distributions, PredictingRows, TokenScore};
 
 impl ExampleRunner<'_> {
-    /// Scores text in one pass for each method: what a run is that is sparse from the first token, and for `full` a check
-    /// on [`run`](Self::run). `None` if the runner was told to stop meanwhile.
+    /// Scores text in one pass for each method. This is the run of the protocol `prefill`; for `full`, it also checks [`run`](Self::run).
+    /// `None` if the runner was told to stop meanwhile.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn score_in_one_pass(
         &mut self,
         example: ExampleRequest<'_>,
@@ -32,7 +32,7 @@ impl ExampleRunner<'_> {
         self.score_in_groups(example, text, WAITING_BYTES)
     }
 
-    /// As [`score_in_one_pass`](Self::score_in_one_pass), with methods in groups whose rows wait with about `most_waiting` bytes.
+    /// [`score_in_one_pass`](Self::score_in_one_pass), with methods scored in groups whose rows have about `most_waiting` bytes.
     pub(super) fn score_in_groups(
         &mut self,
         example: ExampleRequest<'_>,
@@ -63,7 +63,7 @@ impl ExampleRunner<'_> {
             spent.prefill += own_time.unwrap_or_default();
             let costs = MethodCosts::of_sequences(sequences, 0, StepTime::default());
             let costs = MethodCosts { prefill: own_time, ..costs };
-            // What was read of the prompt goes; the rows that predict what is scored stay.
+            // What was read of the prompt is dropped. The rows that predict scored tokens are kept.
             waiting.push(ReadMethod { own: own.map(passes_alone), costs });
             if waiting.iter().map(ReadMethod::bytes).sum::<usize>() >= most_waiting {
                 let read = std::mem::take(&mut waiting);
@@ -78,12 +78,12 @@ impl ExampleRunner<'_> {
     }
 }
 
-/// Bytes of rows that wait to be scored together, about: with each of them the distributions of `full` are computed once more.
+/// About how many bytes of rows are scored together. The distributions of `full` are computed once for each such group.
 const WAITING_BYTES: usize = 256 << 20;
 
-/// A method by which all continuations were read.
+/// A method that has read all continuations.
 struct ReadMethod<'a> {
-    /// Its passes; `None` if they are the dense ones.
+    /// Its passes; `None` if it shares the dense ones.
     own: Option<Vec<Pass<'a>>>,
     costs: MethodCosts,
 }
@@ -102,8 +102,8 @@ fn passes_alone<'a>(passes: Vec<(Pass<'a>, IndexCache)>) -> Vec<Pass<'a>> {
     passes.into_iter().map(|(pass, _)| pass).collect()
 }
 
-/// Scores the continuations by all methods that were read, a few tokens at a time, so that the distributions of `full` are there once for
-/// all. `None` if `stop` was raised.
+/// Scores the continuations under all methods that were read. Works on a few tokens at a time, so that the distributions of `full` are
+/// computed once for all methods. `None` if `stop` was raised.
 fn scored(
     decoder: &Decoder,
     dense: &[(Pass<'_>, IndexCache)],
@@ -122,8 +122,8 @@ fn scored(
     Ok(Some(results.collect()))
 }
 
-/// What the distributions of each pass make of the scored tokens, beside those of the dense pass if they are to be compared. A pass that
-/// is `None` is the dense one. `None` if `stop` was raised.
+/// Scores one continuation by each pass, compared with the dense pass if `compare` is set. `None` in `passes` stands for the dense pass.
+/// Returns `None` if `stop` was raised.
 fn sums_of(
     decoder: &Decoder,
     dense: Option<&Pass<'_>>,
@@ -156,7 +156,7 @@ fn sums_of(
     Ok(Some(sums))
 }
 
-/// What rows make of their targets, beside the distributions of `full` if these are given.
+/// Scores the targets of rows, compared with the distributions of `full` if these are given.
 fn scores(
     decoder: &Decoder,
     rows: PredictingRows<'_>,
@@ -168,16 +168,16 @@ fn scores(
 
 /// A prompt with one continuation, read in one pass.
 struct Pass<'a> {
-    /// `[token][hidden]` behind the last layer, of the tokens that predict what is scored.
+    /// `[token][hidden]`: outputs of the last layer for the tokens that predict scored ones.
     rows: Vec<f32>,
-    /// Position of the first of these.
+    /// The position of the first row's token.
     from: usize,
     scored: &'a [u32],
     time: Duration,
 }
 
 impl<'a> Pass<'a> {
-    /// A pass for each continuation, by a method that masks its prefill or densely, with the indexes over what was read; `None` if `stop` was
+    /// Makes a pass for each continuation, dense or with a method's prefill mask, and the indexes over what was read; `None` if `stop` was
     /// raised.
     fn read_all(
         decoder: &Decoder,
@@ -200,7 +200,7 @@ impl<'a> Pass<'a> {
         method: Option<&Configured>,
     ) -> Result<(Self, IndexCache), EngineError> {
         let start = Instant::now();
-        // The last token predicts nothing that is scored.
+        // The last token predicts no scored token, so it is not read.
         let read = [example.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
         let from = example.prompt.len() + continuation.given - 1;
         let sparse = method.and_then(|m| SparsePrefill::new(m, decoder.layer_specs(), example.index_seed));
@@ -215,20 +215,20 @@ impl<'a> Pass<'a> {
         Ok((Self { rows, from, scored, time: start.elapsed() }, indexes))
     }
 
-    /// The rows at `positions`, of which there are some, that predict `targets`.
+    /// The rows at `positions`, of which there is at least one, that predict `targets`.
     fn predicting<'r>(&'r self, decoder: &Decoder, positions: &'r [usize], targets: &'r [u32]) -> PredictingRows<'r> {
         let (hidden, first) = (decoder.config().hidden_size, positions[0] - self.from);
         PredictingRows { rows: &self.rows[first * hidden..(first + targets.len()) * hidden], positions, targets }
     }
 }
 
-/// Tokens whose logits are there at a time. On a CPU few enough that the allocator keeps their memory from block to block, since pages that are
-/// new to the process are slow to be written to first.
+/// The number of tokens whose logits are computed at a time. On a CPU, few enough that the allocator keeps their memory from block to
+/// block, because the first write to new pages is slow.
 fn scored_at_once(decoder: &Decoder) -> usize {
-    /// Bytes of logits; the system's allocator gives back to the system at once what has 32 MB or more.
+    /// The most bytes of logits. The system's allocator returns blocks of 32 MB or more to the system at once.
     const BYTES: usize = 16 << 20;
     const MOST: usize = 64;
-    /// A block of a kernel for each.
+    /// One block of a kernel handles one token.
     const ON_A_GPU: usize = 128;
     match decoder.gpu() {
         Some(_) => ON_A_GPU,

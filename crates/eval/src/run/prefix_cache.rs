@@ -1,30 +1,31 @@
-//! A cache of read prefixes by their tokens. It knows nothing of models: what is cached for a prefix is the caller's.
+//! A cache of prefixes that were read, by their tokens. It knows nothing about models: the caller chooses what is cached.
 
-/// Values of token lists, the least recently inserted of which makes room for a new one.
+/// A cache of values by token list. The least recently inserted value makes room for a new one.
 ///
-/// A match is taken out of the cache: a prefix that is continued changes, and one that a run leaves half done must not be
-/// found again. The order of calls for an example is [`take_longest_match`](Self::take_longest_match),
-/// [`make_room`](Self::make_room) before new memory is taken, and [`insert`](Self::insert) once the prefix is complete.
+/// A match is taken out of the cache, because a prefix that is continued changes, and one that a run leaves incomplete
+/// must not be found again. The calls for an example, in order: [`take_longest_match`](Self::take_longest_match),
+/// [`make_room`](Self::make_room) before new memory is allocated, and [`insert`](Self::insert) once the prefix is
+/// complete.
 #[derive(Debug)]
 pub struct PrefixCache<V> {
     capacity: usize,
-    /// The least recently inserted first.
+    /// The entries, the least recently inserted first.
     entries: Vec<(Vec<u32>, V)>,
 }
 
-/// A cached prefix that begins like the tokens asked for.
+/// A cached prefix that has its first tokens in common with a query.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PrefixMatch<V> {
-    /// Number of tokens that both begin with.
+    /// The number of first tokens in common.
     pub common: usize,
-    /// Number of tokens of the cached prefix, at least `common`.
+    /// The number of tokens of the cached prefix, at least `common`.
     pub tokens: usize,
-    /// What was cached for all of its tokens.
+    /// The value that was cached for all of its tokens.
     pub value: V,
 }
 
 impl<V> PrefixCache<V> {
-    /// An empty cache of at most `capacity` prefixes.
+    /// Makes an empty cache for at most `capacity` prefixes.
     ///
     /// # Panics
     /// If `capacity` is 0.
@@ -33,26 +34,25 @@ impl<V> PrefixCache<V> {
         Self { capacity, entries: Vec::new() }
     }
 
-    /// Number of prefixes in the cache.
+    /// The number of cached prefixes.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no prefix in the cache.
+    /// Whether no prefix is cached.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Caches the value of a prefix, and gives it back for use. If the cache is full, the least recently inserted prefix
-    /// is released.
+    /// Caches the value of a prefix and returns it. If the cache is full, drops the least recently inserted prefix.
     pub fn insert(&mut self, tokens: Vec<u32>, value: V) -> &mut V {
         self.make_room();
         self.entries.push((tokens, value));
         &mut self.entries.last_mut().expect("it was just inserted").1
     }
 
-    /// Takes out the prefix that has the most first tokens in common with `tokens`, of those that `is_usable`; of equals
-    /// the most recently inserted. `None` if the best has fewer than `at_least` tokens in common.
+    /// Takes out the prefix that has the most first tokens in common with `tokens`, among those that `is_usable`; of
+    /// equals, the most recently inserted. `None` if even that has fewer than `at_least` tokens in common.
     pub fn take_longest_match(
         &mut self,
         tokens: &[u32],
@@ -68,20 +68,20 @@ impl<V> PrefixCache<V> {
         Some(PrefixMatch { common, tokens: cached.len(), value })
     }
 
-    /// Releases the least recently inserted prefixes until there is room for one more: before the memory of a new one is
-    /// taken.
+    /// Drops the least recently inserted prefixes until there is room for one more. Call it before the memory of a new
+    /// one is allocated.
     pub fn make_room(&mut self) {
         let over = (self.entries.len() + 1).saturating_sub(self.capacity);
         self.entries.drain(..over);
     }
 
-    /// Releases all prefixes.
+    /// Drops all prefixes.
     pub fn release(&mut self) {
         self.entries.clear();
     }
 }
 
-/// Number of tokens that both lists begin with.
+/// The number of first tokens that both lists have in common.
 fn common_beginning(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a cache does, written down without regard to speed.
+    /// A cache as it is specified, without regard to speed.
     #[derive(Default)]
     struct Naive(Vec<(Vec<u32>, usize)>);
 
@@ -100,7 +100,7 @@ mod tests {
             (0..=a.len().min(b.len())).rev().find(|n| a[..*n] == b[..*n]).unwrap()
         }
 
-        /// Tokens in common, tokens of the cached prefix, and its value.
+        /// The number of tokens in common, the number of tokens of the cached prefix, and its value.
         fn take(&mut self, tokens: &[u32], at_least: usize) -> Option<(usize, usize, usize)> {
             let mut best: Option<(usize, usize)> = None;
             for at in 0..self.0.len() {

@@ -1,8 +1,8 @@
-//! Reading the prefix that methods share, as far as it was not read for an example before.
+//! Reads the prefix that methods share, except for the part that was read for an earlier example.
 //!
-//! What was read is kept in a `PrefixCache`. If the next prefix begins with the same tokens, they are not read again; if it
-//! is the same prefix, its indexes are kept as well. Keys and values of a token depend on no later token, and the arithmetic
-//! of a row on no other row, so records are the same bits either way.
+//! Prefixes that were read are kept in a `PrefixCache`. If the next prefix begins with the same tokens, these are not read
+//! again; if it is the same prefix, its indexes are kept too. A token's keys and values depend on no later token, and the
+//! arithmetic of a row on no other row, so records have the same bits either way.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,37 +18,37 @@ use spattn_attention::{Configured, IndexCache, PromptNeed, PromptStats, RecentQu
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::EngineError;
 
-/// A prefix that was read, with the indexes built over it; sequences are forked from it.
+/// A prefix that was read, with the indexes built over it, from which sequences are forked.
 pub struct ReadPrefix {
-    /// Tokens of the prompt that it begins, which may decide the angles of RoPE.
+    /// The number of tokens of its prompt, which may decide the angles of RoPE.
     prompt_tokens: usize,
-    /// Logits `[vocab_size]` of the prefix's last token; empty if the prefix is.
+    /// The logits `[vocab_size]` of the prefix's last token; empty if the prefix is empty.
     pub(super) logits: Vec<f32>,
     pub(super) indexes: IndexCache,
     times: PrefillTimeline,
 }
 
-/// How long reading a prefix took.
+/// The time of reading a prefix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PrefillTime {
-    /// Time of reading all of it, whenever its tokens were read.
+    /// The time of reading all of it, whenever its tokens were read.
     pub whole: Duration,
-    /// How much of that was spent for an example before.
+    /// The part of `whole` that was spent for earlier examples.
     pub reused: Duration,
-    /// Tokens that were not read again.
+    /// The number of tokens that were not read again.
     pub reused_tokens: usize,
 }
 
-/// Fewer tokens in common than this are read again: the first words of a chat template are no shared context.
+/// The least number of common tokens for which a prefix is reused: the first words of a chat template are no shared context.
 pub(super) const LEAST_SHARED: usize = 64;
 const _: () = assert!(LEAST_SHARED > RecentQueries::COUNT);
 
-/// Prefill time by number of tokens, ascending in both.
+/// The prefill time of the first tokens, as pairs of a number of tokens and a time; both ascend.
 #[derive(Debug, Clone, Default)]
 struct PrefillTimeline(Vec<(usize, Duration)>);
 
 impl PrefillTimeline {
-    /// Time of the first `tokens` tokens, interpolated between known points.
+    /// The time of the first `tokens` tokens, interpolated between known points.
     fn of(&self, tokens: usize) -> Duration {
         let mut before = (0, Duration::ZERO);
         for &(at, time) in &self.0 {
@@ -73,37 +73,37 @@ impl PrefillTimeline {
     }
 }
 
-/// Reads the prefix of an example, densely or by the mask of one method.
+/// Reads the prefix of an example, densely or by the prefill mask of one method.
 pub(super) struct PrefixReader<'a> {
     /// The model.
     pub decoder: &'a Decoder,
     /// The example whose prefix is read.
     pub example: &'a ExampleRequest<'a>,
-    /// Tokens of the answer at most; with the prompt's, they bound the positions.
+    /// The most tokens of an answer. With those of the prompt, they bound the positions.
     pub longest_answer: usize,
-    /// Tokens of the answer that are known to be fed, mean over the answers.
+    /// The number of tokens of an answer that are certain to be fed, as a mean over the answers.
     pub known_tokens: usize,
-    /// The method by whose mask it is read; `None` for a dense prefix.
+    /// The method by whose prefill mask the prefix is read; `None` for a dense prefix.
     pub mask: Option<&'a Configured>,
-    /// The flag that ends the reading, with an error that means nothing else.
+    /// When raised, ends the reading with an error, which the caller ignores.
     pub stop: &'a AtomicBool,
 }
 
-/// The beginning of a prefix that was read before.
+/// The beginning of a prefix that is known from an earlier example.
 struct KnownBeginning {
-    /// Keys and values, of more tokens perhaps.
+    /// Its keys and values, perhaps with those of further tokens.
     prefix: Prefix,
-    /// How many of its tokens, from the first on, are also those of the new prefix.
+    /// The number of first tokens that are also those of the new prefix.
     tokens: usize,
     times: PrefillTimeline,
     stats: PromptStats,
 }
 
 impl PrefixReader<'_> {
-    /// Reads the prefix. A dense one continues what `prefixes` has, which is then taken out; it is not inserted again.
+    /// Reads the prefix. A dense one continues the best match, which is taken out of `prefixes`. The result is not inserted.
     ///
     /// # Errors
-    /// [`EngineError`]; of a dense prefix, it says that no method is at fault.
+    /// [`EngineError`]; for a dense prefix, the error says that no method is at fault.
     pub(super) fn read(&self, prefixes: &mut PrefixCache<ReadPrefix>) -> Result<(ReadPrefix, PrefillTime)> {
         if self.mask.is_some() {
             return Ok(self.prepared(self.read_from(&self.needs(), None)?));
@@ -117,12 +117,12 @@ impl PrefixReader<'_> {
         Ok(self.prepared(read))
     }
 
-    /// What the methods need to know of the prompt.
+    /// What the methods need to know about the prompt.
     fn needs(&self) -> BTreeSet<PromptNeed> {
         self.example.methods.iter().flat_map(|m| m.method.prompt_needs()).collect()
     }
 
-    /// The prefix as the sequences of this example see it.
+    /// Prepares a prefix for the sequences of this example.
     fn prepared(&self, (read, time): (ReadPrefix, PrefillTime)) -> (ReadPrefix, PrefillTime) {
         let prompt_tokens = self.example.prompt.len();
         let mut indexes = read.indexes.with_prompt(prompt_tokens).with_given(self.known_tokens);
@@ -133,12 +133,12 @@ impl PrefixReader<'_> {
         (ReadPrefix { prompt_tokens, indexes, ..read }, time)
     }
 
-    /// Tokens in context at most.
+    /// The most tokens in context.
     fn longest(&self) -> usize {
         self.example.prompt.len() + self.longest_answer
     }
 
-    /// Reads a dense prefix, as far as `known` does not have it.
+    /// Reads the part of a dense prefix that `known` lacks.
     fn read_dense(&self, known: Option<PrefixMatch<ReadPrefix>>) -> Result<(ReadPrefix, PrefillTime), EngineError> {
         let (needs, prefix_tokens) = (self.needs(), self.example.prefix_tokens);
         let Some(PrefixMatch { common, tokens, value: known }) = known else { return self.read_from(&needs, None) };
@@ -147,19 +147,19 @@ impl PrefixReader<'_> {
             let whole = known.times.total();
             return Ok((known, PrefillTime { whole, reused: whole, reused_tokens: common }));
         }
-        // The last queries are always seen.
+        // The last tokens are always read again, because their queries are needed.
         let kept = common.min(prefix_tokens - RecentQueries::COUNT);
         let times = known.times.up_to(kept);
         let Some((prefix, stats)) = known.indexes.into_prefix() else { return self.read_from(&needs, None) };
         let stats = match needs.is_empty() {
             true => Some(PromptStats::new(&needs, self.decoder.prompt_shape(prefix_tokens))),
-            // Statistics of a prefix are over all of it, and known of its beginning where all of that is the new one's.
+            // Statistics cover a whole prefix. They can be continued only if all of it is the beginning of the new one.
             false => stats.filter(|_| common == tokens).and_then(|stats| stats.continued(&needs, prefix_tokens)),
         };
         self.read_from(&needs, stats.map(|stats| KnownBeginning { prefix, tokens: kept, times, stats }))
     }
 
-    /// Reads the prefix, or what is not known of it.
+    /// Reads the prefix, except for its known beginning.
     fn read_from(
         &self,
         needs: &BTreeSet<PromptNeed>,
@@ -177,7 +177,7 @@ impl PrefixReader<'_> {
         let mut queries = RecentQueries::of_prefix(tokens.len());
         let (reused, gathered_before) = (times.total(), stats.total_time());
         let start = Instant::now();
-        // Gathering statistics is part of building the indexes that need them, not of reading.
+        // Gathering statistics counts as building the indexes that need them, not as reading.
         let spent = |stats: &PromptStats| {
             let gathering = stats.total_time() - gathered_before;
             reused + start.elapsed().saturating_sub(gathering)
@@ -210,7 +210,7 @@ impl PrefixReader<'_> {
         Ok((ReadPrefix { prompt_tokens, logits: prefill.logits, indexes, times }, time))
     }
 
-    /// How the prefix is read by a mask.
+    /// How the prefix is read by the method's prefill mask; `None` if it is read densely.
     fn sparse_prefill(&self) -> Option<SparsePrefill<'_>> {
         let sparse = SparsePrefill::new(self.mask?, self.decoder.layer_specs(), self.example.index_seed)?;
         Some(sparse.with_rotation(self.decoder.rotation(self.example.prompt.len(), self.longest())))

@@ -1,5 +1,5 @@
-//! Examples ready to be run: those whose records are missing, made once for all protocols, in the order in which they share
-//! most of their prefixes.
+//! Prepares the examples whose records are missing. Each is made once for all protocols, and they are ordered so that
+//! neighbours share most of their prefixes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,37 +15,37 @@ use crate::plan::manifest::{identity, without_content};
 use crate::plan::planner::{Planner, RunPlan, TaskLength};
 use spattn_attention::Configured;
 
-/// An example under a variant, with the methods whose records are missing.
+/// An example under a variant (seed and protocol), with the methods whose records are missing.
 struct PendingExample {
     index: usize,
     variant: Variant,
     methods: Vec<Configured>,
 }
 
-/// An example that is ready to be run.
+/// An example that is ready to run.
 #[derive(Clone)]
 pub(super) struct PreparedExample {
     pub place: TaskLength,
-    /// Index of the example in its task.
+    /// The index of the example in its task.
     pub index: usize,
     pub variant: Variant,
-    /// Methods whose records are missing.
+    /// The methods whose records are missing.
     pub methods: Vec<Configured>,
     pub input: Rc<ExampleInput>,
-    /// Tokens of the prompt, from the first on, that are the dense prefix.
+    /// The number of prompt tokens that are the prefix; they come first.
     pub prefix_tokens: usize,
-    /// Lengths in tokens of the prefixes that are run next and continue this one, each the one before.
+    /// The lengths in tokens of prefixes that run next, each of which continues the one before, starting with this one.
     pub longer: Vec<usize>,
 }
 
 impl PreparedExample {
-    /// Tokens of the prefix.
+    /// The tokens of the prefix.
     pub(super) fn prefix(&self) -> &[u32] {
         &self.input.prompt()[..self.prefix_tokens]
     }
 }
 
-/// Notes at each example which longer prefixes the next ones have, in the order in which they are run.
+/// Fills `longer` of each example from the examples after it, which are in the order of the run.
 fn link_nested_prefixes(items: &mut [PreparedExample]) {
     for at in (1..items.len()).rev() {
         let (before, next) = (&items[at - 1], &items[at]);
@@ -58,7 +58,7 @@ fn link_nested_prefixes(items: &mut [PreparedExample]) {
 }
 
 impl Planner<'_> {
-    /// Number of records of a context's examples that are missing, where `has` says whether there is one of a key.
+    /// The number of missing records of a context's examples. `has` tells whether a record with a key exists.
     pub(super) fn missing_records(
         &self,
         plan: &RunPlan,
@@ -69,7 +69,7 @@ impl Planner<'_> {
         self.pending_examples(plan, place, context, has).iter().map(|pending| pending.methods.len()).sum()
     }
 
-    /// The examples of a context under all variants, with the methods whose records are missing.
+    /// The examples of a context under all variants, each with the methods whose records are missing.
     fn pending_examples(
         &self,
         plan: &RunPlan,
@@ -84,7 +84,7 @@ impl Planner<'_> {
             for &index in context {
                 let task = self.tasks[place.task].name();
                 let key = |identity: &str, m: &Configured| record_key(identity, task, place.length, index, m);
-                // Folders of older versions have records whose keys were made without a model's configuration.
+                // Old versions made the keys of records without the model's configuration.
                 let is_there = |m: &Configured| has(&key(&identity, m)) || has(&key(&before, m));
                 let is_missing = |m: &&Configured| plan.has(place, variant, m) && !is_there(m);
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
@@ -98,11 +98,11 @@ impl Planner<'_> {
 }
 
 impl Runner<'_> {
-    /// Prepares the examples of a context whose records are missing, each made once for all protocols, and puts those that
-    /// begin alike next to each other. An example that cannot be made takes what is left of its seed with it.
+    /// Prepares the examples of a context whose records are missing. Each is made once for all protocols, and those that
+    /// begin alike become neighbours. If an example cannot be made, the rest of its cell under its seed is left out.
     ///
     /// # Errors
-    /// What `watch` returns of an example that cannot be made.
+    /// The errors of `watch` about an example that cannot be made.
     pub(super) fn prepare(
         &self,
         plan: &mut RunPlan,
@@ -134,7 +134,7 @@ impl Runner<'_> {
         Ok(items)
     }
 
-    /// Makes an example; if it cannot be made, leaves what is left of its cell under its seed out.
+    /// Makes an example. If it cannot be made, leaves the rest of its cell under its seed out of the plan.
     fn make_or_skip(
         &self,
         place: TaskLength,

@@ -1,4 +1,4 @@
-//! The key of a record: what it is known by in the store.
+//! The key of a record in the store.
 
 use spattn_attention::{Configured, FIRST_REVISION};
 use spattn_model::checksum::sha256_hex;

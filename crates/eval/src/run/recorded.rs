@@ -1,5 +1,5 @@
-//! Checks on resume that stored records answered the present questions. Rows, data, metrics, limits and chat templates may
-//! have changed under the same names, and records of two questions must not enter one mean.
+//! On resume, checks that stored records answer the present questions. Rows, data, metrics, limits and chat templates may have changed
+//! under the same names, and records of different questions must not enter one mean.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,12 +19,12 @@ use spattn_base::error::UsageError;
 
 const HINT: &str = "put back what was changed, or use --overwrite or another --out folder";
 
-/// An example, by its task's index, its length, seed and sample.
+/// The place of an example: index of its task, length, seed and sample.
 type Place = (usize, usize, u64, usize);
 
 impl Planner<'_> {
     /// Checks that a folder's records belong to the examples that this matrix would make. Generated tasks are skipped if this program made
-    /// them from the same data; all other recorded examples are made again. `manifest` is the stored one.
+    /// them from the same data; all other recorded examples are made again and compared. `manifest` is the stored one.
     ///
     /// # Errors
     /// A [`UsageError`] that names the first record that differs, and the difference.
@@ -33,7 +33,7 @@ impl Planner<'_> {
         let is_same_program = programs(manifest).all(|recorded| program.is(recorded));
         let changed = |task: usize| {
             let task = &self.tasks[task];
-            // Examples from files are made quickly.
+            // Examples from files are quick to make, so they are always compared.
             !task.is_sized() || !is_same_program || manifest[INPUTS][task.name()] != *task.inputs()
         };
         let to_compare: Vec<bool> = (0..self.tasks.len()).map(changed).collect();
@@ -49,7 +49,7 @@ impl Planner<'_> {
         first.map_or(Ok(()), Err)
     }
 
-    /// Compares the records of an example with the example.
+    /// Compares the records of an example with the example as it is made now.
     fn compared(&self, dir: &Path, (task, length, seed, sample): Place, records: &[&Record]) -> Result<()> {
         let name = self.tasks[task].name();
         let of = self.tasks[task].as_ref();
@@ -67,8 +67,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Leaves out records of other forms of a method than this program has, and notes it: they stay in their file, where a
-    /// report keeps them apart, and their examples are run again.
+    /// Leaves out records of another revision of a method than this program has, and notes it. The records stay in their file, where
+    /// reports keep them apart, and their examples run again.
     pub fn leave_out_other_forms(&self, loaded: &mut LoadedRecords) {
         let form_of = |r: &Record| {
             let is_it = |m: &&Configured| m.name == *r.method && m.params == *r.params;
@@ -85,12 +85,12 @@ impl Planner<'_> {
     }
 }
 
-/// A record's method as a user would write it.
+/// The method of a record as a user would write it.
 fn label(r: &Record) -> String {
     if r.params.is_empty() { r.method.to_string() } else { format!("{}:{}", r.method, r.params) }
 }
 
-/// The programs that wrote to a folder.
+/// The programs that wrote to a folder, from its manifest.
 fn programs(manifest: &Value) -> impl Iterator<Item = &Value> {
     let resumed = manifest["resumed"].as_array().into_iter().flatten();
     std::iter::once(manifest).chain(resumed).map(|manifest| &manifest["program"])

@@ -1,4 +1,4 @@
-//! What a record says of its example, and what becomes of the sums of a passage.
+//! Tests of what a record says about its example, and of passages' sums.
 
 use std::collections::BTreeMap;
 

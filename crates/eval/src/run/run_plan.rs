@@ -1,6 +1,6 @@
-//! The loop over a plan: every example that is not in the store yet is run and recorded.
+//! The loop over a plan: runs and records every example that is not in the store yet.
 //!
-//! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what they
+//! Examples of a context, and the protocols of an example, run in the lexical order of their prefixes. What prefixes
 //! have in common is then read once, whatever the order in which they were asked for.
 
 use std::cell::RefCell;
@@ -24,22 +24,22 @@ use crate::records::store::Store;
 pub enum RunEnd {
     /// Everything is recorded, or known to have failed.
     Complete,
-    /// It was told to stop; what is recorded stays.
+    /// The run was told to stop. What is recorded stays.
     Interrupted,
 }
 
-/// The part of a plan that has no records yet.
+/// The part of a plan whose records are missing.
 #[derive(Debug, Clone)]
 pub struct RemainingWork {
-    /// The contexts of which anything is missing.
+    /// The plan, with only those contexts that lack records.
     pub plan: RunPlan,
-    /// Number of records to be made.
+    /// The number of missing records.
     pub records: usize,
 }
 
-/// What comes of a context, in order.
+/// An event of running a context. Events are reported in order.
 pub(super) enum ContextEvent {
-    /// A part of its cell cannot be run.
+    /// A part of the context's cell cannot be run.
     Failed(SkippedWork),
     /// Something failed, but its records could be made in another way.
     Mended(SkippedWork),
@@ -49,16 +49,16 @@ pub(super) enum ContextEvent {
     Done(Vec<Record>, Option<KeptPrompt>),
 }
 
-/// What was read of an example, to be kept beside its records.
+/// The prompt of an example as the model read it, to be kept beside its records.
 pub(super) struct KeptPrompt {
     file: String,
     text: String,
 }
 
-/// Takes what comes of a context; an error ends the run.
+/// Receives the events of a context; an error ends the run.
 pub(super) type Tell<'t> = dyn FnMut(ContextEvent) -> Result<()> + 't;
 
-/// Tells of failures where they come up.
+/// Passes failures on as events.
 struct Failures<'a, 't>(&'a mut Tell<'t>);
 
 impl RunObserver for Failures<'_, '_> {
@@ -69,22 +69,22 @@ impl RunObserver for Failures<'_, '_> {
     }
 
     fn mended(&mut self, failure: SkippedWork) {
-        // Only failures end a run.
+        // An error is ignored, because only failures may end a run.
         let _ = (self.0)(ContextEvent::Mended(failure));
     }
 }
 
-/// What a run has come to: records go to the store, all else to the observer.
+/// The progress of a run. Writes records to the store, and reports to the observer.
 pub(super) struct Ledger<'r> {
     runner: &'r Runner<'r>,
     store: &'r mut Store,
     watch: &'r mut dyn RunObserver,
-    /// Examples under all variants, done, found and in all; of the cell that is run, those that are left.
+    /// Examples, counted once per variant: done, found and in all; `left` are those that are left in the current cell.
     done: usize,
     found: usize,
     total: usize,
     left: usize,
-    /// As [`RunProgress`] has it.
+    /// The work of [`RunProgress`].
     work_done: u64,
     work_found: u64,
     work: u64,
@@ -113,19 +113,19 @@ impl<'r> Ledger<'r> {
         self.store
     }
 
-    /// Begins with the examples of a cell.
+    /// Begins a cell: counts its examples.
     pub(super) fn begin(&mut self, cell: &PlanCell) {
         self.left = self.runner.examples_under_variants(cell);
     }
 
-    /// Takes what comes of a context of a cell.
+    /// Handles an event of a context of the cell `place`.
     pub(super) fn take(&mut self, place: TaskLength, event: ContextEvent) -> Result<()> {
         match event {
             ContextEvent::Failed(failure) => return self.watch.failed(failure),
             ContextEvent::Mended(failure) => self.watch.mended(failure),
             ContextEvent::Without => self.tell(place, &[]),
             ContextEvent::Done(records, prompt) => {
-                // First, so that no record is there without its prompt.
+                // The prompt is stored first, so that no record exists without its prompt.
                 if let Some(KeptPrompt { file, text }) = prompt {
                     prompts::keep(self.store.dir(), &file, &text)?;
                 }
@@ -161,12 +161,12 @@ impl<'r> Ledger<'r> {
 }
 
 impl Runner<'_> {
-    /// Runs what is missing from `store`, telling `watch` after each example, until all is done or `stop` is raised.
-    /// Tells how it ended, and where the time went. Where several devices have a copy of the model, they run contexts
-    /// side by side; records and what `watch` is told are in the same order.
+    /// Runs what is missing from `store` until all is done or `stop` is raised, and tells `watch` after each example.
+    /// Returns how it ended, and where the time went. If several devices have a copy of the model, they run contexts
+    /// side by side; the order of records and of what `watch` is told stays the same.
     ///
     /// # Errors
-    /// If a record cannot be written, or with what `watch` makes of a failure; earlier records stay.
+    /// If a record cannot be written, or `watch` returns an error for a failure; earlier records stay.
     pub fn run(
         &self,
         mut plan: RunPlan,
@@ -207,7 +207,7 @@ impl Runner<'_> {
         Ok((RunEnd::Complete, runner.spent()))
     }
 
-    /// Runs the examples of a context whose keys are not known to `has`, and tells what comes of it.
+    /// Runs the examples of a context whose records `has` does not know, and reports events to `tell`.
     pub(super) fn run_context(
         &self,
         place: TaskLength,
@@ -234,12 +234,12 @@ impl Runner<'_> {
         Ok(RunEnd::Complete)
     }
 
-    /// Examples of a cell, each counted under every variant.
+    /// The number of examples of a cell, each counted once per variant.
     fn examples_under_variants(&self, cell: &PlanCell) -> usize {
         cell.examples().saturating_mul(self.config.variants().len())
     }
 
-    /// What was read of an example, where prompts are to be kept.
+    /// The prompt of an example as the model read it; `None` if prompts are not kept.
     fn prompt_to_keep(&self, item: &PreparedExample, records: &[Record]) -> Result<Option<KeptPrompt>> {
         let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(None) };
         let file = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
@@ -248,7 +248,7 @@ impl Runner<'_> {
 }
 
 impl Planner<'_> {
-    /// The part of a plan that has no records among `known`.
+    /// The part of a plan whose records are not among `known`.
     pub fn remaining(&self, plan: &RunPlan, known: &[Record]) -> RemainingWork {
         let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();
         let recorded = known.iter().map(|record| record.sample + 1).max().unwrap_or(0);

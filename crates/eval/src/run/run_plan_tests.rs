@@ -1,4 +1,4 @@
-//! The loop over a plan: progress, resuming, stopping, and examples that cannot be run.
+//! Tests of the loop over a plan: progress, resuming, stopping, and examples that cannot be run.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -24,11 +24,11 @@ use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{Example, PromptCounter, PromptRules, Task};
 
-/// What `progress` was told: examples and work done and in all, the length, whether its cell ends, and new records.
+/// What the observer was told after each example.
 #[derive(Default)]
 struct Steps(Vec<Told>);
 
-/// Examples done and of all; work done, found and of all; length; whether a cell ends; records.
+/// Examples done and in all; work done, found and in all; length; whether its cell ends; new records.
 type Told = ([usize; 2], [u64; 3], usize, bool, usize);
 
 impl RunObserver for Steps {
@@ -54,13 +54,13 @@ fn progress_counts_examples_and_work_and_what_is_recorded_is_not_run_again() {
             runner.run(plan, &mut store, &AtomicBool::new(false), &mut steps).unwrap();
             (left, steps.0, load_records(dir.path()).unwrap().records)
         };
-        // Reading n tokens takes so many multiplications: by all weights, and of every query with half of the keys in the mean.
+        // Multiplications of reading n tokens: each token by all weights, and each query by half of the keys on average.
         let (c, decoder) = (runner.model.decoder.config(), &runner.model.decoder);
         let weights = decoder.weight_numbers();
         let work = |n: usize| (((weights + c.layers * c.heads * c.head_dim * (n / 2)) * n) as f64 / 1e6).ceil() as u64;
         let (long, short) = (work(512), work(400));
         let all = 2 * (long + short);
-        // What is recorded was found, and what is not was worked.
+        // Without new records, all work counts as found; otherwise none does.
         let expected = |records: usize| {
             let found = |work: u64| if records == 0 { work } else { 0 };
             [

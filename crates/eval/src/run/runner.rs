@@ -1,7 +1,7 @@
-//! The matrix runner: a plan's model with its weights, and what its tasks' examples are made of.
+//! The runner of a matrix: a plan's model with its weights, and its tasks.
 //!
-//! What it does is in the files above: `prepared_example` makes examples, `attempt` runs one and handles what fails,
-//! `records_of_example` makes its records, `run_plan` is the loop over all.
+//! Its work is in the files above: `prepared_example` makes examples, `attempt` runs one and handles failures,
+//! `records_of_example` makes records, and `run_plan` loops over all.
 
 use std::ops::Deref;
 
@@ -30,12 +30,12 @@ impl<'a> Deref for Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Work of an example of a cell.
+    /// The work of an example of this length.
     pub(super) fn work(&self, length: usize) -> u64 {
         prefill_work(&self.model.dimensions, length)
     }
 
-    /// A cell as it is named to the user, with the seed if there are several.
+    /// A cell's name for users, with the seed if there are several.
     pub(super) fn name_with_seed(&self, place: TaskLength, seed: u64) -> String {
         let seed = if self.config.seeds.len() > 1 { format!(", seed {seed}") } else { String::new() };
         self.name_of(place) + &seed
@@ -43,7 +43,7 @@ impl Runner<'_> {
 }
 
 impl Planner<'_> {
-    /// What errors of an example begin with.
+    /// The name of an example, with which its errors begin.
     pub(super) fn example_name(&self, place: TaskLength, index: usize) -> String {
         let task = &self.tasks[place.task];
         match task.is_sized() {
@@ -52,7 +52,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What an example is made of.
+    /// Makes the input of an example, and checks that it fits the model.
     pub(crate) fn material(&self, place: TaskLength, index: usize, seed: u64) -> Result<ExampleInput> {
         let task = &self.tasks[place.task];
         let make = || self.make_example(task.as_ref(), place.length, index, seed);

@@ -1,35 +1,35 @@
-//! Choosing the next token of an answer by its logits: the likeliest one, or one that is drawn.
+//! Chooses the next token of an answer by its logits: the likeliest one, or a random one.
 
 use spattn_attention::mix_seed;
 use spattn_kernels::topk::argmax;
 
 /// How tokens are drawn.
 ///
-/// A draw depends on the seed, the repeat, the place in the answer and the logits, and on nothing else: neither on the method, nor on
-/// what is generated beside it. Every token gets a number of its own for each draw (Gumbel noise), and the token with the greatest sum of
-/// `logit / temperature` and noise is drawn. That draws from the softmax, and where two methods have nearly equal logits, they
-/// mostly draw the same token, so that their answers differ by method rather than by chance.
+/// A draw depends only on the seed, the repeat, the index in the answer and the logits: not on the method, nor on what else is generated.
+/// For each draw, every token gets its own random number (Gumbel noise), and the token with the greatest sum of `logit / temperature` and
+/// noise is chosen. This samples from the softmax. Two methods with nearly equal logits mostly draw the same token, so that their answers
+/// differ by method rather than by chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0 takes the likeliest token.
+    /// The divisor of logits; 0 takes the likeliest token.
     pub temperature: f64,
-    /// Share of the probability that the likeliest tokens have together, among which one is drawn; at most 1.
+    /// The share of the probability that the likeliest tokens, among which one is drawn, have together; at most 1.
     pub top_p: f64,
-    /// Seed of the example.
+    /// The seed of the example.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// The likeliest token, each time.
+    /// Always takes the likeliest token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 
-    /// Whether it takes the likeliest token, each time.
+    /// Whether it always takes the likeliest token.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// The token at a place of the answer (from 0) of a repeat (from 0), by logits `[vocab_size]`. Tokens whose logit is minus infinity
-    /// are never drawn.
+    /// Chooses the token at index `place` (from 0) of an answer's repeat (from 0), by logits `[vocab_size]`. Tokens whose logit is minus
+    /// infinity are never chosen.
     pub fn choose(&self, logits: &[f32], repeat: usize, place: usize) -> u32 {
         if self.is_greedy() {
             return argmax(logits) as u32;
@@ -37,7 +37,7 @@ impl Sampling {
         let scaled: Vec<f64> = logits.iter().map(|logit| f64::from(*logit) / self.temperature).collect();
         let seed = mix_seed(mix_seed(self.seed, repeat as u64), place as u64);
         let drawn = self.nucleus(&scaled).into_iter().map(|token| (scaled[token] + gumbel(seed, token), token));
-        // Of equal sums the first token is taken.
+        // Of equal sums, the first token is taken.
         let best = drawn.fold(None, |best: Option<(f64, usize)>, next| match best {
             Some(best) if best.0 >= next.0 => Some(best),
             _ => Some(next),
@@ -45,8 +45,8 @@ impl Sampling {
         best.map_or(0, |(_, token)| token as u32)
     }
 
-    /// The tokens that may be drawn: the likeliest ones, up to the first with which they have [`top_p`](Self::top_p) of the probability.
-    /// Among equally likely ones, those with smaller ids come first.
+    /// The tokens that may be drawn: the likeliest ones, up to the one with which their probability reaches [`top_p`](Self::top_p). Of
+    /// equally likely tokens, those with smaller ids come first.
     fn nucleus(&self, scaled: &[f64]) -> Vec<usize> {
         let mut tokens: Vec<usize> = (0..scaled.len()).filter(|token| scaled[*token] > f64::NEG_INFINITY).collect();
         if self.top_p >= 1.0 {
@@ -68,10 +68,10 @@ impl Sampling {
     }
 }
 
-/// A number from the standard Gumbel distribution, which is fixed for a seed and a token.
+/// A number from the standard Gumbel distribution, determined by seed and token.
 fn gumbel(seed: u64, token: usize) -> f64 {
     const STEPS: f64 = (1_u64 << 53) as f64;
-    // In the middle of one of 2^53 steps, so neither 0 nor 1.
+    // The middle of one of 2^53 intervals, and so neither 0 nor 1.
     let uniform = ((mix_seed(seed, token as u64) >> 11) as f64 + 0.5) / STEPS;
     -(-uniform.ln()).ln()
 }
@@ -88,10 +88,10 @@ mod tests {
         counts
     }
 
-    /// Of all draws, as many as the softmax says, by the chi-squared statistic of the tokens in `kept`.
+    /// Checks with a chi-squared test that tokens in `kept` are drawn as often as the softmax says, and no others.
     fn follows_softmax(sampling: Sampling, kept: &[usize]) {
         const DRAWS: usize = 40_000;
-        // Beyond it the statistic is once in 100,000 for three degrees of freedom, and rarer for fewer.
+        // The statistic exceeds this once in 100,000 times with three degrees of freedom, and less often with fewer.
         const MOST: f64 = 25.9;
         let found = counts(sampling, DRAWS);
         let weight = |token: usize| (f64::from(LOGITS[token]) / sampling.temperature).exp();

@@ -1,8 +1,7 @@
-//! Scoring text that is given: every token is fed through the model, and the logits before it say how likely it was.
+//! Scores given text: every token is fed through the model, and the logits before it give its likelihood.
 //!
-//! What is scored is what decoding would see: each token is attended by its method, one after the other, over the keys and
-//! values that the method itself has kept. Only the products with the weights are shared by several tokens at a time, which
-//! changes no bit.
+//! The scores are those that decoding would give: each token attends under its method, one after the other, over the keys and values that
+//! the method has kept. Only products with the weights are computed for several tokens at a time, which changes no bit.
 
 use super::decoding_policy::{DecodingPolicy, Feed};
 use crate::records::fidelity::four_digits;
@@ -10,14 +9,14 @@ use spattn_model::engine::READ_AT_ONCE;
 use spattn_model::token_scores::{Compared, TokenScore};
 use spattn_tasks::likelihood::Continuation;
 
-/// Tokens of all sequences that a step takes at most, about: enough that weights are read seldom, and no more than a prompt that is decoded
-/// takes with ten methods.
+/// About the most tokens of all sequences in a step: enough that weights are read seldom, and no more than the step of a decoded prompt
+/// with ten methods.
 const MOST_ROWS: usize = 1024;
 
-/// Feeding and scoring continuations of a prompt.
+/// Feeds and scores continuations of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct GivenText<'a> {
-    /// What is scored, each after the prompt.
+    /// The texts to score, each after the prompt.
     pub texts: &'a [TextToScore<'a>],
     /// Whether to compare each distribution with that of `full`.
     pub compare: bool,
@@ -40,7 +39,7 @@ impl<'a> TextToScore<'a> {
 }
 
 impl<'a> From<&'a [u32]> for TextToScore<'a> {
-    /// All of it is scored.
+    /// A continuation that is scored as a whole.
     fn from(tokens: &'a [u32]) -> Self {
         Self { tokens, given: 0 }
     }
@@ -52,21 +51,21 @@ impl<'a> From<&'a Continuation> for TextToScore<'a> {
     }
 }
 
-/// What a method made of a continuation.
+/// A method's results on a continuation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sums {
-    /// Negative log-likelihood of its tokens, in nats.
+    /// The negative log-likelihood of its tokens, in nats.
     pub nll: f64,
-    /// Tokens at which the most probable token is also that of `full`; 0 without a comparison.
+    /// The number of tokens at which the most probable token is the same as under `full`; 0 without a comparison.
     pub same_top: usize,
-    /// Sum over tokens of `KL(full ‖ method)`, in nats.
+    /// The sum over tokens of `KL(full ‖ method)`, in nats.
     pub kl_sum: f64,
-    /// The divergence at every token, to four digits; empty without a comparison.
+    /// The divergence at every token, with four significant digits; empty without a comparison.
     pub kl: Vec<f64>,
 }
 
 impl Sums {
-    /// Takes in what was made of one token, in the order of the text.
+    /// Adds the score of one token. Tokens come in the order of the text.
     pub(super) fn take(&mut self, token: &TokenScore) {
         self.nll += token.nll;
         let Some(Compared { kl, same_top }) = token.compared else { return };

@@ -1,4 +1,4 @@
-//! Scoring given text, decoded token by token and in one pass.
+//! Tests of scoring given text, decoded token by token and in one pass.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// A prompt that is scored under `methods`, whose prefix has `prefix_tokens` tokens.
+/// A prompt to be scored under `methods`, with a prefix of `prefix_tokens` tokens.
 fn example<'a>(prompt: &'a [u32], prefix_tokens: usize, methods: &'a [Configured]) -> ExampleRequest<'a> {
     let (index_seed, step_seed) = (1, 1);
     ExampleRequest { prompt, prefix_tokens, longer: &[], methods, index_seed, step_seed, fidelity: false, solo: false }
@@ -38,7 +38,7 @@ fn run(model: &Model, example: ExampleRequest<'_>, texts: &[TextToScore<'_>], co
     ExampleRunner::new(&model.decoder, &NEVER).run(example, &GivenText { texts, compare }).unwrap().unwrap()
 }
 
-/// Negative log-likelihood of `ids` after those before `from`, of one dense pass.
+/// The negative log-likelihood of `ids` from index `from` on, by one dense pass.
 fn in_one_pass(model: &Model, ids: &[u32], from: usize) -> f64 {
     let (_, rows) = model.decoder.prefill_rows(&ids[..ids.len() - 1], from - 1, None).unwrap();
     let logits = model.decoder.logits(&rows, |row| row).unwrap();
@@ -50,7 +50,7 @@ fn in_one_pass(model: &Model, ids: &[u32], from: usize) -> f64 {
 fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
     let (model, ids) = model();
     let prompt = 150;
-    // More than one step's tokens, and none that goes on from the other.
+    // Texts of more than one step, of which none continues the other.
     let texts =
         [TextToScore { tokens: &ids[prompt..], given: 0 }, TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 }];
     let methods = methods(&["topk:k=4", "full"]);
@@ -72,7 +72,7 @@ fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
             let listed: f64 = topk.answers[at].kl.iter().sum();
             assert!((listed - topk.answers[at].kl_sum).abs() < 1e-3 * listed && listed > 0.0);
         }
-        // Each continuation is fed what is left of the prompt and all of its tokens but the last.
+        // Each sequence is fed the rest of the prompt and all tokens of its text but the last.
         let left = prompt - prefix_tokens;
         assert_eq!((full.costs.steps, topk.costs.steps), (2 * left + scored[0] + 9 - 2, full.costs.steps));
         assert_eq!((full.costs.density, full.costs.streams), (1.0, 4));
@@ -92,13 +92,13 @@ fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
 fn a_prefix_that_the_budget_covers_is_attended_whole() {
     let (model, ids) = model();
     let methods = methods(&["topk:k=4", "full"]);
-    // What is left of the longer prompt is read in two steps.
+    // The rest of the longer prompt is read in two steps.
     for prompt in [60, 150] {
         let texts = [TextToScore { tokens: &ids[prompt..prompt + 9], given: 4 }];
         let request = example(&ids[..prompt], 7, &methods);
         let outcome = run(&model, request, &texts, true);
         let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
-        // Picks are summed up behind the rest, and rounding differs.
+        // Selected tokens are added up after the static ones, so that rounding differs.
         assert_eq!((topk.costs.density, topk.answers[0].kl.len()), (1.0, 5));
         assert!(topk.answers[0].kl_sum < 1e-2, "{}", topk.answers[0].kl_sum);
         let near = |nll: f64, other: f64| (nll - other).abs() < 1e-2 * other;
@@ -163,7 +163,7 @@ fn methods_that_are_scored_in_groups_get_what_they_get_together() {
     assert_eq!(together.len(), 4);
     let different: Vec<f64> = together.iter().map(|(answers, _)| answers[0].nll).collect();
     assert!(different.windows(2).all(|pair| pair[0] != pair[1]), "{different:?}");
-    // Each method alone, and groups of some.
+    // Each method alone, and groups of several.
     let rows = size_of::<f32>() * model.decoder.config().hidden_size * (ids.len() - 90);
     for most_waiting in [0, 2 * rows] {
         assert_eq!(scored(most_waiting), together, "{most_waiting} bytes");
@@ -173,7 +173,7 @@ fn methods_that_are_scored_in_groups_get_what_they_get_together() {
 #[test]
 fn each_continuation_is_compared_with_full_on_its_own_text() {
     let (model, ids) = model();
-    // Neither is the beginning of the other.
+    // Neither text is the beginning of the other.
     let texts = [TextToScore::from(&ids[150..180]), TextToScore { tokens: &ids[60..85], given: 3 }];
     let methods = methods(&["topk:k=4", "streaming_llm:window=8"]);
     let request = example(&ids[..60], 50, &methods);

@@ -5,17 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, anyhow};
 
-/// Added to the error if a shared prompt could not be read: no method is at fault, and reading it again for another method would fail
-/// again.
+/// Added to the error if a shared prompt could not be read: no method is at fault, and reading it again for another method would fail too.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the prefill failed")]
 struct Unread;
 
-/// Runs a shared reading. `is_of_none` says that no method's code runs in it, so that even a panic is no method's fault. Prompt statistics,
-/// for example, are gathered for certain methods.
+/// Runs a reading that methods share. `is_of_none` says that it runs no method's code, so that even a panic is no method's fault. Gathering
+/// prompt statistics, in contrast, is done for certain methods.
 ///
 /// # Errors
-/// Those of `read`, which [`is_of_no_method`] recognises.
+/// The errors of `read`, which [`is_of_no_method`] recognises.
 pub(crate) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> Result<T> {
     if !is_of_none {
         return read().context(Unread);
@@ -25,12 +24,12 @@ pub(crate) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> R
     read.unwrap_or_else(|panic| Err(fault(&*panic))).context(Unread)
 }
 
-/// Whether an error is about a shared prompt, and no method is at fault.
+/// Whether an error is about a shared prompt, so that no method is at fault.
 pub(crate) fn is_of_no_method(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Unread>().is_some()
 }
 
-/// The error for a panic.
+/// Converts a panic into an error.
 pub(crate) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
     anyhow!("internal error (panic): {}", said(panic))
 }

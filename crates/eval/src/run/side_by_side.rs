@@ -1,8 +1,8 @@
-//! Contexts that several devices run side by side, each with a copy of the model.
+//! Runs contexts side by side on several devices, each with a copy of the model.
 //!
-//! A worker is a thread with one of the copies; workers take contexts in the order of the plan. The records of a context are written after those of
-//! all contexts before it, so that the store and the observer see the same as if contexts had been run in turn. A failure leaves methods out of the rest of
-//! their cell: a context that was begun without knowing that is run again.
+//! A worker is a thread with one of the copies. Workers take contexts in the order of the plan. The records of a context are written after
+//! those of all contexts before it, so that the store and the observer see the same as if contexts ran in turn. A failure leaves methods
+//! out of the rest of their cell; a context that was begun before that was known is run again.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,21 +21,21 @@ use crate::plan::planner::{PlanCell, RunPlan, TaskLength};
 use spattn_base::error::UsageError;
 use spattn_model::decoder::Decoder;
 
-/// A context of a cell.
+/// A context of a cell, to be run by a worker.
 pub(super) struct Job {
-    /// Index of the cell.
+    /// The index of the cell.
     pub(super) cell: usize,
     pub(super) place: TaskLength,
-    /// Indices of the examples on the context; one at least.
+    /// The indices of the examples on the context; at least one.
     pub(super) context: Vec<usize>,
 }
 
-/// What a worker has made of a job.
+/// The result of a job.
 struct Finished {
     events: Vec<ContextEvent>,
-    /// Parts of the job's place that were left out when it was begun.
+    /// How much of the job's place had been left out of the plan when it was begun.
     left_out: usize,
-    /// The plan as it was then, less what the job leaves out.
+    /// The plan at that time, without what the job left out.
     plan: RunPlan,
     end: Result<RunEnd>,
 }
@@ -78,7 +78,7 @@ impl Runner<'_> {
         })
     }
 
-    /// The error for a job that will not be answered.
+    /// The error for a job that will never be answered.
     pub(super) fn lost(&self, LostJob { job, worker }: LostJob, jobs: &[Job]) -> anyhow::Error {
         let Job { place, context, .. } = &jobs[job];
         let what = self.example_name(*place, context[0]);
@@ -92,28 +92,28 @@ impl Runner<'_> {
     }
 }
 
-/// A copy of the model, and what it takes its work from.
+/// A worker: a copy of the model, and where it takes its jobs from.
 struct Worker<'a> {
     runner: &'a Runner<'a>,
-    /// From 0 on, in the order of the copies.
+    /// The index of the copy, from 0.
     number: usize,
     jobs: &'a [Job],
     queue: &'a JobQueue,
-    /// Keys of records that are there.
+    /// The keys of the records that exist already.
     known: &'a HashSet<String>,
     halt: &'a AtomicBool,
 }
 
 impl Worker<'_> {
-    /// Runs jobs until there are none.
+    /// Runs jobs until the queue is closed.
     fn run(&self, decoder: &Decoder, tell: &Sender<Answer<Finished>>) -> PhaseTimes {
         let mut runner = ExampleRunner::new(decoder, self.halt);
         while let Some((job, plan)) = self.queue.take(self.number) {
             let number = job.number;
-            // The panic is the run's, which then goes on with nothing.
+            // A panic is passed on to the thread of the run, and ends this worker.
             let finished = catch_unwind(AssertUnwindSafe(|| self.finish(number, plan, &mut runner)));
             let is_over = finished.is_err();
-            // Nobody listens any more once the run has ended.
+            // After the run has ended, nobody receives answers.
             if !job.answer(tell, finished) || is_over {
                 break;
             }
@@ -137,7 +137,7 @@ impl Worker<'_> {
     }
 }
 
-/// Tells of what workers have finished, in the order of the jobs.
+/// Reports what workers have finished, in the order of the jobs.
 struct Telling<'a> {
     runner: &'a Runner<'a>,
     cells: &'a [PlanCell],
@@ -170,16 +170,16 @@ impl Telling<'_> {
         Ok(RunEnd::Complete)
     }
 
-    /// Whether a job was begun before something was left out that it may have run.
+    /// Whether something that a job may have run was left out of the plan after the job was begun.
     fn is_outdated(&self, finished: &Finished, job: &Job) -> bool {
         finished.left_out != self.queue.state().plan.left_out_at(job.place)
     }
 
-    /// Tells of a job; how it ended.
+    /// Reports a finished job. Returns how it ended.
     fn tell(&self, finished: Finished, job: &Job, ledger: &mut Ledger<'_>) -> Result<RunEnd> {
         for mut event in finished.events {
             if let ContextEvent::Done(records, _) = &mut event {
-                // A cell that is asked for twice has the records of the first.
+                // If a cell is asked for twice, its second turn makes the same records again.
                 records.retain(|record| !ledger.store().contains(&record.key));
             }
             ledger.take(job.place, event)?;
@@ -188,7 +188,7 @@ impl Telling<'_> {
         finished.end
     }
 
-    /// Tells of a job behind an interrupted one that is finished nevertheless: its records are kept.
+    /// Reports a finished job that follows an interrupted one, unless it is outdated, so that its records are kept.
     fn tell_if_current(&self, finished: Finished, job: &Job, ledger: &mut Ledger<'_>) -> Result<()> {
         match self.is_outdated(&finished, job) {
             true => Ok(()),
@@ -197,7 +197,7 @@ impl Telling<'_> {
     }
 }
 
-/// Begins with cells of which all but the last have no contexts.
+/// Begins cells, of which all but the last have no contexts.
 fn begin_cells(ledger: &mut Ledger<'_>, cells: &[PlanCell]) {
     cells.iter().for_each(|cell| ledger.begin(cell));
 }

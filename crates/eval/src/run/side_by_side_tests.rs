@@ -1,4 +1,4 @@
-//! Copies of a model that run side by side: what is recorded and told is what one copy records and tells.
+//! Tests of copies of a model that run side by side: they record and report the same as one copy.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_tasks::{Example, PromptCounter, Task, TaskOptions, resolve};
 
-/// The built-in model, and so many copies of its decoder in all.
+/// The built-in model with `count` copies of its decoder in all.
 fn copies(count: usize) -> Model {
     let load = || Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
     let mut model = load();
@@ -37,11 +37,11 @@ fn copies(count: usize) -> Model {
     model
 }
 
-/// What a run told, in order.
+/// What a run reported, in order.
 #[derive(Default)]
 struct Told {
     lines: Vec<String>,
-    /// Raised after so many examples.
+    /// The number of examples after which `stop` is raised.
     stop_after: Option<usize>,
     stop: Arc<AtomicBool>,
     ends_at_failure: bool,
@@ -67,14 +67,15 @@ impl RunObserver for Told {
     }
 }
 
-/// A record without times, and without what was read of its prompt before.
+/// A record without times, and without how much of its prompt was read before.
 fn untimed(mut record: Value) -> Value {
     let fields = record.as_object_mut().unwrap();
     fields.retain(|name, _| !name.ends_with("_s") && !["reused_tokens", "solo", "conditions"].contains(&name.as_str()));
     record
 }
 
-/// Runs with some of `methods` changed on so many copies: how it ended, what was told, and the records.
+/// Runs a config on `count` copies, after `change` has edited it and its tasks. Returns how the run
+/// ended, and the records.
 fn run(
     text: &str,
     count: usize,
@@ -99,7 +100,7 @@ fn run(
     (ended, records.iter().map(|record| untimed(serde_json::to_value(record).unwrap())).collect())
 }
 
-/// A test's work, which fails where it waits for an answer that never comes.
+/// Runs a test's work, and fails if it waits too long for an answer.
 fn in_time(work: impl FnOnce() + Send + 'static) {
     within(Duration::from_secs(300), work);
 }
@@ -124,7 +125,7 @@ fn copies_record_and_tell_what_one_does() {
     })
 }
 
-/// A method that fails whenever it selects.
+/// A method that fails in every selection.
 struct Faulty;
 
 impl Method for Faulty {
@@ -225,7 +226,7 @@ fn a_run_that_is_stopped_and_gone_on_with_has_all_records_once() {
         assert_eq!(ended.unwrap(), RunEnd::Complete);
         let texts = |records: &[Value]| records.iter().map(Value::to_string).collect::<BTreeSet<String>>();
         assert_eq!((texts(&all), all.len()), (texts(&expected), expected.len()));
-        // One that is told to stop before it begins records nothing.
+        // A run that is told to stop before it begins records nothing.
         let (dir, told) = (tempfile::tempdir().unwrap(), &mut Told::default());
         told.stop.store(true, Ordering::Relaxed);
         let (ended, records) = run(TEXT, 3, told, unchanged, dir.path());

@@ -1,7 +1,7 @@
-//! The step time of a method that runs alone on the machine: the latency that a deployment would see.
+//! Measures the step time of a method that runs alone on the machine: the latency that a deployment would see.
 //!
 //! After an example, its methods repeat some of their steps, each on a new fork of the existing prefix and indexes, one token at a time,
-//! with all threads. They take turns, so that changes of the machine affect all of them alike. The first turn, which fills caches, does not
+//! with all threads. They take turns, so that changes of the machine affect all of them alike. The first turn fills caches and does not
 //! count. Predictions, scores and costs are not affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ pub const STEPS: usize = 16;
 /// The number of turns that count.
 pub const REPEATS: usize = 5;
 
-/// The tokens of a feed that are read first, and those whose steps are timed: the first tokens of the answer, and as many
-/// before them as it takes to have enough.
+/// Splits a feed into the tokens that are read first and those whose steps are timed: the first tokens of the answer, preceded by as many
+/// others as are needed to have enough.
 fn split(feed: &Feed) -> (&[u32], &[u32]) {
     let tokens = feed.tokens();
     let first = feed.prompt_tokens().min(tokens.len().saturating_sub(STEPS));
@@ -29,8 +29,8 @@ fn split(feed: &Feed) -> (&[u32], &[u32]) {
     (before, &timed[..timed.len().min(STEPS)])
 }
 
-/// Times the steps of each method alone, on a sequence of its own that is fed the same tokens again; nothing for a method
-/// that took none. `runs` are the methods, with what was solved for them. `None` if `stop` was raised.
+/// Times the steps of each method alone, on a new sequence that is fed the same tokens again; `None` for a method that took no step. `runs`
+/// are the methods with their solved parameters. Returns `None` if `stop` was raised.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -46,7 +46,7 @@ pub(crate) fn time(
         false => {
             let (method, feed) = runs[i];
             let mut sequence = indexes.fork(method, false)?;
-            // Among the threads, so that none has to be woken for every product.
+            // Inside the thread pool, so that no thread has to be woken up for every product.
             rayon::scope(|_| step_ms(decoder, &mut sequence, feed, prompt_tokens))
         }
     })?;
@@ -57,7 +57,7 @@ pub(crate) fn time(
     Ok((!stop.load(Ordering::Relaxed)).then(|| runs.iter().zip(times).map(solo).collect()))
 }
 
-/// The results of `take` for each of `count`, in turns: one turn that does not count, and then `repeats` turns.
+/// The results of `take` for each of `count` indices, in turns: one turn that does not count, then `repeats` turns that do.
 fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> Result<T, E>) -> Result<Vec<Vec<T>>, E> {
     let mut taken: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for turn in 0..=repeats {
@@ -71,7 +71,7 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
     Ok(taken)
 }
 
-/// The median of the milliseconds of single-token steps; `None` without steps.
+/// The median time of one-token steps in milliseconds; `None` if there are no steps.
 fn step_ms(
     decoder: &Decoder,
     sequence: &mut Sequence,

@@ -1,11 +1,11 @@
-//! The wall-clock time of the phases of examples.
+//! The wall time of examples, by phase.
 
 use std::time::{Duration, Instant};
 
-/// Wall time of the phases of examples, all threads together.
+/// The wall time of examples, by phase. Copies of the model that run side by side add up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
-    /// Dense prefill of prefixes, with the prompt statistics that are gathered during it.
+    /// Prefill of prefixes, with the prompt statistics gathered in it.
     pub prefill: Duration,
     /// Solving budgets and building indexes.
     pub index: Duration,
@@ -31,7 +31,7 @@ impl std::ops::AddAssign for PhaseTimes {
     }
 }
 
-/// Measures phases that follow one another.
+/// Measures phases that follow each other.
 pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -39,7 +39,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// Time since the last call, or the start.
+    /// The time since the last call, or since the start.
     pub fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now)

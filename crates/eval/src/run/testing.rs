@@ -1,4 +1,4 @@
-//! What the tests of the runner share: an observer that notes what it is told, tasks of one example, and runs of them.
+//! Shared by tests of the runner: an observer that notes what it is told, tasks of one example, and runs of them.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::AtomicBool;
@@ -26,15 +26,15 @@ use spattn_tasks::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, T
 use spattn_tasks::metrics::Metric;
 use spattn_tasks::{Cut, Example, PromptCounter, PromptRules, Task, TaskOptions, resolve};
 
-/// What `work` gives on a thread of its own, whose panic goes on here.
+/// Runs `work` on another thread and returns its result. Resumes its panic.
 ///
 /// # Panics
-/// After a minute, where work that waits for something would wait without end.
+/// If `work` takes more than a minute, because it may be waiting without end.
 pub(super) fn within_a_minute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     within(Duration::from_secs(60), work)
 }
 
-/// As [`within_a_minute`], for work that may take longer.
+/// [`within_a_minute`] for work that may take longer.
 pub(super) fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = channel();
     let thread = thread::spawn(move || tell.send(work()));
@@ -71,7 +71,7 @@ impl RunObserver for Seen {
     }
 }
 
-/// A task of one example, with a value of its own in every field.
+/// A task of one example, with a distinct value in every field.
 pub(super) enum Given {
     Question,
     Passage(Scoring),
@@ -86,7 +86,7 @@ impl Given {
             context: "The red door opens with 4711. The green door opens with 1147. ".into(),
             question: "What opens the red door?".into(),
             answer_prefix: String::new(),
-            // An empty text is in every prediction: a score between 0 and 1 whatever the model says.
+            // An empty text is in every prediction, so that the score is between 0 and 1 whatever the model says.
             references: vec![String::new(), "not to be found".into()],
             all_classes: vec!["a class".into()],
             metric: Metric::StringMatchAll,
@@ -157,7 +157,7 @@ impl LikelihoodTask for Given {
     }
 }
 
-/// The record of `full`, the tokens of the example's prompt, and how many of them are before what is asked.
+/// Runs a task. Returns the record of `full`, the prompt's tokens, and how many of them come before the question.
 pub(super) fn run_one(task: impl FnOnce(&RunConfig) -> Box<dyn Task>) -> (Record, Vec<u32>, usize) {
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = ['topk:k=16']";
     let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();

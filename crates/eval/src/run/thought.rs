@@ -3,39 +3,39 @@
 use spattn_base::error::UsageError;
 use spattn_model::tokenizer::Tokenizer;
 
-/// What a thought begins with, in the generated text or at the end of the prompt.
+/// The text with which a thought begins, in the generated text or at the end of the prompt.
 const BEGIN: &str = "<think>";
-/// What ends it.
+/// The text that ends a thought.
 const END: &str = "</think>";
 
-/// Where thoughts end in the texts of a model that thinks.
+/// Finds where thoughts end in the answers of a model that thinks.
 #[derive(Debug, Clone, Copy)]
 pub struct Thoughts<'a> {
     tokenizer: &'a Tokenizer,
     /// The token that ends a thought, if the vocabulary has one.
     end: Option<u32>,
-    /// Whether the prompt has begun the thought.
+    /// Whether the prompt has already begun the thought.
     is_open: bool,
 }
 
 /// A generated text, split into thought and answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Said {
-    /// The thought, with what marks its ends; empty without one.
+    /// The thought, including its begin and end marks; empty if there is none.
     pub thought: String,
-    /// What follows it; empty while the thought goes on.
+    /// The text after the thought; empty while the thought is not ended.
     pub answer: String,
-    /// Whether the thought was not ended.
+    /// Whether the thought has not ended.
     pub is_thinking: bool,
 }
 
 impl<'a> Thoughts<'a> {
-    /// Those of answers to a prompt.
+    /// Makes it for the answers to a prompt.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &str) -> Self {
         Self { tokenizer, end: tokenizer.id_of(END), is_open: is_opened_by(prompt) }
     }
 
-    /// Splits generated tokens behind the last end of a thought.
+    /// Splits generated tokens after the last end of a thought.
     ///
     /// # Errors
     /// If the tokenizer cannot decode them.
@@ -46,12 +46,12 @@ impl<'a> Thoughts<'a> {
             let (thought, answer) = (self.tokenizer.spell(thought)?, self.tokenizer.decode(answer)?);
             return Ok(Said { thought, answer: answer.trim_start().to_owned(), is_thinking: false });
         }
-        // The beginning may be a special token, which a decoded text lacks.
+        // The begin mark may be a special token, which decoded text lacks.
         let is_open = self.is_open || self.tokenizer.spell(tokens)?.trim_start().starts_with(BEGIN);
         Ok(split(&self.tokenizer.decode(tokens)?, is_open))
     }
 
-    /// Whether the last thought of generated tokens goes on. It says so without decoding, where the vocabulary lets it.
+    /// Whether the last thought of generated tokens has not ended. Decodes nothing if they have the end token.
     pub(super) fn is_thinking(&self, tokens: &[u32]) -> bool {
         match self.end {
             Some(end) if tokens.contains(&end) => false,
@@ -60,7 +60,7 @@ impl<'a> Thoughts<'a> {
     }
 }
 
-/// Whether a prompt leaves a thought open: some templates write the beginning themselves.
+/// Whether a prompt leaves a thought open, because some templates write the begin mark themselves.
 fn is_opened_by(prompt: &str) -> bool {
     prompt.rfind(BEGIN).is_some_and(|begin| !prompt[begin..].contains(END))
 }

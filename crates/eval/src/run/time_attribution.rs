@@ -1,8 +1,8 @@
-//! Divides the time of joint steps among the single methods.
+//! Divides the time of joint steps among methods.
 //!
 //! Methods take steps in one batch, and groups of them run in parallel on several threads, so no wall time belongs to a single method. Each
-//! method gets the time of its own work, by kind, and a part of the weights' time, which all methods need. These parts are then scaled so
-//! that they add up to the time that passed.
+//! method gets the time of its own work, by kind, and a share of the time of products with the weights, which all methods need. These parts
+//! are then scaled so that they add up to the time that passed.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,23 @@ use crate::records::timing::StepTime;
 use spattn_attention::{AttentionTime, Sequence};
 use spattn_base::clock::Section;
 
-/// The clock that measures steps.
+/// The clock by which steps are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// The wall's: one group of sequences has all threads. Sequences that attend at the same time share the time that it takes.
+    /// Wall time: one group of sequences has all threads. Sequences that attend at the same time share the time that this takes.
     Wall,
-    /// The processor's clock: groups step in parallel, each on its own thread, and may have to wait for one.
+    /// Processor time of a thread: groups step in parallel, each on its own thread, and may have to wait for one.
     Processor,
 }
 
 impl Clock {
-    /// Of sequences that step in groups of so many.
+    /// The clock for this many sequences, in groups of `together`.
     pub fn of_groups(sequences: usize, together: usize) -> Self {
         if sequences > together { Self::Processor } else { Self::Wall }
     }
 }
 
-/// A piece of work on one thread, by a clock.
+/// A piece of work on one thread, measured by a clock.
 pub(crate) struct Piece {
     clock: Clock,
     start: Instant,
@@ -38,7 +38,7 @@ impl Piece {
         Self { clock, start: Instant::now(), section: Section::begin() }
     }
 
-    /// Its time; by the processor's clock without attention, which is measured separately.
+    /// The time of the piece. By processor time, this excludes attention, which is measured separately.
     pub fn end(self) -> Duration {
         let worked = self.section.end();
         match self.clock {
@@ -48,20 +48,20 @@ impl Piece {
     }
 }
 
-/// A step of some sequences that is being measured.
+/// Measures a step of some sequences.
 pub(crate) struct StepTimer {
     piece: Piece,
-    /// What attention had taken each sequence before.
+    /// The attention time of each sequence before the step.
     before: Vec<AttentionTime>,
 }
 
 impl StepTimer {
-    /// Begins, before these sequences take it.
+    /// Starts before these sequences take the step.
     pub fn begin<'f>(clock: Clock, sequences: impl Iterator<Item = &'f Sequence>) -> Self {
         Self { before: sequences.map(Sequence::attention_time).collect(), piece: Piece::begin(clock) }
     }
 
-    /// What each sequence took, which read so many rows.
+    /// The time of each sequence in the step, in which it read `rows` rows.
     pub fn end<'f>(self, sequences: impl Iterator<Item = &'f Sequence>, rows: &[usize]) -> Vec<StepTime> {
         let (clock, whole) = (self.piece.clock, self.piece.end());
         let attention: Vec<AttentionTime> =
@@ -70,7 +70,7 @@ impl StepTimer {
     }
 }
 
-/// What each sequence took of a step that took `whole`, which read so many rows: its attention, and a part of the rest by rows.
+/// Divides the time `whole` of a step: each sequence gets its own attention, and a share of the rest by its rows.
 fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<StepTime> {
     let rest = match clock {
         Clock::Wall => whole.saturating_sub(attention.iter().map(|time| time.elapsed).sum()),
@@ -104,8 +104,8 @@ pub(crate) fn share_out<'p>(sequences: impl IntoIterator<Item = &'p mut StepTime
     }
 }
 
-/// Shares the weights of all sequences anew by the rows that each read: what sequences read by themselves that others read together
-/// is no more work for the method.
+/// Divides the time of products with the weights over all sequences anew, by the rows that each read. A sequence that reads rows alone,
+/// which others read together, must not make its method look slower.
 pub(crate) fn pool_weights(sequences: &mut [(&mut StepTime, usize)]) {
     let weights: f64 = sequences.iter().map(|(parts, _)| parts.weights).sum();
     let rows = sequences.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
@@ -135,7 +135,7 @@ mod tests {
         let found = parts(Clock::Wall, MS(50), &attention, &[1, 2]);
         assert_eq!(in_ms(&found), [[3.0, 9.0, 10.0, 0.0], [2.0, 4.0, 20.0, 2.0]]);
         assert!((found.iter().map(StepTime::all).sum::<f64>() - 0.05).abs() < 1e-12);
-        // Without attention, or without rows.
+        // A step without attention and without rows.
         assert_eq!(in_ms(&parts(Clock::Wall, MS(5), &[time(0, 0, 0, 0)], &[0])), [[0.0; 4]]);
     }
 

@@ -1,4 +1,4 @@
-//! Cells: the records of one row of the summary, one for each sample, grouped and sorted.
+//! Cells: the records of one summary row, one for each sample, grouped and sorted.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,14 +18,14 @@ use spattn_tasks::likelihood::Measure;
 pub struct SummaryCell<'a> {
     /// The records, sorted by seed and sample; never empty.
     pub records: Vec<&'a Record>,
-    /// The number of further records that repeat a sample, and are left out.
+    /// The number of further records that repeat a sample. They are left out.
     pub repeated: usize,
-    /// The context of each record, computed when first needed.
+    /// The context of each record, computed on first use.
     contexts: OnceLock<Vec<Context>>,
 }
 
 impl PartialEq for SummaryCell<'_> {
-    /// Whether anybody asked for the contexts is no difference.
+    /// Ignores whether contexts have been computed.
     fn eq(&self, other: &Self) -> bool {
         (&self.records, self.repeated) == (&other.records, other.repeated)
     }
@@ -36,7 +36,7 @@ impl<'a> SummaryCell<'a> {
         Self { records, repeated, contexts: OnceLock::new() }
     }
 
-    /// Any record of the cell, for the fields that all share.
+    /// The first record, for fields that all records of the cell share.
     pub fn head(&self) -> &'a Record {
         self.records[0]
     }
@@ -46,7 +46,7 @@ impl<'a> SummaryCell<'a> {
         self.records.iter().map(|r| r.seed).collect()
     }
 
-    /// The part of the cell with one seed; `None` if there is none.
+    /// The part of the cell with one seed; `None` if it has no records of the seed.
     pub fn of_seed(&self, seed: u64) -> Option<Self> {
         let records: Vec<&Record> = self.records.iter().copied().filter(|r| r.seed == seed).collect();
         (!records.is_empty()).then(|| Self::of(records, 0))
@@ -55,7 +55,7 @@ impl<'a> SummaryCell<'a> {
     /// The context of each record.
     ///
     /// The depths of a sample share a context, and so do the questions of a row. Examples from a file are the same under every seed, so
-    /// that seeds do not distinguish contexts.
+    /// seeds do not distinguish their contexts.
     pub fn contexts(&self) -> &[Context] {
         self.contexts.get_or_init(|| {
             let of_seed = !self.repeats_under_seeds();
@@ -65,7 +65,7 @@ impl<'a> SummaryCell<'a> {
         })
     }
 
-    /// Whether several seeds have the same questions.
+    /// Whether the records of several seeds have the same questions.
     fn repeats_under_seeds(&self) -> bool {
         let seed = self.head().seed;
         if self.records.iter().all(|r| r.seed == seed) {
@@ -83,9 +83,9 @@ impl<'a> SummaryCell<'a> {
         several
     }
 
-    /// The number of examples of a sample, from their depths, for records without a context. 1 if depths do not repeat in order.
+    /// The number of examples of a sample, derived from depths, for records without a context; 1 if depths do not repeat in order.
     fn depths_of_sample(&self) -> usize {
-        // Percentages are not negative, so their bits have the same order.
+        // Percentages are not negative, so their bits have the same order as their values.
         let depths: BTreeSet<Option<u64>> = self.records.iter().map(|r| r.depth.map(f64::to_bits)).collect();
         let count = depths.len().max(1);
         let mut of_turn = BTreeMap::new();
@@ -93,32 +93,32 @@ impl<'a> SummaryCell<'a> {
         if depths.contains(&None) || !self.records.iter().all(in_turns) { 1 } else { count }
     }
 
-    /// A number of every record, with its context.
+    /// A number of each record, with the record's context.
     pub fn sample(&self, of: impl Fn(&Record) -> f64) -> Sample {
         Sample::new(self.contexts().iter().zip(self.records.iter().map(|r| of(r))))
     }
 
-    /// The difference of a number to another cell's, on the examples that both have.
+    /// The differences of a number to that of another cell, on the examples that both cells have.
     pub fn differences(&self, other: &SummaryCell, of: impl Fn(&Record) -> f64) -> Sample {
         Sample::new(self.pairs(other).into_iter().map(|(context, ours, theirs)| (context, of(ours) - of(theirs))))
     }
 
-    /// The records of the examples that both have.
+    /// The pairs of records of examples that both cells have, each with its context.
     pub fn pairs<'b>(&self, other: &SummaryCell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
         let mut theirs = other.records.iter().copied().peekable();
         let mut pairs = Vec::with_capacity(self.records.len().min(other.records.len()));
         for (context, ours) in self.contexts().iter().zip(&self.records) {
-            // Both are in the order of examples.
+            // Both cells are in the order of examples.
             while theirs.next_if(|theirs| example(theirs) < example(ours)).is_some() {}
             let same = theirs.next_if(|theirs| example(theirs) == example(ours));
-            // For the same model, only equal questions count, because equal names do not ensure that.
+            // With the same model, only records of equal questions are paired. Equal names do not ensure that.
             let same = same.filter(|theirs| ours.model != theirs.model || ours.asks_as(theirs));
             pairs.extend(same.map(|theirs| (*context, *ours, theirs)));
         }
         pairs
     }
 
-    /// What the scores are.
+    /// What kind of numbers the scores are.
     pub fn measure(&self) -> Measure {
         self.head().measure
     }
@@ -131,7 +131,7 @@ impl<'a> SummaryCell<'a> {
         }
     }
 
-    /// The sums of the records with likelihoods.
+    /// The likelihoods of the records that have them.
     pub(crate) fn likelihoods(&self) -> Vec<&'a Likelihood> {
         self.records.iter().filter_map(|r| r.likelihood.as_deref()).collect()
     }
@@ -141,13 +141,13 @@ impl<'a> SummaryCell<'a> {
         cells.iter().find(|other| other.head().is_reference() && place(other.head()) == place(self.head()))
     }
 
-    /// Mean of a number over the records.
+    /// The mean of a number over the records.
     pub fn mean(&self, of: impl Fn(&Record) -> f64) -> f64 {
         spattn_stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
     }
 }
 
-/// The key of a context: the seed, if each seed has other contexts, and the context's first example.
+/// A context: its seed, unless seeds share contexts, and the index of its first example.
 pub type Context = (Option<u64>, usize);
 
 /// A number that is larger for better results and can be averaged: the score, or the mean log-likelihood of a token.
@@ -159,7 +159,7 @@ pub fn merit(r: &Record) -> f64 {
     }
 }
 
-/// The fields that comparable rows share.
+/// The fields that rows must share to be compared.
 pub fn place(r: &Record) -> (&str, &str, &str, usize) {
     (&r.model, &r.protocol, &r.task, r.length)
 }
@@ -169,7 +169,7 @@ fn example(r: &Record) -> (u64, usize) {
     (r.seed, r.sample)
 }
 
-/// The records by row, in the order of the summary.
+/// Groups records by row, in the order of the summary.
 pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<SummaryCell<'a>> {
     let row = |r: &'a Record| (place(r), r.method.as_str(), r.params.as_str());
     let mut groups: HashMap<_, Vec<&Record>> = HashMap::new();
@@ -182,9 +182,9 @@ pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Summa
     cells
 }
 
-/// Sorts by example and keeps one record of each.
+/// Sorts records by example and keeps one of each example.
 fn cell(mut records: Vec<&Record>) -> SummaryCell<'_> {
-    // Equal keys with different contents are no run's work; comparing all of it keeps the choice defined.
+    // No run makes records with equal keys but different contents. Comparing all content keeps the choice deterministic.
     let content = |r: &Record| serde_json::to_string(r).unwrap_or_default();
     records.sort_by(|a, b| match example(a).cmp(&example(b)) {
         Ordering::Equal => a.key.cmp(&b.key).then_with(|| content(a).cmp(&content(b))),
@@ -196,12 +196,12 @@ fn cell(mut records: Vec<&Record>) -> SummaryCell<'_> {
     SummaryCell::of(records, repeated)
 }
 
-/// The exponential of the total nats over the total units of some sums.
+/// The exponential of total nats over total units.
 pub(crate) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
     ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
 }
 
-/// The cells of each model, protocol, task and length.
+/// Groups cells by model, protocol, task and length.
 pub(super) fn by_place<'b, 'a>(cells: &'b [SummaryCell<'a>]) -> Vec<&'b [SummaryCell<'a>]> {
     cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect()
 }

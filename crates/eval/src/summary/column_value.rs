@@ -1,4 +1,4 @@
-//! What a column of the summary holds: the kinds of values, and the units that they are in.
+//! What a column of the summary holds: kinds of values, and their units.
 
 use crate::records::timing::Latency;
 use spattn_tasks::likelihood::Measure;
@@ -10,12 +10,12 @@ pub enum ColumnValue<'r> {
     Text(&'r str),
     /// A whole number.
     Count(usize),
-    /// A measured number; `None` where there is none.
+    /// A measured number; `None` if there is none.
     Number(Option<f64>),
 }
 
 impl ColumnValue<'_> {
-    /// The value as a number; `None` for text, and where there is no finite number.
+    /// The value as a number; `None` for text, and if there is no finite number.
     pub fn number(self) -> Option<f64> {
         match self {
             Self::Text(_) => None,
@@ -78,19 +78,19 @@ impl AsColumnValue for Option<Latency> {
 pub enum ColumnUnit {
     /// Names and other text.
     Text,
-    /// Number of things.
+    /// A number of things.
     Count,
-    /// Percent, or points of percent; where `measure` is `perplexity`, the perplexity.
+    /// Percent or percentage points; a perplexity if `measure` is `perplexity`.
     Percent,
-    /// Exponential of a mean negative log-likelihood.
+    /// The exponential of a mean negative log-likelihood.
     Perplexity,
     /// A number without a unit: a share of 1, or a ratio.
     Ratio,
-    /// A ratio to dense attention, which tables and the page show in percent and files as it is.
+    /// A ratio to dense attention. Tables and the page show it in percent, files as it is.
     Share,
     /// Nats.
     Nats,
-    /// Bits, where few digits do not tell values apart.
+    /// Bits, with more decimals because values differ little.
     FineBits,
     /// Bits.
     Bits,
@@ -105,7 +105,7 @@ pub enum ColumnUnit {
 }
 
 impl ColumnUnit {
-    /// Decimals of a number of this unit in CSV: enough to tell apart what was measured apart.
+    /// The decimals of a number of this unit in CSV: enough to distinguish measured values.
     pub fn decimals(self) -> usize {
         match self {
             Self::Text | Self::Count => 0,
@@ -116,7 +116,7 @@ impl ColumnUnit {
         }
     }
 
-    /// The unit as the list of columns says it.
+    /// The unit's name in the list of columns.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -1,5 +1,5 @@
-//! Self-checks that compare settings: a sparse method that is better than dense attention, and a larger budget that is
-//! worse, each beyond what noise explains.
+//! Self-checks that compare settings with each other: a sparse method that beats dense attention, and a larger budget that
+//! scores worse, both beyond noise.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use spattn_stats::several::greatest_discovery;
 use spattn_stats::{Estimate, ratios};
 use spattn_tasks::likelihood::Measure;
 
-/// From this factor on, a density or an output error counts as larger than another.
+/// A density or an output error counts as larger than another from this factor on.
 const LARGER: f64 = 1.02;
-/// Layers that one warning names.
+/// The most layers that one warning names.
 const MOST_LAYERS: usize = 4;
 
-/// By how many points (or nats a token) `a` is better than `b` on common examples.
+/// How much `a` is better than `b` on common examples, in points or in nats per token.
 fn gain(a: &SummaryCell, b: &SummaryCell) -> Option<Estimate> {
     let differences = a.differences(b, merit);
     match a.measure() {
@@ -26,7 +26,7 @@ fn gain(a: &SummaryCell, b: &SummaryCell) -> Option<Estimate> {
     }
 }
 
-/// The probability that noise alone would make `a` so much better than `b`; `None` with too few common examples.
+/// The probability that noise alone makes `a` so much better than `b`; `None` if there are too few common examples.
 fn gain_p(a: &SummaryCell, b: &SummaryCell) -> Option<f64> {
     let differences = a.differences(b, merit);
     if differences.contexts() < spattn_stats::LEAST_CONTEXTS {
@@ -38,11 +38,11 @@ fn gain_p(a: &SummaryCell, b: &SummaryCell) -> Option<f64> {
     }
 }
 
-/// The greatest probabilities at which a gain is called real, given how many comparisons of the kind the records allow.
+/// The largest p-values at which a gain counts as real, given the number of such comparisons that the records allow.
 pub(super) struct Discoveries {
-    /// Of sparse methods over dense ones.
+    /// For gains of sparse methods over dense attention.
     above: Option<f64>,
-    /// Of smaller budgets over larger ones.
+    /// For gains of smaller budgets over larger ones.
     falls: Option<f64>,
 }
 
@@ -65,7 +65,7 @@ impl Discoveries {
     }
 }
 
-/// Whether a sparse setting is better than dense attention beyond noise.
+/// Warns if a sparse setting is better than dense attention beyond noise.
 pub(super) fn above(cell: &SummaryCell, full: &SummaryCell, real: &Discoveries) -> Option<Warning> {
     real.above.filter(|most| gain_p(cell, full).is_some_and(|p| p <= *most))?;
     let gain = gain(cell, full)?;
@@ -84,8 +84,8 @@ pub(super) fn above(cell: &SummaryCell, full: &SummaryCell, real: &Discoveries) 
     Some(Warning::of_cell(Check::AboveReference, cell, message))
 }
 
-/// For each method and each numeric parameter that alone varies: the worst case of a larger density with a lower
-/// score beyond noise.
+/// For each method and each numeric parameter varied alone: the pair of settings with the worst fall of the score, beyond
+/// noise, as the density grows.
 pub(super) fn not_monotone(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
     ladders(cells).into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, &cells, real)).collect()
 }
@@ -100,7 +100,7 @@ fn ladders<'b, 'a>(cells: &'b [SummaryCell<'a>]) -> BTreeMap<Ladder, Vec<&'b Sum
     ladders
 }
 
-/// Settings of a method that differ in one parameter only.
+/// A key for settings of a method that differ in one parameter only.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Ladder {
     method: String,
@@ -124,17 +124,17 @@ fn mean_density(cell: &SummaryCell) -> f64 {
     cell.mean(|r| r.density)
 }
 
-/// Settings of a ladder of which each is compared with each.
+/// The most settings of a ladder of which all pairs are compared.
 const ALL_COMPARED: usize = 64;
 
-/// Pairs of a smaller and a larger budget: all of them, or of many settings those that are 1, 2, 4, 8 and so on apart in their
-/// order, so that their number grows no faster than that of settings times its logarithm.
+/// Pairs of a smaller and a larger budget. These are all pairs, or, for many settings, those that are 1, 2, 4, 8 and so on
+/// apart in their order, so that their number grows no faster than n log n.
 pub(super) fn steps<'b, 'a>(cells: &[&'b SummaryCell<'a>]) -> Vec<(&'b SummaryCell<'a>, &'b SummaryCell<'a>)> {
     let mut sorted: Vec<(f64, &SummaryCell)> = cells.iter().map(|cell| (mean_density(cell), *cell)).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let is_few = sorted.len() <= ALL_COMPARED;
     let apart: Vec<usize> = (1..sorted.len()).filter(|apart| is_few || apart.is_power_of_two()).collect();
-    // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
+    // Settings such as a seed or a page size may not change the density. Only a real step in budget counts.
     let above = |(at, (density, low)): (usize, &(f64, &'b SummaryCell<'a>))| {
         let (least, low) = (LARGER * density, *low);
         let larger = apart.iter().filter_map(|apart| sorted.get(at + apart));
@@ -180,11 +180,11 @@ fn worst_step(ladder: &Ladder, cells: &[&SummaryCell], real: &Discoveries) -> Op
     Some(Warning::of_cell(Check::NotMonotone, high, message))
 }
 
-/// Layers whose outputs are further from exact attention's at the larger budget; `None` if not all records of both
+/// The layers whose outputs are further from exact attention's at the larger budget; `None` if not all records of both
 /// settings have errors of the same layers (`--fidelity`).
 ///
-/// This parts two causes of a fall: the attention itself got worse (the largest logits of a head that attends widely
-/// are a biased sample of its tokens, MagicPIG section 3), or it got better and the model answers worse all the same.
+/// This tells two causes of a fall apart: the attention itself got worse (the largest logits of a head that attends widely are
+/// a biased sample of its tokens, MagicPIG section 3), or it got better and the model still answers worse.
 fn where_errors_rise(low: &SummaryCell, high: &SummaryCell) -> Option<String> {
     let (low, high) = (errors_by_layer(low)?, errors_by_layer(high)?);
     if low.len() != high.len() {
@@ -204,7 +204,7 @@ fn where_errors_rise(low: &SummaryCell, high: &SummaryCell) -> Option<String> {
     })
 }
 
-/// Mean output error of every layer over the records; `None` if any has none, or of another depth.
+/// The mean output error of every layer over the records; `None` if a record lacks errors, or has another number of layers.
 fn errors_by_layer(cell: &SummaryCell) -> Option<Vec<f64>> {
     let depth = cell.head().fidelity.as_ref()?.output_error.len();
     let known = |r: &Record| r.fidelity.as_ref().is_some_and(|f| f.output_error.len() == depth);

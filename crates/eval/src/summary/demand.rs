@@ -1,4 +1,4 @@
-//! What a run was asked to hold methods to, as its manifest keeps it: a report that is not told otherwise judges by the same.
+//! What a run was asked to hold methods to. Its manifest has it, so that reports judge by the same by default.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::verdicts::VerdictRule;
 use crate::records::manifest_keys::HELD_TO;
 
-/// The parts of a [`VerdictRule`] that a user gave. A part that was not given is that of the default rule.
+/// The parts of a [`VerdictRule`] that a user gave. The default rule has the other parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Demand {
     /// `--safe-within`: the largest loss that counts as none, in points, or in percent of a perplexity.
@@ -18,7 +18,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// What `manifest` keeps; nothing if the run was asked for nothing. Numbers that no flag takes count as not given.
+    /// Reads it from `manifest`; empty if the run was asked for nothing. Numbers that no flag accepts count as not given.
     pub fn of_manifest(manifest: &Value) -> Self {
         let stored = Self::deserialize(&manifest[HELD_TO]).unwrap_or_default();
         Self {
@@ -34,12 +34,12 @@ impl Demand {
         }
     }
 
-    /// Each part as given here, else as in `other`.
+    /// Fills the parts that are not given here from `other`.
     pub fn or(self, other: Self) -> Self {
         Self { safe_within: self.safe_within.or(other.safe_within), confidence: self.confidence.or(other.confidence) }
     }
 
-    /// The rule that it makes.
+    /// The rule with these parts.
     pub fn rule(self) -> VerdictRule {
         let usual = VerdictRule::default();
         VerdictRule {

@@ -1,6 +1,6 @@
 //! What is computed from records: cells, means, paired differences, times, verdicts and self-checks.
 //!
-//! Nothing here runs a model, and nothing is drawn.
+//! No model is run here, and nothing is drawn.
 
 pub mod cells;
 pub mod column_value;

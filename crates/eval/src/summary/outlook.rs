@@ -1,6 +1,6 @@
-//! What verdicts will be able to say, known before anything is run: it depends on the number of examples.
+//! What verdicts will be able to say. This depends on the number of examples and is known before anything runs.
 //!
-//! The rule is that of [`spattn_stats::verdict`], applied to what a method would leave that loses nothing, and to one that loses all.
+//! The rule of [`spattn_stats::verdict`] is applied to a method that loses nothing, and to one that loses everything.
 
 use serde::Serialize;
 
@@ -8,23 +8,23 @@ use super::verdicts::VerdictRule;
 use spattn_stats::verdict::{Limit, Prospect, Verdict};
 use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
-/// More examples are not looked at: with so many, a verdict is possible at any limit that can be asked for.
+/// More examples are not considered: with so many, a verdict is possible at any limit that can be asked for.
 pub const MOST_EXAMPLES: usize = 1_000_000;
 
-/// What verdicts on the mean over some places (tasks at a length) can be.
+/// The possible verdicts on the mean over some places (tasks at a length).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct VerdictOutlook {
     /// Whether a method that loses nothing can be called safe.
     pub can_be_safe: bool,
     /// Whether a method that loses everything can be called not safe.
     pub can_be_not_safe: bool,
-    /// The contexts of all places together from which a method that loses nothing can be called safe; `None` if it can be already, or if
-    /// more than anybody would run are needed.
+    /// The number of contexts, over all places, from which a method that loses nothing can be called safe; `None` if it already can, or
+    /// if more are needed than anybody would run.
     pub contexts_needed: Option<usize>,
 }
 
-/// The outlook for scores. `places` has the number of examples of each context, for each place; `comparisons` is the number of settings
-/// that are judged together. `None` without examples, or with more than can matter.
+/// The outlook for scores. `places` has the number of examples of each context, by place; `comparisons` is the number of settings that
+/// are judged together. `None` without examples, or with more than can matter.
 pub fn of_scores(places: &[Vec<usize>], rule: VerdictRule, comparisons: usize) -> Option<VerdictOutlook> {
     let examples: usize = places.iter().flatten().sum();
     if examples == 0 || examples > MOST_EXAMPLES {
@@ -39,21 +39,21 @@ pub fn of_scores(places: &[Vec<usize>], rule: VerdictRule, comparisons: usize) -
     Some(outlook(of_all(0.0)?, of_all(-1.0)?, limit.fewest_contexts()))
 }
 
-/// The outlook for a perplexity of so many contexts. `None` without any.
+/// The outlook for a perplexity over this many contexts; `None` if there are none.
 pub fn of_perplexity(contexts: usize, rule: VerdictRule, comparisons: usize) -> Option<VerdictOutlook> {
     let limit = Limit { loss: rule.limit, level: Level::with(rule.confidence, comparisons) };
     let of_loss = |loss: f64| limit.judge_interval(Estimate { mean: loss, ends: Some((loss, loss)) }, contexts).verdict;
-    // Methods that lose nothing, or a hundred times the limit, from each text alike: no spread is smaller.
+    // Methods that lose nothing, or a hundred times the limit, equally on each text: no spread is smaller.
     (contexts > 0).then(|| outlook(of_loss(0.0), of_loss(100.0 * rule.limit), Some(LEAST_CONTEXTS)))
 }
 
-/// A difference that is the same on all examples of these contexts.
+/// A difference that is the same on all examples of contexts with these sizes.
 fn alike(sizes: &[usize], difference: f64) -> Sample {
     let examples = sizes.iter().enumerate().flat_map(|(context, size)| std::iter::repeat_n(context, *size));
     Sample::new(examples.map(|context| (context, difference)))
 }
 
-/// `fewest` contexts are needed where so few say nothing of how many would tell.
+/// Makes the outlook. It needs `fewest` contexts if present ones are too few to tell how many would be enough.
 fn outlook(without_loss: Verdict, with_all_lost: Verdict, fewest: Option<usize>) -> VerdictOutlook {
     let contexts_needed = match without_loss {
         Verdict::TooFew { would_show: Prospect::Unknown, .. } => fewest,
@@ -79,7 +79,7 @@ mod tests {
         vec![vec![1; n]; tasks]
     }
 
-    /// Found by going up from 1 with the verdict itself, as a run would find it.
+    /// The expected number is found by counting up from 1 with the verdict itself, as a run would find it.
     #[test]
     fn the_number_named_is_the_smallest_with_which_it_can_be_told() {
         for (points, comparisons, tasks, is_any_time) in

@@ -1,20 +1,20 @@
-//! Rules by which a column of several rows becomes one value of a mean over tasks.
+//! Rules by which the values of a column in several rows become one value of a mean over tasks.
 //!
-//! A rule says for which types of fields it can be used, so that a column with a rule that does not fit it does not compile.
+//! A rule is implemented only for the types of fields that it fits, so that a column with a wrong rule does not compile.
 
 use spattn_stats::mean;
 
-/// A rule: from the rows of one setting on several tasks, one value.
+/// A rule: makes one value from the rows of one setting on several tasks.
 pub trait OverTasks<R, T> {
-    /// The rule as the list of columns says it.
+    /// The rule's name in the list of columns.
     fn name(&self) -> &'static str;
 
-    /// The value of a mean over `rows`, of which `field` is the column's.
+    /// The value over `rows`; `field` gets the column's value of a row.
     fn value(&self, rows: &[&R], field: fn(&R) -> &T) -> T;
 }
 
-/// The mean over tasks, each with equal weight; empty where a task has no value, since a mean of some tasks would stand
-/// beside means of all.
+/// The mean over tasks with equal weights; empty if a task has no value, because a mean of some tasks would stand beside
+/// means of all.
 pub struct Mean;
 
 impl<R> OverTasks<R, f64> for Mean {
@@ -51,7 +51,7 @@ impl<R> OverTasks<R, usize> for Sum {
     }
 }
 
-/// The value that all tasks have in common; empty where they differ.
+/// The value that all tasks have in common; empty if they differ.
 pub struct Common;
 
 impl<R, T: Clone + PartialEq + Default> OverTasks<R, T> for Common {
@@ -66,7 +66,7 @@ impl<R, T: Clone + PartialEq + Default> OverTasks<R, T> for Common {
     }
 }
 
-/// No value: the column means nothing over several tasks.
+/// No value: the column has no meaning over several tasks.
 pub struct Never;
 
 impl<R, T: Default> OverTasks<R, T> for Never {
@@ -79,7 +79,7 @@ impl<R, T: Default> OverTasks<R, T> for Never {
     }
 }
 
-/// Computed from several columns of the rows together: a mean with its interval.
+/// A value computed from several columns of the rows together, such as a mean with its interval.
 pub struct Joint<R: 'static>(pub fn(&[&R]) -> Option<f64>);
 
 impl<R> OverTasks<R, f64> for Joint<R> {

@@ -1,7 +1,7 @@
 //! Compares two settings on the examples that both were run on, over the same tasks and lengths.
 //!
-//! A setting is given by its cells, one for each task and length, with equal weights. An example is easy or hard for all methods alike, so
-//! paired differences are more precise than two separate means.
+//! The cells of a setting, one for each task and length, have equal weights. An example is easy or hard for all methods alike, so paired
+//! differences are more precise than two separate means.
 
 use super::cells::SummaryCell;
 use super::summarize::perplexity_difference;
@@ -9,9 +9,8 @@ use spattn_stats::several::mean_of;
 use spattn_stats::{Estimate, LEAST_CONTEXTS, Level, Sample};
 use spattn_tasks::likelihood::Measure;
 
-/// The mean difference of the scores, first minus second, in points, with an interval that is as sure as the level says; of a
-/// single task and length the difference of the perplexities. `None` where the settings have not the same tasks and lengths, or no
-/// example in common.
+/// The mean difference of the scores in points, first minus second, with an interval of the level's confidence; for perplexities of a
+/// single task and length, their difference. `None` if the settings have different tasks and lengths, or no common example.
 pub fn difference(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -> Option<Estimate> {
     let pairs = matched(ours, theirs)?;
     match (measure(&pairs)?, pairs.as_slice()) {
@@ -27,15 +26,15 @@ pub fn difference(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) 
     }
 }
 
-/// The differences of the scores on common examples, first minus second, for each task and length. `None` where the settings have not the
-/// same tasks and lengths, or perplexities.
+/// The differences of the scores on common examples, first minus second, for each task and length. `None` if the settings have different
+/// tasks and lengths, or perplexities.
 pub fn score_differences(ours: &[&SummaryCell], theirs: &[&SummaryCell]) -> Option<Vec<Sample>> {
     let pairs = matched(ours, theirs)?;
     (measure(&pairs)? == Measure::Score).then(|| differences(&pairs))
 }
 
-/// Whether the first setting is better than the second beyond noise at a level; `None` where that cannot be told: examples in
-/// common are too few, or there is no [`difference`].
+/// Whether the first setting is better than the second beyond noise at a level; `None` if that cannot be told: there are too few common
+/// examples, or there is no [`difference`].
 pub fn is_better(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -> Option<bool> {
     let pairs = matched(ours, theirs)?;
     match (measure(&pairs)?, pairs.as_slice()) {
@@ -51,14 +50,14 @@ pub fn is_better(ours: &[&SummaryCell], theirs: &[&SummaryCell], level: Level) -
 
 type Pair<'p, 'a, 'b> = (&'p SummaryCell<'a>, &'p SummaryCell<'b>);
 
-/// The cells of each task and length; `None` where one setting has others than the other.
+/// Pairs the cells of each task and length; `None` if one setting has other tasks and lengths than the other.
 fn matched<'p, 'a, 'b>(ours: &[&'p SummaryCell<'a>], theirs: &[&'p SummaryCell<'b>]) -> Option<Vec<Pair<'p, 'a, 'b>>> {
     let place = |cell: &SummaryCell| (cell.head().task.clone(), cell.head().length);
     let pair = |cell: &&'p SummaryCell<'a>| Some((*cell, *theirs.iter().find(|other| place(other) == place(cell))?));
     ours.iter().map(pair).collect::<Option<Vec<_>>>().filter(|_| ours.len() == theirs.len())
 }
 
-/// The common measure of all cells; `None` if scores would be compared with perplexities, or there are no cells.
+/// The measure that all cells share; `None` if they mix scores and perplexities, or there are no cells.
 fn measure(pairs: &[Pair]) -> Option<Measure> {
     let first = pairs.first()?.0.measure();
     pairs.iter().all(|(ours, theirs)| ours.measure() == first && theirs.measure() == first).then_some(first)
@@ -75,14 +74,14 @@ mod tests {
     use crate::records::testing::{perplexity, record};
     use crate::summary::cells::group;
 
-    /// What `use_it` makes of the cells of two methods, which come by task.
+    /// Calls `use_it` with the cells of two methods, which are in the order of tasks.
     fn with<R>(records: &[Record], use_it: impl FnOnce(&[&SummaryCell], &[&SummaryCell]) -> R) -> R {
         let cells = group(records, &[]);
         let of = |method: &str| cells.iter().filter(|c| c.head().method == *method).collect::<Vec<_>>();
         use_it(&of("loki"), &of("quest"))
     }
 
-    /// A task with `n` examples: `gained` ones that only `loki` gets right, and `lost` ones that only `quest` gets right.
+    /// A task with `n` examples: only `loki` gets `gained` of them right, and only `quest` gets `lost` of them right.
     fn task(name: &str, gained: usize, lost: usize, n: usize) -> Vec<Record> {
         let score = |wrong: bool| f64::from(u8::from(!wrong));
         let of = |i: usize| {
@@ -98,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_gain_is_told_by_the_examples_that_differ() {
-        // McNemar's test: gains less losses over the root of their sum, against the normal quantile: 6 / √6 = 2.45.
+        // McNemar's test: gains minus losses over the root of their sum, against the normal quantile: 6 / √6 = 2.45.
         let six = task("a", 6, 0, 20);
         assert_eq!((told(&six, 1), told(&six, 3), told(&six, 4)), (Some(true), Some(true), Some(false)));
         assert_eq!(told(&task("a", 6, 6, 20), 1), Some(false));
@@ -109,13 +108,13 @@ mod tests {
 
     #[test]
     fn over_tasks_of_other_sizes_each_counts_alike() {
-        // Mean of the gains: (4/10 + 0 + 2/40) / 3. Their variances if there were no difference: (4/10)/10, 0, (2/40)/40.
+        // The mean of the gains: (4/10 + 0 + 2/40) / 3. Their variances under no difference: (4/10)/10, 0, (2/40)/40.
         let records = [task("a", 4, 0, 10), task("b", 0, 0, 20), task("c", 2, 0, 40)].concat();
         let errors = 0.45 / (0.04f64 + 0.05 / 40.0).sqrt();
-        // These are 2.22 standard errors: more than the normal quantile of 2.5 % (1.96), less than that of 1.25 % (2.24).
+        // This is 2.22 standard errors: more than the normal quantile of 2.5 % (1.96), less than that of 1.25 % (2.24).
         assert!((errors - 2.215).abs() < 1e-3, "{errors}");
         assert_eq!((told(&records, 1), told(&records, 2)), (Some(true), Some(false)));
-        // The first task alone has 4 / √4 = 2, but four pairs are too few for the formula: the exact test has p = 6 %. With a fifth it is told.
+        // The first task alone has 4 / √4 = 2, but four pairs are too few for the formula: the exact test has p = 6 %. Five are enough.
         assert_eq!((told(&task("a", 4, 0, 10), 1), told(&task("a", 5, 0, 10), 1)), (Some(false), Some(true)));
     }
 
@@ -123,7 +122,7 @@ mod tests {
     fn only_what_both_were_run_on_is_compared() {
         let mut records = task("a", 6, 0, 20);
         records.retain(|r| r.method != "quest" || r.sample >= 3);
-        // Half of the gains are on examples that `quest` was not run on.
+        // Half of the gains are on examples that `quest` did not run on.
         assert_eq!(with(&records, |ours, theirs| difference(ours, theirs, Level::SINGLE)).unwrap().mean, 300.0 / 17.0);
         let other = [task("a", 6, 0, 20), task("b", 6, 0, 20)].concat();
         let lacking: Vec<Record> = other.iter().filter(|r| r.task == "a" || r.method == "loki").cloned().collect();
@@ -133,7 +132,7 @@ mod tests {
 
     #[test]
     fn less_perplexity_is_better_by_the_windows_that_both_read() {
-        // Windows differ by nats, the two methods on each by slightly more than 0.01.
+        // Windows differ by nats; on each, the two methods differ by slightly more than 0.01.
         let nats = |i: usize| 1.0 + i as f64 / 4.0;
         let of = |i: usize| [perplexity("loki", i, nats(i)), perplexity("quest", i, nats(i) + 0.01 + i as f64 / 1e4)];
         let records: Vec<Record> = (0..8).flat_map(of).collect();

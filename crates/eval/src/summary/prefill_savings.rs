@@ -1,28 +1,28 @@
-//! The prefill time saved because examples begin with the same tokens.
+//! The prefill time saved because examples have their first tokens in common.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::records::record::Record;
 
-/// The prefills of a run.
+/// The prefills of a run, and what sharing saved.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PrefillSavings {
     /// The number of examples.
     pub examples: usize,
-    /// Examples whose prefix, or its start, was read for an earlier example.
+    /// The number of examples whose prefix, or its start, was read for an earlier example.
     pub sharing: usize,
-    /// Tokens of all prefixes.
+    /// The number of tokens of all prefixes.
     pub tokens: usize,
-    /// The reused tokens among these.
+    /// The number of reused tokens among these.
     pub reused_tokens: usize,
-    /// Seconds of all prefills, as if each had been read alone.
+    /// The seconds of all prefills, as if each prefix had been read alone.
     pub seconds: f64,
     /// The saved seconds among these.
     pub saved_seconds: f64,
 }
 
-/// If a smaller share of the tokens is reused, it is the first words of a template, and not worth a line.
+/// A smaller share of reused tokens is only the first words of a chat template, and not worth a line.
 const WORTH_SAYING: f64 = 0.01;
 
 impl PrefillSavings {
@@ -31,14 +31,14 @@ impl PrefillSavings {
         self.reused_tokens as f64 > WORTH_SAYING * self.tokens as f64
     }
 
-    /// The savings among the examples in `records`. All records of an example that share a prefill are equal in this.
+    /// The savings of the examples in `records`. All records of an example that share a prefill are equal in this.
     pub fn of(records: &[Record]) -> Self {
-        // An example that was run in parts, with some methods first and others later, counts as the first part.
+        // If an example was run in parts, with some methods first and others later, only the first part counts.
         let mut firsts: HashMap<_, &Record> = HashMap::new();
         for r in records {
             firsts.entry((&r.model, &r.protocol, &r.task, r.length, r.seed, r.sample)).or_insert(r);
         }
-        // A fixed order, because the last digits of sums depend on it.
+        // In a fixed order, because the last digits of sums depend on it.
         let mut examples: Vec<_> = firsts.into_iter().collect();
         examples.sort_unstable_by_key(|(example, _)| *example);
         examples.into_iter().map(|(_, r)| r).fold(Self::default(), |sum, r| Self {

@@ -1,4 +1,4 @@
-//! Mean scores while records are still being made: sums by task, length, protocol and method.
+//! Mean scores while records are still being made: sums by place and method.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::records::record::{REFERENCE, Record};
 use spattn_tasks::likelihood::Measure;
 
-/// The fields of a record that current scores need.
+/// The fields of a record from which current scores are computed.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ScoredSample<'a> {
     #[serde(borrow)]
@@ -36,7 +36,7 @@ impl<'a> From<&'a Record> for ScoredSample<'a> {
     }
 }
 
-/// Records that can be compared with each other.
+/// Where records can be compared with each other: one model, task, length and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ScorePlace {
     model: String,
@@ -46,7 +46,7 @@ pub struct ScorePlace {
 }
 
 impl ScorePlace {
-    /// Of a record.
+    /// The place of a record.
     pub fn of(r: &ScoredSample<'_>) -> Self {
         let [model, task, protocol] = [&r.model, &r.task, &r.protocol].map(|text| text.clone().into_owned());
         Self { model, task, length: r.length, protocol }
@@ -61,17 +61,17 @@ impl fmt::Display for ScorePlace {
     }
 }
 
-/// The sum over the records of a method at a place.
+/// The sum over a method's records at a place.
 #[derive(Debug, Default, Clone)]
 struct Sum {
     measure: Measure,
-    /// Of scores, or of logarithms of perplexities.
+    /// The sum of scores, or of logarithms of perplexities.
     of: f64,
     count: usize,
 }
 
 impl Sum {
-    /// The mean, in percent or as perplexity.
+    /// The mean, in percent or as a perplexity.
     fn mean(&self) -> f64 {
         let mean = self.of / self.count.max(1) as f64;
         match self.measure {
@@ -93,7 +93,7 @@ impl Sum {
 #[derive(Debug, Default, Clone)]
 pub struct Scores {
     sums: BTreeMap<ScorePlace, BTreeMap<String, Sum>>,
-    /// Places that records were added at since they were last told of.
+    /// Places that got records since they were last reported.
     current: BTreeSet<ScorePlace>,
 }
 
@@ -109,7 +109,7 @@ impl Scores {
         self.current.insert(place);
     }
 
-    /// Adds all sums of others.
+    /// Adds all sums of `others`.
     pub fn merge(&mut self, others: &Self) {
         for (place, methods) in &others.sums {
             let sums = self.sums.entry(place.clone()).or_default();
@@ -123,12 +123,12 @@ impl Scores {
         }
     }
 
-    /// The places that records were added at since this was last asked.
+    /// Returns the places that got records since the last call.
     pub fn take_current(&mut self) -> BTreeSet<ScorePlace> {
         std::mem::take(&mut self.current)
     }
 
-    /// The reference, the best and the worst of the other methods.
+    /// A line with the reference, and with the best and the worst of the other methods.
     pub fn line(&self, place: &ScorePlace) -> String {
         let Some(sums) = self.sums.get(place) else { return String::new() };
         let full = sums.get(REFERENCE).map(|sum| format!("{REFERENCE} {:.1}", sum.mean()));

@@ -1,7 +1,7 @@
 //! Self-checks: warnings about records with suspicious numbers.
 //!
-//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and show in
-//! the records. Nothing here stops a run. What compares settings with each other is in `comparisons`.
+//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from methods, and are visible
+//! in the records. Self-checks never stop a run. Those that compare settings with each other are in `comparisons`.
 
 use std::collections::BTreeSet;
 
@@ -17,25 +17,25 @@ use crate::records::record::{Record, Thought};
 use crate::records::timing::TimingConditions;
 use spattn_model::source::RANDOM;
 
-/// The least share of the length that examples of a sized task should fill.
+/// The least share of the requested length that examples of a sized task should fill.
 const LEAST_FILL: f64 = 0.95;
-/// The share of empty predictions from which on they cause a warning.
+/// The share of empty predictions, or of unfinished thoughts, from which on there is a warning.
 const EMPTY_SHARE: f64 = 0.05;
-/// The dense score below which methods cannot be told apart.
+/// A dense score below this is too low to tell methods apart.
 const LEAST_REFERENCE: f64 = 0.5;
-/// The share of generations at the token limit from which on they cause a warning.
+/// The share of generations at the token limit above which there is a warning.
 const TRUNCATED_SHARE: f64 = 0.5;
-/// The method whose publications all use dense layers, and that loses much without them.
+/// A method that all publications use with dense layers, and that loses much without them.
 const MAGICPIG: &str = "magicpig";
-/// One of this many layers is dense there.
+/// In publications, one of this many layers is dense.
 const PUBLISHED_STEP: usize = 16;
-/// The share of tokens attended in addition to the budget from which on they cause a warning.
+/// The share of tokens attended in addition to the budget from which on there is a warning.
 const FREE_SHARE: f64 = 0.5;
-/// The share by which a requested density may be missed.
+/// The relative error of a requested density above which there is a warning.
 const DENSITY_TOLERANCE: f64 = 0.25;
-/// Examples that cannot even tell a loss of half of them are too few.
+/// If examples cannot even show a loss of half of them, they are too few.
 pub const FEW_TELL: f64 = 0.5;
-/// The loss that the recommended number of examples would detect: about the smallest that papers emphasise.
+/// The loss that the recommended number of examples would detect, about the smallest that papers emphasise.
 const TOLD: f64 = 0.1;
 
 /// All warnings about the records, in the order of the summary (`order` as there). The order of the records does not matter.
@@ -74,9 +74,9 @@ fn check_place(cells: &[SummaryCell], real: &Discoveries) -> Vec<Warning> {
     warnings
 }
 
-/// One record of each example, whatever the method.
+/// One record of each example, of any method.
 fn examples<'a>(cells: &[SummaryCell<'a>]) -> Vec<&'a Record> {
-    // The last of each, as its cells come.
+    // In reverse, because duplicates after the first are dropped: the last cell's record is kept.
     let mut records: Vec<&Record> = cells.iter().rev().flat_map(|cell| &cell.records).copied().collect();
     records.sort_by_key(|r| (r.seed, r.sample));
     records.dedup_by_key(|r| (r.seed, r.sample));
@@ -99,7 +99,7 @@ fn bos(cells: &[SummaryCell]) -> Option<Warning> {
 fn length(cells: &[SummaryCell]) -> Option<Warning> {
     let all = examples(cells);
     let asked = all.first()?.length as f64;
-    // For prompts that are cut, the length is a limit and need not be filled.
+    // The length is a limit for prompts that are cut, and need not be filled.
     let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
     let fills: Vec<f64> = fills
         .map(|r| (r.prompt_tokens + r.max_new_tokens - thought_limit(r).min(r.max_new_tokens)) as f64 / asked)
@@ -188,12 +188,12 @@ fn empty(cell: &SummaryCell) -> Option<Warning> {
         .then(|| Warning::of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
 }
 
-/// Whether all tokens of an answer were spent on a thought.
+/// Whether an answer is empty because all of its tokens were spent on a thought.
 fn is_unfinished(answer: &InternedStr, thought: Option<&Thought>, stopped: bool) -> bool {
     !stopped && answer.is_empty() && thought.is_some_and(|thought| !thought.text.is_empty())
 }
 
-/// Tokens of the answer's limit that are for a thought.
+/// How many of the tokens of an answer's limit are for a thought.
 fn thought_limit(record: &Record) -> usize {
     record.thought.as_ref().map_or(0, |thought| thought.limit)
 }
@@ -231,7 +231,7 @@ fn density_missed(cell: &SummaryCell) -> Option<Warning> {
     })
 }
 
-/// Why more was attended than asked for, and what helps.
+/// Says why more was attended than asked for, and what helps.
 fn why_more(cell: &SummaryCell, target: f64, achieved: f64) -> String {
     let picked: Vec<f64> = cell.records.iter().filter_map(|r| r.comparable?.picked_density).collect();
     let is_known = picked.len() == cell.records.len();
@@ -264,7 +264,7 @@ fn why_more(cell: &SummaryCell, target: f64, achieved: f64) -> String {
     if floor <= target { text + "; a smaller density comes closer, or longer prompts" } else { text }
 }
 
-/// What makes fewer tokens static.
+/// Advice on how to make fewer tokens static.
 pub fn less_static(has_tail: bool) -> &'static str {
     match has_tail {
         true => {
@@ -274,7 +274,7 @@ pub fn less_static(has_tail: bool) -> &'static str {
     }
 }
 
-/// A share as percent with at most three digits.
+/// Formats a share in percent with at most three digits.
 pub fn percent(share: f64) -> String {
     let decimals = if share < 0.1 { 2 } else { 1 };
     let text = format!("{:.decimals$}", 100.0 * share);
@@ -294,7 +294,7 @@ fn free_tokens(cell: &SummaryCell) -> Option<Warning> {
     Some(Warning::of_cell(Check::FreeTokens, cell, message))
 }
 
-/// Of a method that is only published with dense layers, on a model so deep that these are several.
+/// Warns about a method that is published only with dense layers, if it has none on a model deep enough for several.
 fn no_dense_layers(cell: &SummaryCell) -> Option<Warning> {
     let r = cell.head();
     let is_dense = |density: &f64| *density >= 1.0;
@@ -321,7 +321,7 @@ fn truncated(cell: &SummaryCell, full: &SummaryCell) -> Option<Warning> {
     })
 }
 
-/// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
+/// Warns if there are too few examples to tell methods apart on a task: one warning for all records.
 fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
     let compared: Vec<(usize, usize)> = by_place(cells)
         .into_iter()
@@ -331,7 +331,7 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
     let tells = |n: usize, least: f64| spattn_stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
     let few: Vec<(usize, usize)> = compared.iter().copied().filter(|(n, _)| !tells(*n, FEW_TELL)).collect();
     let (least, most) = (few.iter().min()?.0, few.iter().max()?.0);
-    // Rounded to a number that people use.
+    // Rounded up to tens.
     let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
     let which = match few.len() == compared.len() {
         true => String::new(),
@@ -363,7 +363,8 @@ fn few_examples(cells: &[SummaryCell]) -> Option<Warning> {
     Some(Warning::general(Check::FewExamples, String::new(), message))
 }
 
-/// What so few examples cannot tell on one task: the same numbers as in the line about what can be told, over the rows with as few.
+/// Says what so few examples cannot tell on one task: the same numbers as in the line about what is detectable, over the rows with
+/// as few.
 fn told(cells: &[SummaryCell], few: &[(usize, usize)], most: usize) -> String {
     let of_place = |cells: &&[SummaryCell]| -> Vec<f64> {
         let Some(full) = cells.iter().find(|cell| cell.head().is_reference()) else { return Vec::new() };
@@ -386,7 +387,7 @@ fn told(cells: &[SummaryCell], few: &[(usize, usize)], most: usize) -> String {
     }
 }
 
-/// Models whose weights were drawn.
+/// Warns about models with random weights.
 fn random_weights(cells: &[SummaryCell]) -> Vec<Warning> {
     let models: BTreeSet<&InternedStr> =
         cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();

@@ -1,7 +1,8 @@
 //! Which times of records may be averaged, and their means.
 //!
-//! A time depends on what else was measured, on how many streams took a step together, on threads and machine ([`TimingConditions`]). Only
-//! times under equal conditions are averaged. Rows that were timed under other conditions than most of their neighbours are marked.
+//! A time depends on what else was measured, on how many sequences took a step together, on threads and on the machine
+//! ([`TimingConditions`]). Only times under equal conditions are averaged. Rows that were timed under other conditions than most rows
+//! around them are marked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,24 +16,24 @@ use spattn_stats::{Estimate, Sample, median_interval};
 /// The times of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowTimes {
-    /// Mean seconds of reading the prefix.
+    /// The mean seconds of reading the prefix.
     pub prefill_s: f64,
-    /// Mean seconds to build the index, as if for this row alone.
+    /// The mean seconds of building the index, as if for this row alone.
     pub index_s: f64,
     /// Milliseconds per step after the prefix, with the 95 % interval over examples. For shares, the time of all steps over their number,
-    /// so that long generations weigh more; for methods alone, the median over examples. `None` without steps.
+    /// so that long generations weigh more; for methods timed alone, the median over examples. `None` if there were no steps.
     pub step_ms: Option<Estimate>,
     /// For shares, the milliseconds of selecting, attending and the rest; `None` if they were not measured separately.
     pub parts_ms: Option<[f64; 3]>,
     /// The conditions of the times; `None` if the records lack them.
     pub conditions: Option<TimingConditions>,
-    /// Whether most rows near it were timed under other conditions.
+    /// Whether no record of the row was timed under the conditions of most rows around it.
     pub is_apart: bool,
 }
 
-/// The conditions under which most records of some cells were timed; those of the first of equals in their own order.
+/// The conditions under which most records of some cells were timed; of equally frequent ones, the first in their order.
 pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a SummaryCell<'a>>) -> Option<&'a TimingConditions> {
-    // Of many records few are said apart: what is at one place in memory is counted by that.
+    // Most records share few conditions in memory, so records are first counted by address.
     let mut said: HashMap<Option<usize>, (Option<&TimingConditions>, usize)> = HashMap::new();
     for record in cells.into_iter().flat_map(|cell| cell.records.iter().copied()) {
         let at = record.conditions.as_ref().map(Interned::address);
@@ -47,7 +48,8 @@ pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a SummaryCell<'a>>) -> O
 }
 
 impl RowTimes {
-    /// Of the records of a cell that were timed under the conditions of most around it, or else under its own commonest.
+    /// The times of a cell's records under the conditions `around`, those of most rows around it. If it has no such records, those under
+    /// its own most frequent conditions.
     pub fn of(cell: &SummaryCell, around: Option<&TimingConditions>) -> Self {
         let is_there = cell.records.iter().any(|r| r.conditions.as_deref() == around);
         let conditions = if is_there { around } else { prevailing([cell]) };
@@ -76,7 +78,7 @@ impl RowTimes {
     }
 }
 
-/// Milliseconds per step of selecting, attending and the rest, if every record has them.
+/// Milliseconds per step of selecting, attending and the rest; `None` if a record lacks them.
 fn parts_ms<'r>(records: impl Iterator<Item = &'r Record> + Clone) -> Option<[f64; 3]> {
     let steps = records.clone().map(|r| r.steps).sum::<usize>() as f64;
     let of = |part: fn(&Record) -> Option<f64>| Some(1000.0 * records.clone().map(part).sum::<Option<f64>>()? / steps);
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(times, [Some(200.0), None]);
     }
 
-    /// Conditions with this kind of timing.
+    /// Conditions in which step times have this meaning.
     fn taken(latency: Option<Latency>) -> Option<TimingConditions> {
         under(false, 2).map(|conditions| TimingConditions { latency, ..conditions })
     }
@@ -148,7 +150,7 @@ mod tests {
     fn alone_the_median_over_examples_counts() {
         let medians = [5.0, 1.0, 9.0, 2.0, 100.0, 3.0];
         let alone = |(i, ms): (usize, &f64)| Record {
-            // The median of its times.
+            // The median of these times is `ms`.
             solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0].into() }.into()),
             select_s: Some(0.1),
             attend_s: Some(0.1),

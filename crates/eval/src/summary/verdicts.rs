@@ -1,10 +1,10 @@
-//! Verdicts: whether a method loses no more than a limit against dense attention, for each model, protocol and length.
+//! Verdicts: whether a method loses at most a limit against dense attention, for each model, protocol and length.
 //!
 //! A [`VerdictTable`] has one verdict for each setting of a method, on the mean over the tasks that all settings have, and one for each of
 //! these tasks. The rule is that of [`spattn_stats::verdict`]: paired differences on the same examples, over contexts. The settings of a
-//! table are one family of comparisons, and settings times tasks are another.
+//! table are one family of comparisons, and all pairs of a setting and a task are another.
 //!
-//! Oracles and floors are not judged: nobody would deploy them. Their losses are in the table. How verdicts are worded is not here.
+//! Oracles and floors are not judged, because nobody would deploy them. Their losses are in the table. Verdicts are worded elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ use spattn_attention::Role;
 use spattn_stats::verdict::{Judgement, Limit, Prospect, Verdict};
 use spattn_stats::{CONFIDENCE, Estimate, Level, mean};
 
-/// Dense attention with a lower score, in points, has nothing to lose.
+/// If dense attention has a lower score, in points, there is nothing to lose.
 const LEAST_DENSE: f64 = 5.0;
-/// A share asked for is missed if what was attended differs from it by more than this share of it.
+/// A requested share is missed if the attended share differs from it by more than this part of it.
 const MISSED: f64 = 0.1;
 
 /// What methods are held to.
@@ -31,7 +31,7 @@ pub struct VerdictRule {
     pub limit: f64,
     /// The confidence with which all verdicts of a table hold together: a share.
     pub confidence: f64,
-    /// Whether they hold at all looks together, as they have to where examples were added until verdicts were told.
+    /// Whether verdicts hold at all looks together, as is needed if examples were added until verdicts were certain.
     pub is_any_time: bool,
 }
 
@@ -41,24 +41,24 @@ impl Default for VerdictRule {
     }
 }
 
-/// The verdict on a setting: over all tasks, or on one task. Losses are in points, or in percent of dense attention's perplexity.
+/// The verdict on a setting, over all tasks or on one task. Losses are in points, or in percent of dense attention's perplexity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Finding {
     /// The loss is within the limit.
     Safe {
-        /// It is at most this.
+        /// An upper bound of the loss.
         loss_at_most: f64,
     },
     /// The loss is beyond the limit.
     NotSafe {
-        /// It is at least this.
+        /// A lower bound of the loss.
         loss_at_least: f64,
     },
-    /// Too few examples to tell.
+    /// There are too few examples to tell.
     TooFew {
-        /// About how many contexts of each task would tell; `None` if more than anybody would run. At least so many where it is not known
-        /// what they would show.
+        /// About how many contexts of each task would tell; `None` if more than anybody would run. If it is unknown what they would show,
+        /// at least so many.
         contexts_needed: Option<usize>,
         /// What they would show: `safe`, `not_safe` or `unknown`.
         #[serde(serialize_with = "prospect_name")]
@@ -66,25 +66,25 @@ pub enum Finding {
     },
     /// Dense attention's own score is so low that a method can hardly lose anything.
     NothingToLose,
-    /// An oracle or a floor, or dense attention was not run.
+    /// The setting is an oracle or a floor, or dense attention was not run.
     NotJudged,
 }
 
-/// The budget that the user asked for, by which settings are grouped. It need not be the density that was met.
+/// The budget that the user asked for, by which settings are grouped. The attended density may differ.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub enum AskedBudget {
     /// A share of the context, by `density` or `ratio`.
     Share(f64),
     /// A number of tokens, by `k`.
     Tokens(f64),
-    /// The method's own parameters.
+    /// The budget follows from the method's own parameters.
     Own,
 }
 
 /// A setting of a method, with its verdict.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JudgedSetting {
-    /// Name of the method.
+    /// The method's name.
     pub method: String,
     /// Its parameters.
     pub params: String,
@@ -94,49 +94,50 @@ pub struct JudgedSetting {
     /// The budget asked for.
     #[serde(serialize_with = "budget_name")]
     pub budget: AskedBudget,
-    /// The share attended in layers that are not dense, where a share was asked for and missed by more than a tenth of it.
+    /// The share attended in layers that are not dense, if a share was asked for and missed by more than a tenth.
     pub attended_instead: Option<f64>,
     /// The verdict on the mean over the tasks.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Mean score, or perplexity.
+    /// The mean score, or perplexity.
     pub score: f64,
-    /// Mean loss against dense attention on the same examples.
+    /// The mean loss against dense attention on the same examples.
     pub loss: Option<f64>,
-    /// Lower end of its interval, which holds for all settings of the table together.
+    /// The lower end of the loss's interval, which holds for all settings of the table together.
     pub loss_low: Option<f64>,
-    /// Upper end of it.
+    /// The upper end of that interval.
     pub loss_high: Option<f64>,
     /// The verdict on each task, if there are several.
     pub tasks: Vec<JudgedTask>,
-    /// Share of the tokens in context that were attended.
+    /// The share of the tokens in context that were attended.
     pub density: f64,
-    /// Memory of the index, in percent of the keys and values of the tokens that it covers; `None` if the model's shape is not known.
+    /// The memory of the index, in percent of the keys and values of the tokens that it covers; `None` if the model's shape is unknown, or
+    /// the index was not counted.
     pub memory_percent: Option<f64>,
-    /// Bytes read for each token, in percent of what dense attention reads.
+    /// The bytes read for each token, in percent of what dense attention reads.
     pub bytes_percent: Option<f64>,
-    /// Milliseconds of a decode step alone; only with `--latency solo`.
+    /// Milliseconds of a decode step that runs alone; only with `--latency solo`.
     pub solo_ms: Option<f64>,
 }
 
 /// The verdict on one task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JudgedTask {
-    /// Its name.
+    /// The task's name.
     pub task: String,
     /// The verdict.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Mean loss.
+    /// The mean loss.
     pub loss: Option<f64>,
 }
 
 /// Dense attention's own result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DenseScore {
-    /// Mean score over the tasks, or perplexity.
+    /// The mean score over the tasks, or perplexity.
     pub score: f64,
-    /// Milliseconds of a decode step alone; only with `--latency solo`.
+    /// Milliseconds of a decode step that runs alone; only with `--latency solo`.
     pub solo_ms: Option<f64>,
 }
 
@@ -151,25 +152,25 @@ pub struct VerdictTable {
     pub length: usize,
     /// The tasks that were averaged.
     pub tasks: Vec<String>,
-    /// Whether the scores are perplexities, and losses percent of dense attention's.
+    /// Whether the scores are perplexities, and losses are in percent of dense attention's perplexity.
     pub is_perplexity: bool,
     /// What methods were held to.
     pub rule: VerdictRule,
-    /// How many settings were judged, by which the error is divided.
+    /// The number of settings that were judged, by which the error probability is divided.
     pub comparisons: usize,
     /// Dense attention's score; `None` if it was not run.
     pub full: Option<DenseScore>,
     /// Tasks on which dense attention has nothing to lose.
     pub nothing_to_lose_on: Vec<String>,
-    /// Examples of each task; those of the task with fewest.
+    /// The number of examples of the task with fewest.
     pub examples: usize,
-    /// Examples of the task with most: more where a run was interrupted, or files have other numbers of rows.
+    /// The number of examples of the task with most. It is larger if a run was interrupted, or if files have different numbers of rows.
     pub most_examples: usize,
-    /// Contexts of each task; those of the task with fewest. Fewer than examples if some share one.
+    /// The number of contexts of the task with fewest. It is smaller than that of examples if some share a context.
     pub contexts: usize,
     /// The settings, in the order of the summary.
     pub settings: Vec<JudgedSetting>,
-    /// Settings that lack some of the tasks, and are not in the table.
+    /// The number of settings that lack some of the tasks, and are not in the table.
     pub left_out: usize,
 }
 
@@ -184,7 +185,7 @@ impl AskedBudget {
         }
     }
 
-    /// As a heading: `5 %`, `64 tokens`.
+    /// The budget as a heading: `5 %`, `64 tokens`.
     pub fn name(self) -> String {
         match self {
             Self::Share(share) => format!("{} %", (share * 1e4).round() / 100.0),
@@ -211,12 +212,12 @@ fn budget_name<S: serde::Serializer>(budget: &AskedBudget, to: S) -> Result<S::O
 }
 
 impl JudgedSetting {
-    /// Whether it can be recommended: safe in the mean, and on no task proven not to be.
+    /// Whether it can be recommended: safe on the mean, and on no task proven to be not safe.
     pub fn is_recommended(&self) -> bool {
         matches!(self.finding, Finding::Safe { .. }) && self.unsafe_tasks().next().is_none()
     }
 
-    /// The tasks on which it is proven not to be safe.
+    /// The tasks on which it is proven to be not safe.
     pub fn unsafe_tasks(&self) -> impl Iterator<Item = &JudgedTask> {
         self.tasks.iter().filter(|task| matches!(task.finding, Finding::NotSafe { .. }))
     }
@@ -228,7 +229,7 @@ impl VerdictTable {
         self.contexts < self.examples
     }
 
-    /// For each setting with too few examples: how many contexts of each task would tell, if that is known.
+    /// For each setting with too few examples, the number of contexts of each task that would tell, if known.
     pub fn open(&self) -> Vec<Option<usize>> {
         let needed = |setting: &JudgedSetting| match setting.finding {
             Finding::TooFew { contexts_needed, .. } => Some(contexts_needed),
@@ -237,7 +238,7 @@ impl VerdictTable {
         self.judged().filter_map(needed).collect()
     }
 
-    /// The settings that are methods, and so judged.
+    /// The settings that are judged: those that are methods.
     pub fn judged(&self) -> impl Iterator<Item = &JudgedSetting> {
         self.settings.iter().filter(|setting| setting.role == Role::Method)
     }
@@ -255,7 +256,7 @@ struct Line<'r, 'a> {
 /// Bits of the key and the value of a token and KV head, by model.
 pub type KvBits = BTreeMap<String, f64>;
 
-/// The verdicts, in the order of the summary; none for scenes without a sparse method. `rows` and `cells` belong together.
+/// Judges settings. Returns tables in the order of the summary; none for scenes without a sparse method. `rows` and `cells` correspond.
 pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule, kv_bits: &KvBits) -> Vec<VerdictTable> {
     let lines: Vec<Line> = rows.iter().zip(cells).map(|(row, cell)| Line { row, cell }).collect();
     let (mut scenes, mut places) = (Vec::<Vec<Line>>::new(), BTreeMap::new());
@@ -269,7 +270,7 @@ pub fn judge(rows: &[SummaryRow], cells: &[SummaryCell], rule: VerdictRule, kv_b
     scenes.iter().filter_map(|lines| table(lines, rule, kv_bits)).collect()
 }
 
-/// What settings of a table share. Perplexities of different texts are not averaged, so that each has a table of its own.
+/// What the settings of a table share. Perplexities of different texts are not averaged, so each text has its own table.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Scene<'r> {
     model: &'r str,
@@ -285,7 +286,7 @@ impl<'r> Scene<'r> {
     }
 }
 
-/// `None` without a sparse method.
+/// Makes a table; `None` if there is no sparse method.
 fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictTable> {
     let (mut settings, mut places) = (Vec::<Vec<Line>>::new(), BTreeMap::new());
     for line in lines.iter().filter(|line| !line.row.is_reference()) {
@@ -326,7 +327,8 @@ fn table(lines: &[Line], rule: VerdictRule, kv_bits: &KvBits) -> Option<VerdictT
     })
 }
 
-/// The tasks that dense attention and all settings have; if there are none, those of the setting with most. `None` if there are no settings.
+/// The tasks that dense attention and all settings have; if there are none, those of the setting with most. `None` if there are no
+/// settings.
 fn common_tasks(settings: &[Vec<Line>], dense: &[Line]) -> Option<Vec<String>> {
     let of = |lines: &[Line]| lines.iter().map(|line| line.row.task.clone()).collect::<BTreeSet<String>>();
     let sets: Vec<BTreeSet<String>> = settings.iter().map(|lines| of(lines)).collect();
@@ -366,7 +368,7 @@ struct Judge<'j, 'r, 'a> {
     rule: VerdictRule,
     comparisons: usize,
     tasks: usize,
-    /// Bits of the key and the value of a token and KV head, if they are known.
+    /// Bits of the key and the value of a token and KV head, if known.
     kv_bits: Option<f64>,
     /// Dense attention on the tasks of the table.
     dense: Option<&'j [Line<'r, 'a>]>,
@@ -403,7 +405,7 @@ impl Judge<'_, '_, '_> {
         })
     }
 
-    /// Memory of the index, in percent of keys and values. `None` if the model's shape is not known, or nobody counted the index.
+    /// The memory of the index, in percent of keys and values. `None` if the model's shape is unknown, or the index was not counted.
     fn memory_percent(&self, rows: &[&SummaryRow]) -> Option<f64> {
         let aux_bits: Vec<f64> = rows.iter().map(|row| row.aux_bits).collect::<Option<_>>()?;
         Some(100.0 * mean(&aux_bits) / self.kv_bits?)
@@ -419,7 +421,7 @@ impl Judge<'_, '_, '_> {
         }
     }
 
-    /// Dense attention on the tasks of these lines, in their order.
+    /// The lines of dense attention on the tasks of `of`, in the same order.
     fn dense_on(&self, of: &[&Line]) -> Option<Vec<&Line<'_, '_>>> {
         let dense = self.dense?;
         of.iter().map(|line| dense.iter().find(|dense| dense.row.task == line.row.task)).collect()
@@ -441,7 +443,7 @@ impl Judge<'_, '_, '_> {
                 };
                 judged.map(in_points)
             }
-            // There are no such bounds for perplexities.
+            // No such bounds are known for perplexities.
             false if self.rule.is_any_time => None,
             false => {
                 let rise = paired::difference(&ours, &full, level)?.scaled(100.0 / dense.first()?.row.score);
@@ -459,14 +461,14 @@ impl Judge<'_, '_, '_> {
     }
 }
 
-/// What was attended instead of a share that was asked for, if that was missed.
+/// The attended share, if it differs too much from the share that was asked for.
 fn attended_instead(budget: AskedBudget, rows: &[&SummaryRow]) -> Option<f64> {
     let AskedBudget::Share(share) = budget else { return None };
     let attended = mean(&rows.iter().map(|row| row.density_sparse_layers).collect::<Vec<_>>());
     ((attended / share - 1.0).abs() > MISSED).then_some(attended)
 }
 
-/// Losses as shares, in points.
+/// Converts losses from shares to points.
 fn in_points(judged: Judgement) -> Judgement {
     let verdict = match judged.verdict {
         Verdict::Safe { loss_at_most } => Verdict::Safe { loss_at_most: 100.0 * loss_at_most },

@@ -1,4 +1,4 @@
-//! Warnings: what the self-checks have found, and how they are told.
+//! Warnings: what self-checks find, and how it is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,17 +13,17 @@ use crate::records::record::Record;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// Weights that were drawn: the scores mean nothing.
+    /// The weights are random, so the scores mean nothing.
     RandomWeights,
-    /// Too few examples to compare methods on a task.
+    /// There are too few examples to compare methods on a task.
     FewExamples,
-    /// Prompts that do not begin with exactly one BOS token, on a model whose tokenizer or template puts one there.
+    /// Prompts do not begin with exactly one BOS token, although the model's tokenizer or template puts one there.
     Bos,
-    /// Examples that fill less than 95 % of the length asked for, or more than all of it.
+    /// Examples fill less than 95 % of the requested length, or more than all of it.
     Length,
-    /// Some samples were recorded more than once, by runs that differ.
+    /// Some samples were recorded more than once, by different runs.
     RepeatedSamples,
-    /// Empty predictions.
+    /// Predictions are empty.
     EmptyPredictions,
     /// The dense score is too low to tell methods apart.
     LowReference,
@@ -31,19 +31,19 @@ pub enum Check {
     AboveReference,
     /// A larger budget scores worse beyond noise.
     NotMonotone,
-    /// A density asked for was missed by more than a quarter.
+    /// A requested density was missed by more than a quarter.
     DensityMissed,
-    /// Prompts whose middle was cut out.
+    /// Prompts were cut.
     Cut,
-    /// Rows that were timed under other conditions than most around them.
+    /// Rows were timed under other conditions than most rows around them.
     TimedApart,
-    /// Generations that ran into the token limit where dense ones stop.
+    /// Generations reach the token limit where dense ones stop.
     Truncated,
-    /// Models that were asked to think and did not come to an answer.
+    /// Models that were asked to think did not come to an answer.
     UnfinishedThoughts,
-    /// Most of what was attended was not picked: it followed the prefix.
+    /// Most of what was attended was not selected, but followed the prefix.
     FreeTokens,
-    /// No layer was dense, of a method that all of its publications run with dense layers.
+    /// No layer was dense, for a method that all of its publications run with dense layers.
     NoDenseLayers,
 }
 
@@ -70,22 +70,22 @@ impl fmt::Display for Check {
     }
 }
 
-/// One thing to look at before believing a number.
+/// A warning: one thing to look at before believing a number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Warning {
     /// What it is about.
     pub code: Check,
-    /// Model id; empty where it is about all of the records, as the next two.
+    /// The model id; empty if it is about all models.
     pub model: String,
-    /// Protocol.
+    /// The protocol; empty, like the task, if it is about all records of a model or of all models.
     pub protocol: String,
-    /// Full task name.
+    /// The full task name.
     pub task: String,
-    /// Requested length in tokens; 0 if a file determines it.
+    /// The requested length in tokens; 0 if a file determines it.
     pub length: usize,
-    /// Bare method name, where it is about one.
+    /// The method's name, if it is about one method.
     pub method: Option<String>,
-    /// Canonical parameters, where it is about one setting.
+    /// The canonical parameters, if it is about one setting.
     pub params: Option<String>,
     /// One readable line with the numbers, without place and method.
     pub message: String,
@@ -111,16 +111,16 @@ impl fmt::Display for Warning {
 }
 
 impl Warning {
-    /// Whether it is about all of the records, and not about one task.
+    /// Whether it is about all records of a model or of all models, rather than about one task.
     pub fn is_general(&self) -> bool {
         self.task.is_empty()
     }
 }
 
-/// From so many on, warnings of one kind are told of together.
+/// From this number on, warnings of one kind are reported together.
 pub const MANY: usize = 4;
 
-/// The warnings for someone who reads on: each by itself, but the first alone of many of a kind, with their number.
+/// The warnings for readers, in short: each by itself, but of many of a kind only the first, with their number.
 pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {
     let (mut of_kind, mut seen, mut told) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
     warnings.iter().for_each(|warning| *of_kind.entry(warning.code).or_insert(0) += 1);
@@ -143,20 +143,20 @@ impl Warning {
             && self.params.as_ref().is_none_or(|params| *params == row.params)
     }
 
-    /// About a task at a length, of which `r` is a record.
+    /// Makes a warning about a task at a length, of which `r` is a record.
     pub(super) fn of_task(code: Check, r: &Record, message: String) -> Self {
         let [model, protocol, task] = [&r.model, &r.protocol, &r.task].map(|text| text.as_str().to_owned());
         Self { code, model, protocol, task, length: r.length, method: None, params: None, message }
     }
 
-    /// About a method's setting on a task.
+    /// Makes a warning about a method's setting on a task.
     pub(super) fn of_cell(code: Check, cell: &SummaryCell, message: String) -> Self {
         let r = cell.head();
         let (method, params) = (Some(r.method.to_string()), Some(r.params.to_string()));
         Self { method, params, ..Self::of_task(code, r, message) }
     }
 
-    /// About all records of a model; of all models where it is empty.
+    /// Makes a warning about all records of a model; of all models if `model` is empty.
     pub(super) fn general(code: Check, model: String, message: String) -> Self {
         let [protocol, task] = [const { String::new() }; 2];
         Self { code, model, protocol, task, length: 0, method: None, params: None, message }

@@ -1,13 +1,13 @@
-//! Addresses: which ones requests can be sent to, and how they are shown without passwords.
+//! URLs: which ones requests can be sent to, and how they are shown without passwords.
 
 use url::Url;
 
 use spattn_base::error::UsageError;
 
-/// Reads an address that requests can be sent to.
+/// Parses a URL that requests can be sent to.
 ///
 /// # Errors
-/// If it is not one with `https://` or `http://` and a host.
+/// If it is not an `https://` or `http://` URL with a host.
 pub fn parse_url(text: &str) -> Result<Url, UsageError> {
     let no_address = || {
         let what = match may_hold_password(text) {
@@ -21,27 +21,27 @@ pub fn parse_url(text: &str) -> Result<Url, UsageError> {
     usable.then_some(url).ok_or_else(no_address)
 }
 
-/// Whether a text that is no address may have a user's name and password in it: an `@`, or a `:` that neither ends a scheme
-/// nor begins a port.
+/// Whether a text that is not a URL may contain a user name and password: an `@`, or a `:` that neither ends a scheme nor
+/// begins a port.
 fn may_hold_password(text: &str) -> bool {
     let after = text.split_once("://").map_or(text, |(_, after)| after);
     let is_port = |rest: &str| rest.bytes().take_while(|b| *b != b'/').all(|b| b.is_ascii_digit());
     text.contains('@') || after.split_once(':').is_some_and(|(_, rest)| !is_port(rest))
 }
 
-/// An address as it may be shown: without a user's name and password.
+/// The URL without user name and password, for messages.
 pub fn without_user(address: &str) -> String {
     let Ok(mut url) = parse_url(address) else { return "the hub".to_owned() };
     if url.username().is_empty() && url.password().is_none() {
         return address.to_owned();
     }
-    // Of an address with a host neither fails.
+    // Neither call fails for a URL with a host.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     url.as_str().trim_end_matches('/').to_owned()
 }
 
-/// Host and, unless it is the usual one, port.
+/// The host, with the port unless it is the default one.
 pub(super) fn host_of(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))

@@ -1,4 +1,4 @@
-//! Why there is no answer: the causes told apart, so that hints name the true one.
+//! Why there is no answer. The causes are distinguished, so that hints fit them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub const LEAST_RATE: u64 = 1024;
 /// Why a request has no complete answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The server answers with a status that is no success.
+    /// The server answers with an error status.
     #[error("{0}")]
     Refused(Refusal),
     /// The host name cannot be resolved.
@@ -17,7 +17,7 @@ pub enum HttpError {
     Unresolved {
         /// The host.
         host: String,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
     /// The host cannot be reached.
@@ -25,7 +25,7 @@ pub enum HttpError {
     Unconnected {
         /// The host.
         host: String,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
     /// TLS does not accept the connection.
@@ -33,7 +33,7 @@ pub enum HttpError {
     Insecure {
         /// The host.
         host: String,
-        /// What TLS said.
+        /// The error of the TLS library.
         detail: String,
     },
     /// No answer begins within [`Timeouts::answer`](super::Timeouts::answer).
@@ -41,7 +41,7 @@ pub enum HttpError {
     Unanswered {
         /// The host.
         host: String,
-        /// How long it was waited for.
+        /// How long the client waited.
         after: Duration,
     },
     /// No byte comes within [`Timeouts::stall`](super::Timeouts::stall).
@@ -49,17 +49,17 @@ pub enum HttpError {
     Stalled {
         /// The host.
         host: String,
-        /// How long it was waited for.
+        /// How long the client waited.
         after: Duration,
     },
-    /// Fewer bytes come than [`LEAST_RATE`].
+    /// Bytes come more slowly than [`LEAST_RATE`].
     #[error("{host} sent {bytes} bytes in {:.0} s, too few to go on", during.as_secs_f64())]
     Slow {
         /// The host.
         host: String,
-        /// How much came.
+        /// The number of bytes received.
         bytes: u64,
-        /// How long that took.
+        /// The time that this took.
         during: Duration,
     },
     /// The connection ended before the answer did.
@@ -67,10 +67,10 @@ pub enum HttpError {
     Broken {
         /// The host.
         host: String,
-        /// How far it got, or what the system said.
+        /// How far it got, or the system's error.
         detail: String,
     },
-    /// The answer is not what the protocol, or the hub, promises.
+    /// The answer is not what the protocol or the hub promises.
     #[error("{host} sent an answer that cannot be used ({detail})")]
     Unintelligible {
         /// The host.
@@ -80,7 +80,7 @@ pub enum HttpError {
     },
 }
 
-/// An answer whose status is no success.
+/// An answer with an error status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The host.
@@ -91,7 +91,7 @@ pub struct Refusal {
     pub code: Option<String>,
     /// How long the server asks to wait before the next request.
     pub retry_after: Option<Duration>,
-    /// Whether the host that was asked answered it, not one that it redirected to.
+    /// Whether it comes from the requested host, not from one that it redirected to.
     pub by_first_host: bool,
 }
 
@@ -104,7 +104,7 @@ impl std::fmt::Display for Refusal {
 }
 
 impl HttpError {
-    /// Whether the server was reached, and the same request may succeed at once or soon.
+    /// Whether the server was reached, and the same request may succeed right away or soon.
     pub fn is_busy(&self) -> bool {
         match self {
             Self::Refused(refusal) => matches!(refusal.status, 408 | 429 | 500..=599),
@@ -130,7 +130,8 @@ impl HttpError {
         }
     }
 
-    /// What the user can do about it; `again` says what running the same command again would do.
+    /// What the user can do about it; `again` says what happens if the same command is run
+    /// again.
     pub fn hint(&self, again: &str) -> String {
         match self {
             Self::Refused(refusal) => refusal.hint(again),

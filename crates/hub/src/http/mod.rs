@@ -1,4 +1,4 @@
-//! Requests over HTTP. Redirects are followed by hand, so that a token stays with the host that it is for.
+//! Requests over HTTP. Redirects are followed here, not by the library, so that a token is sent only to its own host.
 
 mod address;
 mod error;
@@ -17,11 +17,11 @@ use url::{Origin, Url};
 use address::host_of;
 use spattn_base::foreign::contain;
 
-/// As many redirects as browsers follow, at most.
+/// The most redirects that are followed, as many as by browsers.
 const MOST_REDIRECTS: usize = 10;
-/// The header in which the servers of the hub's files say why they refuse.
+/// The header in which the hub's file servers say why they refuse.
 const ERROR_CODE: &str = "x-error-code";
-/// Error codes are single words; whatever else a server sends is not repeated.
+/// The longest error code that is shown. Error codes are single words; anything else from a server is not repeated.
 const LONGEST_ERROR_CODE: usize = 40;
 /// Length of the window over which the rate is measured, in units of [`Timeouts::stall`].
 const STALLS_A_WINDOW: u32 = 6;
@@ -31,15 +31,15 @@ const STALLS_A_WINDOW: u32 = 6;
 pub struct Hop {
     /// Its headers.
     pub headers: HeaderMap,
-    /// Whether it is the host that was asked.
+    /// Whether it comes from the requested host.
     pub by_first_host: bool,
     /// Whether it redirects to another address.
     pub is_redirect: bool,
 }
 
-/// An answer whose content is still to be read.
+/// An answer whose content has yet to be read.
 pub struct Answer {
-    /// Whether the content is the part of the file that was asked for, not the whole file.
+    /// Whether the content is the requested part of the file, not the whole file.
     pub is_part: bool,
     /// Its headers.
     pub headers: HeaderMap,
@@ -49,7 +49,7 @@ pub struct Answer {
     body: BodyReader<'static>,
 }
 
-/// Bytes that came, and time spent waiting for them; time in which the program itself was stopped does not count.
+/// The bytes received, and the time spent waiting for them; time in which the program itself was suspended does not count.
 #[derive(Debug, Default)]
 struct Window {
     waited: Duration,
@@ -57,7 +57,8 @@ struct Window {
 }
 
 impl Window {
-    /// Adds bytes that came after a wait. Returns the window as an error if it has this `length` and too few bytes came in it.
+    /// Adds bytes received after a wait. If the window has reached `length`, starts a new one, and returns the old one as an
+    /// error if it has too few bytes.
     fn take(&mut self, read: usize, waited: Duration, length: Duration) -> Result<(), Self> {
         self.bytes += read as u64;
         self.waited += waited;
@@ -71,31 +72,31 @@ impl Window {
 }
 
 impl Answer {
-    /// Bytes of the content, if the server states them.
+    /// The number of bytes of the content, if the server states it.
     pub fn length(&self) -> Option<u64> {
         number(&self.headers, header::CONTENT_LENGTH.as_str())
     }
 
-    /// Whether the end of the content can be told from a broken connection.
+    /// Whether the end of the content can be distinguished from a broken connection.
     pub fn has_end(&self) -> bool {
         self.length().is_some() || self.headers.contains_key(header::TRANSFER_ENCODING)
     }
 
-    /// Offset of the first byte in the file, and bytes of the whole file, where the server states them.
+    /// The offset of the first byte in the file, and the size of the whole file, if the server states them.
     pub fn range(&self) -> Option<(u64, Option<u64>)> {
         let (range, total) = text(&self.headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
         Some((range.split_once('-')?.0.trim().parse().ok()?, total.trim().parse().ok()))
     }
 
-    /// Reads the next bytes; returns how many, 0 at the end.
+    /// Reads the next bytes; returns their number, 0 at the end.
     ///
     /// # Errors
-    /// If the connection breaks or stalls, or too little comes for too long.
+    /// If the connection breaks or stalls, or is too slow for too long.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, HttpError> {
         loop {
             let begun = Instant::now();
             match std::io::Read::read(&mut self.body, buffer) {
-                // The end is no matter of rates.
+                // Waiting for the end does not count for the rate.
                 Ok(0) => return Ok(0),
                 Ok(read) => {
                     let (waited, length) =
@@ -118,20 +119,20 @@ impl Answer {
         }
     }
 
-    /// The error of a content that ends after `got` of `expected` bytes.
+    /// The error for a content that ends after `got` of `expected` bytes.
     pub fn ends_early(&self, got: u64, expected: u64) -> HttpError {
         HttpError::Broken { host: self.host.clone(), detail: format!("after {got} of {expected} bytes") }
     }
 
-    /// The error of an answer that cannot be used.
+    /// The error for an answer that cannot be used.
     pub fn unusable(&self, detail: impl Into<String>) -> HttpError {
         HttpError::Unintelligible { host: self.host.clone(), detail: detail.into() }
     }
 
-    /// All of the content.
+    /// Reads the whole content.
     ///
     /// # Errors
-    /// As [`read`](Self::read), or if it is longer than `most` bytes.
+    /// Those of [`read`](Self::read), or if it is longer than `most` bytes.
     pub fn read_all(mut self, most: usize) -> Result<Vec<u8>, HttpError> {
         let (mut all, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
         loop {
@@ -146,7 +147,7 @@ impl Answer {
     }
 }
 
-/// Sends requests; the token, if any, to one origin only.
+/// Sends requests; a token, if there is one, is sent to one origin only.
 #[derive(Debug)]
 pub struct Client {
     agent: ureq::Agent,
@@ -154,20 +155,20 @@ pub struct Client {
     bearer: Option<Bearer>,
 }
 
-/// A token, and the only scheme, host and port that it is sent to.
+/// A token, and the only origin (scheme, host and port) that it is sent to.
 struct Bearer {
     origin: Origin,
     token: String,
 }
 
 impl std::fmt::Debug for Bearer {
-    /// Without the token: it must not get into messages.
+    /// Omits the token, which must not get into messages.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Bearer({})", self.origin.ascii_serialization())
     }
 }
 
-/// A request without its address.
+/// A request without its URL.
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Head,
@@ -189,7 +190,7 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            // Sizes and places in a file are those of the file itself.
+            // Sizes and offsets have to be those of the file itself, not of a compressed form.
             .accept_encoding("identity")
             .user_agent(concat!("spattn/", env!("CARGO_PKG_VERSION")))
             .build()
@@ -202,7 +203,7 @@ impl Client {
         Self { bearer: Some(Bearer { origin: url.origin(), token: token.to_owned() }), ..self }
     }
 
-    /// Asks for a file from the byte `from` on, and follows redirects to it.
+    /// Requests a file from the byte `from` on, and follows redirects to it.
     ///
     /// # Errors
     /// [`HttpError`], if no answer begins.
@@ -215,7 +216,7 @@ impl Client {
         Ok(Answer { is_part, headers: head.headers, host, stall, window, body: body.into_reader() })
     }
 
-    /// Sends HEAD requests, following redirects until `enough` holds of a response; returns the heads of all responses.
+    /// Sends HEAD requests, following redirects until a response is `enough`; returns the heads of all responses.
     ///
     /// # Errors
     /// [`HttpError`].
@@ -256,7 +257,7 @@ impl Client {
     /// Sends one request, without following redirects.
     fn ask(&self, request: Request, at: &Url) -> Result<Response<Body>, HttpError> {
         let built = match request {
-            // Nothing comes after the answer that could stall.
+            // There is no content that could stall.
             Request::Head => self.agent.head(at.as_str()).config().timeout_per_read(None).build(),
             Request::Get { .. } => self.agent.get(at.as_str()),
         };
@@ -268,7 +269,7 @@ impl Client {
             Some(token) => built.header(header::AUTHORIZATION, format!("Bearer {token}")),
             None => built,
         };
-        // Addresses are looked up in a thread, and where there is none to be had, the library panics.
+        // The library looks up addresses in a thread, and panics if it cannot start one.
         match contain(|| built.call()) {
             Ok(answer) => answer.map_err(|error| self.unanswered(error, at)),
             Err(panic) => Err(HttpError::Unresolved { host: host_of(at), detail: panic.said().to_owned() }),
@@ -284,11 +285,11 @@ impl Client {
         use std::io::ErrorKind;
         use ureq::{Error, Timeout};
         let (host, detail) = (host_of(at), plain(&error));
-        // An address that is repeated there may have a password in it.
+        // The text may repeat a URL with a password.
         let detail = if detail.contains('@') { "a URL is not valid".to_owned() } else { detail };
         match error {
             Error::Timeout(Timeout::Resolve) | Error::HostNotFound => HttpError::Unresolved { host, detail },
-            // The system's resolver has no error kind of its own.
+            // The library has no error kind for failures of the system's resolver.
             Error::Io(e) if e.to_string().contains("lookup") => HttpError::Unresolved { host, detail },
             Error::Timeout(Timeout::Connect) => HttpError::Unconnected { host, detail },
             Error::Timeout(Timeout::PerRead) => HttpError::Stalled { host, after: self.timeouts.stall },
@@ -297,7 +298,7 @@ impl Client {
                 HttpError::Insecure { host, detail }
             }
             Error::Io(e) => match e.kind() {
-                // TLS hands its errors over as this one.
+                // TLS errors arrive as this kind of I/O error.
                 ErrorKind::InvalidData if at.scheme() == "https" => HttpError::Insecure { host, detail },
                 ErrorKind::UnexpectedEof
                 | ErrorKind::ConnectionReset
@@ -313,7 +314,7 @@ impl Client {
     }
 }
 
-/// What an error says, without the words that the library puts before it.
+/// The text of an error, without the library's prefix.
 fn plain(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Io(e) => e.to_string(),
@@ -346,7 +347,7 @@ fn refusal(response: &Response<Body>, at: &Url, by_first_host: bool) -> Refusal 
     }
 }
 
-/// What `Retry-After` says: seconds, or the date until which to wait.
+/// The wait that `Retry-After` asks for, given in seconds or as a date.
 fn waiting_time(text: &str, now: SystemTime) -> Option<Duration> {
     match text.trim().parse::<u64>() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),

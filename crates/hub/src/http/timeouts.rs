@@ -1,16 +1,18 @@
-//! How long servers may take.
+//! How long servers may take to answer.
 
 use std::time::Duration;
 
 use spattn_base::error::UsageError;
 
-/// How long servers may take.
+/// How long servers may take to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For each of: finding the host's address, connecting to it, and the beginning of its answer.
+    /// The limit for each of three steps: resolving the host name, connecting, and the beginning of
+    /// the answer.
     pub answer: Duration,
-    /// Between one byte of an answer and the next. A whole file may take any time, as long as at least
-    /// [`LEAST_RATE`](super::LEAST_RATE) is kept up, measured over windows of six times this duration.
+    /// The limit between two bytes of an answer. A whole file may take any time, as long as the rate
+    /// is at least [`LEAST_RATE`](super::LEAST_RATE), measured over windows of six times this
+    /// duration.
     pub stall: Duration,
 }
 
@@ -21,7 +23,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// From the variables that other Hugging Face tools use: `HF_HUB_ETAG_TIMEOUT` for the answer,
+    /// Reads the variables that other Hugging Face tools use: `HF_HUB_ETAG_TIMEOUT` for the answer,
     /// `HF_HUB_DOWNLOAD_TIMEOUT` for a stall, both in seconds.
     ///
     /// # Errors

@@ -10,7 +10,8 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| bf16::from_f32(rng.random_range(-2.0..2.0)).to_f32()).collect()
 }
 
-/// The largest error of an output: rounding a weight to bf16 changes it by at most 2^-9 of itself, and values are below 2.
+/// The largest error of an output: rounding a weight to bf16 changes it by at most 2^-9 of its value, and values are below
+/// 2.
 fn bound(precision: MatmulPrecision) -> f32 {
     match precision {
         MatmulPrecision::F32 => 2e-5,
@@ -18,7 +19,7 @@ fn bound(precision: MatmulPrecision) -> f32 {
     }
 }
 
-/// Computed row by row with the decode kernel, which has its own reference.
+/// Computes attention row by row with the decode kernel, which has its own reference.
 fn row_by_row(q: &[f32], kv: &[(Vec<f16>, Vec<f16>)], heads: usize, d: usize, rows: usize, scale: f32) -> Vec<f32> {
     let tokens = kv[0].0.len() / d;
     let group = heads / kv.len();
@@ -83,7 +84,7 @@ fn rows_see_the_front_and_a_stretch_of_their_own() {
     let (q, half) =
         (noise(rows * heads * d, 1), |seed| noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>());
     let (k, v) = (half(2), half(3));
-    // Every third token, packed. Stretches begin within the front, far behind it, or are empty.
+    // Every third token, packed. Stretches start within the front, far after it, or are empty.
     let packed_tokens: Vec<u32> = (0..tokens as u32).step_by(3).collect();
     let gather = |rows: &[f16]| Rows::F16(rows).gather(&packed_tokens, d);
     let (packed_k, packed_v) = (gather(&k), gather(&v));
@@ -152,7 +153,7 @@ fn rows_see_single_tokens_with_their_weights() {
     }
 }
 
-/// Outputs of the rows of one head, in double precision, one after the other.
+/// Computes the outputs of the rows of one head in double precision, one after the other.
 fn naively(q: &[f32], k: &[f32], v: &[f32], d: usize, window: usize, (scale, cap, sink): (f64, f64, f64)) -> Vec<f32> {
     let (rows, tokens) = (q.len() / d, k.len() / d);
     let of_row = |i: usize| {

@@ -2,7 +2,7 @@
 
 use super::formats::{Format, Q4K, Q4x0, Q4x1, Q5K, Q5x0, Q5x1, Q6K, Q8x0};
 
-/// The layout of a block. Names are those of llama.cpp, and so are the bytes.
+/// The layout of a block. Names and bytes are those of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockType {
     /// 32 numbers of 4 bits around 8, and a scale.
@@ -15,15 +15,15 @@ pub enum BlockType {
     Q5_1,
     /// 32 signed numbers of 8 bits, and a scale.
     Q8_0,
-    /// 256 numbers of 4 bits; each 32 have a scale and an offset of 6 bits.
+    /// 256 numbers of 4 bits; each group of 32 has a scale and an offset of 6 bits.
     Q4K,
-    /// 256 numbers of 5 bits; each 32 have a scale and an offset of 6 bits.
+    /// 256 numbers of 5 bits; each group of 32 has a scale and an offset of 6 bits.
     Q5K,
-    /// 256 numbers of 6 bits around 32; each 16 have a scale of 8 bits.
+    /// 256 numbers of 6 bits around 32; each group of 16 has a scale of 8 bits.
     Q6K,
 }
 
-/// Runs `$body` with `$format` as the [`Format`] of a [`BlockType`].
+/// Evaluates `$body` with `$format` as the [`Format`] of a [`BlockType`].
 macro_rules! with_format {
     (@ $own:ident, $format:ident => $body:expr) => {{
         type $format = $own;
@@ -48,7 +48,7 @@ impl BlockType {
     pub const ALL: [Self; 8] =
         [Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
 
-    /// The name in lower case, as on the command line and in records.
+    /// Returns the name in lower case, as on the command line and in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "q4_0",
@@ -62,17 +62,18 @@ impl BlockType {
         }
     }
 
-    /// Numbers in a block.
+    /// Number of elements in a block.
     pub fn numbers(self) -> usize {
         with_format!(self, F => F::NUMBERS)
     }
 
-    /// Bytes of a block.
+    /// Number of bytes of a block.
     pub fn bytes(self) -> usize {
         with_format!(self, F => F::BYTES)
     }
 
-    /// Bytes of so many numbers; of whole blocks, if they do not fill the last one.
+    /// Number of bytes of the blocks that hold `numbers` elements; the last block
+    /// may be partly used.
     pub fn bytes_of(self, numbers: usize) -> usize {
         numbers.div_ceil(self.numbers()).saturating_mul(self.bytes())
     }

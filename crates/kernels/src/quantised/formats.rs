@@ -1,44 +1,44 @@
-//! The layouts of blocks, and reading their numbers in order.
+//! The layouts of blocks, and code to read their numbers in order.
 //!
-//! Scales are f16, or f16 times whole numbers of up to 8 bits. So a scale times a code has no more than 24 significant bits: it is exact
-//! in f32, and a number is rounded once at most, when its offset is added. Whether that is done by a fused multiply-add, a table or two
+//! Scales are f16, or f16 times integers of up to 8 bits. So a scale times a code has at most 24 significant bits: it is exact in f32,
+//! and a number is rounded at most once, when its offset is added. Whether that is done by a fused multiply-add, a table or two
 //! operations does not change a bit.
 
 use super::lanes::{GroupScales, Lanes};
 
-/// Takes the numbers of a block, some lanes at a time.
+/// Receives the numbers of a block, some lanes at a time.
 pub(super) trait Sink<S: Lanes> {
-    /// Takes the numbers from `at` on, counted from the beginning of the block. They come in order.
+    /// Receives the numbers from `at` on, counted from the start of the block. They come in order.
     ///
     /// # Safety
-    /// The CPU supports `S`; what the sink reads or writes at these numbers' places is there.
+    /// The CPU supports `S`; the memory that the sink reads or writes for these numbers exists.
     unsafe fn take(&mut self, at: usize, numbers: S::V);
 }
 
 /// The layout of a block.
 pub(super) trait Format: Send + Sync + 'static {
-    /// Numbers in a block.
+    /// Number of elements in a block.
     const NUMBERS: usize;
-    /// Bytes of a block.
+    /// Number of bytes of a block.
     const BYTES: usize;
-    /// Numbers that are read at a time.
+    /// Number of elements read at a time.
     const PART: usize;
-    /// What all numbers of a block share.
+    /// What all elements of a block share.
     type Scales<S: Lanes>: Copy;
 
-    /// Reads what all numbers share.
+    /// Reads what all elements share.
     ///
     /// # Safety
     /// A block is readable at `block`; the CPU supports `S`.
     unsafe fn scales<S: Lanes>(block: *const u8) -> Self::Scales<S>;
 
-    /// [`scales`](Self::scales) of some blocks.
+    /// Reads the [`scales`](Self::scales) of several blocks.
     ///
     /// # Safety
-    /// As there, of each block.
+    /// Like [`scales`](Self::scales), for each block.
     #[inline(always)]
     unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [Self::Scales<S>; N] {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller: each block is readable, and the CPU supports `S`.
         unsafe {
             let mut scales = [Self::scales::<S>(blocks[0]); N];
             for j in 1..N {
@@ -48,14 +48,14 @@ pub(super) trait Format: Send + Sync + 'static {
         }
     }
 
-    /// Hands the numbers of part `part` to `sink`.
+    /// Passes the numbers of part `part` to `sink`.
     ///
     /// # Safety
     /// A block is readable at `block`, and it has such a part; the sink may take all numbers of the block; the CPU supports `S`.
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Self::Scales<S>, part: usize, sink: &mut K);
 }
 
-/// What turns the codes of four bits in the lower halves of bytes into numbers, and those in the upper halves.
+/// Tables that turn 4-bit codes into numbers: those in the lower halves of bytes, and those in the upper halves.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<S: Lanes> {
     lower: S::Table,
@@ -72,10 +72,10 @@ impl<S: Lanes> Nibbles<S> {
     }
 }
 
-/// Hands on codes of four bits: those of the lower halves of so many bytes, then those of the upper halves.
+/// Passes on 4-bit codes: those in the lower halves of `BYTES` bytes, then those in the upper halves.
 ///
 /// # Safety
-/// `BYTES` bytes are readable at `codes`; the rest as for [`Format::part`].
+/// `BYTES` bytes are readable at `codes`; otherwise like [`Format::part`].
 #[inline(always)]
 unsafe fn nibbles<const BYTES: usize, S: Lanes, K: Sink<S>>(
     codes: *const u8,
@@ -83,7 +83,7 @@ unsafe fn nibbles<const BYTES: usize, S: Lanes, K: Sink<S>>(
     at: usize,
     sink: &mut K,
 ) {
-    // SAFETY: every load ends within the bytes, of which there is a multiple of any number of lanes; the rest is the caller's.
+    // SAFETY: every load ends within the bytes, whose number is a multiple of any number of lanes; the caller upholds the rest.
     unsafe {
         for first in (0..BYTES).step_by(S::LANES) {
             sink.take(at + first, S::look_up(of.lower, S::load_u8(codes.add(first))));
@@ -105,7 +105,7 @@ impl Format for Q4x0 {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> Nibbles<S> {
-        // SAFETY: the caller's; the scale is the first two bytes.
+        // SAFETY: upheld by the caller; the scale is the first two bytes.
         unsafe {
             let scale = S::splat_f16(block);
             Nibbles::new(scale, S::mul(scale, S::splat(-8.0)))
@@ -114,7 +114,7 @@ impl Format for Q4x0 {
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
-        // SAFETY: the caller's; 16 bytes of codes follow the scale.
+        // SAFETY: upheld by the caller; 16 bytes of codes follow the scale.
         unsafe { nibbles::<16, S, K>(block.add(2), scales, 0, sink) }
     }
 }
@@ -130,21 +130,22 @@ impl Format for Q4x1 {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> Nibbles<S> {
-        // SAFETY: the caller's; scale and offset are the first four bytes.
+        // SAFETY: upheld by the caller; scale and offset are the first four bytes.
         unsafe { Nibbles::new(S::splat_f16(block), S::splat_f16(block.add(2))) }
     }
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &Nibbles<S>, _: usize, sink: &mut K) {
-        // SAFETY: the caller's; 16 bytes of codes follow scale and offset.
+        // SAFETY: upheld by the caller; 16 bytes of codes follow scale and offset.
         unsafe { nibbles::<16, S, K>(block.add(4), scales, 0, sink) }
     }
 }
 
-/// Hands on 32 codes of five bits: their lower four as in blocks of four bits, the highest of each in the four bytes at `fifths`.
+/// Passes on 32 five-bit codes: their lower four bits are stored as in 4-bit blocks, the highest bit of each in the four bytes at
+/// `fifths`.
 ///
 /// # Safety
-/// Four bytes are readable at `fifths`, 16 at `codes`; the rest as for [`Format::part`].
+/// Four bytes are readable at `fifths`, 16 at `codes`; otherwise like [`Format::part`].
 #[inline(always)]
 unsafe fn five_bits<S: Lanes, K: Sink<S>>(
     fifths: *const u8,
@@ -152,7 +153,7 @@ unsafe fn five_bits<S: Lanes, K: Sink<S>>(
     (scale, offset): (S::V, S::V),
     sink: &mut K,
 ) {
-    // SAFETY: every load ends within the bytes that the caller vouches for.
+    // SAFETY: every load ends within the bytes that are readable according to the caller, who upholds the rest.
     unsafe {
         let fifths = u32::from_le_bytes(fifths.cast::<[u8; 4]>().read_unaligned());
         for at in (0..32).step_by(S::LANES) {
@@ -174,7 +175,7 @@ impl Format for Q5x0 {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> (S::V, S::V) {
-        // SAFETY: the caller's; the scale is the first two bytes.
+        // SAFETY: upheld by the caller; the scale is the first two bytes.
         unsafe {
             let scale = S::splat_f16(block);
             (scale, S::mul(scale, S::splat(-16.0)))
@@ -183,7 +184,7 @@ impl Format for Q5x0 {
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &(S::V, S::V), _: usize, sink: &mut K) {
-        // SAFETY: the caller's; four bytes of highest bits and 16 of codes follow the scale.
+        // SAFETY: upheld by the caller; four bytes of highest bits and 16 of codes follow the scale.
         unsafe { five_bits(block.add(2), block.add(6), *scales, sink) }
     }
 }
@@ -199,13 +200,13 @@ impl Format for Q5x1 {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> (S::V, S::V) {
-        // SAFETY: the caller's; scale and offset are the first four bytes.
+        // SAFETY: upheld by the caller; scale and offset are the first four bytes.
         unsafe { (S::splat_f16(block), S::splat_f16(block.add(2))) }
     }
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &(S::V, S::V), _: usize, sink: &mut K) {
-        // SAFETY: the caller's; four bytes of highest bits and 16 of codes follow scale and offset.
+        // SAFETY: upheld by the caller; four bytes of highest bits and 16 of codes follow scale and offset.
         unsafe { five_bits(block.add(4), block.add(8), *scales, sink) }
     }
 }
@@ -221,13 +222,13 @@ impl Format for Q8x0 {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> S::V {
-        // SAFETY: the caller's; the scale is the first two bytes.
+        // SAFETY: upheld by the caller; the scale is the first two bytes.
         unsafe { S::splat_f16(block) }
     }
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scale: &S::V, _: usize, sink: &mut K) {
-        // SAFETY: the caller's; 32 bytes of codes follow the scale.
+        // SAFETY: upheld by the caller; 32 bytes of codes follow the scale.
         unsafe {
             for at in (0..32).step_by(S::LANES) {
                 sink.take(at, S::mul(S::to_f32(S::load_i8(block.add(2 + at))), *scale));
@@ -247,19 +248,19 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
-        // SAFETY: the caller's; scales and offsets are in the first 16 bytes.
+        // SAFETY: upheld by the caller; scales and offsets are in the first 16 bytes.
         unsafe { S::scales_of_one(block) }
     }
 
     #[inline(always)]
     unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [GroupScales; N] {
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller, for each block; scales and offsets are in its first 16 bytes.
         unsafe { S::scales(blocks) }
     }
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
-        // SAFETY: the caller's; 32 bytes of codes for each part are behind 16 of scales and offsets.
+        // SAFETY: upheld by the caller; 32 bytes of codes for each part follow 16 of scales and offsets.
         unsafe {
             let group = 2 * part;
             let both = Nibbles {
@@ -283,19 +284,20 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
-        // SAFETY: the caller's; scales and offsets are in the first 16 bytes.
+        // SAFETY: upheld by the caller; scales and offsets are in the first 16 bytes.
         unsafe { S::scales_of_one(block) }
     }
 
     #[inline(always)]
     unsafe fn scales_of_each<S: Lanes, const N: usize>(blocks: [*const u8; N]) -> [GroupScales; N] {
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller, for each block; scales and offsets are in its first 16 bytes.
         unsafe { S::scales(blocks) }
     }
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
-        // SAFETY: the caller's; behind 16 bytes of scales and offsets are 32 of highest bits and 32 of codes for each part.
+        // SAFETY: upheld by the caller; 16 bytes of scales and offsets are followed by 32 of highest bits, and by 32 of codes for each
+        // part.
         unsafe {
             let (fifths, codes) = (block.add(16), block.add(48 + 32 * part));
             for half in 0..2 {
@@ -312,8 +314,8 @@ impl Format for Q5K {
     }
 }
 
-/// Layout of [`BlockType::Q6K`](super::BlockType::Q6K): for each half of 128 numbers 64 bytes with the lower four bits of codes; for each
-/// half 32 bytes with the higher two; 16 signed scales; the scale of scales.
+/// Layout of [`BlockType::Q6K`](super::BlockType::Q6K): for each half of 128 numbers, 64 bytes with the lower four bits of codes; for
+/// each half, 32 bytes with the higher two; 16 signed scales; the scale of the scales.
 pub(super) enum Q6K {}
 
 impl Format for Q6K {
@@ -324,7 +326,7 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn scales<S: Lanes>(block: *const u8) -> GroupScales {
-        // SAFETY: the caller's; 16 bytes of scales are at 192, and two of their scale at 208.
+        // SAFETY: upheld by the caller; 16 bytes of scales are at 192, and two of their scale at 208.
         unsafe {
             let scale = S::splat_f16(block.add(208));
             let mut scales = GroupScales([0.0; 16]);
@@ -338,7 +340,7 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn part<S: Lanes, K: Sink<S>>(block: *const u8, scales: &GroupScales, part: usize, sink: &mut K) {
-        // SAFETY: the caller's; each part has 64 bytes of lower bits, and 32 of higher ones from 128 on.
+        // SAFETY: upheld by the caller; each part has 64 bytes of lower bits, and 32 of higher bits from 128 on.
         unsafe {
             let (lower, higher) = (block.add(64 * part), block.add(128 + 32 * part));
             for quarter in 0..4 {

@@ -1,73 +1,73 @@
-//! Vectors of codes, beside the vectors of f32 of [`Simd`]: loading bytes, taking bits out of them, and turning codes into numbers.
+//! Vectors of codes, in addition to the vectors of f32 of [`Simd`]: loading bytes, extracting bits, and turning codes into numbers.
 
 use half::f16;
 
 use crate::simd::{Portable, PortableLanes, Simd};
 
-/// What the groups of a larger block share: eight scales and eight offsets, or sixteen scales. They are in one line of the cache, from where
-/// each is read into all lanes.
+/// What the groups of a larger block share: eight scales and eight offsets, or sixteen scales. They are in one cache line, from which each
+/// is loaded into all lanes.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct GroupScales(pub(super) [f32; 16]);
 
-/// Operations on vectors of `LANES` codes of 32 bits.
+/// Operations on vectors of `LANES` 32-bit codes.
 ///
 /// # Safety
-/// As for [`Simd`]: the CPU supports the implementing type's instructions, and pointers are readable for as many bytes as are loaded.
+/// Like [`Simd`]: the CPU supports the implementing type's instructions, and pointers are readable for as many bytes as are loaded.
 pub(super) trait Lanes: Simd {
     /// A vector of `LANES` codes.
     type Codes: Copy;
-    /// What turns codes of four bits into numbers.
+    /// A table that turns 4-bit codes into numbers.
     type Table: Copy;
-    /// The same instructions with eight lanes.
+    /// The eight-lane version of the same instructions.
     type Eight: Lanes;
 
-    /// `LANES` codes of 32 bits, the lowest byte first.
+    /// Loads `LANES` codes of 32 bits, the lowest byte first.
     unsafe fn load_words(ptr: *const u8) -> Self::Codes;
 
-    /// `LANES` unsigned bytes.
+    /// Loads `LANES` unsigned bytes.
     unsafe fn load_u8(ptr: *const u8) -> Self::Codes;
-    /// `LANES` signed bytes.
+    /// Loads `LANES` signed bytes.
     unsafe fn load_i8(ptr: *const u8) -> Self::Codes;
-    /// Shifts all codes; bits that come in are zero.
+    /// Shifts all codes to the right; bits that come in are zero.
     unsafe fn shift_right(codes: Self::Codes, bits: u32) -> Self::Codes;
     unsafe fn shift_left(codes: Self::Codes, bits: u32) -> Self::Codes;
     unsafe fn and(codes: Self::Codes, mask: u32) -> Self::Codes;
     unsafe fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes;
     unsafe fn subtract(codes: Self::Codes, number: i32) -> Self::Codes;
-    /// `value` in the lanes whose bit of `bits` is set, the first lane's lowest; 0 in the others.
+    /// Returns `value` in the lanes whose bit of `bits` is set, the first lane's lowest; 0 in the others.
     unsafe fn spread(bits: u32, value: u32) -> Self::Codes;
-    /// Codes as signed numbers.
+    /// Converts codes as signed numbers.
     unsafe fn to_f32(codes: Self::Codes) -> Self::V;
-    /// The f16 at `ptr`, two bytes that need not be aligned, in all lanes.
+    /// Loads the f16 at `ptr`, two bytes that need not be aligned, into all lanes.
     unsafe fn splat_f16(ptr: *const u8) -> Self::V;
-    /// What turns a code of four bits into `scale · code + offset`.
+    /// Makes a table that turns a 4-bit code into `scale · code + offset`.
     unsafe fn table(scale: Self::V, offset: Self::V) -> Self::Table;
-    /// The same for codes in the upper halves of bytes.
+    /// Like [`table`](Self::table), for codes in the upper halves of bytes.
     unsafe fn upper_table(scale: Self::V, offset: Self::V) -> Self::Table;
-    /// The numbers of the lowest four bits of `codes`; higher bits do not matter.
+    /// Returns the numbers of the lowest four bits of `codes`; higher bits do not matter.
     unsafe fn look_up(table: Self::Table, codes: Self::Codes) -> Self::V;
-    /// The numbers of the upper four bits of `codes`, which are bytes; `table` is an [`upper_table`](Self::upper_table).
+    /// Returns the numbers of the upper four bits of `codes`, which are bytes; `table` is an [`upper_table`](Self::upper_table).
     unsafe fn look_up_upper(table: Self::Table, codes: Self::Codes) -> Self::V;
-    /// The scales and offsets in the heads of `N` blocks, 16 bytes each; offsets are negative, so that they are added.
+    /// Reads the scales and offsets in the heads of `N` blocks, 16 bytes each. Offsets are returned negative, so that they can be added.
     ///
-    /// A head begins with two f16, the scale of scales and that of offsets. 12 bytes follow. The lower six bits of bytes 0 to 3 are the
-    /// first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits of the other
-    /// scales and offsets, whose higher two bits are what was left of bytes 0 to 7.
+    /// A head starts with two f16, the scale of scales and that of offsets. 12 bytes follow. The lower six bits of bytes 0 to 3 are the
+    /// first four scales, those of bytes 4 to 7 the first four offsets. Halves of bytes 8 to 11 are the lower four bits of the other scales
+    /// and offsets, whose higher two bits are the remaining bits of bytes 0 to 7.
     #[inline(always)]
     unsafe fn scales<const N: usize>(heads: [*const u8; N]) -> [GroupScales; N] {
         let mut scales = [GroupScales([0.0; 16]); N];
         for (scales, head) in scales.iter_mut().zip(heads) {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller, for each head.
             *scales = unsafe { Self::scales_of_one(head) };
         }
         scales
     }
-    /// [`scales`](Self::scales) of one block.
+    /// Reads the [`scales`](Self::scales) of one block.
     unsafe fn scales_of_one(head: *const u8) -> GroupScales;
 }
 
-/// The codes of eight scales, and those of eight offsets, in the order of bytes: from a head as [`Lanes::scales`] has it.
+/// Returns the codes of eight scales, and those of eight offsets, in byte order, from a head as in [`Lanes::scales`].
 ///
 /// # Safety
 /// 16 bytes are readable at `head`.
@@ -81,7 +81,7 @@ unsafe fn scale_codes(head: *const u8) -> [u64; 2] {
     [scales, offsets]
 }
 
-/// Of the bytes of a word the lower six bits, the lower four, and the two above these.
+/// Masks of the lower six bits of each byte of a word, of the lower four, and of the two above these.
 const SIX_BITS: u32 = 0x3F3F_3F3F;
 const FOUR_BITS: u32 = 0x0F0F_0F0F;
 const NEXT_BITS: u32 = 0x3030_3030;
@@ -146,7 +146,7 @@ impl<const N: usize> Lanes for PortableLanes<N> {
     }
     #[inline(always)]
     unsafe fn upper_table(scale: Self::V, offset: Self::V) -> Self::Table {
-        // Upper halves stay where they are, and so are 16 times as large.
+        // Upper halves are not shifted, so they are 16 times as large.
         (scale.map(|scale| scale * (1.0 / 16.0)), offset)
     }
     #[inline(always)]
@@ -241,12 +241,12 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn look_up(table: __m512, codes: __m512i) -> __m512 {
-            // The instruction takes the lowest four bits of each lane.
+            // The instruction uses the lowest four bits of each lane.
             unsafe { _mm512_permutexvar_ps(codes, table) }
         }
         #[inline(always)]
         unsafe fn look_up_upper(table: __m512, codes: __m512i) -> __m512 {
-            // The compiler is to know nothing of the codes: it would shift bytes and widen them a second time.
+            // Hide the codes from the compiler, which would otherwise shift bytes and widen them a second time.
             unsafe { _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(held(codes)), table) }
         }
         #[inline(always)]
@@ -268,7 +268,7 @@ mod x86 {
         }
     }
 
-    /// [`Lanes::scales`] of four blocks: the bits of all codes are moved at the same time.
+    /// [`Lanes::scales`] of four blocks: moves the bits of all codes at the same time.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn scales_of_four(heads: [*const u8; 4]) -> [__m512; 4] {
@@ -277,15 +277,15 @@ mod x86 {
             let heads = heads.map(|head| _mm_loadu_si128(head.cast()));
             let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(heads[0]), heads[1]);
             let all = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, heads[2]), heads[3]);
-            // Of words a, b and c behind the two f16: a and c with four or six bits of scales, b and c with those of offsets.
+            // Of the words a, b and c after the two f16: a and c have the lower six or four bits of scales, b and c those of offsets.
             let lower = _mm512_srlv_epi32(_mm512_shuffle_epi32::<0b11_10_11_01>(all), each(0, 0, 0, 4));
             let lower = _mm512_and_si512(lower, each(SIX_BITS, FOUR_BITS, SIX_BITS, FOUR_BITS));
-            // What is left of a and b.
+            // The remaining bits of a and b.
             let higher = _mm512_srli_epi32::<2>(_mm512_shuffle_epi32::<0b10_10_01_01>(all));
-            /// `a | b & c`, as a table of what it is for the bits of each.
+            /// The truth table of `a | b & c`.
             const OR_AND: i32 = 0b1111_1000;
             let codes = _mm512_ternarylogic_epi32::<OR_AND>(lower, higher, each(0, NEXT_BITS, 0, NEXT_BITS));
-            // The two f16 of each head, one after the other; the second one of each negative.
+            // The two f16 of each head, one after the other; the second of each negated.
             let halves =
                 _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all);
             let halves = _mm512_xor_si512(halves, _mm512_set1_epi32(i32::MIN));
@@ -302,26 +302,26 @@ mod x86 {
         }
     }
 
-    /// Four words in each 16 bytes.
+    /// Repeats four words in each 16 bytes.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn each(a: u32, b: u32, c: u32, d: u32) -> __m512i {
         _mm512_set4_epi32(d.cast_signed(), c.cast_signed(), b.cast_signed(), a.cast_signed())
     }
 
-    /// A vector that an instruction may have changed, for all that the compiler knows.
+    /// Returns the same vector, which the compiler must assume to have changed.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn held(codes: __m512i) -> __m512i {
         let out;
-        // SAFETY: there is no instruction.
+        // SAFETY: the assembly is a comment, without instructions.
         unsafe {
             std::arch::asm!("/* {0} */", inlateout(zmm_reg) codes => out, options(pure, nomem, nostack, preserves_flags));
         }
         out
     }
 
-    // SAFETY of every block below: as above, with AVX2, FMA and F16C.
+    // SAFETY of every block below: as for `Avx512`, with AVX2, FMA and F16C.
     impl Lanes for Avx2 {
         type Codes = __m256i;
         type Table = (__m256, __m256);
@@ -381,7 +381,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn upper_table(scale: __m256, offset: __m256) -> Self::Table {
-            // Upper halves stay where they are, and so are 16 times as large.
+            // Upper halves are not shifted, so they are 16 times as large.
             unsafe { (Self::mul(scale, Self::splat(1.0 / 16.0)), offset) }
         }
         #[inline(always)]

@@ -1,11 +1,11 @@
-//! Matrices whose numbers are stored in blocks of a few bits each, as GGUF files hold them, and products with them.
+//! Matrices whose elements are stored in blocks of a few bits each, as in GGUF files, and products with them.
 //!
-//! A block holds 32 or 256 neighbouring numbers of a row as small whole numbers, the codes, and what turns codes into numbers: number =
-//! scale · code + offset, where scale and offset are shared by 16 or 32 numbers. `formats` has the layout of each [`BlockType`], and
-//! `lanes` the vector operations that layouts are read with. `product` multiplies activations in f32; nothing is rounded but sums. Blocks
-//! of several rows can be laid side by side (`strips`), which makes the same products in fewer instructions (`strip_product`).
+//! A block holds 32 or 256 consecutive elements of a row as small integers, the codes, and the parameters that decode them: element =
+//! scale · code + offset, where 16 or 32 elements share scale and offset. `formats` has the layout of each [`BlockType`], and `lanes` the
+//! vector operations that layouts are read with. `product` multiplies activations in f32; nothing is rounded but sums. Blocks of several
+//! rows can be interleaved (`strips`), so that the same products take fewer instructions (`strip_product`).
 //!
-//! Files are not known here.
+//! Nothing here knows files.
 
 mod block_type;
 mod formats;

@@ -1,9 +1,9 @@
 //! Products of activations with quantised matrices.
 //!
-//! For a few rows of activations, as in decoding, numbers are made in registers, so that only blocks are read from memory. For more,
-//! as in prefill, a panel of four rows by [`COLUMN_BLOCK`] columns is dequantised into the first-level cache, where all activations pass
-//! it. Both sum in the order of [`linear_rows`](crate::linear::linear_rows): a result has the same bits as with the dequantised matrix in
-//! f32, whatever the batch.
+//! For a few rows of activations, as in decode, weights are decoded in registers, so that only blocks are read from memory. For more rows,
+//! as in prefill, a panel of four rows by [`COLUMN_BLOCK`] columns is dequantised into the first-level cache, where all activations are
+//! multiplied with it. Both sum in the order of [`linear_rows`](crate::linear::linear_rows): a result has the same bits as with the
+//! dequantised matrix in f32, whatever the batch.
 
 use rayon::prelude::*;
 
@@ -13,19 +13,19 @@ use super::lanes::Lanes;
 use crate::linear::{COLUMN_BLOCK, OutputColumns, PARALLEL_WORK, ROW_BLOCK, dot_tile};
 use crate::simd::dispatch;
 
-/// Most rows of activations that are multiplied without a panel.
+/// The largest number of rows of activations that are multiplied without a panel.
 pub(super) const FUSED_ROWS: usize = 8;
-/// How many bytes ahead of the multiplication blocks are prefetched, in the order in which it reads them.
+/// How far ahead of the multiplication blocks are prefetched, in bytes and in the order of reading.
 pub(super) const AHEAD: usize = 16 << 10;
-/// Bytes of a cache line.
+/// Number of bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// How the blocks of a matrix follow each other.
+/// The order of the blocks of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowLayout {
     /// One row after the other, as in a file.
     Rows,
-    /// [`BlockType::strip_rows`] rows side by side, rearranged by [`BlockType::lay_side_by_side`].
+    /// [`BlockType::strip_rows`] rows interleaved, as arranged by [`BlockType::lay_side_by_side`].
     Strips,
 }
 
@@ -34,13 +34,13 @@ pub enum RowLayout {
 pub struct BlockRows<'a> {
     /// The layout of blocks.
     pub block_type: BlockType,
-    /// How they follow each other.
+    /// Their order.
     pub layout: RowLayout,
-    /// The blocks; each row is whole blocks.
+    /// The blocks; each row consists of whole blocks.
     pub blocks: &'a [u8],
 }
 
-/// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, where the rows of `w` are those of all `parts`, in order.
+/// Computes `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, where the rows of `w` are those of all `parts`, in order.
 ///
 /// # Panics
 /// If `columns` are not whole blocks of every part, or the slices do not have these shapes.
@@ -52,7 +52,7 @@ pub fn linear_quantised(x: &[f32], parts: &[BlockRows<'_>], columns: usize, out:
     let all = OutputColumns::new(out, outputs);
     let threads = rayon::current_num_threads();
     let is_small = threads == 1 || rows * outputs * columns < PARALLEL_WORK;
-    // A few chunks per thread even out their progress. A multiple of sixteen keeps register tiles and strips whole.
+    // A few chunks per thread balance the load. A multiple of sixteen keeps register tiles and strips whole.
     let chunk = if is_small { outputs } else { outputs.div_ceil(threads * 4) }.next_multiple_of(16);
     let mut chunks = Vec::new();
     let mut first = 0;
@@ -71,10 +71,10 @@ pub fn linear_quantised(x: &[f32], parts: &[BlockRows<'_>], columns: usize, out:
 }
 
 impl BlockType {
-    /// Writes the numbers of whole blocks to `out`.
+    /// Decodes whole blocks into `out`.
     ///
     /// # Panics
-    /// If `out` is not as long as there are numbers in `blocks`.
+    /// If the length of `out` is not the number of elements in `blocks`.
     pub fn dequantise(self, blocks: &[u8], out: &mut [f32]) {
         assert!(out.len().is_multiple_of(self.numbers()), "numbers are not whole blocks");
         assert_eq!(blocks.len(), self.bytes_of(out.len()), "another number of blocks");
@@ -133,28 +133,28 @@ struct Weights<'a, F> {
     format: std::marker::PhantomData<F>,
 }
 
-/// The columns that are summed together, from the beginning of a row on.
+/// Iterates over the spans of columns that are summed together, from the start of a row.
 pub(super) fn spans(columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..columns).step_by(COLUMN_BLOCK).map(move |first| (first, COLUMN_BLOCK.min(columns - first)))
 }
 
-/// How far ahead of rows that are multiplied side by side blocks are prefetched.
+/// How far ahead blocks are prefetched for rows that are multiplied together.
 ///
-/// A step multiplies one span of some rows. Blocks of the step that comes so many steps later are prefetched block by block, a few lines at
-/// a time: asked for in one go, they would have to wait for each other.
+/// A step multiplies one span of some rows. The blocks of the step that is `steps` later are prefetched block by block, a few lines at a
+/// time: if all were requested at once, the requests would have to wait for each other.
 #[derive(Clone, Copy)]
 struct Prefetch {
     steps: usize,
-    /// Spans of a row.
+    /// Number of spans of a row.
     spans: usize,
-    /// Bytes of a span.
+    /// Number of bytes of a span.
     span_bytes: usize,
-    /// Bytes from the rows of a step to those that follow them.
+    /// Number of bytes from the rows of a step to the rows after them.
     rows_bytes: usize,
 }
 
 impl Prefetch {
-    /// For `rows` rows side by side.
+    /// Computes the distances for `rows` rows multiplied together.
     fn new<F: Format>(rows: usize, columns: usize) -> Self {
         let bytes = |columns: usize| columns / F::NUMBERS * F::BYTES;
         let span_bytes = bytes(COLUMN_BLOCK.min(columns));
@@ -162,7 +162,8 @@ impl Prefetch {
         Self { steps, spans: columns.div_ceil(COLUMN_BLOCK), span_bytes, rows_bytes: rows * bytes(columns) }
     }
 
-    /// Bytes from a block of a step at column `first` to the same block of the later step. It may be behind the end of the matrix.
+    /// Returns the distance in bytes from a block of a step at column `first` to the same block of the later step. That block may be beyond
+    /// the end of the matrix.
     fn offset(&self, first: usize) -> isize {
         let span = first / COLUMN_BLOCK;
         let later = span + self.steps;
@@ -171,7 +172,7 @@ impl Prefetch {
     }
 }
 
-/// Which weights a panel has: columns `first..first + span` of the rows of outputs `o..o + 4`.
+/// The weights in a panel: columns `first..first + span` of the rows of outputs `o..o + 4`.
 #[derive(Clone, Copy)]
 pub(super) struct PanelColumns {
     pub(super) o: usize,
@@ -180,16 +181,16 @@ pub(super) struct PanelColumns {
 }
 
 impl<F: Format> Weights<'_, F> {
-    /// Multiplies a few rows of activations, in the order of memory of the weights.
+    /// Multiplies a few rows of activations, reading weights in memory order.
     ///
     /// # Safety
     /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
     #[inline(always)]
     unsafe fn multiply_fused<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
         let rows = x.len() / columns;
-        // With vectors of 16 lanes there are 32 of them, enough for eight sums.
+        // There are 32 vector registers of 16 lanes, enough for eight sums.
         if rows == 1 && S::LANES == 16 {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             return unsafe { self.multiply_one::<S>(x, columns, out) };
         }
         let prefetch = Prefetch::new::<F>(4, columns);
@@ -198,7 +199,7 @@ impl<F: Format> Weights<'_, F> {
                 let own = RowBlocks { rows: self.rows::<4>(o, first), ahead: prefetch.offset(first) };
                 let mut r = 0;
                 while r < rows {
-                    // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the rest is the caller's.
+                    // SAFETY: rows `r..r + R` are among `rows`; they and those of the weights have the span; the caller upholds the rest.
                     unsafe {
                         let x = x.as_ptr().add(r * columns + first);
                         r += match (rows - r).min(S::DOT_ROWS) {
@@ -221,19 +222,19 @@ impl<F: Format> Weights<'_, F> {
         }
     }
 
-    /// Multiplies one row of activations by eight rows of weights at a time: each product waits for the sum that it is added to, and four
+    /// Multiplies one row of activations with eight rows of weights at a time: each product waits for the sum that it is added to, and four
     /// sums do not keep the processor busy.
     ///
     /// # Safety
-    /// As for [`multiply_fused`](Self::multiply_fused).
+    /// Like [`multiply_fused`](Self::multiply_fused).
     #[inline(always)]
     unsafe fn multiply_one<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
         let prefetch = Prefetch::new::<F>(8, columns);
         for o in (0..self.outputs).step_by(8) {
-            // Adding a sum to -0 gives that sum, also if it is -0.
+            // Adding a sum to -0 gives that sum, even if it is -0.
             let mut totals = [[-0.0f32; 4]; 2];
             for (first, span) in spans(columns) {
-                // SAFETY: the row and those of the weights have the span; the rest is the caller's.
+                // SAFETY: the row and those of the weights have the span; the caller upholds the rest.
                 let sums = unsafe {
                     let own = RowBlocks { rows: self.rows::<8>(o, first), ahead: prefetch.offset(first) };
                     let sums = fused_sums::<S, F, 1, 8>(x.as_ptr().add(first), columns, own, span);
@@ -245,13 +246,13 @@ impl<F: Format> Weights<'_, F> {
                 }
             }
             for (o, totals) in (o..self.outputs).step_by(4).zip(totals) {
-                // SAFETY: the caller's.
+                // SAFETY: row 0 and output `o` exist in the output (caller).
                 unsafe { out.add_tile(0, o, self.outputs, &[totals], true) };
             }
         }
     }
 
-    /// Multiplies any number of rows of activations, with panels of dequantised weights.
+    /// Multiplies any number of rows of activations with panels of dequantised weights.
     ///
     /// # Safety
     /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
@@ -262,7 +263,7 @@ impl<F: Format> Weights<'_, F> {
             let out = out.at_row(first_row);
             for (first, span) in spans(columns) {
                 for o in (0..self.outputs).step_by(4) {
-                    // SAFETY: the rows of `x` and of the weights have the span, as has each row of the panel; the rest is the caller's.
+                    // SAFETY: the rows of `x` and of the weights have the span, as has each row of the panel; the caller upholds the rest.
                     unsafe {
                         self.fill::<S>(&mut panel, o, first, span);
                         multiply_panel::<S>(x, columns, &panel, PanelColumns { o, first, span }, self.outputs, out);
@@ -272,8 +273,8 @@ impl<F: Format> Weights<'_, F> {
         }
     }
 
-    /// The blocks of `N` rows from row `o` on, from column `first` on. The last row is repeated where there are fewer: the order of
-    /// summation is the same everywhere.
+    /// Returns the blocks of `N` rows from row `o` and column `first` on. If there are fewer rows, the last one is repeated, so the order
+    /// of summation is the same everywhere.
     #[inline(always)]
     fn rows<const N: usize>(&self, o: usize, first: usize) -> [*const u8; N] {
         let within = first / F::NUMBERS * F::BYTES;
@@ -298,10 +299,11 @@ impl<F: Format> Weights<'_, F> {
     }
 }
 
-/// Multiplies rows of activations by a panel, and writes outputs `o..o+4` as far as they exist, or adds to them behind the first columns.
+/// Multiplies rows of activations with a panel, for the outputs `o..o+4` that exist. Writes the products, or adds them if the panel does
+/// not start at column 0.
 ///
 /// # Safety
-/// `x` is rows of `columns`, which exist in the output; the panel's columns are theirs; `o` is an output; the CPU supports `S`.
+/// `x` is rows of `columns`, which exist in the output; the columns of the panel are among these; `o` is an output; the CPU supports `S`.
 #[inline(always)]
 pub(super) unsafe fn multiply_panel<S: Lanes>(
     x: &[f32],
@@ -316,7 +318,7 @@ pub(super) unsafe fn multiply_panel<S: Lanes>(
     let (rows, is_first) = (x.len() / columns, first == 0);
     let mut r = 0;
     while r < rows {
-        // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the rest is the caller's.
+        // SAFETY: rows `r..r + R` are among `rows`; a row of the panel has `COLUMN_BLOCK` numbers; the caller upholds the rest.
         unsafe {
             let x = x.as_ptr().add(r * columns + first);
             r += match (rows - r).min(S::DOT_ROWS) {
@@ -337,11 +339,11 @@ pub(super) unsafe fn multiply_panel<S: Lanes>(
     }
 }
 
-/// Blocks of `N` rows from the same column on.
+/// The blocks of `N` rows, from the same column on.
 #[derive(Clone, Copy)]
 struct RowBlocks<const N: usize> {
     rows: [*const u8; N],
-    /// Bytes from a block to the one that is prefetched meanwhile.
+    /// Number of bytes from a block to the one that is prefetched at the same time.
     ahead: isize,
 }
 
@@ -362,7 +364,8 @@ impl<S: Lanes, const R: usize> Sink<S> for Dots<S, R> {
     }
 }
 
-/// Dot products over `columns` of `R` rows of `x`, `stride` apart, with four rows of blocks: as [`dot_tile`] of their numbers.
+/// Returns the dot products over `columns` of `R` rows of `x`, `stride` apart, with four rows of blocks, like [`dot_tile`] of the decoded
+/// numbers.
 ///
 /// # Safety
 /// All rows hold `columns` numbers, which are whole blocks; the CPU supports `S`.
@@ -373,7 +376,7 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
     own: RowBlocks<4>,
     columns: usize,
 ) -> [[f32; 4]; R] {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let sums = fused_sums::<S, F, R, 4>(x, stride, own, columns);
         let mut out = [[0.0; 4]; R];
@@ -384,10 +387,10 @@ unsafe fn fused_tile<S: Lanes, F: Format, const R: usize>(
     }
 }
 
-/// The sums of [`fused_tile`] for `N` rows of blocks, before lanes are added up.
+/// Returns the sums of [`fused_tile`] for `N` rows of blocks, before lanes are added up.
 ///
 /// # Safety
-/// As there.
+/// Like [`fused_tile`].
 #[inline(always)]
 unsafe fn fused_sums<S: Lanes, F: Format, const R: usize, const N: usize>(
     x: *const f32,
@@ -420,7 +423,7 @@ unsafe fn fused_sums<S: Lanes, F: Format, const R: usize, const N: usize>(
     }
 }
 
-/// Writes numbers to memory.
+/// Stores numbers in memory.
 struct Store(*mut f32);
 
 impl<S: Lanes> Sink<S> for Store {
@@ -431,10 +434,10 @@ impl<S: Lanes> Sink<S> for Store {
     }
 }
 
-/// Writes the first `columns` numbers of a row of blocks to `out`.
+/// Decodes the first `columns` numbers of a row of blocks into `out`.
 ///
 /// # Safety
-/// The row has them, they are whole blocks, `out` has room for them; the CPU supports `S`.
+/// The row has these numbers, which are whole blocks, and `out` has room for them; the CPU supports `S`.
 #[inline(always)]
 unsafe fn dequantise_row<S: Lanes, F: Format>(row: *const u8, out: *mut f32, columns: usize) {
     for block in 0..columns / F::NUMBERS {
@@ -451,7 +454,7 @@ unsafe fn dequantise_row<S: Lanes, F: Format>(row: *const u8, out: *mut f32, col
 }
 
 dispatch! {
-    /// Writes the numbers of whole blocks to `out`, which has room for exactly these.
+    /// Decodes whole blocks into `out`, which has room for exactly these.
     pub(super) fn dequantise[F: Format](blocks: &[u8], out: &mut [f32]) = dequantise_kernel
 }
 
@@ -466,7 +469,7 @@ unsafe fn dequantise_kernel<S: Lanes, F: Format>(blocks: &[u8], out: &mut [f32])
 mod tests {
     use super::*;
 
-    /// Checks the offsets from all steps of a matrix whose number of rows is a multiple of `rows`.
+    /// Checks the offsets of all steps of a matrix whose number of rows is a multiple of `rows`.
     fn check<F: Format>(rows: usize, columns: usize) {
         let prefetch = Prefetch::new::<F>(rows, columns);
         let row_bytes = columns / F::NUMBERS * F::BYTES;

@@ -1,8 +1,8 @@
-//! Products of activations with strips, and reading their rows.
+//! Products of activations with strips, and code to read rows of strips.
 //!
-//! As in [`product`](super::product), a few rows of activations are multiplied with numbers made in registers, and more with panels. Each
-//! column of a vector's width has a sum of its own, so that a lane's sums are those that the lanes of a vector are for a row of blocks: a
-//! result has the same bits.
+//! As in [`product`](super::product), a few rows of activations are multiplied with weights decoded in registers, and more rows with
+//! panels. Each column of a vector's width has its own sum, so that a lane adds up in the order in which the lanes of a vector do for a row
+//! of blocks: results have the same bits.
 
 use super::formats::{Q4K, Q5K, Q6K};
 use super::lanes::Lanes;
@@ -13,12 +13,12 @@ use crate::linear::{COLUMN_BLOCK, OutputColumns, ROW_BLOCK};
 use crate::simd::{Simd, dispatch};
 use rayon::prelude::*;
 
-/// Most lanes of a vector.
+/// The largest number of lanes of a vector.
 const MOST_LANES: usize = 16;
-/// Lanes of vectors that rows are read by.
+/// Number of lanes of the vectors that rows are read with.
 const EIGHT: usize = 8;
 
-/// Runs `$body` with `$format` as the [`StripFormat`] of a [`BlockType`] that has one.
+/// Evaluates `$body` with `$format` as the [`StripFormat`] of a [`BlockType`] that has one.
 macro_rules! with_strip_format {
     ($block_type:expr, $format:ident => $body:expr) => {
         match $block_type {
@@ -34,7 +34,7 @@ macro_rules! with_strip_format {
     }};
 }
 
-/// Runs `$body` for all codes of a bundle in order, with the code's number as the constant `$i`.
+/// Evaluates `$body` for all codes of a bundle in order, with the code's number as the constant `$i`.
 macro_rules! each_code {
     ($format:ident, $i:ident => $body:expr) => {
         each_code!(@ $format, $i, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
@@ -50,7 +50,7 @@ macro_rules! each_code {
 }
 
 impl BlockType {
-    /// How many rows of this type [`lay_side_by_side`](Self::lay_side_by_side) takes together; `None` if rows stay as they are.
+    /// Number of rows of this type that [`lay_side_by_side`](Self::lay_side_by_side) interleaves; `None` if rows stay as they are.
     pub fn strip_rows(self) -> Option<usize> {
         match self {
             Self::Q4K | Self::Q5K | Self::Q6K => Some(lanes()),
@@ -58,7 +58,7 @@ impl BlockType {
         }
     }
 
-    /// Turns `rows` of so many columns into strips ([`RowLayout::Strips`]), in place.
+    /// Turns `rows` of `columns` columns into strips ([`RowLayout::Strips`]), in place.
     ///
     /// # Panics
     /// If the type has no strips, the columns are not whole blocks, or the rows not whole strips.
@@ -89,7 +89,7 @@ impl BlockRows<'_> {
         with_strip_format!(self.block_type, F => products::<F>(x, self.blocks, columns, out));
     }
 
-    /// One row as f32.
+    /// Reads one row as f32.
     ///
     /// # Panics
     /// If there is no such row, or `out` does not have whole blocks of numbers.
@@ -107,7 +107,7 @@ impl BlockRows<'_> {
 }
 
 dispatch! {
-    /// Writes the numbers of the row in lane `lane` of a strip.
+    /// Decodes the row in lane `lane` of a strip.
     fn read_lane[F: StripFormat](strip: &[u8], lane: usize, out: &mut [f32]) = read_lane_kernel
 }
 
@@ -118,7 +118,7 @@ unsafe fn read_lane_kernel<S: Lanes, F: StripFormat>(strip: &[u8], lane: usize, 
     );
     let mut eight = [0.0f32; EIGHT * BLOCK];
     for (cell, out) in strip.chunks_exact(S::LANES * F::BYTES).zip(out.chunks_exact_mut(BLOCK)) {
-        // SAFETY: the cell has `LANES` rows, of which eight are written, with room for a block of each; the CPU supports `S` (caller).
+        // SAFETY: the cell has `LANES` rows, of which eight are decoded, with room for a block of each; the CPU supports `S` (caller).
         unsafe { read_eight::<S::Eight, F>(cell.as_ptr(), S::LANES, lane / EIGHT * EIGHT, eight.as_mut_ptr(), BLOCK) };
         out.copy_from_slice(&eight[lane % EIGHT * BLOCK..][..BLOCK]);
     }
@@ -153,12 +153,12 @@ struct Strips<'a, F> {
 }
 
 impl<F: StripFormat> Strips<'_, F> {
-    /// The strips, each with its first output.
+    /// Iterates over the strips, each with its first output.
     fn each(&self, rows: usize) -> impl Iterator<Item = (usize, &[u8])> {
         (0..).step_by(rows).zip(self.strips.chunks_exact(self.strip_bytes))
     }
 
-    /// Multiplies a few rows of activations, in the order of memory of the weights.
+    /// Multiplies a few rows of activations, reading weights in memory order.
     ///
     /// # Safety
     /// `x` is rows of `columns`, which are whole blocks; `out` has room for their products; the CPU supports `S`.
@@ -170,8 +170,8 @@ impl<F: StripFormat> Strips<'_, F> {
                 let cells = &strip[first / BLOCK * S::LANES * F::BYTES..][..span / BLOCK * S::LANES * F::BYTES];
                 let mut r = 0;
                 while r < rows {
-                    // SAFETY: rows `r..r + R` are among `rows` and have the span, as many columns as there are cells; the rest is the
-                    // caller's.
+                    // SAFETY: rows `r..r + R` are among `rows` and have the span, as many columns as there are cells; the caller upholds
+                    // the rest.
                     unsafe {
                         let x = x.as_ptr().add(r * columns + first);
                         r += match (rows - r).min(S::DOT_ROWS) {
@@ -185,10 +185,10 @@ impl<F: StripFormat> Strips<'_, F> {
         }
     }
 
-    /// Multiplies any number of rows of activations, with panels of dequantised weights.
+    /// Multiplies any number of rows of activations with panels of dequantised weights.
     ///
     /// # Safety
-    /// As for [`multiply_fused`](Self::multiply_fused).
+    /// Like [`multiply_fused`](Self::multiply_fused).
     #[inline(always)]
     unsafe fn multiply_panels<S: Lanes>(&self, x: &[f32], columns: usize, out: OutputColumns) {
         let mut panel = vec![0.0f32; S::LANES * COLUMN_BLOCK];
@@ -200,8 +200,8 @@ impl<F: StripFormat> Strips<'_, F> {
                         let cell = &strip[block * S::LANES * F::BYTES..][..S::LANES * F::BYTES];
                         for lane in (0..S::LANES).step_by(EIGHT) {
                             let rows = &mut panel[lane * COLUMN_BLOCK + block * BLOCK - first..];
-                            // SAFETY: the cell has these eight lanes, and the panel a row for each, of which the block is within the
-                            // columns; the CPU supports `S` (caller).
+                            // SAFETY: the cell has these eight lanes, and the panel has a row for each, with the block within its columns;
+                            // the CPU supports `S` (caller).
                             unsafe {
                                 read_eight::<S::Eight, F>(
                                     cell.as_ptr(),
@@ -214,8 +214,8 @@ impl<F: StripFormat> Strips<'_, F> {
                         }
                     }
                     for (panel, o) in panel.chunks_exact(4 * COLUMN_BLOCK).zip((o..).step_by(4)) {
-                        // SAFETY: the rows of `x` have the span, as has each row of the panel; four outputs of the strip are left from
-                        // `o` on; the rest is the caller's.
+                        // SAFETY: the rows of `x` have the span, as has each row of the panel; four outputs of the strip are left from `o`
+                        // on; the caller upholds the rest.
                         unsafe { multiply_panel::<S>(x, columns, panel, PanelColumns { o, first, span }, o + 4, out) };
                     }
                 }
@@ -224,7 +224,8 @@ impl<F: StripFormat> Strips<'_, F> {
     }
 }
 
-/// Puts the sums of `R` rows and a strip into the output from (row, column) `at` on, or adds them behind the first columns. Returns `R`.
+/// Writes the sums of `R` rows and a strip to the output at (row, column); unless `first` is 0, adds them to the sums of earlier columns.
+/// Returns `R`.
 ///
 /// # Safety
 /// These rows and columns exist in the output; the CPU supports `S`.
@@ -237,7 +238,7 @@ unsafe fn add_sums<S: Lanes, const R: usize>(
 ) -> usize {
     for (r, sums) in sums.into_iter().enumerate() {
         let mut lanes = [[0.0f32; 4]; MOST_LANES / 4];
-        // SAFETY: `lanes` has room for the most lanes of a vector, 16; outputs and `S` are as the caller says.
+        // SAFETY: `lanes` has room for 16 lanes, the most that a vector has; the outputs exist and the CPU supports `S` (caller).
         unsafe {
             S::store(lanes.as_mut_ptr().cast(), sums);
             for (four, column) in lanes[..S::LANES / 4].iter().zip((column..).step_by(4)) {
@@ -248,8 +249,8 @@ unsafe fn add_sums<S: Lanes, const R: usize>(
     R
 }
 
-/// Dot products of `R` rows of `x`, `stride` apart, with the rows of cells, as of a span of columns. Of the eight bundles of a set `J` are
-/// taken at a time, as many as registers allow.
+/// Returns the dot products of `R` rows of `x`, `stride` apart, with the rows of cells, over a span of columns. Of the eight bundles of a
+/// set, `J` are processed at a time, as many as registers allow.
 ///
 /// # Safety
 /// The rows of `x` have all columns of the cells; the CPU supports `S`.
@@ -280,10 +281,10 @@ unsafe fn cells_sums<S: Lanes, F: StripFormat, const R: usize, const J: usize>(
     }
 }
 
-/// Sums for all lanes, by half of a vector, column within the half, and row of activations.
+/// The sums for all lanes, by half of a vector, column within the half, and row of activations.
 type ColumnSums<S, const R: usize> = [[[<S as Simd>::V; R]; BUNDLES]; 2];
 
-/// The sum of the sums of each column for row `r`, in the order in which [`Simd::sum`] adds up lanes.
+/// Adds up the sums of all columns for row `r`, in the order in which [`Simd::sum`] adds up lanes.
 ///
 /// # Safety
 /// The CPU supports `S`.
@@ -318,7 +319,7 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
     let set_columns = BUNDLES * F::CODES;
     // SAFETY: bundles are read within the cell, and activations within its columns (caller).
     unsafe {
-        // On their own, they stay in registers.
+        // Local copies, which stay in registers.
         let mut own = [[[S::splat(0.0); R]; J]; 2];
         for (own, sums) in own.iter_mut().zip(&*sums) {
             own.copy_from_slice(&sums[first..first + J]);
@@ -346,15 +347,15 @@ unsafe fn add_products<S: Lanes, F: StripFormat, const R: usize, const J: usize>
     }
 }
 
-/// The same pointer, whose origin the compiler cannot see. Otherwise it loads all words of a set early and spills them to the stack, since
-/// the sums need the registers. This way it loads each word where it is used.
+/// Returns the same pointer, but hides its origin from the compiler. Otherwise the compiler loads all words of a set early and spills them
+/// to the stack, because the sums need the registers. This way it loads each word where it is used.
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction that could read")]
 #[inline(always)]
 fn read_anew(ptr: *const u8) -> *const u8 {
     #[cfg(target_arch = "x86_64")]
     {
         let same;
-        // SAFETY: there is no instruction.
+        // SAFETY: the assembly is a comment, without instructions.
         unsafe {
             std::arch::asm!("/* {0} */", inlateout(reg) ptr => same, options(pure, nomem, nostack, preserves_flags));
         }
@@ -364,10 +365,11 @@ fn read_anew(ptr: *const u8) -> *const u8 {
     ptr
 }
 
-/// Writes the numbers of eight rows of a cell of `rows`, from lane `first` on, to rows of `out` that are `stride` apart.
+/// Decodes eight rows of a cell of `rows`, from lane `first` on, into rows of `out` that are `stride` apart.
 ///
 /// # Safety
-/// `cell` can be read, and has eight rows from `first` on. `out` has room for a block of each. `E` has eight lanes, and the CPU supports it.
+/// `cell` can be read, and has eight rows from `first` on. `out` has room for a block of each. `E` has eight lanes, and the CPU supports
+/// it.
 #[inline(always)]
 unsafe fn read_eight<E: Lanes, F: StripFormat>(
     cell: *const u8,
@@ -376,10 +378,10 @@ unsafe fn read_eight<E: Lanes, F: StripFormat>(
     out: *mut f32,
     stride: usize,
 ) {
-    /// Most words in a bundle.
+    /// The largest number of words in a bundle.
     const MOST_WORDS: usize = 5;
     let set_columns = BUNDLES * F::CODES;
-    // SAFETY: words are read within the cell; buffers have room for eight rows of eight; the rest is the caller's.
+    // SAFETY: words are read within the cell; buffers have room for eight rows of eight; the caller upholds the rest.
     unsafe {
         let of = F::strip_scales::<E>(cell, rows, first);
         let (mut scales, mut offsets) = ([[0.0f32; EIGHT]; 16], [[0.0f32; EIGHT]; 16]);
@@ -387,7 +389,7 @@ unsafe fn read_eight<E: Lanes, F: StripFormat>(
             E::store(scales[group].as_mut_ptr(), of.scales[group]);
             E::store(offsets[group].as_mut_ptr(), of.offsets[group]);
         }
-        // By word, row and bundle. Their bits are moved as if they were numbers.
+        // The words, by word, row and bundle. Their bits are moved as if they were floats.
         let mut words = [[[0.0f32; BUNDLES]; EIGHT]; MOST_WORDS];
         for set in 0..BLOCK / set_columns {
             let bundles = cell.add(rows * F::HEAD + set * BUNDLES * F::WORDS * 4 * rows + 4 * first);
@@ -414,13 +416,13 @@ unsafe fn read_eight<E: Lanes, F: StripFormat>(
     }
 }
 
-/// Eight vectors of eight lanes with rows and columns exchanged.
+/// Exchanges rows and columns of eight vectors of eight lanes.
 ///
 /// # Safety
 /// `E` has eight lanes, and the CPU supports it.
 #[inline(always)]
 unsafe fn transposed<E: Lanes>(mut v: [E::V; 8]) -> [E::V; 8] {
-    // Each time, the highest bit of a vector's number becomes the lowest of the lane's, and the highest of the lane's the lowest of the
+    // Each step moves the highest bit of a vector's number to the lowest of the lane's, and the highest of the lane's to the lowest of the
     // vector's.
     for _ in 0..3 {
         // SAFETY: value operations only (caller).
@@ -443,7 +445,7 @@ mod tests {
         let (strips, columns) = (3, 5 * BLOCK);
         let outputs = strips * N;
         let row_bytes = columns / BLOCK * F::BYTES;
-        // Bytes below 32, so that scales are numbers.
+        // Bytes below 32, so that no scale is NaN or infinite.
         let blocks: Vec<u8> =
             (0..(outputs * row_bytes) as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 27) as u8).collect();
         let mut laid = vec![0; blocks.len()];

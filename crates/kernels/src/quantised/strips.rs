@@ -1,32 +1,32 @@
-//! Blocks of several rows side by side.
+//! Interleaved blocks of several rows.
 //!
-//! A strip is as many rows as a vector has lanes. For each block column it has a cell: the blocks of all its rows, rearranged, in as many
-//! bytes. A lane belongs to a row, so scales need no spreading, and a code stays where it is in its word: it is a power of two as large, and
-//! the scale as much smaller, which changes no bit.
+//! A strip is as many rows as a vector has lanes. For each block column it has a cell: the blocks of all its rows, rearranged, in the same
+//! number of bytes. Each lane belongs to one row, so scales need no spreading. A code stays in its place in the word: it is a power of two
+//! times as large, and the scale is smaller by the same factor, which changes no bit.
 //!
-//! A cell begins with the heads, field by field, each field row by row. Bundles of words follow, of which each has codes of one row: code
-//! `i` of bundle `j` of a set of eight bundles is that of column `8 · i + j` of the set. So a lane meets the columns in the same order as in
-//! a row of blocks. A bundle's words are one behind the other, each for all rows.
+//! A cell starts with the heads, field by field, each field row by row. Bundles of words follow, each with codes of one row: code `i` of
+//! bundle `j` of a set of eight bundles is that of column `8 · i + j` of the set. So a lane meets the columns in the same order as in a row
+//! of blocks. A bundle's words follow each other, each for all rows.
 
 use super::formats::{Format, Q4K, Q5K, Q6K};
 use super::lanes::Lanes;
 
-/// Numbers of a block.
+/// Number of elements of a block.
 pub(super) const BLOCK: usize = 256;
-/// Bundles in a set.
+/// Number of bundles in a set.
 pub(super) const BUNDLES: usize = 8;
-/// Bytes of a word.
+/// Number of bytes of a word.
 const WORD: usize = 4;
 
-/// What the groups of the blocks in a cell share: a lane for each row.
+/// What the groups of the blocks in a cell share, with a lane for each row.
 pub(super) struct StripScales<S: Lanes> {
-    /// Of each group.
+    /// The scale of each group.
     pub(super) scales: [S::V; 16],
-    /// Added to a scale times a code.
+    /// The offset of each group, added to a scale times a code.
     pub(super) offsets: [S::V; 16],
 }
 
-/// Where bits of a code are that did not find room in one word: `(word >> shift) & mask`, where they are in the code.
+/// Part of a code that did not fit in one word: `(word >> shift) & mask` moves its bits to their place in the code.
 pub(super) struct Piece {
     word: usize,
     shift: u32,
@@ -37,51 +37,51 @@ const fn piece(word: usize, shift: u32, mask: u32) -> Piece {
     Piece { word, shift, mask }
 }
 
-/// A layout of blocks that can be side by side.
+/// A layout of blocks that can be interleaved.
 pub(super) trait StripFormat: Format {
-    /// Words in a bundle.
+    /// Number of words in a bundle.
     const WORDS: usize;
-    /// Codes in a bundle.
+    /// Number of codes in a bundle.
     const CODES: usize;
-    /// Numbers that share a scale.
+    /// Number of elements that share a scale.
     const GROUP: usize;
-    /// Bytes of the fields of a head.
+    /// Number of bytes of each field of a head.
     const FIELDS: [usize; 5];
-    /// The last codes of a bundle: those in pieces.
+    /// The pieces of the last codes of a bundle.
     const IN_PIECES: &'static [[Piece; 3]];
 
-    /// Bits of a code.
+    /// Number of bits of a code.
     const BITS: usize = 8 * WORD * Self::WORDS / Self::CODES;
-    /// Codes that are whole in a word.
+    /// Number of whole codes in a word.
     const WHOLE: usize = 8 * WORD / Self::BITS;
-    /// Bytes of a head.
+    /// Number of bytes of a head.
     const HEAD: usize = Self::BYTES - BLOCK * Self::BITS / 8;
 
-    /// The head of a block, in the order of fields.
+    /// Returns the head of a block, in the order of fields.
     fn head(block: &[u8]) -> [u8; 18];
-    /// The codes of a block.
+    /// Returns the codes of a block.
     fn codes(block: &[u8]) -> [u8; BLOCK];
-    /// Scales and offsets of `LANES` rows from row `first` on, of the `rows` of a cell.
+    /// Returns scales and offsets of `LANES` rows from row `first` on, of the `rows` of a cell.
     ///
     /// # Safety
     /// The cell is readable and has these rows; the CPU supports `S`.
     unsafe fn strip_scales<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S>;
 }
 
-/// How many bits code `i` of a bundle is to the left of where it belongs, as [`code`] has it.
+/// Number of bits by which [`code`] returns code `i` of a bundle shifted to the left.
 #[inline(always)]
 pub(super) fn code_shift<F: StripFormat>(i: usize) -> u32 {
     let shift = F::BITS * (i % F::WHOLE);
     if i >= F::WORDS * F::WHOLE || shift + F::BITS == 8 * WORD { 0 } else { shift as u32 }
 }
 
-/// Code `i` of a bundle for all lanes, to the left by [`code_shift`]; its words are `stride` bytes apart.
+/// Returns code `i` of a bundle for all lanes, shifted to the left by [`code_shift`]; the bundle's words are `stride` bytes apart.
 ///
 /// # Safety
 /// The words are readable; the CPU supports `S`.
 #[inline(always)]
 pub(super) unsafe fn code<S: Lanes, F: StripFormat>(words: *const u8, stride: usize, i: usize) -> S::Codes {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         if i >= F::WORDS * F::WHOLE {
             let [a, b, c] = &F::IN_PIECES[i - F::WORDS * F::WHOLE];
@@ -93,7 +93,7 @@ pub(super) unsafe fn code<S: Lanes, F: StripFormat>(words: *const u8, stride: us
         let shift = (F::BITS * (i % F::WHOLE)) as u32;
         match code_shift::<F>(i) == shift {
             true => S::and(word, ((1 << F::BITS) - 1) << shift),
-            // The highest bits: as a number, they would be signed.
+            // Shift the highest bits: in their place, they would make the number negative.
             false => S::shift_right(word, shift),
         }
     }
@@ -101,11 +101,11 @@ pub(super) unsafe fn code<S: Lanes, F: StripFormat>(words: *const u8, stride: us
 
 #[inline(always)]
 unsafe fn in_place<S: Lanes>(words: *const u8, stride: usize, piece: &Piece) -> S::Codes {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { S::and(S::shift_right(S::load_words(words.add(piece.word * stride)), piece.shift), piece.mask) }
 }
 
-/// Word `w` of each of the eight bundles of a set with these codes.
+/// Returns word `w` of each of the eight bundles of a set with these codes.
 fn words_of<F: StripFormat>(codes: &[u8], w: usize) -> [u32; BUNDLES] {
     let mut words = [0; BUNDLES];
     let mut add = |code: usize, mask: u32, shift: usize| {
@@ -124,7 +124,7 @@ fn words_of<F: StripFormat>(codes: &[u8], w: usize) -> [u32; BUNDLES] {
     words
 }
 
-/// Writes the cells of a strip: `blocks` are those of its `rows`, row by row.
+/// Writes the cells of a strip; `blocks` are the blocks of its `rows`, row by row.
 pub(super) fn write_strip<F: StripFormat>(blocks: &[u8], rows: usize, strip: &mut [u8]) {
     let row_bytes = blocks.len() / rows;
     for (r, row) in blocks.chunks_exact(row_bytes).enumerate() {
@@ -153,13 +153,13 @@ fn write_block<F: StripFormat>(block: &[u8], rows: usize, r: usize, cell: &mut [
     }
 }
 
-/// Eight scales and eight offsets of each row, from heads as [`Lanes::scales`] has them.
+/// Reads eight scales and eight offsets of each row, from heads as in [`Lanes::scales`].
 ///
 /// # Safety
-/// As for [`StripFormat::strip_scales`].
+/// Like [`StripFormat::strip_scales`].
 #[inline(always)]
 unsafe fn scales_of_six_bits<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S> {
-    // SAFETY: the caller's; fields of two and four bytes of all rows are read.
+    // SAFETY: upheld by the caller; fields of two and four bytes of all rows are read.
     unsafe {
         let of_scales = S::load_f16(cell.add(2 * first).cast());
         let of_offsets = S::mul(S::load_f16(cell.add(2 * (rows + first)).cast()), S::splat(-1.0));
@@ -182,7 +182,7 @@ unsafe fn scales_of_six_bits<S: Lanes>(cell: *const u8, rows: usize, first: usiz
     }
 }
 
-/// Codes of four bits: 64 in each 32 bytes, the first 32 in the lower halves.
+/// Unpacks 4-bit codes: 64 in each 32 bytes, the first 32 in the lower halves.
 fn four_bits(bytes: &[u8]) -> [u8; BLOCK] {
     let mut codes = [0; BLOCK];
     for (codes, bytes) in codes.chunks_exact_mut(64).zip(bytes.chunks_exact(32)) {
@@ -215,7 +215,7 @@ impl StripFormat for Q4K {
 
     #[inline(always)]
     unsafe fn strip_scales<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S> {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { scales_of_six_bits(cell, rows, first) }
     }
 }
@@ -244,7 +244,7 @@ impl StripFormat for Q5K {
 
     #[inline(always)]
     unsafe fn strip_scales<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S> {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { scales_of_six_bits(cell, rows, first) }
     }
 }
@@ -256,7 +256,7 @@ impl StripFormat for Q6K {
     const FIELDS: [usize; 5] = [4, 4, 4, 4, 2];
     const IN_PIECES: &'static [[Piece; 3]] = &[[piece(0, 30, 3), piece(1, 28, 12), piece(2, 26, 48)]];
 
-    /// Scales are stored plus 128, so that they have no sign.
+    /// Scales are stored plus 128, which makes them unsigned.
     fn head(block: &[u8]) -> [u8; 18] {
         std::array::from_fn(|i| if i < 16 { block[192 + i] ^ 128 } else { block[192 + i] })
     }
@@ -275,7 +275,7 @@ impl StripFormat for Q6K {
 
     #[inline(always)]
     unsafe fn strip_scales<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S> {
-        // SAFETY: the caller's; four words and two bytes of all rows are read.
+        // SAFETY: upheld by the caller; four words and two bytes of all rows are read.
         unsafe {
             let of_scales = S::load_f16(cell.add(16 * rows + 2 * first).cast());
             let mut out = StripScales { scales: [of_scales; 16], offsets: [of_scales; 16] };
@@ -283,7 +283,7 @@ impl StripFormat for Q6K {
                 let word = S::load_words(cell.add(WORD * (i / 4 * rows + first)));
                 let own = S::and(S::shift_right(word, 8 * (i % 4) as u32), 255);
                 out.scales[i] = S::mul(S::to_f32(S::subtract(own, 128)), of_scales);
-                // Codes are around 32: (code - 32) · scale has 24 significant bits at most, as has each part.
+                // Codes are centred on 32: (code - 32) · scale has at most 24 significant bits, as has each part.
                 out.offsets[i] = S::mul(out.scales[i], S::splat(-32.0));
             }
             out

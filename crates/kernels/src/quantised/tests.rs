@@ -3,7 +3,7 @@ use half::f16;
 use super::*;
 use crate::linear::linear_rows;
 
-/// Random bytes, with scales of the sizes that models have.
+/// Random bytes, with scales of realistic size.
 fn blocks(block_type: BlockType, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut random = move || {
@@ -11,7 +11,7 @@ fn blocks(block_type: BlockType, count: usize, seed: u64) -> Vec<u8> {
         (state >> 33) as u32
     };
     let mut bytes: Vec<u8> = (0..count * block_type.bytes()).map(|_| random() as u8).collect();
-    // Where the f16 of a block are.
+    // The positions of the block's f16 numbers.
     let halves: &[usize] = match block_type {
         BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 => &[0],
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
@@ -30,7 +30,8 @@ fn half_at(block: &[u8], at: usize) -> f64 {
     f64::from(f16::from_le_bytes([block[at], block[at + 1]]))
 }
 
-/// Scale and offset of group `group` of a block of 4 or 5 bits with 256 numbers.
+/// Returns scale and offset of group `group` of a 4-bit or 5-bit block with 256
+/// numbers.
 fn group_scales(block: &[u8], group: usize) -> (f64, f64) {
     let packed = &block[4..16];
     let (scale, offset) = match group {
@@ -40,11 +41,12 @@ fn group_scales(block: &[u8], group: usize) -> (f64, f64) {
     (half_at(block, 0) * f64::from(scale), -half_at(block, 2) * f64::from(offset))
 }
 
-/// Number `i` of a block, exactly.
+/// Returns number `i` of a block, exactly.
 fn number(block_type: BlockType, block: &[u8], i: usize) -> f64 {
     let nibble = |codes: usize, i: usize| (block[codes + i % 16] >> (4 * (i / 16)) & 15) as i32;
     let fifth = |bits: usize| i32::from(block[bits + i / 8] >> (i % 8) & 1) << 4;
-    // Of the larger blocks: group, place within it, and the four bits.
+    // For the larger blocks: the group, the position within it, and the four
+    // bits.
     let (group, place) = (i / 32, i % 32);
     let four = |codes: usize| i32::from(block[codes + 32 * (group / 2) + place] >> (4 * (group % 2)) & 15);
     match block_type {
@@ -201,7 +203,7 @@ fn rows_end_with_a_block() {
     );
 }
 
-/// The blocks of whole strips, side by side.
+/// Returns the blocks in the layout of whole strips.
 fn side_by_side(block_type: BlockType, blocks: &[u8], columns: usize) -> Vec<u8> {
     let mut strips = blocks.to_vec();
     block_type.lay_side_by_side(&mut strips, columns);

@@ -1,7 +1,7 @@
 use super::*;
 
 dispatch! {
-    /// Sums of sixteen vectors: one by one, four at a time, and all at once.
+    /// Returns the sums of sixteen vectors, computed one by one, four at a time, and all at once.
     fn sums[](numbers: &[f32; 256]) -> [[f32; 16]; 3] = sums_kernel
 }
 
@@ -26,7 +26,7 @@ unsafe fn sums_kernel<S: Simd>(numbers: &[f32; 256]) -> [[f32; 16]; 3] {
 }
 
 dispatch! {
-    /// Replaces numbers by powers of two.
+    /// Replaces numbers `x` by `2^x`.
     fn powers[](numbers: &mut [f32; 160]) = powers_kernel
 }
 
@@ -53,7 +53,7 @@ fn rough_powers_of_two_are_right_to_three_parts_in_a_million_and_nothing_below()
 }
 
 dispatch! {
-    /// What `keep` writes for each vector and mask; each list has room for one more vector.
+    /// Returns what `keep` writes for each vector and mask; each list has room for one more vector.
     fn kept[](numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) = kept_kernel
 }
 
@@ -74,7 +74,7 @@ unsafe fn kept_kernel<S: Simd>(numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec
 }
 
 dispatch! {
-    /// The codes of each byte, from the lowest bits on, with two and with four codes to a byte.
+    /// Returns the codes of each byte, from the lowest bits up, with two and with four codes per byte.
     fn unpacked[](bytes: &[u8; 16]) -> [Vec<f32>; 2] = unpacked_kernel
 }
 

@@ -9,7 +9,8 @@ fn noise(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Row by row in f64, of numbers that are rounded as `half` rounds them.
+/// Computes row by row in f64, from numbers rounded as `half` rounds
+/// them.
 fn exact(x: &[f32], w: &[f32], columns: usize) -> Vec<f64> {
     let narrow = |x: &f32| f64::from(bf16::from_f32(*x).to_f32());
     let rows = |x: &[f32]| x.chunks(columns).map(|row| row.iter().map(narrow).collect()).collect::<Vec<Vec<f64>>>();

@@ -1,4 +1,4 @@
-//! What an analysis is: an observation of documents, with the methods that it examines.
+//! The definition of an analysis: an observation of documents, and the methods that it examines.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use spattn_base::error::UsageError;
 use spattn_eval::calibration::supply::supply;
 use spattn_model::OpenModel;
 
-/// An observation that the papers report, as one analysis.
+/// An analysis: an observation that papers report.
 pub struct Analysis {
     /// Its name on the command line.
     pub name: &'static str,
@@ -20,7 +20,7 @@ pub struct Analysis {
     pub reference: &'static str,
     /// The methods to examine if the user names none; empty for analyses of exact attention alone.
     pub methods: &'static [&'static str],
-    /// Starts the observation, before any document.
+    /// Starts the observation, before any document is read.
     pub(super) start: fn(&Setup<'_>) -> Result<Box<dyn Observation>>,
 }
 
@@ -32,15 +32,15 @@ pub trait Observation {
     /// If a method cannot be examined.
     fn observe(&mut self, document: &Document) -> Result<()>;
 
-    /// The results.
+    /// Returns the results.
     fn finish(self: Box<Self>) -> Findings;
 }
 
 /// The settings of observations.
 pub struct Setup<'a> {
-    /// The model that reads.
+    /// The model that reads the documents.
     pub loaded: &'a Loaded,
-    /// First tokens that count as the sink.
+    /// The number of first tokens that count as the sink.
     pub sink: usize,
     /// The methods that the user named, with their calibration.
     pub methods: &'a [Method],
@@ -50,7 +50,7 @@ pub struct Setup<'a> {
     pub seed: u64,
 }
 
-/// A method as spec and as configuration.
+/// A method: its spec and its configuration.
 #[derive(Debug, Clone)]
 pub struct Method {
     /// The spec, without grids.
@@ -63,8 +63,8 @@ impl Method {
     /// Reads specs, expands their grids and supplies calibrations for the model.
     ///
     /// # Errors
-    /// If a spec is wrong, if a method attends at other positions than the tokens were read at or decodes densely, or if a method needs a
-    /// calibration that does not exist for the model.
+    /// If the model has layers that analyses do not support, if a spec is wrong, if a method is sparse in prefill or moves positions, or
+    /// if a method needs a calibration that the model does not have.
     pub fn read_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         let mut all = Self::parse_all(specs, policy, model)?;
         for method in &mut all {
@@ -73,7 +73,7 @@ impl Method {
         Ok(all)
     }
 
-    /// As [`read_all`](Self::read_all), without calibrations: enough to know that the methods can be examined.
+    /// Does the same as [`read_all`](Self::read_all) without calibrations, which suffices to tell whether the methods can be examined.
     pub(super) fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         if let Some(reason) = model.dimensions.layer_specs().beyond_plain().first() {
             return Err(UsageError::new(format!("analyses do not support {reason} of {}", model.id)).into());
@@ -105,10 +105,10 @@ impl Method {
         }
     }
 
-    /// The same method with another seed for what is drawn once for all heads. Unchanged if it has no seed or the user set one.
+    /// Returns the method with another `seed` for what it draws once for all heads; unchanged if it has no seed or the user set one.
     ///
     /// # Errors
-    /// None for a method that was read for this model.
+    /// Never for a method that was read for this model.
     pub(super) fn drawn_anew(&self, draw: usize, model: &OpenModel) -> Result<Configured> {
         const SEED: &str = "seed";
         let has_seed = self.configured.settings.iter().any(|setting| setting.key == SEED);

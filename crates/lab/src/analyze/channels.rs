@@ -2,9 +2,9 @@
 //!
 //! Online, channels are ranked by `Σᵢ |q_c·k_ic|` over the tokens that a query attends, summed over the query heads of a KV head, which
 //! share one label cache. Offline, channels are ranked by the model's calibration (mean `|q_c·k_c|`, `kind=qk`). The overlap of `r`
-//! channels is the share of the online top `r` that are in the offline top `r`; by chance it would be `r/d`. Beside it is the share of the
-//! sum that the online top `r` hold, and that which the offline top `r` hold. The overlap with the document's own mean over its steps says how
-//! much any choice made before a step could share with it: what is missing there is no fault of the calibration.
+//! channels is the share of the online top `r` that are in the offline top `r`; by chance it would be `r/d`. The tables also give the
+//! shares of the sum that the online and the offline top `r` hold, and the overlap with a ranking by the document's own mean over its
+//! steps. That shows how much any choice made before a step could share with it: what is missing there is not the calibration's fault.
 
 use anyhow::Result;
 
@@ -21,15 +21,14 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Channels::new(setup)?)),
 };
 
-/// The shares of the channels: one in each of these numbers.
+/// The divisors of `d` that give the numbers of channels `r` to compare.
 const ONE_IN: [usize; 5] = [16, 8, 4, 2, 1];
 const CALIBRATION: &str = "double_sparsity";
 
 struct Channels {
-    /// Channels by layer and KV head, the most important first; `None` without a calibration.
+    /// The channels of each layer and KV head, the most important first; `None` without a calibration.
     offline: Option<Vec<Vec<Vec<usize>>>>,
-    /// For each of [`ONE_IN`], the overlap; then for each the share of the sum, the overlap with the document's own mean, and the share that
-    /// offline channels hold.
+    /// The [`numbers`] of each step.
     tally: Tally,
     notes: Vec<String>,
 }
@@ -68,7 +67,7 @@ fn ranked(sums: &[f64]) -> Vec<usize> {
     order
 }
 
-/// For each step, `Σ |q_c·k_c|` over its tokens and the heads of the group.
+/// Returns for each step `Σᵢ |q_c·k_ic|` by channel, over the tokens attended and the query heads of the group.
 fn online(head: &Head) -> Vec<Vec<f64>> {
     let d = head.d;
     let steps = head.queries.last().map_or(0, |query| query.step + 1);
@@ -86,7 +85,7 @@ fn online(head: &Head) -> Vec<Vec<f64>> {
     all
 }
 
-/// The channels by the mean over steps of their share of a step's sum, the most important first.
+/// Ranks channels by their share of a step's sum, averaged over the steps; the most important first.
 fn ranked_over_steps(steps: &[Vec<f64>]) -> Vec<usize> {
     let mut shares = vec![0.0; steps.first().map_or(0, Vec::len)];
     for step in steps {
@@ -96,8 +95,8 @@ fn ranked_over_steps(steps: &[Vec<f64>]) -> Vec<usize> {
     ranked(&shares)
 }
 
-/// For each of [`ONE_IN`], the overlap with `offline` (NaN without it); then for each the share of the sum, the overlap with `own`, and the
-/// share of the sum that `offline` holds.
+/// Returns four numbers for each of [`ONE_IN`]: first all overlaps with `offline` (NaN without it), then all shares of the sum, then all
+/// overlaps with `own`, then all shares of the sum that `offline` holds.
 fn numbers(online: &[f64], offline: Option<&[usize]>, own: &[usize]) -> Vec<f64> {
     let (order, all) = (ranked(online), online.iter().sum::<f64>().max(f64::MIN_POSITIVE));
     let counts = || ONE_IN.iter().map(|one_in| (online.len() / one_in).max(1));
@@ -199,7 +198,7 @@ mod tests {
         let found = numbers(&[1.0, 2.0, 3.0, 4.0], Some(&[3, 0, 2, 1]), &[1, 2, 3, 0]);
         assert_eq!(found[..5], [1.0, 1.0, 1.0, 0.5, 1.0]);
         assert_eq!(found[5..10], [0.4, 0.4, 0.4, 0.7, 1.0]);
-        // The document's own ranking is 1, 2, 3, 0: of two channels it shares the one numbered 2.
+        // The document's own ranking is 1, 2, 3, 0: of the online top two, 3 and 2, its top two share only 2.
         assert_eq!(found[10..15], [0.0, 0.0, 0.0, 0.5, 1.0]);
         // The offline channels 3 and 0 hold half of the sum.
         assert_eq!(found[15..], [0.4, 0.4, 0.4, 0.5, 1.0]);
@@ -209,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_documents_own_channels_are_by_shares_so_that_no_step_outweighs_others() {
-        // Channel 2 has the largest sum, by one long step; channel 0 has most of two steps of three.
+        // Channel 2 has the largest sum because of one large step; channel 0 leads in two of the three steps.
         assert_eq!(ranked_over_steps(&[vec![9.0, 1.0, 0.0], vec![9.0, 1.0, 0.0], vec![0.0, 30.0, 70.0]]), [0, 2, 1]);
     }
 }

@@ -15,7 +15,7 @@ pub struct Part {
     pub is_right: bool,
 }
 
-/// The documents of a prompt that numbers them: `Document 1:` and so on, each at the start of a line.
+/// Returns the documents of a prompt, if it numbers them as `Document 1:` and so on, each at the start of a line.
 pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
     let context = example.context.as_str();
     let starts = starts(context);
@@ -31,8 +31,8 @@ pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
     ranges.iter().zip(is_right).map(part).collect()
 }
 
-/// Of each document, whether it holds an answer and has most in common with the question: a word that both have counts one over the number
-/// of documents with it, so a name counts more than `the`. Several documents with as much in common are all right.
+/// Returns for each document whether it is right: of those that hold an answer, it has most words in common with the question. A common
+/// word counts one over the number of documents that contain it, so a name counts more than `the`. Tied documents are all right.
 fn right_ones(documents: &[&str], question: &str, answers: &[String]) -> Vec<bool> {
     let of_documents: Vec<BTreeSet<String>> = documents.iter().map(|text| words(text)).collect();
     let weight = |word: &String| 1.0 / of_documents.iter().filter(|words| words.contains(word)).count() as f64;
@@ -46,7 +46,7 @@ fn right_ones(documents: &[&str], question: &str, answers: &[String]) -> Vec<boo
     scores.iter().map(|score| score.is_some_and(|score| score >= most)).collect()
 }
 
-/// The byte offsets where documents start.
+/// Returns the byte offsets where documents start.
 fn starts(context: &str) -> Vec<usize> {
     let (mut starts, mut from) = (Vec::new(), 0);
     for number in 1.. {

@@ -30,11 +30,11 @@ const NUMBERS: [(&str, Unit); 4] = [
 
 #[derive(Default)]
 struct Documents {
-    /// By layer, under head 0.
+    /// Sums by layer, stored under head 0.
     by_layer: Tally,
-    /// Over all layers, under layer 0 and head 0.
+    /// Sums over all layers, stored under layer 0 and head 0.
     overall: Tally,
-    /// The number of prompts used, and of those without documents or with no unique right one.
+    /// The number of prompts used, and the number skipped because they have no documents or no unique right one.
     seen: usize,
     without: usize,
 }
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(mean(&[vec![1.0, 2.0], vec![3.0, 6.0]]), [2.0, 4.0]);
     }
 
-    /// For a real prompt: the tokens of each document decode to its text, and the right one holds the answer.
+    /// Checks on a real prompt that the tokens of each document decode to its text, and that the right one holds the answer.
     #[test]
     fn the_right_document_of_a_prompt_holds_its_answer() {
         let tasks = ["ruler/qa_synth".to_owned()];

@@ -1,10 +1,10 @@
-//! Writes a document that was read as safetensors, for other programs such as `scripts/referee/`.
+//! Writes a document to a safetensors file, for other programs such as `scripts/referee/`.
 //!
-//! For each layer `L` examined: `layers.L.queries` `[step][head][d]`, `layers.L.keys` and `layers.L.values` `[kv_head][token][d]`, rotated,
-//! unscaled, in single precision. The steps are the last tokens; each attends itself and all tokens before it. For each method `M` and such
-//! a layer: `methods.M.layers.L.picks` `[step][head][most]` (positions, padded with −1), `methods.M.layers.L.exact` `[step][2]` (the end of
-//! the sink, the start of the recent tokens) and `methods.M.layers.L.outputs` `[step][head][d]`. The metadata holds task, number, context,
-//! tokens and the methods' names.
+//! For each examined layer `L`: `layers.L.queries` `[step][head][d]`, `layers.L.keys` and `layers.L.values` `[kv_head][token][d]`, in
+//! single precision; queries and keys are rotated, queries are unscaled. The steps are the last tokens; each attends itself and all tokens
+//! before it. For each method `M` and such a layer: `methods.M.layers.L.picks` `[step][head][most]` (positions, padded with −1),
+//! `methods.M.layers.L.exact` `[step][2]` (the end of the sink, the start of the recent tokens) and `methods.M.layers.L.outputs`
+//! `[step][head][d]`. The metadata holds task, number, context, tokens, the model's shape, the layers and the methods' names.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -37,10 +37,10 @@ impl Tensor {
     }
 }
 
-/// Name of the folder of dumps within an analysis's folder.
+/// The name of the folder of dumps within an analysis's folder.
 pub const DUMP: &str = "dump";
 
-/// Writes a document, with the tokens that methods select in it, to `dump/NNNN.safetensors` below `folder`, and returns the file's path.
+/// Writes a document and the tokens that methods select in it to `dump/NNNN.safetensors` below `folder`, and returns the file's path.
 ///
 /// # Errors
 /// If the path holds a file that this program did not write, or the file cannot be written.

@@ -1,7 +1,7 @@
-//! Cosines of queries with their top keys: as they are, and as HashAttention's nets embed them (HashAttention Table 7, §5.4).
+//! Cosines of queries with their top keys, as they are and as HashAttention's nets embed them (HashAttention Table 7, §5.4).
 //!
-//! A net maps a query or a key to one number for each bit of a signature. Training compares the numbers' hyperbolic tangents; use compares
-//! their signs. Only the 32 keys with the highest scores of each query count.
+//! A net maps a query or a key to one number for each bit of a signature. Training compares the hyperbolic tangents of these numbers,
+//! inference compares their signs. Only the 32 keys with the highest scores of each query count.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Embeddings::new(setup)?)),
 };
 
-/// The number of keys with the highest scores, as in the paper.
+/// The number of keys with the highest scores that count for each query, as in the paper.
 const TOP: usize = 32;
 const CALIBRATION: &str = "hash_attention";
 const NUMBERS: [(&str, Unit); 3] = [("original", Unit::Number), ("tanh", Unit::Number), ("sign", Unit::Number)];
@@ -80,7 +80,7 @@ impl Observation for Embeddings {
     }
 }
 
-/// The mean cosines with the top keys: of the vectors, and of the tangents and the signs of their embeddings.
+/// Returns the mean cosines with the top keys: of the vectors, and of the tangents and the signs of their embeddings.
 fn of_query(head: &Head, query: &Query, nets: Option<&Nets>) -> Vec<f64> {
     let logits = head.logits(query);
     let mut order: Vec<usize> = (0..query.tokens).collect();
@@ -111,7 +111,7 @@ mod tests {
     use spattn_model::device::Device;
     use std::collections::BTreeSet;
 
-    /// Signs agree with the method's own signatures: their cosine is `1 − 2·distance/bits`, where its score gives the distance.
+    /// Checks that signs agree with the method's own signatures: their cosine is `1 − 2·distance/bits`, with its score's distance.
     #[test]
     fn cosines_are_those_of_the_vectors_and_of_the_methods_signatures() {
         let tasks = ["ruler/vt".to_owned()];

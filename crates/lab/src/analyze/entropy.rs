@@ -22,7 +22,8 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 #[derive(Default)]
 struct Entropy {
     tally: Tally,
-    /// For each document: its name, its tokens, and the mean and quartiles, over heads and queries, of the tokens for 75 %.
+    /// For each document: its name, its tokens, and the mean, quartiles and greatest of the tokens for 75 % over layers, heads and
+    /// queries.
     documents: Vec<(String, usize, [f64; 5])>,
 }
 
@@ -123,7 +124,7 @@ fn of_query(head: &Head, query: &Query) -> Vec<f64> {
     vec![entropy, most, nearly_all, most / n, nearly_all / n]
 }
 
-/// The fewest of the weights, given in descending order, that sum to `share`.
+/// Returns the smallest number of weights, given in descending order, that sum to `share`.
 fn tokens_for(descending: &[f64], share: f64) -> usize {
     let mut sum = 0.0;
     let enough = descending.iter().position(|weight| {
@@ -133,7 +134,7 @@ fn tokens_for(descending: &[f64], share: f64) -> usize {
     enough.map_or(descending.len(), |at| at + 1)
 }
 
-/// Number `at` by layer: over all tasks with the range of the heads, and for each task.
+/// Returns lines of number `at` by layer: one over all tasks with the range of the heads, and one for each task.
 fn over_layers(tally: &Tally, name: &str, title: &str, label: &str, at: usize) -> Lines {
     let by_task = tally.means(|place| Some((place.task.clone(), place.layer)));
     let tasks = tally.tasks();
@@ -183,7 +184,7 @@ mod tests {
             let mean: f64 = exps.iter().map(|e| e / sum * e.ln()).sum();
             assert!((numbers[0] - (sum.ln() - mean)).abs() < 1e-9);
             for (number, share) in [(numbers[1], 0.75), (numbers[2], 0.95)] {
-                // Exactly `count` of the largest weights reach the share; one fewer do not.
+                // Exactly `count` of the largest weights reach the share; one fewer does not.
                 let of_rank = |rank: usize| {
                     exps.iter().filter(|e| exps.iter().filter(|other| other > e).count() < rank).sum::<f64>() / sum
                 };

@@ -33,12 +33,12 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     start: |setup| Ok(Box::new(Estimation::new(setup)?)),
 };
 
-/// The budgets as shares of the context: one in each of these numbers.
+/// The divisors of the context length that give the budgets.
 const ONE_IN: [usize; 6] = [128, 64, 32, 16, 8, 4];
 const TOP_K: &str = "top-k";
 const SAMPLING: &str = "sampling";
 const ORACLE: &str = "sampling, static exact";
-/// The recent window of oracle sampling, as of methods.
+/// The recent window of oracle sampling, the same as the methods'.
 const LOCAL: usize = 64;
 
 const NUMBERS: [(&str, Unit); 6] = [
@@ -51,12 +51,12 @@ const NUMBERS: [(&str, Unit); 6] = [
 ];
 
 struct Estimation {
-    /// The methods' names, each with its draws.
+    /// The methods' names, each with its method for every draw.
     methods: Vec<(String, Vec<Configured>)>,
     draws: usize,
     seed: u64,
     sink: usize,
-    /// By order of estimator, its name, and its budget.
+    /// Numbers by the estimator's place in the order, its name and its budget.
     tallies: BTreeMap<(usize, String, String), Tally>,
 }
 
@@ -71,7 +71,7 @@ impl Estimation {
         Ok(Self { methods, draws, seed, sink, tallies: BTreeMap::new() })
     }
 
-    /// What each method attends in each draw.
+    /// Returns what each method attends in each draw.
     fn choices(&self, document: &Document) -> Result<Vec<(String, Vec<Choices>)>> {
         let of_draw = |(draw, method): (usize, &Configured)| {
             let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
@@ -149,7 +149,7 @@ impl Observation for Estimation {
         )
         .detail();
         let mut rows: Vec<(&(usize, String, String), &Tally)> = tallies.iter().collect();
-        // From the smallest budget up. A method sets its own budget.
+        // Smallest budget first. A method sets its own budget.
         rows.sort_by(|a, b| (a.0.0, denominator(&b.0.2), &a.0.1).cmp(&(b.0.0, denominator(&a.0.2), &b.0.1)));
         for ((_, name, budget), tally) in &rows {
             if let Some(numbers) = tally.overall() {
@@ -183,7 +183,7 @@ fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
     let panel = |title: &str, at: usize| {
         let mut series: Vec<(String, Vec<Point>)> = Vec::new();
         for (name, numbers) in &all {
-            // A logarithmic axis has no place for values up to 0: an absent bias, or the variance of an estimator without draws.
+            // A logarithmic axis cannot show values up to 0: an absent bias, or the variance of an estimator without draws.
             if numbers[at] <= 0.0 {
                 continue;
             }
@@ -211,7 +211,7 @@ fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
 struct Exact {
     logits: Vec<f64>,
     weights: Vec<f64>,
-    /// For each token, the sum of the weights of all tokens before it; then the total.
+    /// For each token, the sum of the weights before it; the last entry is the total.
     sums: Vec<f64>,
     /// The tokens by descending weight.
     order: Vec<usize>,
@@ -229,14 +229,14 @@ impl Exact {
         Self { output: head.output(&weights), logits, weights, sums, order }
     }
 
-    /// The softmax over the `count` tokens with the highest weights.
+    /// Returns the softmax over the `count` tokens with the highest weights.
     fn top(&self, count: usize) -> Estimate {
         let top = &self.order[..count.min(self.order.len())];
         let sum: f64 = top.iter().map(|token| self.weights[*token]).sum();
         Estimate { weights: top.iter().map(|token| (*token, self.weights[*token] / sum)).collect(), rest: None }
     }
 
-    /// Draws tokens in `from..to` by their weights; the draws stand for the whole range. Tokens outside it are exact.
+    /// Draws tokens in `from..to` by their weights, to stand for the whole range. Tokens outside it are exact.
     fn sample(&self, from: usize, to: usize, draws: usize, rng: &mut ChaCha8Rng) -> Estimate {
         let (first, mass) = (self.sums[from], self.sums[to] - self.sums[from]);
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
@@ -250,7 +250,7 @@ impl Exact {
         Estimate { weights: exact.chain(drawn).collect(), rest: None }
     }
 
-    /// The [`NUMBERS`] of some estimates, one for each draw.
+    /// Returns the [`NUMBERS`] of some estimates, one for each draw.
     fn quality(&self, head: &Head, query: &Query, estimates: &[Estimate]) -> Vec<f64> {
         let outputs: Vec<Vec<f64>> = estimates.iter().map(|estimate| estimate.output(head)).collect();
         let [error, bias, variance] = decompose(&self.output, &outputs);
@@ -260,7 +260,7 @@ impl Exact {
     }
 }
 
-/// Mean error, bias² and variance of draws, relative to the exact output.
+/// Returns the mean error, bias² and variance of draws, relative to the exact output.
 fn decompose(exact: &[f64], draws: &[Vec<f64>]) -> [f64; 3] {
     let (n, size) = (draws.len() as f64, norm(exact).max(f64::MIN_POSITIVE));
     let mean: Vec<f64> = (0..exact.len()).map(|c| draws.iter().map(|draw| draw[c]).sum::<f64>() / n).collect();
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn draws_are_taken_apart_into_bias_and_variance() {
-        // Both draws are one to the right of (3, 4); one is one above, the other one below.
+        // Both draws are one to the right of (3, 4); one is one above it, the other one below.
         let draws = [vec![4.0, 5.0], vec![4.0, 3.0]];
         let [error, bias, variance] = decompose(&[3.0, 4.0], &draws);
         assert!((error - 2f64.sqrt() / 5.0).abs() < 1e-12);

@@ -40,7 +40,8 @@ pub struct Column {
     pub name: String,
     /// The unit of its numbers.
     pub unit: Unit,
-    /// How many things its numbers are over that the analysis drew itself; `None` if they are over the documents.
+    /// The number of draws that its numbers are averaged over, if the analysis made them itself; `None` if they
+    /// are averaged over the documents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drawn: Option<usize>,
 }
@@ -87,7 +88,7 @@ impl Table {
         Self { is_detail: true, ..self }
     }
 
-    /// The same table, in which these columns are over as many things that the analysis drew itself.
+    /// Returns the table with `columns` marked as averaged over `count` draws of the analysis itself.
     pub fn drawn(mut self, columns: &[&str], count: usize) -> Self {
         let own = self.columns.iter_mut().filter(|column| columns.contains(&column.name.as_str()));
         own.for_each(|column| column.drawn = Some(count));
@@ -150,7 +151,7 @@ pub struct Point {
     pub x: f64,
     /// The vertical coordinate.
     pub y: f64,
-    /// The least and greatest of the values that `y` is the mean of, if they are shown.
+    /// The least and greatest of the values whose mean is `y`; `None` if they are not shown.
     pub ends: Option<(f64, f64)>,
 }
 
@@ -164,7 +165,7 @@ impl Point {
 /// Cells `(layer, head, number)`.
 pub type Cells = Vec<(usize, usize, f64)>;
 
-/// Numbers by layer and query head: shares, or others that start at 0.
+/// Numbers by layer and query head, such as shares, whose scale starts at 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Map {
     /// The name of its file, without the extension.
@@ -203,7 +204,7 @@ impl Tally {
         *count += 1;
     }
 
-    /// Means over all queries by group. Places whose group is `None` are left out.
+    /// Returns the means over all queries of each group. Keys whose group is `None` are left out.
     pub fn means<G: Ord>(&self, group: impl Fn(&TallyKey) -> Option<G>) -> BTreeMap<G, Vec<f64>> {
         let mut sums: BTreeMap<G, (Vec<f64>, usize)> = BTreeMap::new();
         for (place, (numbers, count)) in &self.0 {
@@ -216,27 +217,27 @@ impl Tally {
         sums.into_iter().map(|(group, sums)| (group, mean(sums))).collect()
     }
 
-    /// Means by layer and head.
+    /// Returns the means by layer and head.
     pub fn heads(&self) -> BTreeMap<(usize, usize), Vec<f64>> {
         self.means(|place| Some((place.layer, place.head)))
     }
 
-    /// Means by layer.
+    /// Returns the means by layer.
     pub fn layers(&self) -> BTreeMap<usize, Vec<f64>> {
         self.means(|place| Some(place.layer))
     }
 
-    /// Means by task.
+    /// Returns the means by task.
     pub fn tasks(&self) -> BTreeMap<String, Vec<f64>> {
         self.means(|place| Some(place.task.clone()))
     }
 
-    /// The overall means; `None` if nothing was added.
+    /// Returns the overall means; `None` if nothing was added.
     pub fn overall(&self) -> Option<Vec<f64>> {
         self.means(|_| Some(())).remove(&())
     }
 
-    /// A table of the means by layer, with the overall means as last row.
+    /// Returns a table of the means by layer, with the overall means as the last row.
     pub fn layer_table(&self, name: &str, title: &str, columns: &[(&str, Unit)]) -> Table {
         let mut table = Table::new(name, title, &["layer"], columns);
         self.layers().into_iter().for_each(|(layer, numbers)| table.push([layer.to_string()], numbers));
@@ -244,19 +245,19 @@ impl Tally {
         table
     }
 
-    /// A table of the means by layer and head, too long to print. `keys` are the headings of layer and head.
+    /// Returns a table of the means by layer and head, too long to print. `keys` are their headings.
     pub fn head_table(&self, name: &str, title: &str, keys: [&str; 2], columns: &[(&str, Unit)]) -> Table {
         let mut table = Table::new(name, title, &keys, columns).detail();
         self.heads().into_iter().for_each(|((layer, head), numbers)| table.push([layer, head], numbers));
         table
     }
 
-    /// Number `at` of every layer and head, as the cells of a [`Map`].
+    /// Returns number `at` of every layer and head, as the cells of a [`Map`].
     pub fn panel(&self, at: usize) -> Cells {
         self.heads().into_iter().map(|((layer, head), numbers)| (layer, head, numbers[at])).collect()
     }
 
-    /// Number `at` by layer: the mean over heads, with the least and the greatest head as ends.
+    /// Returns number `at` by layer: the mean over heads, with the least and the greatest head as ends.
     pub fn by_layer(&self, at: usize) -> Vec<Point> {
         let heads = self.panel(at);
         let of_layer = |(layer, means): (usize, Vec<f64>)| {

@@ -1,8 +1,8 @@
 //! How queries, keys and values lie in space (MagicPIG Fig. 2c, 9, 10, 11; HashAttention Table 7).
 //!
 //! `k_avg` is the mean of a head's keys, `k_sink` the key of its first token, `o` the output of exact attention. Queries and keys are taken
-//! as cached, after RoPE. Whether `k_sink` is the same for any input is tested with prompts of one random token; whether `k_avg` is, with
-//! the documents.
+//! as cached, after RoPE. Prompts of one random token test whether `k_sink` is the same for any input; the documents test whether `k_avg`
+//! is.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ const NUMBERS: [(&str, Unit); 14] = [
 
 struct Geometry {
     tally: Tally,
-    /// For each random first token, its keys by layer and KV head.
+    /// The keys of each random first token, by layer and KV head.
     first: Vec<Vec<Vec<Vec<f32>>>>,
     layers: Vec<usize>,
     /// For each layer and KV head, the mean key of each document.
@@ -124,7 +124,7 @@ impl Observation for Geometry {
 /// The numbers of a KV head that do not depend on a query.
 struct OfHead {
     mean_key: Vec<f64>,
-    /// The cosine of the sink's key with the mean key, and the mean cosine of all other keys with it.
+    /// The cosine of the sink's key with the mean key, and the mean cosine of all other keys with the mean key.
     sink_to_mean: f64,
     keys_to_mean: f64,
     /// The mean norm of all keys but the sink's, and the norm of the sink's key; the same for values.
@@ -189,7 +189,7 @@ fn deviation(a: &[f64]) -> f64 {
     covariance(a, a).sqrt()
 }
 
-/// The least and the mean cosine over all pairs of some vectors; `None` for fewer than two.
+/// Returns the least and the mean cosine over all pairs of vectors; `None` for fewer than two vectors.
 fn mutual(vectors: &[Vec<f64>]) -> Option<(f64, f64)> {
     let pairs = (0..vectors.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     let cosines: Vec<f64> = pairs.map(|(a, b)| cosine(&vectors[a], &vectors[b])).collect();

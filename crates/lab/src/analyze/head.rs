@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use spattn_attention::SoftmaxScale;
 
-/// Keys and values of a KV head, and the queries that are put to them.
+/// The keys and values of a KV head, and the queries of its query heads.
 #[derive(Debug, Clone)]
 pub struct Head {
     /// Layer of the model, from 0.
@@ -13,7 +13,7 @@ pub struct Head {
     pub kv_head: usize,
     /// Width of a head.
     pub d: usize,
-    /// Factor of the logits.
+    /// The scale of the logits.
     pub scale: SoftmaxScale,
     /// Rotated keys `[token][d]` of all tokens.
     pub keys: Vec<f32>,
@@ -30,7 +30,7 @@ pub struct Query {
     pub head: usize,
     /// Query head within the group, from 0.
     pub in_group: usize,
-    /// Index of its token after the context, from 0.
+    /// Index of its token among those after the context, from 0.
     pub step: usize,
     /// The number of tokens that it attends.
     pub tokens: usize,
@@ -49,13 +49,13 @@ impl Head {
         &self.values[token * self.d..][..self.d]
     }
 
-    /// Scaled `q·k` of every token that the query attends.
+    /// Returns the scaled `q·k` of every token that the query attends.
     pub fn logits(&self, query: &Query) -> Vec<f64> {
         let scale = 1.0 / self.scale.divisor();
         (0..query.tokens).map(|token| scale * dot(&query.vector, self.key(token))).collect()
     }
 
-    /// `Σ wᵢ vᵢ` over tokens with weights.
+    /// Returns `Σ wᵢ vᵢ` over `tokens` with their weights.
     pub fn weighted(&self, tokens: impl IntoIterator<Item = (usize, f64)>) -> Vec<f64> {
         let mut out = vec![0.0; self.d];
         for (token, weight) in tokens {
@@ -64,7 +64,7 @@ impl Head {
         out
     }
 
-    /// The attention output for one weight for each token.
+    /// Returns the attention output under `weights`, one for each token.
     pub fn output(&self, weights: &[f64]) -> Vec<f64> {
         self.weighted(weights.iter().copied().enumerate())
     }
@@ -98,14 +98,14 @@ pub fn norm(a: &[f64]) -> f64 {
     a.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The cosine of two vectors; 0 if one has no length.
+/// Returns the cosine of two vectors; 0 if one of them is zero.
 pub fn cosine(a: &[f64], b: &[f64]) -> f64 {
     let lengths = norm(a) * norm(b);
     let product: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
     if lengths > 0.0 { product / lengths } else { 0.0 }
 }
 
-/// The numbers in double precision.
+/// Converts numbers to double precision.
 pub fn wide(a: &[f32]) -> Vec<f64> {
     a.iter().map(|x| f64::from(*x)).collect()
 }

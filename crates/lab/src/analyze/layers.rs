@@ -1,7 +1,7 @@
 //! How similar neighbouring layers are (Double Sparsity Fig. 2).
 //!
-//! For each examined token, two cosines: of a layer's input with the next layer's input, which the paper shows; and of each query head's
-//! query with that of the same head in the next layer, whose weights differ.
+//! For each examined token there are two cosines: of a layer's input with the next layer's input, which the paper shows; and of each
+//! query with the same head's query in the next layer, whose weights differ.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 
 #[derive(Default)]
 struct Layers {
-    /// By the earlier of the two layers; inputs are under head 0.
+    /// Cosines by the earlier of the two layers; those of inputs are stored under head 0.
     inputs: Tally,
     queries: Tally,
 }

@@ -28,7 +28,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
     },
 };
 
-/// The distances; those above half of the context are left out.
+/// The distances. Those above half of the context are left out.
 const DISTANCES: [usize; 24] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384];
 /// The distance `α` whose differences are correlated with those at larger distances, as in the paper.
@@ -43,7 +43,7 @@ const REACH: f64 = 4.0;
 
 struct Locality {
     sink: usize,
-    /// Mean, deviation and divergence, by distance.
+    /// Mean, standard deviation and divergence, by distance.
     distances: BTreeMap<usize, Tally>,
     /// The correlation of the differences at [`ALPHA`] and at `ALPHA` plus the key.
     correlations: BTreeMap<usize, Tally>,
@@ -179,7 +179,7 @@ fn correlation_lines(correlations: &BTreeMap<usize, Tally>) -> Lines {
     }
 }
 
-/// The correlation of `sᵢ₊₁₀ − sᵢ` and `sᵢ₊β − sᵢ` over all `i`, by `β − 10`; left out where either does not vary.
+/// Returns the correlation of `sᵢ₊₁₀ − sᵢ` and `sᵢ₊β − sᵢ` over all `i`, by `β − 10`. Pairs where either does not vary are left out.
 fn correlations(scores: &[f64]) -> Vec<(usize, f64)> {
     let near = APART.iter().take_while(|apart| 2 * (ALPHA + **apart) <= scores.len());
     let of_apart = |apart: &usize| {
@@ -192,7 +192,7 @@ fn correlations(scores: &[f64]) -> Vec<(usize, f64)> {
     near.filter_map(of_apart).collect()
 }
 
-/// Mean, deviation and divergence by distance.
+/// Returns mean, standard deviation and divergence by distance.
 fn of_scores(scores: &[f64]) -> Vec<(usize, Vec<f64>)> {
     let near = DISTANCES.iter().take_while(|distance| 2 * **distance <= scores.len());
     let of_distance = |distance: &usize| {
@@ -226,7 +226,7 @@ fn divergence(numbers: &[f64], mean: f64, deviation: f64) -> f64 {
     counts.iter().enumerate().map(of_bin).sum()
 }
 
-/// `a·ln(x + b) + c`.
+/// The fit `a·ln(x + b) + c`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Fit {
     a: f64,
@@ -236,14 +236,15 @@ struct Fit {
     error: f64,
 }
 
-/// The span of points over their mean.
+/// Returns the range of the points' heights over their mean.
 fn span_of_mean(points: &[(f64, f64)]) -> f64 {
     let heights = || points.iter().map(|point| point.1);
     let span = heights().fold(f64::NEG_INFINITY, f64::max) - heights().fold(f64::INFINITY, f64::min);
     span * points.len() as f64 / heights().sum::<f64>()
 }
 
-/// The best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse logarithmic grid, then on a fine one.
+/// Returns the best fit; `None` for fewer than four points or constant values. `b` is searched on a coarse, then on a fine logarithmic
+/// grid.
 fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
     const LEAST: usize = 4;
     const STEPS: i32 = 40;
@@ -255,12 +256,12 @@ fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
     let best = |bs: &mut dyn Iterator<Item = f64>| {
         bs.filter_map(|b| fit_line(points, b, span)).min_by(|one, other| one.error.total_cmp(&other.error))
     };
-    // From 0.01 to 10,000.
+    // `b` from 0.01 to 10,000.
     let coarse = best(&mut (-STEPS / 2..=STEPS).map(|step| 10f64.powf(f64::from(step) / 10.0)))?;
     best(&mut (-STEPS..=STEPS).map(|step| coarse.b * 10f64.powf(f64::from(step) / f64::from(STEPS) / 10.0)))
 }
 
-/// The best fit with a given `b`.
+/// Returns the best fit for a given `b`.
 fn fit_line(points: &[(f64, f64)], b: f64, span: f64) -> Option<Fit> {
     let n = points.len() as f64;
     let log = |x: f64| (x + b).ln();
@@ -323,7 +324,7 @@ mod tests {
         let query = &head.queries[0];
         let logits = head.logits(query);
         let found = of_scores(&logits[4..]);
-        // Of 77 scores, distances up to 38.
+        // 77 scores have distances up to 38.
         assert_eq!(found.last().unwrap().0, 32);
         for (distance, numbers) in found {
             let mut differences = Vec::new();
@@ -346,7 +347,7 @@ mod tests {
         let head = drawn(200, 1, 4, 7);
         let scores = &head.logits(&head.queries[0])[4..];
         let found = correlations(scores);
-        // Of 197 scores, β up to 98.
+        // 197 scores have β up to 98.
         assert_eq!(found.iter().map(|(apart, _)| *apart).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64]);
         for (apart, r) in found {
             let beta = 10 + apart;

@@ -19,9 +19,9 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 
 /// The top shares of the tokens, in percent.
 const TOP: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0];
-/// The number of a query's numbers before its coverages, which follow with the sink and then without it.
+/// The index of the first coverage among a query's numbers: first the coverages with the sink, then those without it.
 const BEFORE: usize = 2;
-/// Last tokens that count as the window.
+/// The number of last tokens that count as the window.
 const WINDOW: usize = 64;
 /// Index into [`TOP`] of the share in the paper's claim: in some heads, the top 20 % hold 70 %.
 const CLAIM: usize = 6;
@@ -79,7 +79,7 @@ impl Observation for Mass {
     }
 }
 
-/// The mass of sink and window, and the coverage of the top shares, with the sink and without.
+/// Returns the mass of sink and window, then the coverage of the top shares with the sink and without it.
 fn of_query(head: &Head, query: &Query, sink: usize) -> Vec<f64> {
     let weights = softmax(&head.logits(query));
     let sink = sink.min(weights.len() - 1);
@@ -102,7 +102,7 @@ fn coverage(weights: &[f64]) -> Vec<f64> {
     TOP.into_iter().map(sum).collect()
 }
 
-/// The mean curve, and the curves of the least and the most concentrated head.
+/// Returns the mean curve, and the curves of the least and the most concentrated head.
 fn curves(tally: &Tally) -> Lines {
     let heads = tally.heads();
     let panel = |title: &str, first: usize| {
@@ -154,7 +154,7 @@ mod tests {
     use super::super::head::testing::drawn;
     use super::*;
 
-    /// The coverage, found by taking the largest token again and again.
+    /// Computes the coverage by taking the largest token again and again.
     fn naive(weights: &[f64], percent: f64) -> f64 {
         let (mut left, mut covered, mut taken) = (weights.to_vec(), 0.0, 0);
         while (taken as f64) < percent / 100.0 * weights.len() as f64 {

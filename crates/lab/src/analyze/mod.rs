@@ -1,8 +1,8 @@
 //! The papers' observations about attention, measured on any model (`spattn analyze`).
 //!
-//! A [`DocumentReader`] reads prompts densely and keeps the keys and values of each layer and the queries of the last tokens. An [`Observation`]
-//! examines one document after the other and ends with [`Findings`]. Other modules lay these out. A new observation needs a file here and
-//! an entry in [`ANALYSES`].
+//! A [`DocumentReader`] reads prompts densely and keeps the keys and values of each layer and the queries of the last tokens. An
+//! [`Observation`] examines one document after the other and ends with [`Findings`], which other modules lay out. A new observation needs a
+//! file here and an entry in [`ANALYSES`].
 
 pub mod dump;
 pub mod findings;
@@ -48,7 +48,7 @@ pub const ANALYSES: &[Analysis] = &[
     channels::ANALYSIS,
 ];
 
-/// The analyses with these names, in the order of [`ANALYSES`]; all of them if no name is given.
+/// Returns the analyses with these names, in the order of [`ANALYSES`]; all of them if no name is given.
 ///
 /// # Errors
 /// If a name is unknown.
@@ -104,7 +104,7 @@ impl Running {
         Ok(Self { analyses: running, needs })
     }
 
-    /// What the methods need to know about prompts.
+    /// What the methods need to know about each prompt.
     pub fn needs(&self) -> &BTreeSet<PromptNeed> {
         &self.needs
     }
@@ -117,7 +117,7 @@ impl Running {
         self.analyses.iter_mut().try_for_each(|(_, observation)| observation.observe(document))
     }
 
-    /// The results.
+    /// Returns the results.
     pub fn finish(self) -> Vec<AnalysisFindings> {
         let found = |(analysis, observation): (_, Box<dyn Observation>)| AnalysisFindings {
             analysis,
@@ -127,7 +127,7 @@ impl Running {
     }
 }
 
-/// The default methods of an analysis, without those that lack a calibration for this model.
+/// Returns the default methods of an analysis, without those that lack a calibration for this model.
 fn default_methods(analysis: &Analysis, setup: &Setup<'_>) -> Result<Vec<Method>> {
     let policy = Policy { sink: setup.sink, ..Policy::default() };
     let mut methods = Vec::new();

@@ -1,4 +1,4 @@
-//! What a method attends, as weights of tokens in one softmax: static tokens, selected tokens, and a vector that stands for the rest.
+//! What a method attends, as token weights of one softmax: static tokens, selected tokens, and a vector that stands for the rest.
 
 use super::head::Head;
 use spattn_attention::{AttendedTokens, SelectedTokens, Selection, Weighting};
@@ -36,7 +36,7 @@ impl Estimate {
     }
 }
 
-/// The tokens that one query head of a group selected; `None` if there is no selection.
+/// Returns the tokens that one query head of a group selected; `None` if there is no selection.
 pub fn picks_of(picked: &AttendedTokens, in_group: usize) -> Option<&SelectedTokens> {
     match &picked.selection {
         None => None,
@@ -45,12 +45,12 @@ pub fn picks_of(picked: &AttendedTokens, in_group: usize) -> Option<&SelectedTok
     }
 }
 
-/// The estimated weights of one query head of a group. `logits` holds one logit for each token in context.
+/// Returns the estimated weights of one query head of a group. `logits` holds one logit for each token in context.
 pub fn estimate(logits: &[f64], picked: &AttendedTokens, in_group: usize) -> Estimate {
     let exact = picked.exact;
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exp = |token: usize| (logits[token] - top).exp();
-    // Direct weights are taken as they are; `log_mass` is the mass that all of them stand for, whatever their sum.
+    // Direct weights are not normalised: `log_mass` is the mass that all of them stand for, whatever their sum.
     let mut given_mass = None;
     let mut weights: Vec<(usize, f64)> =
         (0..exact.sink).chain(exact.recent..logits.len()).map(|token| (token, exp(token))).collect();

@@ -1,4 +1,4 @@
-//! Reads prompts densely, and keeps the keys and values and the last tokens' queries of each.
+//! Reads prompts densely, and keeps their keys and values and the queries of their last tokens.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,7 +26,7 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::{Task, TaskOptions, digest, resolve};
 
-/// The fewest tokens before those whose queries are examined.
+/// The fewest tokens of context before those whose queries are examined.
 const LEAST_CONTEXT: usize = 16;
 
 /// What to read, and how.
@@ -38,19 +38,19 @@ pub struct Request<'a> {
     pub device: Device,
     /// The type of weights, keys and values; the checkpoint's own if `None`.
     pub dtype: Option<KvDtype>,
-    /// The tasks whose prompts are read, if there is no text.
+    /// The tasks whose prompts are read, if there is no `text`.
     pub tasks: &'a [String],
-    /// A text to read in place of tasks.
+    /// A text to read instead of the tasks' prompts.
     pub text: Option<&'a Path>,
     /// The system message of the chat template.
     pub system: Option<&'a str>,
     /// The folder with the data files of tasks.
     pub data: Option<&'a Path>,
-    /// Tokens of a prompt.
+    /// The number of tokens of a prompt.
     pub length: usize,
-    /// Prompts of each task, or parts of the text.
+    /// The number of prompts of each task, or of parts of the text.
     pub samples: usize,
-    /// Number of last tokens of each prompt whose queries are examined.
+    /// The number of last tokens of each prompt whose queries are examined.
     pub queries: usize,
     /// The layers to examine; all if empty.
     pub layers: &'a [usize],
@@ -109,8 +109,7 @@ impl DocumentReader {
         Ok(reader)
     }
 
-    /// As [`open`](Self::open), but without a check of the machine's memory, and the model's weights may be missing: enough to say what
-    /// would be read.
+    /// Opens the model to tell what would be read: as [`open`](Self::open), but memory is not checked and the weights may be missing.
     ///
     /// # Errors
     /// As [`OpenModel::open_without_weights`] and [`open`](Self::open), except for memory.
@@ -231,7 +230,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The documents as pairs of task and number, in order.
+    /// Returns the documents as pairs of task and number, in order.
     pub fn documents(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (tasks, samples) = (if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }, self.samples);
         (0..tasks).flat_map(move |task| (0..samples).map(move |number| (task, number)))
@@ -247,7 +246,7 @@ impl Loaded {
         self.source.inputs()
     }
 
-    /// A prompt's tokens, and the numbered documents in it.
+    /// Returns a prompt's tokens, and the numbered documents in it.
     fn prompt(&self, task: usize, number: usize) -> Result<(Vec<u32>, Vec<Part>)> {
         let tokenizer = &self.model.tokenizer;
         let (ids, parts) = match &self.source {
@@ -319,10 +318,10 @@ impl Loaded {
         })
     }
 
-    /// For each of some tokens, the keys `[layer][kv_head][d]` of a prompt of that token alone.
+    /// Returns for each of `tokens` the keys `[layer][kv_head][d]` of a prompt of that token alone.
     ///
     /// # Errors
-    /// If the model cannot read one.
+    /// If the model cannot read such a prompt.
     pub fn first_keys(&self, tokens: &[u32]) -> Result<Vec<Vec<Vec<Vec<f32>>>>> {
         let one = |token: &u32| -> Result<_> {
             let kvs = read_apart(&self.model.decoder, &[*token], 1, &mut |_| Ok(()), &mut |_| Ok(()))?;
@@ -407,7 +406,7 @@ impl Document {
         self.seed
     }
 
-    /// A KV head with all of its keys, values and queries.
+    /// Returns a KV head with all of its keys, values and queries.
     ///
     /// # Errors
     /// If keys and values of the context cannot be read.
@@ -447,12 +446,12 @@ impl Document {
         all.map(|(layer, kv_head)| Ok(look(&self.head(layer, kv_head)?))).collect()
     }
 
-    /// The index of a layer among the examined ones.
+    /// Returns the index of a layer among the examined ones.
     pub fn at(&self, layer: usize) -> usize {
         self.layers.partition_point(|other| *other < layer)
     }
 
-    /// A new index cache over its context.
+    /// Creates an index cache over the context.
     pub fn cache(&self) -> IndexCache {
         let mut cache = IndexCache::new(self.prefix.clone(), self.dtype, self.seed)
             .with_queries(self.recent.clone())
@@ -466,7 +465,7 @@ impl Document {
         }
     }
 
-    /// What a method attends in every step at the examined layers. Random draws in a step use the cache's step seed.
+    /// Returns the tokens that a method attends in every step at the examined layers. Random draws in a step use the cache's step seed.
     ///
     /// # Errors
     /// If keys and values of the context cannot be read, or an index cannot be built.
@@ -482,7 +481,7 @@ impl Document {
         Ok(self.layers.iter().map(&mut of_layer).collect::<Result<_, KvError>>()?)
     }
 
-    /// The outputs of a method's steps at the examined layers: `[layer][step][head][d]` in one vector.
+    /// Returns the outputs of a method's steps at the examined layers: `[layer][step][head][d]` in one vector.
     ///
     /// # Errors
     /// As [`choices`](Self::choices).
@@ -512,13 +511,13 @@ impl Document {
         self.behind.len()
     }
 
-    /// The input of a layer for each step, `[hidden]`.
+    /// Returns the input of a layer for each step, `[hidden]`.
     pub fn inputs(&self, layer: usize) -> impl Iterator<Item = &[f32]> {
         let inputs = &self.behind[layer].inputs;
         inputs.chunks_exact((inputs.len() / self.steps()).max(1))
     }
 
-    /// Queries `[step][head][d]` at a layer.
+    /// Returns the queries `[step][head][d]` at a layer.
     pub fn queries(&self, layer: usize) -> &[f32] {
         &self.behind[layer].queries
     }

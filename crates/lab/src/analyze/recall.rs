@@ -34,7 +34,7 @@ pub(super) const ANALYSIS: Analysis = Analysis {
 
 /// The numbers of top tokens.
 const TOP: [usize; 4] = [16, 32, 64, 128];
-/// Index into [`TOP`] of the number that is drawn: 32, as in the paper.
+/// Index into [`TOP`] of the number that is plotted: 32, as in the paper.
 const DRAWN: usize = 1;
 
 struct Recall {
@@ -126,7 +126,7 @@ impl Observation for Recall {
     }
 }
 
-/// The selected share of the candidates, and the recall at each of [`TOP`]; `None` without candidates or selection.
+/// Returns the selected share of the candidates, and the recall at each of [`TOP`]; `None` without candidates or selection.
 fn of_query(head: &Head, query: &Query, picked: &AttendedTokens) -> Option<Vec<f64>> {
     let candidates = picked.exact.sink..picked.exact.recent.min(query.tokens);
     let picks = picks_of(picked, query.in_group)?;
@@ -139,7 +139,7 @@ fn of_query(head: &Head, query: &Query, picked: &AttendedTokens) -> Option<Vec<f
     Some(std::iter::once(share).chain(TOP.iter().map(|k| recall(logits, &taken, *k))).collect())
 }
 
-/// The recall of the `k` highest, or of all if there are fewer.
+/// Returns the recall of the `k` highest, or of all if there are fewer.
 fn recall(logits: &[f64], taken: &BTreeSet<usize>, k: usize) -> f64 {
     let k = k.min(logits.len());
     let mut sorted = logits.to_vec();

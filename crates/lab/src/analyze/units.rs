@@ -1,7 +1,7 @@
-//! The analyses that a paper's item needs: each unit of documents is analysed and stored in a file of its own, so that a stopped run can be
+//! Runs the analyses of a paper's item. Each unit of documents is analysed and stored in a file of its own, so that a stopped run can be
 //! resumed.
 //!
-//! The stored form is [`AnalysisTables`], which `eval` judges without knowledge of any analysis.
+//! The stored form is [`AnalysisTables`], which [`papers`](crate::papers) judges without knowledge of any analysis.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ const SINK: usize = 4;
 const DRAWS: usize = 16;
 const SEED: u64 = 0;
 
-/// How an analysis of units ended.
+/// How the analysis of all units ended.
 #[derive(Debug)]
 pub enum Ended {
     /// All units are done, in the order of lengths, tasks and units.
@@ -35,7 +35,7 @@ pub enum Ended {
     Stopped,
 }
 
-/// The cost of the analysis.
+/// The expected cost of an analysis.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outlook {
     /// Number of prompts.
@@ -59,12 +59,12 @@ pub struct Order<'a> {
     pub device: Device,
     /// Whether stored units are deleted first.
     pub overwrite: bool,
-    /// The program that looks.
+    /// The program that analyses, which the files name.
     pub program: Program,
 }
 
 impl<'a> Order<'a> {
-    /// Checks that the analysis is possible, and returns its cost. The model's weights may be missing.
+    /// Checks that the analysis is possible, and returns its expected cost. The model's weights may be missing.
     ///
     /// # Errors
     /// For unknown analyses, tasks or layers; for methods that cannot be examined; for prompts that are too long for the model.
@@ -86,7 +86,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Analyses all units that are not stored yet, and returns all units. `tell` hears of each that is new.
+    /// Analyses all units that are not stored yet, and returns all units. Calls `tell` for each new one.
     ///
     /// # Errors
     /// As [`check`](Self::check); if stored units have other settings, the model cannot read, or files cannot be written.
@@ -134,7 +134,7 @@ impl<'a> Order<'a> {
         Ok(Ended::Whole(all))
     }
 
-    /// The stored units with these settings.
+    /// Returns the stored units with these settings.
     ///
     /// # Errors
     /// If a stored unit cannot be read or has other settings.
@@ -205,7 +205,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// The unit in a file; `None` if there is no file. An error if it has other settings.
+    /// Reads the unit in a file; `None` if there is no file. It is an error if the unit has other settings.
     fn kept(&self, path: &Path, identity: &Value) -> Result<Option<AnalysisTables>> {
         if !path.exists() {
             return Ok(None);
@@ -269,7 +269,7 @@ fn read(path: &Path) -> Result<AnalysisTables> {
     serde_json::from_str(&text).with_context(|| format!("{} is not a stored measurement", path.display()))
 }
 
-/// A model that is to read. Its weights are loaded when the first unit needs them.
+/// A model to read prompts with. Its weights are loaded when the first unit needs them.
 enum Reading {
     Found(Box<DocumentReader>),
     Loaded(Box<Loaded>),
@@ -388,7 +388,7 @@ mod tests {
         assert!(matches!(order.see(&stopped, |_| {}).unwrap(), Ended::Stopped));
     }
 
-    /// Items name tables and columns of analyses: each cell of each item is found in the results on short prompts.
+    /// Checks that every table, column and cell that an item selects exists in the results on short prompts.
     #[test]
     fn what_items_select_is_there() {
         let temp = tempfile::tempdir().unwrap();
@@ -425,7 +425,7 @@ mod tests {
         let mut checked = 0;
         for (name, item, at) in &items {
             let (mut seen, builtin) = (all[*at].clone(), item.observing(Variant::Builtin).unwrap());
-            // Rows that name a length need one of the item's own lengths.
+            // Rows select by the item's own length, which the short prompts do not have.
             seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
             let evidence = Evidence { seen: &seen, ..Evidence::default() };
             let measured =

@@ -25,9 +25,9 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use spattn_tasks::{Task, TaskOptions, resolve};
 
-/// The task whose prompts are read if the user gives no text.
+/// The task whose prompts are read unless the user gives a text.
 const TASK: &str = "ruler/niah_multikey_3";
-/// The shortest prompt that is generated, in tokens. Shorter ones are cut from it.
+/// The length of the shortest prompt that is generated, in tokens. Shorter prompts are cut from it.
 const SHORTEST: usize = 1024;
 
 /// The source of prompts.
@@ -128,7 +128,7 @@ impl Reader {
             }
         }
         let c = dimensions.config();
-        // If whole prompts are timed, their queries and outputs are kept too.
+        // If whole prompts are timed, their queries and outputs are stored too.
         let queries = if steps == 0 { memory::product([2, 4, c.heads, c.head_dim]) } else { 0 };
         let of_token = self.dimensions().kv_bytes_per_token().saturating_add(queries);
         let kept = memory::product([sequences, tokens, of_token]);
@@ -155,7 +155,7 @@ pub struct Capture {
     seed: u64,
 }
 
-/// Rows of consecutive positions of one layer, as [`DrawnRows`](super::drawn::DrawnRows).
+/// Rows of consecutive positions at one layer; the same type as [`DrawnRows`](super::drawn::DrawnRows).
 pub type Rows = super::drawn::DrawnRows;
 
 impl Capture {
@@ -178,7 +178,7 @@ impl Capture {
         })
     }
 
-    /// The model shape with only the captured layers, which artefacts have to match.
+    /// The model's shape reduced to the captured layers. Artefacts have to match it.
     pub(super) fn shape(&self) -> ModelShape {
         ModelShape { layers: self.layers.len(), ..self.model.shape() }
     }
@@ -189,7 +189,7 @@ impl Capture {
         Ok(found(kind, &self.model, None)?.map(of_layers).transpose()?)
     }
 
-    /// The `number`-th prompt, of exactly `count` tokens.
+    /// Returns the `number`-th prompt, of exactly `count` tokens.
     pub(super) fn tokens(&self, count: usize, number: usize) -> Result<Vec<u32>> {
         let tokenizer = &self.model.tokenizer;
         let ids = match &self.source {
@@ -206,7 +206,7 @@ impl Capture {
         Ok(ids)
     }
 
-    /// A prompt for learning, of at most `most` tokens. For a task it differs from the timed ones; a text has only one beginning.
+    /// Returns a prompt for calibration, of at most `most` tokens: a task's prompt that is not timed, or the beginning of the text.
     pub(super) fn learning_tokens(&self, most: usize) -> Result<Vec<u32>> {
         /// Larger than any batch, so that no timed prompt has this number.
         const OTHER: usize = 1 << 20;
@@ -217,10 +217,10 @@ impl Capture {
         }
     }
 
-    /// A prompt of the task, made slightly too long and cut in the middle, so that instruction and question stay.
+    /// Returns a prompt of the task, made slightly too long and then cut in the middle, so that instruction and question stay.
     fn prompt_of(&self, task: &dyn Task, count: usize, number: usize) -> Result<Vec<u32>> {
-        /// Prompts leave room for an answer and end with a whole line, so the first may be too short; a second or third attempt is long
-        /// enough.
+        /// Enough attempts: prompts leave room for an answer and end with a whole line, so the first may be too short, and the second or
+        /// third is long enough.
         const TRIES: usize = 8;
         let tokenizer = &self.model.tokenizer;
         let mut length = count.max(SHORTEST);
@@ -236,8 +236,8 @@ impl Capture {
         Err(anyhow!("{} cannot make a prompt of {count} tokens", task.name()))
     }
 
-    /// Reads the first `context` of `ids`, then the others. `before` sees the chunks of the first part and `behind` those of the second, of
-    /// captured layers only, with layers numbered from 0. Returns keys and values of these layers for the first part.
+    /// Reads the first `context` tokens of `ids`, then the rest. `before` sees the chunks of the first part and `behind` those of the rest,
+    /// of captured layers only, numbered from 0. Returns the keys and values of these layers for the first part.
     pub(super) fn read(
         &self,
         ids: &[u32],
@@ -262,7 +262,7 @@ impl Capture {
         Ok(kept)
     }
 
-    /// A prompt at the first captured layer, with the queries of all tokens.
+    /// Returns a prompt at the first captured layer, with the queries of all tokens.
     pub(super) fn prompt(&self, context: usize) -> Result<Prompt> {
         let (mut queries, mut heads) = (Vec::new(), 0);
         let keep = |chunk: &PrefillChunk<'_>| {
@@ -278,7 +278,7 @@ impl Capture {
     }
 }
 
-/// Queries, keys and values of a chunk's own tokens, added to `rows`.
+/// Adds the queries, keys and values of a chunk's own tokens to `rows`.
 ///
 /// # Errors
 /// If a device computes the chunk, and fails.
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(error, "--layers is 11, but builtin has 10 layers");
     }
 
-    /// All queries `[layer][token][head][d]` of a prompt that is read in one go, and its prefix.
+    /// Returns all queries `[layer][token][head][d]` of a prompt that is read in one go, and its prefix.
     fn read_at_once(capture: &Capture, ids: &[u32]) -> (Vec<Vec<f32>>, Arc<Prefix>) {
         let mut queries = vec![Vec::new(); 10];
         let mut keep = |chunk: &PrefillChunk<'_>| {

@@ -11,7 +11,7 @@ use spattn_attention::{Configured, IndexCache, Sequence, StartError};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::Stream;
 
-/// Sequences of one method, one for each context, that take decode steps together.
+/// Sequences of one method, one for each context, that are decoded together.
 pub struct Decoding<'m> {
     decoder: &'m Decoder,
     sequences: Vec<Sequence>,
@@ -36,7 +36,7 @@ impl<'m> Decoding<'m> {
 impl Runs for Decoding<'_> {
     fn turn(&mut self, number: usize) -> Result<Turn> {
         let before = worked(&self.sequences);
-        // Any token will do, as long as all methods read the same.
+        // Any token will do, as long as all methods get the same one.
         let tokens = [number as u32 % self.decoder.config().vocab_size as u32];
         let start = Instant::now();
         let mut streams: Vec<Stream<'_>> =

@@ -1,4 +1,4 @@
-//! Random keys, values and queries that share the special properties of language models.
+//! Random keys, values and queries that have the special properties of those in language models.
 //!
 //! White noise would favour some methods and harm others, because what a method selects determines what it reads. So each KV head has,
 //! before RoPE:
@@ -33,10 +33,10 @@ const SINK: f32 = 2.6;
 const SINK_VALUE: f32 = 0.05;
 /// Tokens of a segment with one topic.
 const SEGMENT: usize = 64;
-/// The weights of the segment's topic and of the token's own noise in a key's content.
+/// The weights of the segment's topic and of the token's own noise in a key's content before rotation.
 const TOPIC: f32 = 0.5;
 const OWN: f32 = 0.85;
-/// The number of earlier tokens that a query looks for, their weight, and the weight of its own topic.
+/// The number of earlier tokens that a query looks for, the weight of each, and the weight of the query's own topic.
 const TARGETS: usize = 4;
 const WANTED: f32 = 1.1;
 const OWN_TOPIC: f32 = 0.5;
@@ -85,7 +85,7 @@ impl<'a> Drawn<'a> {
         drawn
     }
 
-    /// The heavy channels' signs, and zeros elsewhere. Heavy channels belong to the slowest pairs.
+    /// Returns the signs of the heavy channels, which belong to the slowest pairs, and zeros elsewhere.
     fn heavy_channels(&self, kv_head: usize) -> Vec<f32> {
         let (half, count) = (self.d / 2, (self.d / ONE_HEAVY_IN).max(1));
         let mut heavy = vec![0.0; self.d];
@@ -97,10 +97,10 @@ impl<'a> Drawn<'a> {
         heavy
     }
 
-    /// A function from channels to random numbers of mean 0 and variance 1: sums of four uniform numbers, close enough to normal.
+    /// Returns random numbers by channel, of mean 0 and variance 1: sums of four uniform numbers, close enough to normal.
     fn noise(&self, head: usize, kind: Kind, position: usize) -> impl Fn(usize) -> f32 + use<> {
         let seed = mix_seed(mix_seed(mix_seed(self.seed, kind as u64), head as u64), position as u64);
-        // Each of the four has a variance of (2^16)² / 12.
+        // Each of the four uniform numbers has a variance of (2^16)² / 12.
         const SPREAD: f32 = 65_536.0 * 0.577_350_3;
         move |channel| {
             let bits = mix_seed(seed, channel as u64);
@@ -144,7 +144,7 @@ impl<'a> Drawn<'a> {
         }
         let draws = self.noise(head, Kind::Target, position);
         for i in 0..TARGETS {
-            // Close enough to uniform: the fraction of a number that is far larger than 1.
+            // The fraction of a random number far larger than 1 is close enough to uniform.
             let share = (draws(i) * 1000.0).rem_euclid(1.0);
             let target = (share * position as f32) as usize;
             let topic = self.topic(kv_head, target / SEGMENT);
@@ -154,7 +154,7 @@ impl<'a> Drawn<'a> {
         self.angles.rotate(out, position);
     }
 
-    /// The rows of some positions; queries for the last `asking` positions only.
+    /// Generates the rows of `positions`, with queries for the last `asking` of them only.
     pub fn rows(&self, positions: Range<usize>, asking: usize) -> DrawnRows {
         let (count, d) = (positions.len(), self.d);
         let asking = asking.min(count);
@@ -185,12 +185,12 @@ impl<'a> Drawn<'a> {
     }
 }
 
-/// Properties of exact attention over some keys that determine how well methods work: means over some queries.
+/// Properties of exact attention that determine how well methods work, as means over queries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Looks {
     /// The attention on the first token.
     pub sink: f64,
-    /// The share of the other attention that the top sixteenth of the tokens holds.
+    /// The share of the attention not on the first token that the top sixteenth of the tokens holds.
     pub sixteenth: f64,
     /// The share of the attention not on the first token that the last 64 tokens hold.
     pub window: f64,
@@ -199,7 +199,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// For queries `[query][head][d]`, unscaled, over all tokens of a layer; `None` without queries or with fewer than two tokens.
+    /// Measures unscaled queries `[query][head][d]` over all tokens of a layer; `None` without queries or with fewer than two tokens.
     pub fn of(kv: &LayerKv, queries: &[f32], heads: usize) -> Option<Self> {
         let (d, kv_heads, tokens) = (kv.keys.d(), kv.keys.kv_heads(), kv.tokens());
         if tokens < 2 || queries.is_empty() {
@@ -244,7 +244,7 @@ fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
     exps.into_iter().map(|exp| exp / sum).collect()
 }
 
-/// The first token's weight; of the other weight, the shares of the largest sixteenth and of the last 64 tokens.
+/// Returns the first token's weight, and the shares of the remaining weight on the largest sixteenth of the tokens and on the last 64.
 fn shares(weights: &[f64]) -> [f64; 3] {
     const WINDOW: usize = 64;
     let (sink, rest) = (weights[0], &weights[1..]);
@@ -256,9 +256,9 @@ fn shares(weights: &[f64]) -> [f64; 3] {
     [sink, sixteenth / all, window / all]
 }
 
-/// The share of the squares in the sixteenth of the channels with the largest sums.
+/// Returns the share of the squares in the sixteenth of the channels with the largest sums.
 fn heavy_share(keys: Rows<'_>, d: usize) -> f64 {
-    /// The number of tokens used at most.
+    /// The most tokens that are used.
     const ENOUGH: usize = 4096;
     let (mut squares, mut key) = (vec![0.0; d], vec![0.0; d]);
     for token in 0..(keys.elements() / d).min(ENOUGH) {

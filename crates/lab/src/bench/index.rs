@@ -1,4 +1,4 @@
-//! Building a method's indexes over a prefix. Every turn builds them again.
+//! Times how long a method takes to build its indexes over a prefix. Every turn builds them again.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct Building<'s> {
 }
 
 impl Runs for Building<'_> {
-    /// The time includes that of the prompt statistics. They were gathered once, so their time is the same in every turn.
+    /// Includes the time to gather the prompt statistics. They were gathered once, so it is the same in every turn.
     fn turn(&mut self, _: usize) -> Result<Turn> {
         let mut cache = self.sequence.cache(self.dimensions, self.rotation.clone());
         let sequence = cache.fork(self.method, false)?;

@@ -44,11 +44,11 @@ impl Runs for Kernel<'_> {
     }
 }
 
-/// Gathering kernels read one of this many tokens.
+/// Gathering kernels read one in this many tokens.
 const SPARSE: usize = 16;
 /// Bits of a signature.
 const BITS: usize = 128;
-/// Rows of a weight matrix product during prefill.
+/// The rows of a matrix product with weights during prefill.
 const ROWS: usize = 512;
 
 /// All kernels on keys and values of one layer; `queries` are `[head][d]`.
@@ -59,7 +59,7 @@ pub fn all<'k>(dimensions: &'k Dimensions, kv: &'k LayerKv, queries: &'k [f32]) 
     kernels
 }
 
-/// Numbers that are cheap to generate.
+/// Generates numbers cheaply.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).into_par_iter().map(|i| (i % 61) as f32 / 61.0 - 0.5).collect()
 }
@@ -68,7 +68,7 @@ fn narrow(count: usize) -> Vec<bf16> {
     numbers(count).into_iter().map(bf16::from_f32).collect()
 }
 
-/// Attention over all tokens of every KV head, and over gathered tokens.
+/// Kernels that attend all tokens of every KV head, or gathered tokens.
 fn attending<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
     let (d, kv_heads, tokens) = (kv.keys.d(), kv.keys.kv_heads(), kv.tokens());
     let group = queries.len() / d / kv_heads;
@@ -87,7 +87,7 @@ fn attending<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
             },
         );
     };
-    // Tokens that are neither neighbours nor at equal distances.
+    // The gathered tokens are neither neighbours nor evenly spaced.
     let picked: Vec<u32> =
         (0..tokens as u64).filter(|t| mix_seed(1, *t).is_multiple_of(SPARSE as u64)).map(|t| t as u32).collect();
     let share = picked.len() as f64 / tokens.max(1) as f64;
@@ -114,7 +114,7 @@ fn attending<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
     ]
 }
 
-/// Scoring all tokens of every KV head, and selecting by these scores.
+/// Kernels that score all tokens of every KV head, or select by these scores.
 fn selecting<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
     let (d, kv_heads, tokens) = (kv.keys.d(), kv.keys.kv_heads(), kv.tokens());
     let group = queries.len() / d / kv_heads;
@@ -152,7 +152,7 @@ fn selecting<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
     ]
 }
 
-/// Products with a weight matrix of the model: for one row, as in a decode step, and for many, as in prefill.
+/// Kernels that multiply by a weight matrix of the model: one row, as in a decode step, and many, as in prefill.
 fn multiplying<'k>(dimensions: &Dimensions) -> Vec<Kernel<'k>> {
     let c = dimensions.config();
     let (inputs, outputs) = (c.hidden_size, c.intermediate_size);
@@ -171,7 +171,7 @@ fn multiplying<'k>(dimensions: &Dimensions) -> Vec<Kernel<'k>> {
     vec![product(1), product(ROWS), tiled_product(ROWS, inputs, outputs), dense_product(ROWS, inputs, inputs)]
 }
 
-/// The same product with both factors rounded to bf16 and packed into tiles: the weights once, the rows each time.
+/// The same product with both factors rounded to bf16 and packed into tiles: the weights once, the rows each turn.
 fn tiled_product<'k>(rows: usize, inputs: usize, outputs: usize) -> Kernel<'k> {
     let (weights, x) = (RightTiles::of_rows(&narrow(inputs * outputs), inputs), numbers(rows * inputs));
     let mut out = vec![0.0; rows * outputs];

@@ -1,5 +1,5 @@
-//! Calibrations for methods that need one. If keys are captured from a model with its own calibration, that is used; otherwise one is
-//! learned from keys and queries of the same kind as the timed ones.
+//! Calibrations for methods that need one. If keys are captured from a model with its own calibration, that one is used; otherwise
+//! one is learned from keys and queries of the same kind as the timed ones.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use spattn_attention::methods::CALIBRATIONS;
 use spattn_attention::{Configured, MethodSpec, Params, mix_seed};
 use spattn_model::dimensions::Dimensions;
 
-/// Tokens to learn from. A benchmark needs selections of the right size and kind, not good ones.
+/// The number of tokens to learn from. A benchmark needs selections of the right size and kind, not good ones.
 const TOKENS: usize = 1024;
 
-/// The methods with their calibrations. Notes for the reader are added to `notes`.
+/// Returns the methods with their calibrations, and adds notes for the reader to `notes`.
 ///
 /// # Errors
 /// If a method cannot learn, or the model's own calibration cannot be used.
@@ -60,7 +60,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
     let angles = dimensions.angles(TOKENS);
     let show = |collector: &mut dyn Collector| {
         for layer in 0..layers {
-            // Not the tokens that are timed.
+            // The seed differs from that of the timed tokens.
             let drawn = Drawn::new(dimensions, &angles, mix_seed(!seed, layer as u64));
             let rows = drawn.rows(0..TOKENS, TOKENS);
             let mut kv = LayerKv::new(dimensions.dtype(), kv_heads, head_dim, TOKENS);
@@ -72,7 +72,7 @@ fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Ar
     learn(kind, dimensions, model, seed, "random keys and queries", show)
 }
 
-/// Learns one kind of artefact from a prompt that the model reads for this purpose.
+/// Learns one kind of artefact from a prompt that the model reads for calibration alone.
 fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed: u64) -> Result<Artefact> {
     let show = |collector: &mut dyn Collector| {
         let ids = capture.learning_tokens(TOKENS)?;
@@ -82,7 +82,7 @@ fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed:
     learn(kind, dimensions, capture.shape(), seed, "keys and queries of a prompt", show)
 }
 
-/// Learns one kind of artefact from the tokens that `show` passes to the collector. `show` returns their number.
+/// Learns one kind of artefact from the tokens that `show` passes to the collector. `show` returns the number of tokens.
 fn learn(
     kind: &str,
     dimensions: &Dimensions,

@@ -1,7 +1,7 @@
 //! Timing attention, prefill, indexes, whole steps and single kernels (`spattn bench`), and the rows that store the results.
 //!
-//! Methods run in the same engine as in an evaluation. Here are decided the inputs, the order of turns and the limits that times are
-//! compared with, but not how results are laid out.
+//! Methods run in the same engine as in an evaluation. These modules decide the inputs, the order of turns and the limits that times
+//! are compared with; other modules lay out the results.
 
 mod attention;
 mod capture;

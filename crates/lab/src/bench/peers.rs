@@ -1,7 +1,7 @@
-//! Other programs to compare with, in a child process that takes turns on command.
+//! Other programs to compare with, run in a child process that takes turns on command.
 //!
 //! The script (`scripts/bench_peers.py`, embedded in the program) prepares what can be timed, and then takes one turn for each command, so
-//! that its turns are interleaved with those of methods. It reads JSON lines and answers each with one.
+//! that its turns are interleaved with those of methods. It reads commands as JSON lines and answers each with one line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -42,7 +42,7 @@ pub struct Peer {
     #[serde(default = "all")]
     density: f64,
     index_ms: Option<f64>,
-    /// Whether it does less work than methods do, so that times must not be compared.
+    /// Whether it does only part of the work that methods do, so that times must not be compared.
     #[serde(default)]
     pub part: bool,
     /// What it does, in words.
@@ -54,7 +54,7 @@ fn all() -> f64 {
     1.0
 }
 
-/// The peers that can be timed, and notes about those that cannot.
+/// The peers that can be timed, and notes about those that cannot be.
 #[derive(Debug, Default, Deserialize)]
 pub struct Prepared {
     /// The peers that can be timed.
@@ -65,10 +65,10 @@ pub struct Prepared {
 }
 
 impl Peers {
-    /// Starts `python` on the script with `arguments`.
+    /// Starts the script in the interpreter `python` with `arguments`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the interpreter cannot be started.
     pub fn start(python: &str, arguments: &[String]) -> Result<Self> {
         let mut command = Command::new(python);
         command.args(["-c", SCRIPT]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -82,7 +82,7 @@ impl Peers {
         Ok(Self { child, commands: Some(commands), answers: BufReader::new(answers) })
     }
 
-    /// Prepares keys and values for `batch` sequences; earlier ones are freed.
+    /// Prepares keys and values for `batch` sequences, and frees earlier ones.
     ///
     /// # Errors
     /// If the script ends or fails.
@@ -108,7 +108,7 @@ impl Peers {
     fn ask(&mut self, command: &Value) -> Result<Value> {
         let gone = "the script of --peers has ended; its output is above";
         let commands = self.commands.as_mut().ok_or_else(|| anyhow!(gone))?;
-        // A script that failed at its start has written why and reads no input, so a failed write is ignored.
+        // A script that failed to start has printed the reason and reads no input, so a failed write is ignored.
         let _ = writeln!(commands, "{command}").and_then(|()| commands.flush());
         let mut line = String::new();
         if self.answers.read_line(&mut line).context(gone)? == 0 {
@@ -124,10 +124,10 @@ impl Peers {
 }
 
 impl Drop for Peers {
-    /// Closing its input ends the script.
+    /// Ends the script by closing its input.
     fn drop(&mut self) {
         drop(self.commands.take());
-        // It may have ended already.
+        // The script may have ended already.
         let _ = self.child.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! Attention of a whole prompt at one or more layers, densely or by a method's mask; and the whole forward pass.
+//! Times attention over a whole prompt at one or more layers, dense or by a method's mask, and whole forward passes.
 
 #[cfg(feature = "cuda")]
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use spattn_attention::{Configured, LayerSpecs, PrefillPattern, SparsePrefill, at
 use spattn_model::cuda::PromptAlone;
 use spattn_model::decoder::Decoder;
 
-/// A prompt of one layer: queries `[row][head][d]`, keys and values.
+/// A prompt at one layer: queries `[row][head][d]`, keys and values.
 pub struct Prompt {
     /// The rows' queries, rotated, unscaled.
     pub queries: Vec<f32>,
@@ -29,8 +29,8 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Whether the rows can be read without the earlier ones: the first begins a block of `method`'s mask, and the mask does not depend on
-    /// all rows.
+    /// Returns whether the rows can be read without the earlier ones: the first row begins a block of `method`'s mask, and the mask does
+    /// not depend on all rows.
     pub fn begins_block(&self, method: &Configured) -> bool {
         self.first == 0
             || match method.reads().method.prefill_pattern() {
@@ -51,7 +51,7 @@ pub struct Attending<'p> {
 }
 
 impl<'p> Attending<'p> {
-    /// Prepares to read `prompt`; `seed` is the context's.
+    /// Prepares to read `prompt`; `seed` is that of its context.
     pub fn new(prompt: &'p Prompt, method: &'p Configured, seed: u64) -> Self {
         Self { prompt, method, seed, out: vec![0.0; prompt.queries.len()], cost: Cost::default() }
     }
@@ -107,7 +107,8 @@ pub struct AttendingThere<'p> {
 
 #[cfg(feature = "cuda")]
 impl<'p> AttendingThere<'p> {
-    /// Prepares to read `prompt`, which `there` holds on the device for each of `batch` sequences; `None` if its attention needs the host.
+    /// Prepares to read `prompt`, which `there` holds on the device for each of `batch` sequences; `None` if its attention needs the
+    /// host.
     ///
     /// # Errors
     /// If the device fails.

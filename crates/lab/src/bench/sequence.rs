@@ -15,7 +15,7 @@ use spattn_attention::{
 use spattn_model::dimensions::Dimensions;
 use spattn_model::rope::RopeTable;
 
-/// Tokens generated at once, unless all are needed at once.
+/// The number of tokens generated at a time.
 const CHUNK: usize = 4096;
 
 /// One token at one layer: queries `[head][d]`, key and value `[kv_head][d]`.
@@ -35,7 +35,7 @@ pub struct BenchSequence {
     pub prefix: Arc<Prefix>,
     /// The prompt statistics that methods need.
     stats: Option<PromptStats>,
-    /// The last queries, by which methods solve for budgets.
+    /// The last queries, from which methods derive their budgets.
     recent: RecentQueries,
     /// The tokens that follow: `[step][layer]`.
     pub steps: Vec<Vec<LayerRow>>,
@@ -55,7 +55,7 @@ pub struct Wanted<'a> {
     pub layers: usize,
     /// Tokens of the prefix.
     pub context: usize,
-    /// Tokens after it.
+    /// The number of tokens after the prefix.
     pub steps: usize,
     /// The prompt statistics that methods need.
     pub needs: &'a BTreeSet<PromptNeed>,
@@ -64,7 +64,7 @@ pub struct Wanted<'a> {
 }
 
 impl BenchSequence {
-    /// A random prefix with the tokens that follow.
+    /// Generates a random prefix and the tokens that follow it.
     pub fn drawn(wanted: Wanted<'_>) -> Self {
         let Wanted { dimensions, angles, layers, context, steps, needs, seed } = wanted;
         let c = dimensions.config();
@@ -77,7 +77,7 @@ impl BenchSequence {
             let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, context);
             for first in (0..context).step_by(CHUNK) {
                 let end = context.min(first + CHUNK);
-                // Earlier queries are needed only for prompt statistics.
+                // Queries of earlier tokens are needed only for prompt statistics.
                 let asking = if stats.is_some() || end == context { end - first } else { 0 };
                 let rows = drawn.rows(first..end, asking);
                 kv.append_rows(&rows.keys, &rows.values);
@@ -98,7 +98,7 @@ impl BenchSequence {
         Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed }
     }
 
-    /// The prefix, with the tokens that follow, of a model that reads its `number`-th prompt.
+    /// Captures a model's `number`-th prompt: a prefix and the tokens that follow it.
     ///
     /// # Errors
     /// If no prompt can be made, or the model cannot read it.
@@ -126,7 +126,7 @@ impl BenchSequence {
         self.stats.as_ref()
     }
 
-    /// An empty index cache over the prefix.
+    /// Creates an empty index cache over the prefix.
     pub fn cache(&self, dimensions: &Dimensions, rotation: Option<Arc<dyn Rotation>>) -> IndexCache {
         let mut cache = IndexCache::new(self.prefix.clone(), dimensions.dtype(), self.seed)
             .with_queries(self.recent.clone())
@@ -144,19 +144,19 @@ impl BenchSequence {
 /// The number of tokens whose queries measure [`Looks`].
 const LOOKS: usize = 2;
 
-/// The prompt statistics that some methods need.
+/// Returns the prompt statistics that some methods need.
 pub fn needs_of<'m>(methods: impl IntoIterator<Item = &'m Configured>) -> BTreeSet<PromptNeed> {
     methods.into_iter().flat_map(|method| method.method.prompt_needs()).collect()
 }
 
-/// Properties of attention over a layer, by the queries of the first tokens that follow.
+/// Measures attention over a layer with the queries of the first tokens that follow it.
 fn looks_of(kv: &LayerKv, following: &DrawnRows, dimensions: &Dimensions) -> Option<Looks> {
     let c = dimensions.config();
     let some = following.queries.len().min(LOOKS * c.heads * c.head_dim);
     Looks::of(kv, &following.queries[..some], c.heads)
 }
 
-/// The rows of each layer, rearranged as `[step][layer]`.
+/// Rearranges the rows of each layer as `[step][layer]`.
 fn by_step(layers: &[DrawnRows], dimensions: &Dimensions) -> Vec<Vec<LayerRow>> {
     let c = dimensions.config();
     let by_token = |rows: &DrawnRows| split(rows, c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -165,7 +165,7 @@ fn by_step(layers: &[DrawnRows], dimensions: &Dimensions) -> Vec<Vec<LayerRow>> 
     (0..steps).map(|_| layers.iter_mut().filter_map(Iterator::next).collect()).collect()
 }
 
-/// The rows of single tokens, each with its queries.
+/// Splits rows into single tokens, each with its queries.
 fn split(rows: &DrawnRows, query_width: usize, kv_width: usize) -> Vec<LayerRow> {
     let keys = rows.keys.chunks_exact(kv_width).zip(rows.values.chunks_exact(kv_width));
     let row = |(queries, (key, value)): (&[f32], (&[f32], &[f32]))| LayerRow {

@@ -1,4 +1,4 @@
-//! Trains the calibrations that a paper's item compares. Each one is written when it is done, so a stopped run continues with the next one.
+//! Trains the calibrations that a paper's item compares. Each result is stored when it is done, so a stopped run can be continued.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -21,7 +21,7 @@ use spattn_model::source::ModelSource;
 use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 
-/// The name of a calibration's file, by its number.
+/// Returns the name of a calibration's file, by the calibration's number.
 fn name(at: usize) -> String {
     format!("{at:02}.json")
 }
@@ -31,7 +31,7 @@ fn name(at: usize) -> String {
 pub struct Lesson<'a> {
     /// The calibrations and their settings.
     pub learning: &'a Learning,
-    /// The folder of its files.
+    /// The folder of the measurements' files.
     pub folder: &'a Path,
     /// The device to compute on.
     pub device: Device,
@@ -59,8 +59,8 @@ impl Lesson<'_> {
         Ok((reading_seconds(dimensions, &prompts)?, bytes))
     }
 
-    /// Trains the calibrations that are not stored yet, and returns all measurements; `None` if it was stopped. `tell` hears of
-    /// each that is new.
+    /// Trains the calibrations that are not stored yet, and returns all measurements; `None` if it was stopped. Calls `tell` for each new
+    /// one.
     ///
     /// # Errors
     /// As [`check`](Self::check); if stored measurements have other settings, the model cannot read, or files cannot be written.
@@ -101,7 +101,7 @@ impl Lesson<'_> {
         Ok(Some(by_layer(&all)?))
     }
 
-    /// The stored measurements with these settings; empty unless all are there.
+    /// Returns the stored measurements with these settings; empty unless all are stored.
     ///
     /// # Errors
     /// If a stored measurement cannot be read or has other settings.
@@ -154,7 +154,7 @@ impl Lesson<'_> {
         }))
     }
 
-    /// The measurement in a file; `None` if there is no file. An error if it has other settings.
+    /// Reads the measurement in a file; `None` if there is no file. It is an error if the measurement has other settings.
     fn kept(&self, at: usize, model: &OpenModel) -> Result<Option<Learned>> {
         let path = self.path(at);
         if !path.exists() {
@@ -171,7 +171,7 @@ impl Lesson<'_> {
         }
     }
 
-    /// Learns, and gives what was measured on text that nothing was learned from; `None` if it was stopped.
+    /// Trains a calibration, and returns its measurements on held-out text; `None` if it was stopped.
     fn measured(&self, order: &CalibrationOrder, model: &Model, stop: &AtomicBool) -> Result<Option<String>> {
         let orders = std::slice::from_ref(order);
         let plan = CalibrationPlan {

@@ -1,4 +1,4 @@
-//! A claim of a paper as an item states it, and where the settings of a run differ from the paper's.
+//! A claim of a paper as an item states it, and the settings of a run that differ from the paper's.
 
 use std::fmt;
 
@@ -11,34 +11,34 @@ use super::experiment::Experiment;
 use super::variant::Variant;
 use spattn_base::error::UsageError;
 
-/// A statement of a paper about the numbers.
+/// A paper's statement about its numbers.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     /// The statement, paraphrased in plain words.
     pub says: String,
-    /// The paper's own words, short.
+    /// A short quote of the paper's own words.
     pub quote: Option<String>,
-    /// Where the paper says so: `§5.2`, `Table 1, caption`.
+    /// Where the paper makes the statement: `§5.2`, `Table 1, caption`.
     #[serde(rename = "where")]
     pub place: Option<String>,
     /// Its test.
     pub test: Option<Test>,
-    /// What is missing to test it.
+    /// What is missing to test the claim.
     pub missing: Option<String>,
-    /// Why it follows from how the method is defined, so that numbers that agree with it are no finding.
+    /// Why the claim follows from the method's definition, so that numbers that agree with it are no finding.
     pub by_construction: Option<String>,
-    /// A slip of the paper that concerns it.
+    /// A slip of the paper that concerns the claim.
     pub slip: Option<String>,
-    /// The reason for the result, if it was investigated.
+    /// The reason for the verdict, if it was investigated.
     #[serde(default)]
     pub because: Because,
-    /// What was tried to find out why the numbers are not as it says.
+    /// What was tried to find out why the numbers contradict the claim.
     #[serde(default, rename = "experiment")]
     pub experiments: Vec<Experiment>,
 }
 
-/// Reasons for results, by what was run. A text alone is the reason for the built-in model and for the times.
+/// Reasons for verdicts, by what was run. A text alone is that for the built-in model and the times.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Because {
     /// On the paper's own model.
@@ -89,7 +89,7 @@ impl Claim {
     /// Checks that there is a test or a reason why there is none, and that no text is empty.
     ///
     /// # Errors
-    /// With what is missing or too much.
+    /// If something is missing or superfluous, which the error names.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let within = |e: UsageError| UsageError { what: format!("the claim `{}`{}", self.says, e.what), ..e };
         let wrong = |what: &str, hint: &str| Err(within(UsageError::new(what).hint(hint)));
@@ -126,7 +126,7 @@ impl Claim {
             .map_err(|e| within(UsageError { what: format!(": {}", e.what), ..e }))
     }
 
-    /// Its own test and those of its experiments.
+    /// Returns the claim's own test and those of its experiments.
     pub(super) fn tests(&self) -> impl Iterator<Item = &Test> {
         self.test.iter().chain(self.experiments.iter().map(|experiment| &experiment.test))
     }
@@ -144,11 +144,11 @@ pub struct Differs {
     pub here: String,
     /// Why it differs.
     pub because: String,
-    /// What it is about; all runs and the times if not given.
+    /// The run, or the times, whose setting differs; all runs and the times if not given.
     pub variant: Option<Measuring>,
 }
 
-/// What the settings are of: one of an item's runs, or its times.
+/// What settings belong to: one of an item's runs, or its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measuring {
@@ -173,16 +173,16 @@ impl From<Variant> for Measuring {
 }
 
 impl Differs {
-    /// Whether it is about the settings of a run, or of the times.
+    /// Whether the difference concerns the settings of `measuring`.
     pub fn is_about(&self, measuring: impl Into<Measuring>) -> bool {
         let measuring = measuring.into();
         self.variant.is_none_or(|own| own == measuring)
     }
 
-    /// Checks that no text is empty and that there is a difference.
+    /// Checks that no text is empty, and that the two values differ.
     ///
     /// # Errors
-    /// With the key.
+    /// If one of them fails; the error names the key.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let Self { setting, paper, here, because, .. } = self;
         let texts = [("setting", setting), ("paper", paper), ("here", here), ("because", because)];

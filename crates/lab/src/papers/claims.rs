@@ -32,7 +32,7 @@ pub enum Test {
     Between(RowBounds),
 }
 
-/// Rows against rows.
+/// Rows that are compared with other rows.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Against {
@@ -41,18 +41,18 @@ pub struct Against {
     columns: Vec<String>,
     #[serde(default)]
     by: f64,
-    /// Whether columns are compared with columns: `rows` and `than` name columns then, and `columns` rows.
+    /// Whether columns are compared with columns; then `rows` and `than` name columns, and `columns` names rows.
     #[serde(default)]
     transposed: bool,
 }
 
-/// Rows, or columns, in an order: one of the two lists has several.
+/// Rows or columns in an order: one of the two lists has several entries.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Along {
     rows: Vec<String>,
     columns: Vec<String>,
-    /// Whether the order is that of `rows`, in each of `columns`, rather than of `columns`, in each of `rows`.
+    /// Whether the order is that of `rows`, within each of `columns`, rather than that of `columns`, within each of `rows`.
     #[serde(default)]
     over_rows: bool,
     #[serde(default)]
@@ -61,7 +61,7 @@ pub struct Along {
     slack: f64,
 }
 
-/// Two rows that cross over the columns.
+/// Two rows whose order changes from the first column to the last.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crossing {
@@ -79,7 +79,7 @@ pub struct Ratio {
     columns: Vec<String>,
     at_least: Option<f64>,
     at_most: Option<f64>,
-    /// As of [`Against`]: `row` and `to` name columns, and `columns` rows.
+    /// Whether columns are compared, as in [`Against`]; then `row` and `to` name columns, and `columns` names rows.
     #[serde(default)]
     transposed: bool,
 }
@@ -94,13 +94,13 @@ pub struct RowBounds {
     at_most: Option<Limit>,
 }
 
-/// A limit of a claim: a number, or a share of what the length of the context gives, so that a claim made at one length is tested at another.
+/// A limit of a claim: a number, or a share of a value that follows from the length, so that the claim can be tested at another length.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(untagged, expecting = "a number, or { of_even_weights = SHARE }")]
 pub enum Limit {
     /// In the unit of the cells.
     Number(f64),
-    /// A share of the entropy of even weights over the context that was run, in nats.
+    /// A share of the entropy of even weights over the context that was run, `ln` of its tokens, in nats.
     EvenWeights(OfEvenWeights),
 }
 
@@ -108,12 +108,12 @@ pub enum Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfEvenWeights {
-    /// The share, above 0 to 1.
+    /// The share: above 0, at most 1.
     of_even_weights: f64,
 }
 
 impl Limit {
-    /// The limit as a number; a share as such.
+    /// Returns the limit as a number; a share as it is.
     fn number(self) -> f64 {
         match self {
             Self::Number(number) => number,
@@ -126,7 +126,7 @@ impl Limit {
     }
 }
 
-/// A cell, by row and column.
+/// A cell, as its row and column.
 pub type CellName<'a> = (&'a str, &'a str);
 
 /// One comparison of a test: `left − factor·right` (or `left` alone) against a bound.
@@ -138,24 +138,25 @@ pub struct Comparison<'a> {
     pub right: Option<(f64, CellName<'a>)>,
     /// The bound.
     pub bound: Bound,
-    /// Whether the claim holds unless the comparison is contradicted, as with the single steps of a rise.
+    /// Whether the claim holds unless the comparison is contradicted or not measured, as with the single steps of a rise.
     pub is_lenient: bool,
-    /// Whether it is the upper end of a range whose lower end is the comparison before: a number outside is outside, whichever end it keeps.
+    /// Whether it is the upper end of a range whose lower end is the comparison before it. A number outside the range satisfies one end, so
+    /// both ends are judged together.
     pub ends_range: bool,
-    /// Whether the bound is a share of the entropy of even weights, and the tokens they are over once [`at_length`](Self::at_length) has
-    /// made a number of it.
+    /// Whether the bound is a share of the entropy of even weights. [`at_length`](Self::at_length) turns such a share into a number and
+    /// records the tokens.
     pub share: ShareOf,
 }
 
 /// What the bound of a comparison is a share of.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum ShareOf {
-    /// Of nothing: it is a number.
+    /// Of nothing: the bound is a number.
     #[default]
     Nothing,
     /// Of the entropy of even weights over a context whose length is not known yet.
     EvenWeights,
-    /// A number now: this share of the logarithm of these tokens.
+    /// The bound is now a number: this share of the logarithm of these tokens.
     LogOf(f64, usize),
 }
 
@@ -172,7 +173,7 @@ pub enum Bound {
     AtMost(f64),
 }
 
-/// The verdict of an interval on a bound.
+/// What an interval says about a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundVerdict {
@@ -190,22 +191,22 @@ pub enum BoundVerdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimVerdict {
-    /// All comparisons are confirmed.
+    /// All comparisons are confirmed; lenient ones may be open.
     Holds,
-    /// Some are confirmed, others are open or contradicted.
+    /// Some are confirmed, others are open, contradicted or not measured.
     HoldsInPart,
     /// None is confirmed, and some are contradicted.
     DoesNotHold,
-    /// All are open.
+    /// None is confirmed or contradicted, and some are open.
     CannotBeTold,
-    /// It follows from how the method is defined, and the numbers do not contradict it.
+    /// The claim follows from the method's definition, and the numbers do not contradict it.
     ByConstruction,
-    /// There is nothing to test the claim with.
+    /// There are no numbers to test the claim with.
     NotTested,
 }
 
 impl BoundVerdict {
-    /// The verdict on a range by those on both of its ends.
+    /// Returns the verdict on a range, from those on its lower end and its `upper` end.
     pub(super) fn of_range(self, upper: Self) -> Self {
         match (self, upper) {
             (Self::No, _) | (_, Self::No) => Self::No,
@@ -217,7 +218,7 @@ impl BoundVerdict {
 }
 
 impl ClaimVerdict {
-    /// In words.
+    /// The verdict in words.
     pub fn text(self) -> &'static str {
         match self {
             Self::Holds => "holds",
@@ -229,7 +230,7 @@ impl ClaimVerdict {
         }
     }
 
-    /// The verdict from all comparisons, each with whether it is lenient.
+    /// Derives the verdict from all comparisons, each with whether it is lenient.
     pub fn of(told: &[(BoundVerdict, bool)]) -> Self {
         let count = |which: BoundVerdict, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
         let strict = told.iter().filter(|(_, lenient)| !lenient).count();
@@ -247,7 +248,7 @@ impl ClaimVerdict {
 }
 
 impl Bound {
-    /// The number that bounds.
+    /// Returns the number of the bound.
     pub(super) fn number(self) -> f64 {
         match self {
             Self::Over(bound) | Self::AtLeast(bound) | Self::Under(bound) | Self::AtMost(bound) => bound,
@@ -263,7 +264,7 @@ impl Bound {
         }
     }
 
-    /// The verdict of an estimate's interval.
+    /// Returns what an estimate's interval says about the bound.
     pub fn told(self, estimate: &Estimate) -> BoundVerdict {
         let Some((low, high)) = estimate.ends else { return BoundVerdict::Open };
         let (is, is_not) = match self {
@@ -279,7 +280,7 @@ impl Bound {
         }
     }
 
-    /// Whether a number is within the bound, with a margin because published numbers and their differences are rounded.
+    /// Returns whether a number is within the bound, with a margin because published numbers and their differences are rounded.
     pub fn holds(self, number: f64) -> bool {
         const ROUNDING: f64 = 1e-9;
         match self {
@@ -303,7 +304,7 @@ impl std::fmt::Display for Bound {
 }
 
 impl Test {
-    /// The names of all rows in the test.
+    /// Returns the names of all rows in the test.
     pub fn rows(&self) -> impl Iterator<Item = &str> {
         let (many, one): (Vec<&Vec<String>>, Vec<&String>) = match self {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
@@ -319,7 +320,7 @@ impl Test {
         many.into_iter().flatten().chain(one).map(String::as_str)
     }
 
-    /// The names of all columns in the test.
+    /// Returns the names of all columns in the test.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         let (many, one): (Vec<&Vec<String>>, Vec<&String>) = match self {
             Self::Above(t) | Self::Below(t) | Self::NoLower(t) | Self::NoHigher(t) if t.transposed => {
@@ -338,7 +339,7 @@ impl Test {
     /// Checks that there is something to compare.
     ///
     /// # Errors
-    /// With what is missing.
+    /// If there is not; the error says what is missing.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let has_bound = match self {
             Self::Ratio(Ratio { at_least, at_most, .. }) => at_least.or(*at_most).is_some(),
@@ -371,7 +372,7 @@ impl Test {
         }
     }
 
-    /// The comparisons of the test.
+    /// Returns the comparisons of the test.
     pub fn comparisons(&self) -> Vec<Comparison<'_>> {
         match self {
             Self::Above(t) => t.each(Bound::Over(t.by)),
@@ -419,14 +420,15 @@ fn comparison<'a>(left: CellName<'a>, right: Option<(f64, CellName<'a>)>, bound:
     Comparison { left, right, bound, is_lenient: false, ends_range: false, share: ShareOf::Nothing }
 }
 
-/// The comparisons of one number with one bound, or with both ends of a range.
+/// Joins the comparisons of one number with a lower bound, an upper bound, or both ends of a range.
 fn range<'a>(lower: Option<Comparison<'a>>, upper: Option<Comparison<'a>>) -> impl Iterator<Item = Comparison<'a>> {
     let ends_range = lower.is_some();
     lower.into_iter().chain(upper.map(|upper| Comparison { ends_range, ..upper }))
 }
 
 impl Comparison<'_> {
-    /// With its bound as a number, on contexts of a length; as it is if it was one. `None` if it takes a length and there is none.
+    /// Turns a share into a number for contexts of `tokens` tokens; a bound that is a number stays as it is. `None` if the bound is a share
+    /// and the length is unknown.
     pub fn at_length(self, tokens: Option<usize>) -> Option<Self> {
         if self.share != ShareOf::EvenWeights {
             return Some(self);
@@ -439,7 +441,7 @@ impl Comparison<'_> {
         })
     }
 
-    /// The bound in words, with what it was computed from: `at most 3.81 (0.5 × ln 2048)`.
+    /// Returns the bound in words, with what it was computed from: `at most 3.81 (0.5 × ln 2048)`.
     pub fn bound_text(&self) -> String {
         match self.share {
             ShareOf::LogOf(share, tokens) => {
@@ -467,7 +469,7 @@ impl Against {
 }
 
 impl Along {
-    /// For each line, the last cell against the first, and each step.
+    /// Compares in each line the last cell with the first, and each cell with the one before it.
     fn along(&self, whole: Bound, step: Bound) -> Vec<Comparison<'_>> {
         let cell = |line: &'_ String, at: &'_ String| -> (usize, usize) {
             let find = |list: &[String], name: &String| list.iter().position(|n| n == name).unwrap_or(0);
@@ -520,7 +522,7 @@ mod tests {
             let found = [between(1.0, 2.0), between(-1.0, 2.0), between(-2.0, -1.0)].map(|e| bound.told(&e));
             assert_eq!(found, told, "{bound}");
         }
-        // Intervals that touch the bound.
+        // An interval that touches the bound.
         let zero = between(0.0, 0.0);
         let found =
             [Bound::Over(0.0), Bound::AtLeast(0.0), Bound::Under(0.0), Bound::AtMost(0.0)].map(|b| b.told(&zero));
@@ -541,7 +543,7 @@ mod tests {
         assert_eq!(of(&[Open, Open]), ClaimVerdict::CannotBeTold);
         assert_eq!(of(&[Unmeasured]), ClaimVerdict::NotTested);
         assert_eq!(of(&[]), ClaimVerdict::NotTested);
-        // An open step is no objection; a contradicted or unmeasured one is.
+        // An open step does not weaken a claim; a contradicted or unmeasured one does.
         assert_eq!(ClaimVerdict::of(&[(Yes, false), (Unmeasured, true)]), ClaimVerdict::HoldsInPart);
         assert_eq!(ClaimVerdict::of(&[(Open, false), (Unmeasured, true)]), ClaimVerdict::CannotBeTold);
         assert_eq!(ClaimVerdict::of(&[(Yes, false), (Open, true)]), ClaimVerdict::Holds);
@@ -596,7 +598,7 @@ mod tests {
         assert_eq!(ends("{ between = { rows = ['a', 'b'], columns = ['x'], at_most = 2 } }"), [false, false]);
         let ratio = "{ ratio = { row = 'a', to = 'b', columns = ['x', 'y'], at_least = 0.5, at_most = 2 } }";
         assert_eq!(ends(ratio), [false, true, false, true]);
-        // A number above the range keeps its lower end.
+        // A number above the range satisfies its lower end.
         let of = [(Yes, No), (No, Yes), (Yes, Yes), (Yes, Open), (Open, No), (Open, Open), (Unmeasured, Unmeasured)];
         let ranges = of.map(|(lower, upper)| lower.of_range(upper));
         assert_eq!(ranges, [No, No, Yes, Open, No, Open, Unmeasured]);
@@ -607,7 +609,7 @@ mod tests {
         let of = "{ between = { rows = ['a'], columns = ['x'], at_most = { of_even_weights = 0.5 } } }";
         let test_of = test(of);
         assert!(test_of.check().is_ok());
-        // Half of ln 4096 is 4.16, half of ln 2048 is 3.81: what lies between holds at one length and not at the other.
+        // Half of ln 4096 is 4.16, half of ln 2048 is 3.81: numbers in between are within the bound at one length only.
         let estimate = between(3.9, 4.1);
         let at = |tokens| test_of.comparisons().remove(0).at_length(Some(tokens)).unwrap();
         assert_eq!(

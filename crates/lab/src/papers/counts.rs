@@ -1,7 +1,7 @@
-//! What the numbers of an outcome are of: how many examples of which tasks, or prompts, layers, rounds and rows.
+//! What the numbers of an outcome are based on: how many examples of which tasks, or how many prompts, layers, rounds or rows.
 //!
-//! A cell's `n` is the least number of one of its tasks and lengths. A result has the greatest as well; what older results do not have is
-//! taken from the item's settings and the number of all examples, if these leave no doubt.
+//! A cell's `n` is the least number over its tasks and lengths. A result has the greatest number as well. Older results do not: theirs is
+//! derived from the item's settings and the number of all examples, if these leave no doubt.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use super::item::{Item, Line};
 use super::outcome::{ItemOutcome, Number, TIMES};
 use super::values::Value;
 
-/// How many of something cells are of.
+/// How many things of a kind cells are based on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counted {
-    /// The least number, of each task if there are some.
+    /// The least number; if there are tasks, the least of one task.
     pub least: usize,
     /// The greatest number; `None` if it is not known.
     pub most: Option<usize>,
@@ -21,12 +21,12 @@ pub struct Counted {
     pub of: CountedThing,
 }
 
-/// What is counted.
+/// The kind of thing that is counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CountedThing {
-    /// Examples of tasks, which were scored. No task where they are not known.
+    /// Examples of tasks that were scored. The set is empty if the tasks are not known.
     Examples(BTreeSet<String>),
-    /// Prompts of tasks that were looked at, and how many of them at a time.
+    /// Prompts of tasks that were analysed, and how many of them are analysed together.
     Prompts(BTreeSet<String>, usize),
     /// Layers, each of which is a unit.
     Layers,
@@ -34,11 +34,11 @@ pub enum CountedThing {
     Rounds,
     /// Rows that are correlated.
     Rows,
-    /// What an item calls it: `drawn tokens`.
+    /// Things that an item names: `drawn tokens`.
     Named(String),
 }
 
-/// What a comparison of cells is of: the numbers that all of them have. `None` if a cell was not measured, or its result does not say.
+/// Returns what a comparison of cells is based on: the numbers common to them. `None` if a cell was not measured or does not tell.
 pub fn counted(item: &Item, outcome: &ItemOutcome, cells: &[CellName<'_>]) -> Option<Counted> {
     let of_cell = |cell: &CellName<'_>| OfCell::new(item, outcome, *cell)?.counted();
     let mut all = cells.iter().map(of_cell);
@@ -46,7 +46,7 @@ pub fn counted(item: &Item, outcome: &ItemOutcome, cells: &[CellName<'_>]) -> Op
     all.try_fold(first, |known, other| Some(known.common(other?)))
 }
 
-/// All of some, those of one kind together.
+/// Merges counts of the same kind.
 pub fn together(all: impl IntoIterator<Item = Counted>) -> Vec<Counted> {
     let mut kinds: Vec<Counted> = Vec::new();
     for one in all {
@@ -59,7 +59,7 @@ pub fn together(all: impl IntoIterator<Item = Counted>) -> Vec<Counted> {
 }
 
 impl Counted {
-    /// What both cells of a comparison have.
+    /// Returns what both cells of a comparison have.
     fn common(self, other: Self) -> Self {
         let most = [self.most, other.most].into_iter().flatten().min();
         let mut common = Self { least: self.least.min(other.least), most, of: self.of };
@@ -67,7 +67,7 @@ impl Counted {
         common
     }
 
-    /// Takes in another number of the same kind.
+    /// Merges another count of the same kind.
     fn add(&mut self, other: Self) {
         self.least = self.least.min(other.least);
         self.most = self.most.zip(other.most).map(|(own, other)| own.max(other));
@@ -107,7 +107,7 @@ impl<'a> OfCell<'a> {
         let find = |lines: &'a [Line], name: &str| lines.iter().find(|line| line.name == name);
         let (row, named) = (find(&item.rows, row)?, find(&item.columns, column)?);
         let (number, _) = outcome.number(&row.name, column)?;
-        // What is computed from other columns is of their tasks.
+        // A column that is computed from other columns has their tasks.
         let of = named.reaches.as_ref().and_then(|reaching| find(&item.columns, &reaching.of));
         Some(Self { item, outcome, row, column: of.unwrap_or(named), number })
     }
@@ -140,7 +140,7 @@ impl<'a> OfCell<'a> {
         [self.row, self.column].iter().any(|line| line.select(variant).found.is_some())
     }
 
-    /// The tasks of the run that has the cell.
+    /// Returns the tasks of the run that measured the cell.
     fn all_tasks(&self) -> Vec<&'a str> {
         let fact = if self.is_found() {
             "prompts of"
@@ -150,12 +150,12 @@ impl<'a> OfCell<'a> {
             "tasks"
         };
         let list = self.outcome.fact(fact).unwrap_or_default();
-        // Steps are timed of tasks at lengths.
+        // The fact about timed steps has the form `TASKS at LENGTHS`.
         let list = list.split(" at ").next().unwrap_or_default();
         list.split(", ").filter(|name| !name.trim().is_empty()).collect()
     }
 
-    /// Its own tasks: those that row and column select.
+    /// Returns the tasks that the cell's row and column select.
     fn tasks(&self) -> BTreeSet<String> {
         let variant = self.outcome.run().variant;
         let all = self.all_tasks();
@@ -169,7 +169,7 @@ impl<'a> OfCell<'a> {
         all.iter().filter(is_own).map(|task| (*task).to_owned()).collect()
     }
 
-    /// The greatest number of a task and length; `None` if the result leaves it open.
+    /// Returns the greatest number of a task and length; `None` if the result does not tell.
     fn most(&self) -> Option<usize> {
         let n = self.number.n;
         let (own, all) = (self.tasks().len(), self.all_tasks().len());
@@ -187,18 +187,18 @@ impl<'a> OfCell<'a> {
         if most <= n {
             return Some(n);
         }
-        // All have what was planned but for the one with the least, or even that one has it.
+        // The total fits if all tasks and lengths have the planned number, except perhaps the one with the least.
         let sum: usize = planned.iter().sum();
         let is_whole = planned.len() == all * lengths;
         let but_one = planned.iter().filter(|one| **one >= n).any(|one| total == Some(sum - one + n));
         (is_whole && but_one).then_some(most)
     }
 
-    /// The number of examples that the item plans for each of its tasks and lengths; `None` if that is not known.
+    /// Returns the number of examples that the item plans for each of the cell's tasks and lengths; `None` if it is not known.
     fn planned(&self) -> Option<Vec<usize>> {
         let variant = self.outcome.run().variant;
         let samples = self.outcome.samples.or_else(|| self.item.settings(variant)?.samples)?;
-        // Where the number was chosen, there are no further examples.
+        // If the user chose the number, there are no further examples.
         let more = self.item.more.of(variant).filter(|_| self.outcome.samples.is_none());
         let more = || {
             more.into_iter()
@@ -258,7 +258,7 @@ tasks = ['ruler/cwe', 'ruler/fwe']
 name = 'All'
 ";
 
-    /// An outcome of as many examples of each task.
+    /// Returns an outcome with these numbers of examples of each task.
     fn of(item: &Item, counts: [usize; 3]) -> ItemOutcome {
         let tasks = ["ruler/vt", "ruler/cwe", "ruler/fwe"].into_iter().zip(counts);
         let one = |task: &str, i: usize| {
@@ -277,7 +277,7 @@ name = 'All'
         ItemOutcome { ran, ..judged }
     }
 
-    /// As an older version stored it: without the greatest number.
+    /// Returns the outcome as older versions stored it: without the greatest number.
     fn older(mut outcome: ItemOutcome) -> ItemOutcome {
         let cells = outcome.rows.iter_mut().flat_map(|row| &mut row.cells);
         cells.filter_map(|cell| cell.measured.as_mut()).for_each(|number| number.most = None);

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use spattn_base::error::UsageError;
 use spattn_stats::Estimate;
 
-/// The smallest of several columns, each standing for an amount, at which a row's score reaches a share of another column's.
+/// The smallest of several columns, each standing for an amount, at which a row's score reaches a share of its score in another column.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reaching {
@@ -13,9 +13,9 @@ pub struct Reaching {
     pub steps: Vec<(String, f64)>,
     /// The column whose score is to be reached.
     pub of: String,
-    /// The share of it.
+    /// The share of that score to be reached.
     pub share: f64,
-    /// The amount at which the score is that of `of`, so that it suffices for certain.
+    /// The amount at which the score is that of `of`, so that it certainly suffices.
     pub whole: f64,
 }
 
@@ -32,7 +32,7 @@ pub struct Correlation {
 }
 
 impl Reaching {
-    /// The names of all its columns.
+    /// Returns the names of all its columns.
     pub fn columns(&self) -> impl Iterator<Item = &String> {
         self.steps.iter().map(|(column, _)| column).chain([&self.of])
     }
@@ -50,12 +50,12 @@ impl Reaching {
         }
     }
 
-    /// The smallest amount from which on the share is reached, given each step less the share (`step − share·of`). Its interval goes from
-    /// the smallest amount that may suffice to the smallest that certainly does, which is the whole if no step does. `None` if no step
-    /// suffices.
+    /// Returns the smallest amount from which on the share is reached, given each step less the share (`step − share·of`). The interval
+    /// goes from the smallest amount that may suffice to the smallest that certainly does, which is the whole if no step does. `None` if
+    /// no step suffices.
     pub fn of(&self, short: &[Option<Estimate>]) -> Option<Estimate> {
         let short: Vec<Estimate> = short.iter().copied().collect::<Option<_>>()?;
-        // No later step may fall short again.
+        // An amount counts only if no larger one falls short.
         let from = |reaches: &dyn Fn(&Estimate) -> bool| {
             let first = short.iter().rposition(|step| !reaches(step)).map_or(0, |last| last + 1);
             self.steps.get(first).map(|(_, amount)| *amount)
@@ -89,7 +89,7 @@ mod tests {
     fn the_least_amount_is_the_one_from_which_on_no_step_falls_short() {
         let of = |steps: &[Option<Estimate>]| reaching().of(steps).map(|e| (e.mean, e.ends));
         assert_eq!(of(&[step(-30.0, 5.0), step(1.0, 0.5), step(4.0, 1.0)]), Some((4.0, Some((4.0, 4.0)))));
-        // The first step may suffice, the second does not suffice for certain.
+        // The first step may suffice; the second does not certainly suffice.
         assert_eq!(of(&[step(-3.0, 5.0), step(1.0, 2.0), step(4.0, 1.0)]), Some((4.0, Some((1.0, 16.0)))));
         // If a step falls short, smaller amounts do not count as sufficient.
         assert_eq!(of(&[step(1.0, 0.5), step(-9.0, 1.0), step(4.0, 1.0)]), Some((16.0, Some((16.0, 16.0)))));

@@ -10,7 +10,7 @@ use spattn_base::error::UsageError;
 pub struct EqualCost {
     /// Its heading.
     pub title: String,
-    /// The column of costs.
+    /// The column with the costs.
     pub cost: String,
     /// The row whose cost is 100 %.
     pub dense: String,
@@ -18,21 +18,21 @@ pub struct EqualCost {
     pub within: Vec<f64>,
     /// The columns that are shown.
     pub shows: Vec<String>,
-    /// What is to be known of the costs.
+    /// What the reader should know about the costs.
     #[serde(default)]
     pub note: Option<String>,
 }
 
 impl EqualCost {
-    /// The columns that it reads.
+    /// Returns the columns that the comparison reads.
     pub(super) fn columns(&self) -> impl Iterator<Item = &String> {
         [&self.cost].into_iter().chain(&self.shows)
     }
 
-    /// Checks what is no name.
+    /// Checks everything but names.
     ///
     /// # Errors
-    /// If the shares do not rise, or nothing is shown.
+    /// If the shares are not positive and rising, or nothing is shown.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let rises = self.within.windows(2).all(|pair| pair[0] < pair[1]);
         if !rises || self.within.first().is_none_or(|least| *least <= 0.0) {

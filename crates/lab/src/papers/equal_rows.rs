@@ -1,18 +1,18 @@
-//! Methods at equal costs: of several budgets of each method, the dearest one whose measured cost is within a share of dense attention's.
-//! Nothing is interpolated: each number is of a budget that was run, beside the cost that was measured of it.
+//! Methods at equal costs: of each method's budgets, the dearest one whose measured cost is within a share of dense attention's. Nothing
+//! is interpolated: each number belongs to a budget that was run, and stands beside that budget's measured cost.
 
 use super::equal::EqualCost;
 use super::item::Item;
 use super::outcome::{Cell, ItemOutcome, Number};
 
-/// A method's place in a comparison.
+/// One method in a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EqualRow {
     /// The method's name.
     pub group: String,
     /// For each share, the dearest budget within it; `None` if none is.
     pub picked: Vec<Option<Picked>>,
-    /// The least cost of its budgets, in percent of dense attention's.
+    /// The least cost of the method's budgets, in percent of dense attention's.
     pub least: f64,
 }
 
@@ -28,7 +28,7 @@ pub struct Picked {
 }
 
 impl EqualCost {
-    /// The comparison on an outcome's numbers, a row for each method in the order of the item's rows; empty where no cost was measured.
+    /// Compares the methods, one row each in the order of the item's rows; empty if dense attention's cost was not measured.
     pub fn rows(&self, item: &Item, outcome: &ItemOutcome) -> Vec<EqualRow> {
         let mean = |row: &str| outcome.number(row, &self.cost).map(|(number, _)| number.mean);
         let Some(dense) = mean(&self.dense).filter(|dense| *dense > 0.0) else { return Vec::new() };
@@ -134,7 +134,7 @@ shows = ['VT']
         let picked = |row: &EqualRow| -> Vec<_> {
             row.picked.iter().map(|one| one.as_ref().map(|one| (one.row.clone(), one.cost))).collect()
         };
-        // A budget at the bound is within it; one half a percent above is not.
+        // A budget at the bound is within it; one half a percent above the bound is not.
         assert_eq!(picked(&rows[0]), [Some(("Top 2".to_owned(), 10.0)), Some(("Top 2".to_owned(), 10.0))]);
         assert_eq!((picked(&rows[1]), rows[1].least), (vec![None, None], 45.0));
         assert_eq!(rows[0].picked[0].as_ref().unwrap().shown[0].unwrap().0.mean, 60.0);

@@ -1,5 +1,5 @@
-//! Experiments on claims: what was tried to find out whether a result is the paper's, the model's, the method's or the program's, and what it
-//! means. What came out is a test on the item's cells, like a claim's own; which of the stated meanings applies is its verdict.
+//! Experiments on claims, which show whether a result is due to the paper, the model, the method or the program. An experiment is a test on
+//! the item's cells, like a claim's own; its verdict tells which of the stated meanings applies.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,11 +15,11 @@ pub struct Experiment {
     pub asks: String,
     /// The test that answers it with yes or no.
     pub test: Test,
-    /// What a yes means.
+    /// The meaning of a yes.
     pub yes: Meaning,
-    /// What a no means.
+    /// The meaning of a no.
     pub no: Meaning,
-    /// The run that it is about; the small pretrained model's if not given.
+    /// The run that the experiment is on; the small pretrained model's if not given.
     #[serde(default = "on_a_pretrained_model")]
     pub variant: Variant,
 }
@@ -31,33 +31,33 @@ pub struct Meaning {
     /// What the result is due to; nothing if the answer only rules something out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_to: Option<Cause>,
-    /// The meaning, in plain words and without numbers: those are computed.
+    /// The meaning, in plain words and without numbers, since those are computed.
     pub says: String,
 }
 
-/// What a result is due to.
+/// The cause of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The paper's words: they are stronger than its measurement, or leave open what was measured.
+    /// The paper's words, which are stronger than its measurement or leave open what was measured.
     Paper,
-    /// The model: its attention is not like that of the paper's models, or it is too small.
+    /// The model, whose attention is not like that of the paper's models, or which is too small.
     Model,
     /// The method itself.
     Method,
-    /// A setting that is not the paper's: text, length, calibration.
+    /// A setting that differs from the paper's: text, length, calibration.
     Setting,
-    /// The budget: with more tokens it is as the claim says.
+    /// The budget: with more tokens the claim holds.
     Budget,
     /// This program.
     Program,
 }
 
 impl Cause {
-    /// All of them, in the order of pages.
+    /// All causes, in the order of the pages.
     pub const ALL: [Self; 6] = [Self::Paper, Self::Model, Self::Method, Self::Setting, Self::Budget, Self::Program];
 
-    /// In words.
+    /// The cause in words.
     pub fn text(self) -> &'static str {
         match self {
             Self::Paper => "the paper's words",
@@ -75,14 +75,14 @@ impl Cause {
 pub struct Tried {
     /// The question.
     pub asks: String,
-    /// The answer: yes if all comparisons are confirmed, no if none is and some are contradicted.
+    /// The answer: yes if all comparisons are confirmed, no if none is confirmed and some are contradicted.
     pub answer: ClaimVerdict,
-    /// The smallest number of examples, documents or turns of what was compared.
+    /// The smallest number of examples, documents or turns of the cells that were compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
     /// What was compared.
     pub why: Vec<String>,
-    /// What the answer means; `None` if there is no plain answer.
+    /// What the answer means; `None` if it is neither yes nor no.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub means: Option<Meaning>,
 }
@@ -95,7 +95,7 @@ impl Experiment {
     /// Checks that it compares something and that no text is empty.
     ///
     /// # Errors
-    /// With what is missing.
+    /// If something is missing, which the error names.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let texts = [("asks", &self.asks), ("yes.says", &self.yes.says), ("no.says", &self.no.says)];
         if let Some((key, _)) = texts.iter().find(|(_, text)| text.trim().is_empty()) {
@@ -115,7 +115,7 @@ impl Experiment {
 }
 
 impl Tried {
-    /// The answer in a word.
+    /// Returns the answer in one word.
     pub fn word(&self) -> &'static str {
         match self.answer {
             ClaimVerdict::Holds => "yes",
@@ -126,7 +126,7 @@ impl Tried {
         }
     }
 
-    /// What the result is due to, by this experiment.
+    /// Returns the cause of the result, according to this experiment.
     pub fn due_to(&self) -> Option<Cause> {
         self.means.as_ref().and_then(|means| means.due_to)
     }

@@ -1,6 +1,6 @@
 //! Findings: the sentences at the top of the papers' pages, and each paper's question with the figure that answers it.
 //!
-//! `configs/papers/findings.toml` has them, because they are written by people who read the results.
+//! They are in `configs/papers/findings.toml`, because people write them after reading the results.
 
 use serde::Deserialize;
 
@@ -11,7 +11,7 @@ use spattn_eval::config::file::parse_toml;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperFindings {
-    /// What is known over all papers, a sentence each.
+    /// What is known over all papers, one sentence each.
     pub findings: Vec<String>,
     /// The papers' questions.
     #[serde(default, rename = "paper")]
@@ -26,22 +26,22 @@ pub struct PaperFinding {
     pub name: String,
     /// Its question.
     pub question: String,
-    /// Its answer by what was measured on the pretrained model, in two or three sentences.
+    /// Its answer according to the pretrained model's measurements, in two or three sentences.
     pub answer: Option<String>,
     /// The item whose figure answers it.
     pub figure: Option<String>,
 }
 
 impl PaperFindings {
-    /// Those that are part of the program.
+    /// Reads the findings that are part of the program.
     ///
     /// # Errors
-    /// None for the program's own file, which a test checks.
+    /// Never for the program's own file, which a test checks.
     pub fn shipped() -> Result<Self, UsageError> {
         parse_toml(include_str!("../../papers/findings.toml"), "configs/papers/findings.toml")
     }
 
-    /// The question and the answer of a paper, by its name; `None` if the file has none.
+    /// Returns the question and the answer of a paper, by its name; `None` if the file has none.
     pub fn of(&self, paper: &str) -> Option<&PaperFinding> {
         self.papers.iter().find(|one| one.name == paper)
     }

@@ -1,7 +1,7 @@
-//! When a model is too weak at a task for a comparison of methods to mean anything: dense attention itself is at the floor.
+//! The floor of scores: where dense attention scores hardly more than guessing, a comparison of methods means nothing.
 //!
-//! The rule: scores of a place (tasks and lengths) are not judged if dense attention scores less than [`LEAST_SCORE`] there, or if the 95 %
-//! interval of its score reaches what guessing scores: chance, for questions with options, or on common examples the method `random`, where
+//! The rule: scores at tasks and lengths are not judged if dense attention scores less than [`LEAST_SCORE`] there, or if the 95 % interval
+//! of its score reaches what guessing scores. That is chance for questions with options, or the method `random` on common examples, where
 //! it was run. Perplexities, costs and errors have no floor.
 
 use spattn_eval::config::settings::Settings;
@@ -15,11 +15,11 @@ use super::numbers::{short, with_interval};
 /// The least score of dense attention, in percent, at which methods are compared.
 pub const LEAST_SCORE: f64 = 10.0;
 
-/// The most examples of each task on which random tokens are run for the floor alone. They answer at length and find nothing, so that they
-/// take longer than other methods.
+/// The most examples of each task on which `random` is run for the floor alone. It answers at length and finds nothing, so it takes longer
+/// than other methods.
 pub const FLOOR_SAMPLES: usize = 50;
 
-/// The settings of a run of random tokens, on no more examples than the floor needs.
+/// Returns the settings of a run of random tokens, on no more examples than the floor needs.
 pub fn for_floor(settings: Settings) -> Settings {
     let samples = settings.samples.map_or(FLOOR_SAMPLES, |samples| samples.min(FLOOR_SAMPLES));
     Settings { samples: Some(samples), ..settings }
@@ -28,7 +28,7 @@ pub fn for_floor(settings: Settings) -> Settings {
 /// The method whose score is the floor.
 pub(super) const RANDOM: &str = "random";
 
-/// The percentage that guessing scores, of tasks with as many options in each question.
+/// The percentage that guessing scores at tasks whose questions have options.
 const CHANCES: [(&str, f64); 21] = [
     ("gen/mmlu_flan_cot", 25.0),
     ("infinitebench/code_debug", 25.0),
@@ -53,14 +53,14 @@ const CHANCES: [(&str, f64); 21] = [
     ("zeroscrolls/quality", 25.0),
 ];
 
-/// What guessing scores in a task, in percent; `None` if there are no options to choose from.
+/// Returns what guessing scores at a task, in percent; `None` if there are no options to choose from.
 fn chance(task: &str) -> Option<f64> {
     let name = task.split(':').next().unwrap_or(task);
     CHANCES.iter().find(|(known, _)| *known == name).map(|(_, chance)| *chance)
 }
 
-/// Why scores are not judged; `None` if dense attention is above the floor. `dense` and `random` are the cells of both methods at the same
-/// places; `random` may be empty.
+/// Returns why scores are not judged; `None` if dense attention is above the floor. `dense` and `random` are the cells of both methods at
+/// the same tasks and lengths; `random` may be empty.
 pub(super) fn why_at_floor(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Option<String> {
     let score = |cell: &&SummaryCell<'_>| spattn_stats::score(&cell.sample(|r: &Record| r.score));
     let dense_score = mean_of(&dense.iter().map(score).collect::<Option<Vec<_>>>()?)?.scaled(100.0);
@@ -68,20 +68,20 @@ pub(super) fn why_at_floor(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_
     reason(&dense_score, chance, above_random(dense, random).as_ref())
 }
 
-/// Why scores of tasks that can be guessed are not judged, by what dense attention scores there, in percent; `None` if it scores more, or if
-/// one of the tasks cannot be guessed.
+/// Returns why scores of tasks that can be guessed are not judged, from dense attention's score there in percent; `None` if it scores more,
+/// or if one of the tasks cannot be guessed.
 pub(super) fn why_at_chance(dense: &Estimate, tasks: &[String]) -> Option<String> {
     let chance = mean_chance(tasks.iter().map(String::as_str))?;
     reason(dense, Some(chance), None)
 }
 
-/// What guessing scores on average over tasks; `None` if one of them cannot be guessed, or there is none.
+/// Returns what guessing scores on average over tasks; `None` if one of them cannot be guessed, or if there are no tasks.
 fn mean_chance<'a>(tasks: impl Iterator<Item = &'a str>) -> Option<f64> {
     let chances = tasks.map(chance).collect::<Option<Vec<f64>>>()?;
     (!chances.is_empty()).then(|| chances.iter().sum::<f64>() / chances.len() as f64)
 }
 
-/// Dense attention less `random` on common examples, in percent.
+/// Returns dense attention's score less that of `random` on common examples, in percent.
 fn above_random(dense: &[&SummaryCell<'_>], random: &[&SummaryCell<'_>]) -> Option<Estimate> {
     let place = |cell: &SummaryCell<'_>| (cell.head().task.to_string(), cell.head().length);
     let difference = |cell: &&SummaryCell<'_>| {

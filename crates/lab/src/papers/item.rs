@@ -1,10 +1,10 @@
 //! One table or figure of a paper, as a TOML file describes it: what to run, the published numbers, and the claims.
 //!
 //! `[run]`, `[builtin]` and `[real]` are settings as in configs: the paper's own setting, the nearest one on the built-in model, and one on
-//! a small pretrained model. `[[row]]` and `[[column]]` say which records a cell is made from; methods, tasks and lengths that the settings
-//! lack are those named by rows and columns. A cell that is not a score comes from analyses (`[analyze.run]` and so on), from calibrations
-//! (`[learn.run]` and so on) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` are facts, `[[claim]]`
-//! tests on cells, and `[[differs]]` says which settings are not the paper's.
+//! a small pretrained model. `[[row]]` and `[[column]]` say which records a cell is made from; they also name the methods, tasks and
+//! lengths that the settings lack. A cell that is not a score comes from analyses (`[analyze.run]` and so on), from calibrations
+//! (`[learn.run]` and so on) or from a table of times (`[bench]`), or is computed from other cells. `[[published]]` holds the paper's
+//! numbers, `[[claim]]` tests on cells, and `[[differs]]` the settings that are not the paper's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,11 +38,11 @@ use spattn_eval::records::timing::Latency;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Item {
-    /// What it measures, in a line.
+    /// What it measures, in one line.
     pub title: String,
     /// What cannot be run here at all, and why.
     pub missing: Option<String>,
-    /// The command that comes nearest to what cannot be run.
+    /// The command that comes nearest to running it.
     pub nearest: Option<String>,
     /// Notes for the reader about the runs or the numbers.
     pub note: Option<String>,
@@ -74,28 +74,28 @@ pub struct Item {
     /// The paper's numbers.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// What a run changes where each method's steps are timed alone, if latencies are measured beside scores: mostly tasks, lengths and the
-    /// number of samples. What it lacks is as in the variant's run.
+    /// The settings that change in the run that times each method's steps alone, if latencies are measured beside scores: mostly tasks,
+    /// lengths and the number of samples. Settings not given here are those of the variant's run.
     #[serde(default)]
     pub latency: ByVariant<Settings>,
-    /// The method of random tokens by which the [floor](super::floor) of a run's scores is told, if no row has it. It runs on the first
+    /// The method of random tokens that determines the [floor](super::floor) of a run's scores, if no row has it. It runs on the first
     /// [`FLOOR_SAMPLES`](super::floor::FLOOR_SAMPLES) examples of each task.
     #[serde(default)]
     pub floor: ByVariant<String>,
-    /// Further examples of some rows or columns, where a claim about them takes more than the table.
+    /// Further examples of some rows or columns, where a claim about them needs more than the table has.
     #[serde(default)]
     pub more: ByVariant<Vec<MoreExamples>>,
-    /// Comparisons of methods at equal costs, if the item has several budgets of each.
+    /// Comparisons of methods at equal costs, if the item has several budgets of each method.
     #[serde(default, rename = "equal")]
     pub equal: Vec<EqualCost>,
     /// The paper's claims about the numbers.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
-    /// What is drawn; by default all columns with the first column's value.
+    /// What is plotted; by default all columns with the first column's value.
     pub plot: Option<Plot>,
 }
 
-/// What an item has for each variant: `run`, `builtin` and `real` in its file.
+/// What an item has for each variant, under `run`, `builtin` and `real` in its file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByVariant<T> {
@@ -114,7 +114,7 @@ impl<T> Default for ByVariant<T> {
 }
 
 impl<T> ByVariant<T> {
-    /// That of a variant; `None` if there is none.
+    /// Returns the part for a variant; `None` if there is none.
     pub fn of(&self, variant: Variant) -> Option<&T> {
         match variant {
             Variant::Paper => self.run.as_ref(),
@@ -124,8 +124,8 @@ impl<T> ByVariant<T> {
     }
 }
 
-/// Defines [`Line`] and [`Select`], which have the same keys for what is selected: those of `keys`. TOML has them flat in a row or column
-/// and in its `builtin` and `real`. A flattened struct would lose the line of an error and the key that was meant.
+/// Defines [`Line`] and [`Select`], which share the keys of `keys`: TOML has them flat in a row or column and in its `builtin` and `real`.
+/// A flattened struct would lose the line of an error and the key that was meant.
 macro_rules! selecting {
     (keys { $($(#[$doc:meta])* $key:ident: $type:ty,)* }) => {
         /// A row or column: its name and what it selects.
@@ -134,9 +134,9 @@ macro_rules! selecting {
         pub struct Line {
             /// The paper's name for it, by which claims and published numbers refer to it.
             pub name: String,
-            /// What it is called where its numbers are of another model than the paper's; by default its method. For rows with a `model`.
+            /// Its name if another model than the paper's is run in its place; by default its method. For rows with a `model`.
             pub label: Option<String>,
-            /// The method that it is a budget of, in comparisons at equal costs; for a row only.
+            /// The method whose budget it is, in comparisons at equal costs; for a row only.
             pub group: Option<String>,
             /// The value of its cells; the score if neither row nor column sets one.
             pub value: Option<Value>,
@@ -146,7 +146,7 @@ macro_rules! selecting {
             /// A factor that converts numbers to the paper's unit.
             pub times: Option<f64>,
             $($(#[$doc])* pub $key: $type,)*
-            /// What its numbers are over, where an analysis draws that itself in place of reading prompts: `drawn tokens`.
+            /// What its numbers are averaged over, if the analysis draws that itself instead of reading prompts: `drawn tokens`.
             pub counts: Option<String>,
             /// The times that it selects. A cell is a time if its column has this.
             pub time: Option<Timed>,
@@ -154,9 +154,9 @@ macro_rules! selecting {
             pub reaches: Option<Reaching>,
             /// The correlation of two columns over rows; for a row only.
             pub correlation: Option<Correlation>,
-            /// What it selects instead on the built-in model. Keys that it lacks are as in the line.
+            /// What it selects instead on the built-in model. Keys not given here are those of the line.
             pub builtin: Option<Select>,
-            /// What it selects instead on a small pretrained model. Keys that it lacks are as in the line.
+            /// What it selects instead on a small pretrained model. Keys not given here are those of the line.
             pub real: Option<Select>,
         }
 
@@ -203,16 +203,16 @@ pub struct Published {
     pub values: BTreeMap<String, f64>,
 }
 
-/// What is drawn of an item.
+/// What is plotted of an item.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plot {
-    /// The columns, from left to right; or the columns that are drawn over the rows.
+    /// The columns, from left to right; or, with `over_rows`, the columns plotted over the rows.
     pub columns: Vec<String>,
     /// Whether rows run from left to right instead.
     #[serde(default)]
     pub over_rows: bool,
-    /// The axes of a heat map of the first column, whose places are the rows' names: `(8,75)`, `DS 1/4`.
+    /// The axes of a heat map of the first column; the rows' names are its places: `(8,75)`, `DS 1/4`.
     pub grid: Option<GridAxes>,
 }
 
@@ -229,7 +229,7 @@ pub struct GridAxes {
 }
 
 impl Line {
-    /// What the line selects under a variant.
+    /// Returns what the line selects under a variant.
     pub fn select(&self, variant: Variant) -> Select {
         let instead = match variant {
             Variant::Paper => return self.own(),
@@ -238,14 +238,14 @@ impl Line {
         };
         match instead.clone() {
             Some(instead) => instead.over(self.own()),
-            // The paper's models do not apply.
+            // The models that the paper ran do not apply.
             None => Select { model: None, ..self.own() },
         }
     }
 }
 
 impl Select {
-    /// These keys, and those of `base` where these lack one.
+    /// Returns these keys, with those of `base` where these lack one.
     fn over(self, base: Self) -> Self {
         Self {
             missing: self.missing.or(base.missing),
@@ -259,7 +259,7 @@ impl Select {
     }
 }
 
-/// An invalid value, named by its key.
+/// Names the key of an invalid value.
 fn invalid(InvalidValue { key, error, .. }: InvalidValue) -> UsageError {
     UsageError { what: format!("`{key}`: {}", error.what), ..error }
 }
@@ -276,7 +276,7 @@ impl Item {
         Ok(item)
     }
 
-    /// The settings of a variant, with the methods, tasks and lengths that rows and columns name; `None` if it has none.
+    /// Returns the settings of a variant, with the methods, tasks and lengths that rows and columns name; `None` if it has none.
     pub fn settings(&self, variant: Variant) -> Option<Settings> {
         let mut settings = match variant {
             Variant::Paper => self.run.clone(),
@@ -305,32 +305,32 @@ impl Item {
         Some(settings)
     }
 
-    /// The settings of a variant's run in which each method's steps are timed alone; `None` if it has none.
+    /// Returns the settings of a variant's run that times each method's steps alone; `None` if it has none.
     pub fn latency_settings(&self, variant: Variant) -> Option<Settings> {
         let own = Settings { latency: Some(Latency::Solo), ..self.latency.of(variant)?.clone() };
         Some(own.over(self.settings(variant)?))
     }
 
-    /// The settings of a variant's run of random tokens alone; `None` if it has none. The number of samples is as in the
-    /// variant's run, and is still to be [limited](super::floor::FLOOR_SAMPLES).
+    /// Returns the settings of a variant's run of random tokens alone; `None` if it has none. The number of samples is that of the
+    /// variant's run, and still has to be [limited](super::floor::FLOOR_SAMPLES).
     pub fn floor_settings(&self, variant: Variant) -> Option<Settings> {
         Some(Settings { methods: Some(vec![self.floor.of(variant)?.clone()]), ..self.settings(variant)? })
     }
 
-    /// The settings of a variant's runs of [further examples](MoreExamples) of some rows or columns.
+    /// Returns the settings of a variant's runs of [further examples](MoreExamples) of some rows or columns.
     pub fn more_settings(&self, variant: Variant) -> Vec<Settings> {
         let more = self.more.of(variant).into_iter().flatten();
         let methods = |more: &MoreExamples| more.of.iter().filter_map(|name| self.method_of(name, variant)).collect();
         more.filter_map(|more| Some(more.settings(methods(more), self.settings(variant)?))).collect()
     }
 
-    /// The spec of the method of a row or column under a variant; `None` if it has none, or is not measured.
+    /// Returns the method's spec of a row or column under a variant; `None` if it has none, or is not measured.
     fn method_of(&self, name: &str, variant: Variant) -> Option<String> {
         let mut named = self.lines().filter(|line| line.name == name).map(|line| line.select(variant));
         named.find_map(|select| select.method.filter(|_| select.missing.is_none()))
     }
 
-    /// The most examples of a task and length that a variant's runs have for any method; `None` if nothing is run.
+    /// Returns the most examples of a task and length that a variant's runs have for any method; `None` if nothing is run.
     pub fn most_samples(&self, variant: Variant) -> Option<usize> {
         let of_all = self.settings(variant)?.samples?;
         Some(self.more.of(variant).into_iter().flatten().map(|more| more.samples).fold(of_all, usize::max))
@@ -351,7 +351,7 @@ impl Item {
         self.settings(variant).is_some() || self.observing(variant).is_some() || self.learning(variant).is_some()
     }
 
-    /// The length at which a cell is measured under a variant; `None` if it is of several, or nothing is run.
+    /// Returns the length at which a cell is measured under a variant; `None` if there are several or none.
     pub fn length_of(&self, (row, column): CellName<'_>, variant: Variant) -> Option<usize> {
         let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name)?.select(variant).length;
         let own = line(&self.columns, column).or_else(|| line(&self.rows, row));
@@ -361,7 +361,7 @@ impl Item {
         })
     }
 
-    /// The lengths that a variant runs: of its analyses if it has some.
+    /// Returns the lengths that a variant runs: its analyses' lengths if it has analyses.
     fn lengths(&self, variant: Variant) -> Vec<usize> {
         match self.observing(variant) {
             Some(observing) => observing.lengths.clone(),
@@ -369,7 +369,7 @@ impl Item {
         }
     }
 
-    /// The method of a spec, configured with a variant's settings.
+    /// Configures the method of a spec with a variant's settings.
     ///
     /// # Errors
     /// If the spec is wrong, or is a grid of several methods.
@@ -382,12 +382,12 @@ impl Item {
         configure(one, &only_policy(settings)?)
     }
 
-    /// The published number of a cell.
+    /// Returns the published number of a cell.
     pub fn published(&self, row: &str, column: &str) -> Option<f64> {
         self.published.iter().find(|p| p.row == row).and_then(|p| p.values.get(column).copied())
     }
 
-    /// The value of a cell.
+    /// Returns the value that a cell shows.
     pub fn value(&self, row: &Line, column: &Line) -> Value {
         column.value.or(row.value).unwrap_or(Value::Score)
     }
@@ -398,12 +398,12 @@ impl Item {
         column.time.is_some() || column.reaches.as_ref().is_some_and(|reaching| reaching.columns().all(is_timed))
     }
 
-    /// Rows and columns.
+    /// Returns rows and columns.
     pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.rows.iter().chain(&self.columns)
     }
 
-    /// Whether a variant's run has no cells for a row or for a column, by their names. A row and a column may share a name.
+    /// Returns whether a variant's run has no cells for a row or for a column, by their names. A row and a column may share a name.
     pub fn is_missing(&self, row: &str, column: &str, variant: Variant) -> bool {
         let is_missing = |lines: &[Line], name: &str| {
             lines.iter().any(|line| line.name == name && line.select(variant).missing.is_some())
@@ -493,7 +493,7 @@ impl Item {
         self.more_settings(variant).into_iter().try_for_each(resolve).map_err(within)
     }
 
-    /// Checks that the runs on pretrained models name one of them each.
+    /// Checks that each run on pretrained models names one of them.
     fn check_real_models(&self) -> Result<(), UsageError> {
         let of_run = self.real.as_ref().and_then(|settings| settings.model.as_ref());
         if of_run.is_some_and(|models| models.0.len() > 1) {
@@ -540,8 +540,8 @@ impl Item {
         Ok(())
     }
 
-    /// Checks that bounds hold for the lengths that are run: one of a claim on nats or tokens, which grow with the length, is a number only
-    /// if all runs have one length, and a share of what even weights have only if each run has one.
+    /// Checks that bounds fit the lengths that are run. Nats and tokens grow with the length: their bound may be a number only if all runs
+    /// have the same length, and a share of the entropy of even weights only if each run has a single length.
     fn check_bounds(&self) -> Result<(), UsageError> {
         let runs = Variant::ALL.into_iter().filter(|variant| self.is_run(*variant));
         let lengths: BTreeSet<usize> = runs.clone().flat_map(|variant| self.lengths(variant)).collect();
@@ -592,7 +592,7 @@ impl Item {
         equal.check()
     }
 
-    /// Checks a difference, and that there are times if it is about them.
+    /// Checks a difference, and that the item has times if the difference is about them.
     fn check_differs(&self, differs: &Differs) -> Result<(), UsageError> {
         if differs.variant == Some(Measuring::Times) && self.bench.is_none() {
             let what = format!("[[differs]] `{}` is about times, and there is no [bench]", differs.setting);
@@ -609,7 +609,7 @@ impl Item {
     }
 }
 
-/// Settings of a run on a pretrained model, with the model and the storage type that are run if none is named.
+/// Adds the default model and storage type to the settings of a run on a pretrained model.
 fn with_default_model(settings: Settings) -> Settings {
     let model = settings.model.clone().unwrap_or_else(|| REAL_MODELS[0].name.to_owned().into());
     Settings {
@@ -619,7 +619,7 @@ fn with_default_model(settings: Settings) -> Settings {
     }
 }
 
-/// What keys, values and activations are stored in, unless an item says otherwise. Files of quantised weights name no type of their own, and
+/// The storage type of keys, values and activations, unless an item sets one. Files of quantised weights name no type of their own, and
 /// GPUs multiply 32-bit numbers at a tenth of the speed.
 const REAL_DTYPE: KvDtype = KvDtype::Bf16;
 

@@ -1,5 +1,5 @@
-//! Makes the outcome of a run from what was measured, and judges stored outcomes again by the item's present file, since claims may be stated
-//! anew after the run.
+//! Makes the outcome of a run from what was measured, and judges stored outcomes again by the item's present file, whose claims may have
+//! changed after the run.
 
 use super::claim::Claim;
 use super::claims::{Comparison, Test};
@@ -15,7 +15,7 @@ use spattn_base::error::UsageError;
 use spattn_eval::records::record::REFERENCE;
 use spattn_stats::Estimate;
 
-/// The outcome of a run of `item`; with the published numbers alone if nothing was measured.
+/// Returns the outcome of a run of `item`; it has only the published numbers if nothing was measured.
 ///
 /// # Errors
 /// As [`MeasuredItem::spot`]: if rows and columns select something that analyses do not have.
@@ -27,7 +27,7 @@ pub fn judge(name: &str, item: &Item, run: RunOf<'_>, evidence: Evidence<'_>) ->
     Ok(ItemOutcome { unmeasured, ..outcome })
 }
 
-/// The rows and columns that a run was to give numbers for, and did not.
+/// Returns the rows and columns that the run should have numbers for, but does not.
 fn unmeasured(item: &Item, run: RunOf<'_>, outcome: &ItemOutcome) -> Vec<String> {
     let is_asked = |line: &&Line| {
         run.role(item, line) != Role::None && line.select(run.variant).missing.is_none() && !item.is_time(line)
@@ -38,7 +38,7 @@ fn unmeasured(item: &Item, run: RunOf<'_>, outcome: &ItemOutcome) -> Vec<String>
     rows.chain(columns).map(|line| line.name.clone()).collect()
 }
 
-/// The outcome of an item's times; `None` if it has none.
+/// Returns the outcome of an item's times; `None` if it has none.
 ///
 /// # Errors
 /// If a table of times cannot be read, or a cell selects several times.
@@ -48,7 +48,7 @@ pub fn judge_times(name: &str, item: &Item) -> Result<Option<ItemOutcome>, Usage
     Ok(Some(ItemOutcome { ran, ..outcome(name, item, (TIMES, RunOf::AS_NAMED), Some(&measured))? }))
 }
 
-/// Which tables of times an item is judged by.
+/// Returns which tables of times an item is judged by, and the commands that make them.
 fn facts(bench: &ReferenceBench) -> Result<Vec<(String, String)>, UsageError> {
     let times = bench.read()?;
     let quoted = |all: &[String]| all.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
@@ -94,7 +94,7 @@ fn outcome(
     Ok(outcome)
 }
 
-/// All comparisons of the claims that could be measured.
+/// Returns all comparisons of the claims that could be measured.
 fn compared(item: &Item, measured: &MeasuredItem<'_>) -> Result<Vec<Compared>, UsageError> {
     let mut all: Vec<Compared> = Vec::new();
     for comparison in item.claims.iter().flat_map(Claim::tests).flat_map(Test::comparisons) {
@@ -113,7 +113,7 @@ fn compared(item: &Item, measured: &MeasuredItem<'_>) -> Result<Vec<Compared>, U
     Ok(all)
 }
 
-/// The rows of a run's table, given the number of a cell of the item.
+/// Returns the rows of a run's table. `number` gives the measured number of a cell of the item.
 fn rows(item: &Item, run: RunOf<'_>, number: impl Fn(&str, &str) -> Option<Cell>) -> Vec<OutcomeRow> {
     let cells = |row: &Line, is_own: bool| -> Vec<CellOutcome> {
         let cell = |column: &Line| {
@@ -138,7 +138,7 @@ fn rows(item: &Item, run: RunOf<'_>, number: impl Fn(&str, &str) -> Option<Cell>
         if cells.iter().all(|cell| cell.measured.is_none()) {
             continue;
         }
-        // Rows that differ by their model alone have the same numbers here.
+        // Rows that differ by their model alone have the same numbers in this run.
         let select = Select { model: None, ..row.select(run.variant) };
         match others.iter_mut().find(|(other, _)| *other == select) {
             Some((_, other)) => other.stands_for.push(row.name.clone()),
@@ -153,7 +153,7 @@ fn rows(item: &Item, run: RunOf<'_>, number: impl Fn(&str, &str) -> Option<Cell>
     all
 }
 
-/// The name of a row of another model than the paper's: its label or method, and the model that was run.
+/// Names a row of another model than the paper's: its label or method, and the model that was run.
 fn stand_in_name(row: &Line, select: &Select, model: &str) -> String {
     /// Parameters that a table's methods share.
     const SHARED: [&str; 3] = ["sink=", "local=", "dense_layers="];
@@ -170,7 +170,7 @@ fn stand_in_name(row: &Line, select: &Select, model: &str) -> String {
 }
 
 impl ItemOutcome {
-    /// A stored outcome as of the item's present file: its texts, rows, columns and claims, with the measured numbers.
+    /// Updates a stored outcome to the item's present file: its texts, rows, columns and claims, with the measured numbers.
     pub fn as_of(mut self, item: &Item) -> Self {
         if self.model.is_empty() && self.variant == Variant::Builtin.name() {
             self.model = BUILTIN.to_owned();
@@ -182,7 +182,7 @@ impl ItemOutcome {
         let variant = self.run().variant;
         let number = |row: &str, column: &str| {
             let is_time = item.columns.iter().find(|line| line.name == column).is_some_and(|line| item.is_time(line));
-            // A line that has no cells now had other ones.
+            // Stored numbers of a line that the present file calls missing are of other cells.
             let is_kept = !is_time && !item.is_missing(row, column, variant);
             self.number(row, column).filter(|_| is_kept).map(|(number, at_floor)| (number.stored(), at_floor))
         };
@@ -197,8 +197,8 @@ impl ItemOutcome {
         self
     }
 
-    /// Marks scores at places where dense attention scores what guessing does, as a run does. A stored outcome may be older than what is known
-    /// of a task's options.
+    /// Marks scores at places where dense attention scores what guessing does, as a run does. A stored outcome may predate what is known of
+    /// a task's options.
     fn mark_chance(&mut self, item: &Item) {
         let places = item.rows.iter().flat_map(|row| item.columns.iter().map(move |column| (row, column)));
         let found: Vec<_> = places
@@ -217,7 +217,7 @@ impl ItemOutcome {
         }
     }
 
-    /// Why a score is not judged, if dense attention scores what guessing does on its tasks.
+    /// Returns why a score is not judged, if dense attention scores what guessing does on its tasks.
     fn at_chance(&self, item: &Item, row: &Line, column: &Line) -> Option<String> {
         let variant = self.run().variant;
         if !item.value(row, column).is_score() {
@@ -234,7 +234,7 @@ impl ItemOutcome {
         why_at_chance(&Estimate { mean: dense.mean, ends: dense.ends }, &tasks)
     }
 
-    /// Takes over what the item's file says and a run cannot change.
+    /// Takes over the texts and columns of the item's file, which a run does not change.
     fn take_texts(&mut self, item: &Item) {
         let Item { title, missing, nearest, note, columns, .. } = item.clone();
         self.columns = columns.into_iter().map(|column| column.name).collect();
@@ -242,7 +242,7 @@ impl ItemOutcome {
     }
 }
 
-/// A comparison from its line of text, as older results have it: `WHAT: MEAN [LOW to HIGH], BOUND? ANSWER`.
+/// Reads a comparison from its line of text, which older results have: `WHAT: MEAN [LOW to HIGH], BOUND? ANSWER`.
 fn read_line(line: &str) -> Option<Compared> {
     let (head, rest) = line.rsplit_once(" [")?;
     let (what, mean) = head.rsplit_once(": ")?;
@@ -298,7 +298,7 @@ says = 'the models differ'
 test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } }
 ";
 
-    /// Records of `full` and top-k with these scores of both.
+    /// Returns records of `full` and top-k with these scores.
     fn records(full: f64, top: f64) -> Vec<Record> {
         let of = |method: &str, params: &str, i: usize, share: f64| Record {
             params: params.into(),
@@ -373,7 +373,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
                 .map(|record| Record { task: "gen/mmlu_flan_cot".into(), ..record })
                 .collect();
             let made = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
-            // As older versions stored it.
+            // The outcome as older versions stored it.
             let mut stored = ItemOutcome { floors: Vec::new(), ..made.clone() };
             stored.rows.iter_mut().flat_map(|row| &mut row.cells).for_each(|cell| cell.at_floor = false);
             (made, stored.as_of(&item))
@@ -396,7 +396,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let claim = judged("by = 0", 1.0);
         assert_eq!((claim.measured, claim.unjudged), (ClaimVerdict::NotTested, Some(Unjudged::BothAtCeiling)));
         assert!(claim.why[0].contains("both have all points"), "{:?}", claim.why);
-        // A step at which neither falls does not weaken a rise.
+        // A step between two methods that do not differ does not weaken a rise.
         let rises = ITEM.replace(
             "test = { above = { rows = ['One Full'], than = ['One Top'], columns = ['VT'], by = 10 } }",
             "test = { rises = { rows = ['One Random', 'One Top', 'One Full'], columns = ['VT'], over_rows = true } }",
@@ -411,7 +411,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let run = RunOf { variant: Variant::Real, model: Some("SmolLM2") };
         let outcome = judge("p/t", &item, run, Evidence { records: &records, ..Evidence::default() }).unwrap();
         assert_eq!((outcome.claims[0].measured, outcome.claims[0].unjudged), (ClaimVerdict::Holds, None));
-        // Forty examples tell that one is not ten points above the other, and more would tell five.
+        // Forty examples show that one is not ten points above the other; more would settle five points.
         let told = [("by = 10", 1.0), ("by = 5", 1.0), ("by = 0", 0.975)].map(|(by, top)| judged(by, top));
         assert_eq!(
             told.map(|c| (c.measured, c.unjudged)),
@@ -424,20 +424,20 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
         let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
         let text = serde_json::to_string(&outcome).unwrap();
         let read: ItemOutcome = serde_json::from_str(&text).unwrap();
-        // The last digit of a number that was read may differ.
+        // The last digit of a number may differ once it was read, so `read` is the reference.
         assert_eq!(read.clone().as_of(&item), read);
         assert_eq!(read.claims, outcome.claims);
         // A stricter bound is judged by the stored interval of the pairs.
         let stricter = Item::parse(&ITEM.replace("by = 10", "by = 60"), "item.toml").unwrap();
         assert_eq!(read.clone().as_of(&stricter).claims[0].measured, ClaimVerdict::CannotBeTold);
-        // A row that says now why it has no cells had others.
+        // Stored numbers of a row that the present file calls missing are dropped.
         let without = ITEM.replace("name = 'One Top'", "name = 'One Top'\nbuiltin = { missing = 'no such model' }");
         let without = read.clone().as_of(&Item::parse(&without, "item.toml").unwrap());
         let measured =
             |of: &ItemOutcome| of.rows.iter().flat_map(|row| &row.cells).filter(|x| x.measured.is_some()).count();
         assert_eq!(measured(&without) + 1, measured(&read));
         assert_eq!(without.claims[0].measured, ClaimVerdict::NotTested);
-        // A comparison that was none of the claims then is made of the cells.
+        // A comparison that was in no claim at the time of the run is made from the stored cells.
         let other = ITEM.replace("rows = ['One Full'], than = ['One Top']", "rows = ['One Top'], than = ['One Full']");
         let other = read.as_of(&Item::parse(&other, "item.toml").unwrap());
         assert_eq!(other.claims[0].measured, ClaimVerdict::DoesNotHold);
@@ -458,7 +458,7 @@ test = { above = { rows = ['One Full'], than = ['Two Full'], columns = ['VT'] } 
     fn results_of_older_versions_are_read() {
         let (item, outcome) = of(Some(BUILTIN), Variant::Builtin, &records(1.0, 0.5));
         let mut old = outcome.clone();
-        // They had measured numbers in the rows of the paper's models, and comparisons as text alone.
+        // Older outcomes had measured numbers in the rows of the paper's models, and comparisons as text alone.
         old.rows.truncate(3);
         for (at, from) in [(0, 3), (1, 4), (2, 3)] {
             old.rows[at].cells[0].measured = outcome.rows[from].cells[0].measured;
@@ -580,7 +580,7 @@ no = { says = 'Nine do not.' }
         );
         let held = on(Variant::Real, "Small").as_of(&Item::parse(&held, "item.toml").unwrap()).claims.remove(0);
         assert_eq!((held.measured, held.tried.len()), (ClaimVerdict::Holds, 0), "what holds is not explained");
-        // Without records the answer comes from what is stored, with another bound as well.
+        // Without records the answer comes from the stored numbers, also with another bound.
         let strict = Item::parse(&TRIED.replace("by = 20", "by = 90"), "item.toml").unwrap();
         let again = outcome.as_of(&strict).claims.remove(0).tried.remove(0);
         assert_eq!((again.word(), again.due_to()), ("no", Some(Cause::Program)));
@@ -619,7 +619,7 @@ test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.35 
             assert_eq!(claim.measured, verdict, "{:?}", claim.why);
             assert!(!claim.why[0].contains("not paired"), "{:?}", claim.why);
         }
-        // As independent numbers they would leave it open.
+        // As independent numbers they would leave the comparison open.
         let [(full, _), (top, _)] = ["Full", "Top"].map(|row| outcome.number(row, "PPL").unwrap());
         let of = |number: Number| Estimate { mean: number.mean, ends: number.ends };
         assert!(super::super::measure::apart(of(top), 1.25, of(full)).low().unwrap() < 0.0);
@@ -647,7 +647,7 @@ test = { ratio = { row = 'Top', to = 'Full', columns = ['PPL'], at_least = 1.35 
         assert_eq!((step.mean, step.ends), (2.2, Some((1.0, 9.0))), "a median, not a mean");
         assert_eq!(outcome.number("Full", "VT").unwrap().0.n, 40, "scores are of the other run");
         assert_eq!(outcome.number("Top", "Step"), None);
-        // Where the host selects for a GPU, the time is not the method's.
+        // If the host selects tokens for a GPU, the time is not the method's.
         let on = |place: &str| TimingConditions {
             fidelity: false,
             together: 1,

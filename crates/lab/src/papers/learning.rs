@@ -1,7 +1,7 @@
-//! The calibrations that an item measures: they differ only in what is compared, and are measured on held-out text.
+//! The calibrations that an item measures. They differ only in what is compared, and are measured on held-out text.
 //!
 //! The measurements by layer become [`AnalysisTables`], with each layer as a unit, so that differences are paired by layer. Nothing here
-//! runs: the training is in `eval::calibration::paper_calibrations`.
+//! trains: that is done in [`calibrations`](super::calibrations).
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub struct Learning {
     pub calibrations: Vec<String>,
     /// Tokens to read for each calibration.
     pub tokens: usize,
-    /// Most tokens of a block.
+    /// The most tokens of a block.
     pub length: usize,
     /// The seed of the text and of random numbers.
     #[serde(default)]
@@ -39,26 +39,26 @@ pub struct Learned {
     pub model: String,
     /// The calibration, as written in the item.
     pub calibration: String,
-    /// Most tokens of a block.
+    /// The most tokens of a block.
     pub length: usize,
     /// The number of held-out blocks.
     pub held_out: usize,
-    /// The measurements on them: a CSV table with `layer`, two more names and numbers.
+    /// The measurements on these blocks: a CSV table with the columns `layer`, `nets` and `bits`, and numbers.
     pub csv: String,
 }
 
-/// The table's name, for `found`.
+/// The name of the table, which `found` selects.
 const TABLE: &str = "held_out";
-/// The names of a row, besides the calibration and the layer.
+/// The key columns of a row, besides the calibration and the layer.
 const NAMES: [&str; 2] = ["nets", "bits"];
-/// What stands in place of a task.
+/// The text's name in place of a task's.
 const TEXT: &str = "held-out text";
 
 impl Learning {
     /// Checks the settings.
     ///
     /// # Errors
-    /// With what is missing.
+    /// If a setting is empty or 0, which the error names.
     pub fn check(&self) -> Result<(), UsageError> {
         let empty = |key: &str| Err(UsageError::new(format!("`{key}` is empty")).hint("name one or more"));
         match (self.calibrations.is_empty(), self.tokens == 0 || self.length == 0) {
@@ -69,7 +69,7 @@ impl Learning {
     }
 }
 
-/// The measurements of all calibrations, by layer.
+/// Returns the measurements of all calibrations, by layer.
 ///
 /// # Errors
 /// If a table has another form, or other layers than the first one.

@@ -30,7 +30,7 @@ pub struct Evidence<'a> {
     pub seen: &'a [AnalysisTables],
 }
 
-/// The measurements of a run, or the times of its item, by the rows and columns of the item.
+/// The measurements of a run, or the times of an item, by the item's rows and columns.
 pub struct MeasuredItem<'a> {
     item: &'a Item,
     run: RunOf<'a>,
@@ -61,7 +61,7 @@ pub struct Scored<'s, 'a> {
 }
 
 impl<'a> MeasuredItem<'a> {
-    /// The measurements of a run; `None` if there are none.
+    /// Takes the measurements of a run; `None` if there are none.
     pub fn of_run(item: &'a Item, run: RunOf<'a>, evidence: Evidence<'a>) -> Option<Self> {
         let Evidence { records, alone, seen } = evidence;
         let is_empty = records.is_empty() && alone.is_empty() && seen.is_empty();
@@ -70,7 +70,7 @@ impl<'a> MeasuredItem<'a> {
         (!is_empty).then(|| Self { item, run, settings, cells, alone, seen, times: None })
     }
 
-    /// The times of an item; `None` if it has none.
+    /// Reads the times of an item; `None` if it has none.
     ///
     /// # Errors
     /// If a table of times cannot be read.
@@ -81,11 +81,11 @@ impl<'a> MeasuredItem<'a> {
         Ok(Some(Self { item, run: RunOf::AS_NAMED, settings: None, cells, alone, seen: &[], times }))
     }
 
-    /// The cell of a row and a column, by name; `None` if it is not measured, or not on all of its tasks.
+    /// Returns the cell of a row and a column, by name; `None` if it is not measured, or not on all of its tasks.
     ///
     /// # Errors
-    /// If the cell selects a table, column or key that does not exist, or several times; if a method's spec is wrong, which cannot be in a
-    /// checked item.
+    /// If the cell selects a table, column or key that does not exist, or selects several times; if a method's spec is wrong, which a
+    /// checked item rules out.
     pub fn spot(&self, row: &str, column: &str) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(row), Some(column)) = (find(&self.item.rows, row), find(&self.item.columns, column)) else {
             return Ok(None);
@@ -103,14 +103,14 @@ impl<'a> MeasuredItem<'a> {
             return self.time(&timed, times_of(row, column)).map_err(within);
         }
         if let Some(correlation) = &row.correlation {
-            // The paper's table has the correlation below one of the two columns.
+            // As in the paper's table, the correlation stands below one of its two columns.
             return if correlation.y == column.name { self.correlated(correlation) } else { Ok(None) };
         }
         if let Some(reaching) = &column.reaches {
             return self.reached(&row.name, reaching, times_of(row, column));
         }
         let select = Select {
-            // The records of a run on one model are all of that model.
+            // All records of a run on one model belong to that model.
             model: first.model.or(second.model).filter(|_| self.run.model.is_none()),
             method: first.method.or(second.method),
             tasks: second.tasks.or(first.tasks),
@@ -129,7 +129,7 @@ impl<'a> MeasuredItem<'a> {
         self.scored(&select, value, scale)
     }
 
-    /// The records of a method, if it has some at every task and length where other methods have some.
+    /// Returns the records of a method, if it has some at every task and length where other methods have some.
     fn scored(&self, select: &Select, value: Value, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let (Some(spec), Some(settings)) = (&select.method, &self.settings) else { return Ok(None) };
         let method = Item::method(spec, settings)?;
@@ -159,7 +159,7 @@ impl<'a> MeasuredItem<'a> {
         Ok(times.of(timed)?.map(|(estimate, turns)| Spot::Number(estimate.scaled(scale), turns)))
     }
 
-    /// The smallest amount at which a row reaches the requested share.
+    /// Returns the smallest amount at which a row reaches the requested share.
     fn reached(&self, row: &str, reaching: &Reaching, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
         let Some(dense) = self.spot(row, &reaching.of)? else { return Ok(None) };
         let short = |(column, _): &(String, f64)| -> Result<Option<Estimate>, UsageError> {
@@ -186,7 +186,7 @@ fn find<'a>(lines: &'a [Line], name: &str) -> Option<&'a Line> {
     lines.iter().find(|line| line.name == name)
 }
 
-/// The factor that converts a cell's numbers to the paper's unit.
+/// Returns the factor that converts a cell's numbers to the paper's unit.
 fn times_of(row: &Line, column: &Line) -> f64 {
     row.times.unwrap_or(1.0) * column.times.unwrap_or(1.0)
 }
@@ -205,8 +205,8 @@ fn place(r: &Record) -> (&str, &str, &str, usize) {
 }
 
 impl Spot<'_, '_> {
-    /// The smallest number of independent examples of a task and length, or of units of documents, and the greatest; for a time, the number
-    /// of turns alone.
+    /// Returns the smallest and the greatest number of independent examples of a task and length, or of units of documents; for a time, the
+    /// number of turns alone.
     pub fn contexts(&self) -> (usize, Option<usize>) {
         let both = |(least, most)| (least, Some(most));
         match self {
@@ -216,12 +216,12 @@ impl Spot<'_, '_> {
         }
     }
 
-    /// Whether that is a number of things that an analysis drew itself, in place of documents.
+    /// Whether [`contexts`](Self::contexts) counts things that an analysis drew itself, instead of documents.
     pub fn is_named(&self) -> bool {
         matches!(self, Self::Units(units) if units.drawn().is_some())
     }
 
-    /// Why nothing is told from it: dense attention is at the floor.
+    /// Why the cell is not judged, if dense attention is at the floor.
     pub fn at_floor(&self) -> Option<&str> {
         match self {
             Self::Records(scored) => scored.at_floor.as_deref(),
@@ -229,7 +229,7 @@ impl Spot<'_, '_> {
         }
     }
 
-    /// The mean with its 95 % interval; `None` if it was not measured.
+    /// Returns the mean with its 95 % interval; `None` if it was not measured.
     pub fn estimate(&self) -> Option<Estimate> {
         match self {
             Self::Records(scored) => scored.estimate(),
@@ -238,8 +238,8 @@ impl Spot<'_, '_> {
         }
     }
 
-    /// This cell less `factor` times another one, with its 95 % interval, on common examples if both have the same. `None` if one was not
-    /// measured.
+    /// Returns this cell less `factor` times another one, with its 95 % interval, on common examples if both cells have the same ones.
+    /// `None` if one was not measured.
     pub fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
         let common = match (self, other) {
             (Self::Records(own), Self::Records(other)) => own.less(factor, other),
@@ -261,7 +261,7 @@ impl Scored<'_, '_> {
         self.value.is_score() && self.parts.iter().any(|cell| cell.measure() == Measure::Perplexity)
     }
 
-    /// The mean over tasks and lengths, with its 95 % interval; `None` if it was not measured.
+    /// Returns the mean over tasks and lengths, with its 95 % interval; `None` if it was not measured.
     fn estimate(&self) -> Option<Estimate> {
         let of_part = |cell: &&SummaryCell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summarize::perplexity_estimate(cell),
@@ -273,7 +273,7 @@ impl Scored<'_, '_> {
         Some(mean_of(&parts?)?.scaled(if self.is_perplexity() { 1.0 } else { self.scale }))
     }
 
-    /// The difference on common examples if both have the same model, protocol, tasks and lengths; `None` otherwise.
+    /// Returns the difference on common examples; `None` unless both have the same model, protocol, tasks and lengths.
     fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
         let pair = |cell: &SummaryCell<'_>| other.parts.iter().find(|o| place(o.head()) == place(cell.head())).copied();
         let pairs: Option<Vec<_>> = self.parts.iter().map(|cell| Some((*cell, pair(cell)?))).collect();
@@ -292,12 +292,12 @@ impl Scored<'_, '_> {
     }
 }
 
-/// The value of every record of a cell; `None` if one lacks it.
+/// Returns the value of every record of a cell; `None` if one record lacks it.
 fn of_cell(cell: &SummaryCell<'_>, value: Value) -> Option<Sample> {
     cell.records.iter().all(|r| value.of(r).is_some()).then(|| cell.sample(|r| value.of(r).unwrap_or(0.0)))
 }
 
-/// Mean of `a − factor·b` on common examples.
+/// Returns the mean of `a − factor·b` on common examples.
 fn paired(a: &SummaryCell<'_>, b: &SummaryCell<'_>, value: Value, factor: f64) -> Option<Estimate> {
     let pairs = a.pairs(b);
     let each = pairs.into_iter().map(|(context, a, b)| Some((context, value.of(a)? - factor * value.of(b)?)));
@@ -306,7 +306,7 @@ fn paired(a: &SummaryCell<'_>, b: &SummaryCell<'_>, value: Value, factor: f64) -
     if value.is_score() && factor <= 1.0 { spattn_stats::difference(&sample) } else { mean_interval(&sample) }
 }
 
-/// `a − factor·b` for independent examples.
+/// Returns `a − factor·b` for independent examples.
 pub(super) fn apart(a: Estimate, factor: f64, b: Estimate) -> Estimate {
     let mean = a.mean - factor * b.mean;
     let ends = a.ends.zip(b.ends).map(|((a_low, a_high), (b_low, b_high))| {

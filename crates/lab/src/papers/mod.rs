@@ -1,9 +1,9 @@
 //! The papers' tables and figures: what is run for each, the published numbers, and tests of the claims.
 //!
 //! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`], [`claim`]). From a run's records, [`measure`] makes the cells of its
-//! table ([`run_of`] says which rows a model's numbers are of); [`claims`] defines the tests, [`outcome`] joins both with the published numbers,
-//! and [`verdicts`] judges the claims. Numbers that are not scores come from analyses
-//! ([`seen`]), calibrations ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Nothing here runs or draws.
+//! table ([`run_of`] says which rows a model's numbers belong to); [`claims`] defines the tests, [`outcome`] joins cells and tests with the
+//! published numbers, and [`verdicts`] judges the claims. Numbers that are not scores come from analyses ([`seen`]), calibrations
+//! ([`learning`]), timings ([`times`]) or other cells ([`derived`]). Only [`calibrations`] runs a model, and nothing here draws.
 
 pub mod calibrations;
 pub mod claim;
@@ -44,7 +44,7 @@ pub struct Paper {
     pub title: &'static str,
 }
 
-/// The papers, in the order of their items.
+/// The papers, in the order in which their items are listed.
 pub const PAPERS: [Paper; 5] = [
     Paper { name: "magicpig", title: "MagicPIG (Chen et al. 2024)" },
     Paper { name: "hashattention", title: "HashAttention (Desai et al. 2024)" },
@@ -53,7 +53,7 @@ pub const PAPERS: [Paper; 5] = [
     Paper { name: "hip", title: "HiP attention (Lee et al. 2024)" },
 ];
 
-/// What items over all papers are of, in place of a paper.
+/// What items over all papers have in place of a paper's name.
 pub const ACROSS: &str = "all";
 
 /// An item's file.
@@ -186,20 +186,20 @@ impl Shipped {
     /// The parsed item.
     ///
     /// # Errors
-    /// As [`Item::parse`]. None for shipped items, which a test checks.
+    /// As [`Item::parse`]; never for shipped items, which a test checks.
     pub fn parse(&self) -> Result<Item, UsageError> {
         Item::parse(self.text, &format!("configs/papers/{}.toml", self.name))
     }
 }
 
-/// The order of an item within its paper: tables before figures, each by number.
+/// Returns the key that orders an item within its paper: tables before figures, each by number.
 pub fn order_of(item_name: &str) -> (bool, usize, &str) {
     let (kind, rest) = item_name.split_once('-').unwrap_or((item_name, ""));
     let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     (kind != "table", rest[..digits].parse().unwrap_or(usize::MAX), rest)
 }
 
-/// An item's name in words: `Table 1, dense prefill`.
+/// Returns an item's name in words: `Table 1, dense prefill`.
 pub fn title_of(item_name: &str) -> String {
     let mut parts = item_name.split('-');
     let first = parts.next().unwrap_or_default();
@@ -209,7 +209,7 @@ pub fn title_of(item_name: &str) -> String {
     if rest.is_empty() { title } else { format!("{title}, {}", rest.join(" ")) }
 }
 
-/// The items of a paper, or a single `PAPER/ITEM`; all items without a name.
+/// Returns the items of a paper, or a single `PAPER/ITEM`; all items without a name.
 ///
 /// # Errors
 /// If the name is unknown.
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Tokens of WikiText-2's test file in Llama-2's tokenizer, without one in front. Each window has one in front.
+    /// The number of tokens of WikiText-2's test file in Llama-2's tokenizer, without BOS. Each window begins with a BOS token.
     const WIKITEXT2: usize = 335_687;
 
     #[test]

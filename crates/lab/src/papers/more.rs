@@ -1,17 +1,17 @@
-//! Further examples of single rows or columns, where a claim about them takes more than the whole table is worth.
+//! Further examples of single rows or columns, for a claim that needs more than the whole table is worth.
 
 use serde::Deserialize;
 
 use spattn_base::error::UsageError;
 use spattn_eval::config::settings::Settings;
 
-/// Further examples of some rows or columns, beside the examples that all of them have.
+/// Further examples of some rows or columns, beyond the examples that all of them have.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoreExamples {
-    /// The names of the rows or columns, each of which has a method. Dense attention gets them, too.
+    /// The names of the rows or columns, each of which has a method. Dense attention is run on the examples, too.
     pub of: Vec<String>,
-    /// Examples of each task and length in all; the first of them are those of the whole table.
+    /// The total number of examples of each task and length; the first of them are those of the whole table.
     pub samples: usize,
     /// The tasks, if not all of the run.
     pub tasks: Option<Vec<String>>,
@@ -20,7 +20,7 @@ pub struct MoreExamples {
 }
 
 impl MoreExamples {
-    /// The settings of the run of these alone: that of the whole table, `run`, with the specs of their methods.
+    /// Returns the settings of the run of these examples: those of the whole table, `run`, with these `methods`.
     pub(super) fn settings(&self, methods: Vec<String>, run: Settings) -> Settings {
         Settings {
             methods: Some(methods),
@@ -31,16 +31,16 @@ impl MoreExamples {
         }
     }
 
-    /// Whether it has examples of a task and length.
+    /// Returns whether there are further examples of a task and length.
     pub fn is_of(&self, task: &str, length: Option<usize>) -> bool {
         let has_task = self.tasks.as_ref().is_none_or(|tasks| tasks.iter().any(|own| own == task));
         has_task && self.lengths.as_ref().is_none_or(|lengths| length.is_none_or(|length| lengths.contains(&length)))
     }
 
-    /// Checks that all names have methods, and that there are more examples than the run of the whole table has.
+    /// Checks that all names have methods, and that there are more examples than the whole table's run has.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// If one of these does not hold, or nothing is named.
     pub(super) fn check(&self, has_method: impl Fn(&str) -> bool, run: &Settings) -> Result<(), UsageError> {
         if let Some(other) = self.of.iter().find(|name| !has_method(name)) {
             return Err(UsageError::new(format!("`{other}` is no row or column with a method in this run"))

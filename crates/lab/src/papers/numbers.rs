@@ -1,6 +1,6 @@
 //! Numbers as texts show them.
 
-/// Digits behind the point with which a number is read.
+/// Returns the number of decimals with which a number is readable.
 fn digits(x: f64) -> usize {
     match x.abs() {
         x if x >= 100.0 || x == 0.0 => 1,
@@ -10,15 +10,15 @@ fn digits(x: f64) -> usize {
     }
 }
 
-/// A number with a readable number of digits, without zeros at its end: for one that is exact or stands alone.
+/// Formats a number that is exact or stands alone: with a readable number of digits, without zeros at its end.
 pub fn short(x: f64) -> String {
     let text = format!("{x:.*}", digits(x));
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// A measured number and the ends of its interval, all with the digits of the greatest of them, zeros at the end as well: they say how exact
-/// the number is. `None` in place of an interval without width, whose number is exact.
+/// Formats a measured number and the ends of its interval, all with the decimals of the greatest of them. Zeros at the end stay, since they
+/// show how exact the number is. `None` if both ends read the same.
 pub fn with_interval(mean: f64, (low, high): (f64, f64)) -> (String, Option<(String, String)>) {
     let greatest = [mean, low, high].into_iter().fold(0.0, |greatest: f64, x| greatest.max(x.abs()));
     let digits = digits(greatest);
@@ -33,7 +33,7 @@ pub fn with_interval(mean: f64, (low, high): (f64, f64)) -> (String, Option<(Str
     }
 }
 
-/// A number with 15 significant digits, with which JSON readers give back the same number.
+/// Rounds a number to 15 significant digits, which JSON readers give back unchanged.
 pub(super) fn stored(x: f64) -> f64 {
     format!("{x:.14e}").parse().unwrap_or(x)
 }

@@ -1,7 +1,7 @@
-//! The outcome of an item's run: its cells, published and measured, and its claims with verdicts, as stored. All drawings are made from it.
+//! The outcome of an item's run, as stored: its cells, published and measured, and its claims with verdicts. All drawings are made from it.
 //!
-//! An outcome is of one run: of the paper's models, the built-in model, a pretrained model, or the times that were taken on a GPU.
-//! `judging` makes outcomes, and judges stored ones again.
+//! An outcome belongs to one run: of the paper's models, the built-in model, a pretrained model, or the times that were taken on a GPU.
+//! [`judging`](super::judging) makes outcomes, and judges stored ones again.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::numbers::stored;
 use super::run_of::{BUILTIN, RunOf};
 use super::variant::Variant;
 
-/// The name of outcomes of times in place of a variant's.
+/// The name that outcomes of times have in place of a variant's.
 pub const TIMES: &str = "times";
 
 /// The outcome of an item, as stored in `result.json`.
@@ -32,7 +32,7 @@ pub struct ItemOutcome {
     /// The command that makes this outcome.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub command: String,
-    /// The examples of each task and length that were run, where they are not as many as the item's own run has.
+    /// The number of examples of each task and length that were run, if it is not the item's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<usize>,
     /// What was run.
@@ -41,7 +41,7 @@ pub struct ItemOutcome {
     /// What cannot be run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
-    /// The command nearest to that.
+    /// The command that comes nearest to running it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearest: Option<String>,
     /// Notes for the reader.
@@ -49,20 +49,20 @@ pub struct ItemOutcome {
     pub note: Option<String>,
     /// The names of the columns.
     pub columns: Vec<String>,
-    /// The rows of the table: the paper's, and behind them those of the model that was run in place of the paper's.
+    /// The rows of the table: the paper's, then those of the model that was run in place of the paper's.
     pub rows: Vec<OutcomeRow>,
     /// The claims.
     pub claims: Vec<Judged>,
-    /// Every comparison of the claims that could be measured, on common examples where there are some.
+    /// Every comparison of the claims that could be measured, on common examples if there are some.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compared: Vec<Compared>,
-    /// Why scores are not judged: for each place, what dense attention scores there.
+    /// Why scores are not judged: what dense attention scores at each place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub floors: Vec<String>,
-    /// Rows and columns for which the run's analyses found nothing.
+    /// Rows and columns for which the run's analyses or calibrations have no numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmeasured: Vec<String>,
-    /// Further files of the drawing, in results of older versions.
+    /// Further files of the plot, in results of older versions.
     #[serde(default, skip_serializing)]
     pub more_plots: Vec<String>,
     /// The error of the run, if it failed.
@@ -78,7 +78,7 @@ pub struct OutcomeRow {
     /// The method that was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// The rows of the paper's models that it stands in for, if it is of another model.
+    /// The rows of the paper's models for which this row stands in, if it belongs to another model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stands_for: Vec<String>,
     /// A cell for each column.
@@ -94,7 +94,7 @@ pub struct CellOutcome {
     /// The measured number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Number>,
-    /// Whether it is a score at a place where dense attention is at the floor.
+    /// Whether it is a score where dense attention is at the floor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_floor: bool,
 }
@@ -106,7 +106,7 @@ pub struct Number {
     pub mean: f64,
     /// Both ends of the 95 % interval, if there is one.
     pub ends: Option<(f64, f64)>,
-    /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
+    /// Whether `n` counts what the item's row or column names ([`counts`](super::item::Line::counts)): things that an analysis drew itself.
     pub n: usize,
     /// The greatest number of them; `None` for times and in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct Number {
 /// A measured comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
-    /// What it is: a cell, or the difference of two.
+    /// What was compared: a cell, or the difference of two cells.
     pub what: String,
     /// The mean.
     pub mean: f64,
@@ -128,26 +128,26 @@ pub struct Compared {
 }
 
 impl Number {
-    /// With as many digits as are stored.
+    /// Rounds to the digits that are stored.
     pub(super) fn stored(self) -> Self {
         Self { mean: stored(self.mean), ends: self.ends.map(|(low, high)| (stored(low), stored(high))), ..self }
     }
 }
 
 impl Compared {
-    /// With as many digits as are stored.
+    /// Rounds to the digits that are stored.
     pub(super) fn stored(self) -> Self {
         Self { mean: stored(self.mean), ends: self.ends.map(|(low, high)| (stored(low), stored(high))), ..self }
     }
 }
 
-/// Why measured scores say nothing of a claim, however many examples there are.
+/// Why measured scores say nothing about a claim, however many examples there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unjudged {
     /// Dense attention is [at the floor](super::floor).
     DenseAtFloor,
-    /// Which method is higher was asked, and both have all points.
+    /// The comparison asks which method is higher, and both have all points.
     BothAtCeiling,
 }
 
@@ -156,14 +156,14 @@ pub enum Unjudged {
 pub struct Judged {
     /// The claim.
     pub says: String,
-    /// The verdict on the published numbers; not tested if some are missing.
+    /// The verdict on the published numbers; not tested if some of them are missing.
     pub published: ClaimVerdict,
     /// The verdict on the measured numbers.
     pub measured: ClaimVerdict,
-    /// Why it is not judged, if scores were measured.
+    /// Why the claim is not judged, if scores were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unjudged: Option<Unjudged>,
-    /// The smallest number of examples, documents or turns of what was compared.
+    /// The smallest number of examples, documents or turns of the cells that were compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
     /// What was compared, or what is missing.
@@ -188,7 +188,7 @@ pub fn model_title(model: &str) -> String {
 }
 
 impl ItemOutcome {
-    /// The run that it is of.
+    /// Returns the run that the outcome belongs to.
     pub fn run(&self) -> RunOf<'_> {
         let named = Variant::ALL.into_iter().find(|variant| variant.name() == self.variant);
         let model = Some(self.model.as_str()).filter(|model| !model.is_empty());
@@ -200,7 +200,7 @@ impl ItemOutcome {
         self.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.measured.is_some())
     }
 
-    /// What the run says of something that it lists: `tasks`, `lengths`.
+    /// Returns the value of a fact about the run: `tasks`, `lengths`.
     pub fn fact(&self, what: &str) -> Option<&str> {
         self.ran.iter().find(|(known, _)| known == what).map(|(_, value)| value.as_str())
     }
@@ -211,30 +211,30 @@ impl ItemOutcome {
         lengths.filter_map(|length| length.trim().parse().ok()).collect()
     }
 
-    /// The number with which a fact begins: of all `examples`, or all `prompts`.
+    /// Returns the number with which a fact begins: of all `examples`, or of all `prompts`.
     pub fn total(&self, what: &str) -> Option<usize> {
         self.fact(what)?.split(',').next()?.trim().parse().ok()
     }
 
-    /// How many prompts an analysis takes in at a time.
+    /// The number of prompts that an analysis takes together.
     pub fn at_a_time(&self) -> usize {
         let units = self.fact("prompts").and_then(|text| text.split(';').next());
         let size = units.and_then(|text| text.split_once(", ")?.1.strip_suffix(" at a time")?.parse().ok());
         size.unwrap_or(1)
     }
 
-    /// The measured number of a row and column of the item, and whether it is a score at the floor.
+    /// Returns the measured number of a row and column of the item, and whether it is a score at the floor.
     pub fn number(&self, row: &str, column: &str) -> Option<Cell> {
         self.measured(row, column).map(|(_, cell)| cell)
     }
 
-    /// The name of the row that has the measured number of a row and column of the item: with the model that was run, where that is not
-    /// the model of the item's row. The item's own name if nothing was measured.
+    /// Returns the name of the outcome's row that has the measured number of a row and column of the item: it names the model that was run
+    /// if that is not the model of the item's row. The item's own name if nothing was measured.
     pub fn shown_row<'a>(&'a self, row: &'a str, column: &str) -> &'a str {
         self.measured(row, column).map_or(row, |(own, _)| &own.name)
     }
 
-    /// The row that has the measured number of a row and column of the item, with the number.
+    /// Returns the outcome's row that has the measured number of a row and column of the item, with the number.
     fn measured(&self, row: &str, column: &str) -> Option<(&OutcomeRow, Cell)> {
         let at = self.columns.iter().position(|name| name == column)?;
         let is_of = |own: &&OutcomeRow| own.name == row || own.stands_for.iter().any(|name| name == row);

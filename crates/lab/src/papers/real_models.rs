@@ -1,6 +1,7 @@
 //! The small pretrained models that `[real]` runs use: which file each one is, and where it comes from.
 //!
-//! A result is of a file, not of a name, so a file is known by its hash. Nothing here downloads or opens a model.
+//! A result belongs to a file, not to a name, so files are identified by their hash. Nothing here downloads
+//! or opens a model.
 
 use std::path::PathBuf;
 
@@ -29,7 +30,7 @@ pub struct RealModel {
     pub origin: &'static str,
 }
 
-/// The folder in which model files are looked for.
+/// The folder that should hold the model files.
 pub const FOLDER: &str = "models";
 
 /// The models. The first is the one that `--real` runs if it names none.
@@ -59,7 +60,7 @@ pub const REAL_MODELS: [RealModel; 2] = [
 ];
 
 impl RealModel {
-    /// The model of a name or title, in any case.
+    /// Finds a model by its name or title, in any case.
     ///
     /// # Errors
     /// If there is no such model.
@@ -71,12 +72,12 @@ impl RealModel {
             .ok_or_else(|| UsageError::unknown("pretrained model", name, REAL_MODELS.iter().map(|model| model.name)))
     }
 
-    /// The place where its file is looked for.
+    /// Returns the path where its file should be.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(FOLDER).join(self.file)
     }
 
-    /// How its file comes to where it is looked for: from its origin by hand, or by the script of a checkout.
+    /// Says how to get the file to that path: from its origin by hand, or by the script of a checkout.
     pub fn fetched_by(&self) -> String {
         format!(
             "put it there from {} (docs/papers.md; in a checkout `scripts/fetch_model.sh {} {FOLDER}`)",
@@ -84,7 +85,7 @@ impl RealModel {
         )
     }
 
-    /// The title with the size, for pages.
+    /// Returns the title with the size, for pages.
     pub fn description(&self) -> String {
         format!("{} ({}, {})", self.title, self.parameters, self.format)
     }

@@ -1,11 +1,11 @@
-//! Which run of an item was measured, and which of its rows and columns the run's numbers are of.
+//! Which run of an item was measured, and to which rows and columns the run's numbers belong.
 //!
-//! A row that names a model is about that model alone. The numbers of another model are no numbers of that row: they are a row of their own,
-//! which has the name of the model that was run, and which stands in for the paper's row where a claim is tested.
+//! A row that names a model is about that model alone. Numbers of another model do not belong to that row: they form a row of their own,
+//! named after the model that was run, which stands in for the paper's row where a claim is tested.
 
 use super::item::{Item, Line, Variant};
 
-/// The model of this program.
+/// The name of the built-in model.
 pub const BUILTIN: &str = "builtin";
 
 /// A run of an item.
@@ -13,26 +13,26 @@ pub const BUILTIN: &str = "builtin";
 pub struct RunOf<'a> {
     /// The variant.
     pub variant: Variant,
-    /// The only model that was run; `None` if rows are of the models that they name.
+    /// The only model that was run; `None` if each row belongs to the model that it names.
     pub model: Option<&'a str>,
 }
 
-/// What the numbers of a run are to a row or column.
+/// How the numbers of a run relate to a row or column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// They are its own.
+    /// The numbers are its own.
     Own,
-    /// They stand in for those of another model, under the name of the model that was run.
+    /// The numbers stand in for those of another model, under the name of the model that was run.
     StandIn,
-    /// It has none.
+    /// The run has no numbers for it.
     None,
 }
 
 impl RunOf<'_> {
-    /// A run in which every row is of the model that it names.
+    /// A run in which each row belongs to the model that it names.
     pub const AS_NAMED: Self = Self { variant: Variant::Paper, model: None };
 
-    /// What the run's numbers are to a row or column.
+    /// Returns how the run's numbers relate to a row or column.
     pub fn role(&self, item: &Item, line: &Line) -> Role {
         let (Some(own), Some(run)) = (line.model.as_deref(), self.model) else { return Role::Own };
         if own == BUILTIN {
@@ -50,14 +50,14 @@ impl RunOf<'_> {
         [row, column].iter().all(|line| self.role(item, line) != Role::None)
     }
 
-    /// Whether two rows have numbers that can be compared: not if one model stands in for two.
+    /// Whether the numbers of two rows can be compared: not if one model stands in for two.
     pub(super) fn compares(&self, item: &Item, a: &Line, b: &Line) -> bool {
         let stands_in = [a, b].iter().any(|line| self.role(item, line) == Role::StandIn);
         !stands_in || a.model == b.model
     }
 }
 
-/// Whether two names are of one model: a hub id, or a folder or file with the same last name.
+/// Whether two names mean the same model: a hub id, or a folder or file with the same last name.
 fn is_same(a: &str, b: &str) -> bool {
     let last = |name: &str| {
         let name = name.trim_end_matches('/');

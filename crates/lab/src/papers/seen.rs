@@ -1,8 +1,8 @@
 //! The results of analyses as plain data: numbers by table, row and column, for each unit of documents. Other modules run the analyses;
 //! nothing here depends on any of them.
 //!
-//! A unit is a document, or several documents that are observed together (`together`). Each unit is an observation of its own, so intervals
-//! are over units. A cell of an item has one number for each unit, made from all numbers that its row and column select.
+//! A unit is one document, or several documents that are observed together (`together`). Units are observed independently, so intervals are
+//! over units. A cell of an item has one number for each unit, made from all numbers that its row and column select.
 
 use std::collections::BTreeMap;
 
@@ -19,24 +19,24 @@ use spattn_stats::{Estimate, Sample, mean_interval};
 pub struct Observing {
     /// The model.
     pub model: String,
-    /// Analyses, by name.
+    /// Names of the analyses.
     pub analyses: Vec<String>,
     /// Tasks whose prompts are read.
     pub tasks: Vec<String>,
-    /// Tokens of a prompt.
+    /// The lengths of prompts in tokens.
     pub lengths: Vec<usize>,
-    /// Prompts of each task and length.
+    /// The number of prompts of each task and length.
     pub samples: usize,
-    /// Prompts in one observation.
+    /// The number of prompts in one observation.
     #[serde(default = "one")]
     pub together: usize,
-    /// Last tokens of each prompt whose queries are examined.
+    /// The number of last tokens of each prompt whose queries are examined.
     #[serde(default = "queries")]
     pub queries: usize,
     /// Layers to examine; all if empty.
     #[serde(default)]
     pub layers: Vec<usize>,
-    /// Methods to examine; the analysis's own if empty.
+    /// Methods to examine; the analysis's default ones if empty.
     #[serde(default)]
     pub methods: Vec<String>,
 }
@@ -50,14 +50,14 @@ fn queries() -> usize {
 }
 
 impl Observing {
-    /// The limits of `spattn analyze` on prompts of a task and on queries.
+    /// The limits of `spattn analyze` on the prompts of a task and on queries.
     const MOST_SAMPLES: usize = 100_000;
     const MOST_QUERIES: usize = 65_536;
 
     /// Checks the settings.
     ///
     /// # Errors
-    /// With what is missing or out of bounds.
+    /// If a setting is missing or out of bounds, which the error names.
     pub fn check(&self) -> Result<(), UsageError> {
         let lists = [("analyses", self.analyses.len()), ("tasks", self.tasks.len()), ("lengths", self.lengths.len())];
         if let Some((key, _)) = lists.iter().find(|(_, count)| *count == 0) {
@@ -91,7 +91,7 @@ impl Observing {
 pub struct AnalysisTables {
     /// Everything that determines the numbers.
     pub identity: Json,
-    /// The program that found it.
+    /// The program that computed the tables.
     pub program: Json,
     /// The model.
     pub model: String,
@@ -107,8 +107,8 @@ pub struct AnalysisTables {
     pub tables: Vec<SeenTable>,
 }
 
-/// The first unit with a table that is empty where other units have rows, in words; `None` if there is none. Such a unit leaves all cells of the
-/// table without a number, since a mean over the other units is one of other prompts.
+/// Describes the first unit with an empty table that has rows in other units; `None` if there is none. Such a unit leaves all cells of the
+/// table without a number, since a mean over the other units would be a mean over other prompts.
 pub fn unit_without_rows(seen: &[AnalysisTables]) -> Option<String> {
     let has_rows = |name: &str| {
         seen.iter().flat_map(|unit| &unit.tables).any(|table| table.name == name && !table.rows.is_empty())
@@ -131,12 +131,12 @@ pub struct SeenTable {
     pub columns: Vec<String>,
     /// The names and numbers of each row; missing numbers are `None`.
     pub rows: Vec<(Vec<String>, Vec<Option<f64>>)>,
-    /// For each column whose numbers are over what the analysis drew itself, in place of the unit's prompts, how many that are.
+    /// For each column that is averaged over things that the analysis drew itself, not over the unit's prompts: how many it drew.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drawn: BTreeMap<String, usize>,
 }
 
-/// Which numbers a row, a column or a cell selects, and what is computed from them.
+/// The numbers that a row, a column or a cell selects, and what is computed from them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TableSelection {
@@ -168,7 +168,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// The result for some numbers; `None` if there are none.
+    /// Computes the result from some numbers; `None` if there are none.
     fn of(self, numbers: &[f64]) -> Option<f64> {
         let share =
             |holds: &dyn Fn(f64) -> bool| numbers.iter().filter(|x| holds(**x)).count() as f64 / numbers.len() as f64;
@@ -184,7 +184,7 @@ impl Over {
 }
 
 impl TableSelection {
-    /// The fields of `first`; those that it lacks are from `second`.
+    /// Returns the fields of `first`, and of `second` where `first` lacks them.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, mut second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -199,10 +199,10 @@ impl TableSelection {
         })
     }
 
-    /// The number of a unit; `None` if all selected numbers are missing.
+    /// Returns the number of a unit; `None` if all selected numbers are missing.
     ///
     /// # Errors
-    /// If the unit has no such table, key or column, or if the keys select no row.
+    /// If table or column are not named, the unit has no such table, key or column, or the keys select no row of a table with rows.
     pub fn of(&self, seen: &AnalysisTables) -> Result<Option<f64>, UsageError> {
         let unknown = |what: &str, name: &str, known: Vec<&str>| Err(UsageError::unknown(what, name, known));
         let (Some(name), Some(column)) = (&self.table, &self.column) else {
@@ -236,14 +236,15 @@ impl TableSelection {
         Ok(self.over.unwrap_or(Over::Mean).of(&numbers))
     }
 
-    /// How many things the selected column is over that the analysis drew itself; `None` if it is over the unit's prompts.
+    /// Returns how many things drawn by the analysis the selected column is averaged over; `None` if it is averaged over the unit's
+    /// prompts.
     fn drawn(&self, seen: &AnalysisTables) -> Option<usize> {
         let table = seen.tables.iter().find(|table| Some(&table.name) == self.table.as_ref())?;
         table.drawn.get(self.column.as_ref()?).copied()
     }
 }
 
-/// Whether a row's name equals `wanted`, or is that number or in that range of numbers. `last` gives the largest number of the table.
+/// Whether a row's name is `wanted`, or is that number, or lies in that range of numbers. `last` returns the largest number of the table.
 fn is_named(name: &str, wanted: &str, last: impl Fn() -> Option<usize>) -> bool {
     let number = |text: &str| match text.split_once('-').unwrap_or((text, "0")) {
         ("last", before) => last()?.checked_sub(before.parse().ok()?),
@@ -261,12 +262,12 @@ fn is_named(name: &str, wanted: &str, last: impl Fn() -> Option<usize>) -> bool 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Units {
     places: BTreeMap<(String, usize), BTreeMap<usize, f64>>,
-    /// How many things each number is over, if these are not the unit's prompts.
+    /// How many things each number is averaged over, if these are not the unit's prompts.
     drawn: Option<usize>,
 }
 
 impl Units {
-    /// The numbers that `found` selects, for some tasks or all, and a length or all; `None` if a unit lacks it.
+    /// Takes the numbers that `found` selects, for some tasks or all, and one length or all; `None` if a unit has none or there is no unit.
     ///
     /// # Errors
     /// As [`TableSelection::of`].
@@ -278,7 +279,7 @@ impl Units {
     ) -> Result<Option<Self>, UsageError> {
         let mut units = Self::default();
         for one in seen {
-            // A task, or a group of them.
+            // An entry of `tasks` is a task or a group of tasks.
             let is_of = |task: &String| one.task == *task || one.task.starts_with(&format!("{task}/"));
             let is_of_task = tasks.is_none_or(|tasks| tasks.iter().any(is_of));
             if !is_of_task || length.is_some_and(|length| length != one.length) {
@@ -291,18 +292,18 @@ impl Units {
         Ok((!units.places.is_empty()).then_some(units))
     }
 
-    /// How many things each number is over that the analysis drew itself; `None` if it is over prompts.
+    /// Returns how many things that the analysis drew itself each number is averaged over; `None` if it is averaged over prompts.
     pub fn drawn(&self) -> Option<usize> {
         self.drawn
     }
 
-    /// The smallest and the greatest number of units of a task and length; where the analysis drew things, their number is both.
+    /// Returns the smallest and the greatest number of units of a task and length; if the analysis drew things, both count those.
     pub fn counts(&self) -> (usize, usize) {
         let of = || self.places.values().map(BTreeMap::len);
         self.drawn.map_or((of().min().unwrap_or(0), of().max().unwrap_or(0)), |drawn| (drawn, drawn))
     }
 
-    /// The mean over tasks and lengths, with its interval over units.
+    /// Returns the mean over tasks and lengths, with its interval over units.
     pub fn estimate(&self) -> Option<Estimate> {
         let of_place = |units: &BTreeMap<usize, f64>| {
             mean_interval(&Sample::independent(&units.values().copied().collect::<Vec<_>>()))
@@ -310,7 +311,7 @@ impl Units {
         mean_of(&self.places.values().map(of_place).collect::<Option<Vec<_>>>()?)
     }
 
-    /// The differences to `factor` times others, unit by unit; `None` if the units differ.
+    /// Subtracts `factor` times the numbers of `other`, unit by unit; `None` if the units differ.
     pub fn less(&self, factor: f64, other: &Self) -> Option<Self> {
         let same = |(place, units): (&(String, usize), &BTreeMap<usize, f64>)| {
             let others = other.places.get(place)?;
@@ -322,7 +323,7 @@ impl Units {
         (places.len() == other.places.len()).then_some(Self { places, drawn: self.drawn })
     }
 
-    /// The same units with every number multiplied.
+    /// Multiplies every number by `factor`.
     pub fn scaled(mut self, factor: f64) -> Self {
         self.places.values_mut().flat_map(BTreeMap::values_mut).for_each(|number| *number *= factor);
         self
@@ -333,7 +334,7 @@ impl Units {
 pub(super) mod tests {
     use super::*;
 
-    /// A unit with a table by layer, whose column `x` is `numbers` and whose column `y` is a tenth of them.
+    /// Returns a unit with a table by layer, whose column `x` is `numbers` and whose column `y` is a tenth of them.
     pub fn unit(task: &str, unit: usize, numbers: &[f64]) -> AnalysisTables {
         let row = |(layer, x): (usize, &f64)| (vec![layer.to_string()], vec![Some(*x), Some(x / 10.0)]);
         let mut rows: Vec<_> = numbers.iter().enumerate().map(row).collect();
@@ -426,7 +427,7 @@ pub(super) mod tests {
             Units::new(&found, &seen, None, None).unwrap().unwrap()
         };
         let (first, second) = (of("0"), of("1"));
-        // The mean is 3, the standard deviation √7, and t with two degrees of freedom 4.302653.
+        // The mean is 3, the standard deviation √7, and Student's t with two degrees of freedom 4.302653.
         let estimate = first.estimate().unwrap();
         let half = 4.302_653 * (7.0f64 / 3.0).sqrt();
         assert!((estimate.mean - 3.0).abs() < 1e-12);

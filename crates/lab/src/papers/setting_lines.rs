@@ -1,4 +1,4 @@
-//! The settings of an item's run, each as published or different, as its page lists them.
+//! The settings of an item's run as its page lists them: each as published, or with the difference to the paper.
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
@@ -18,21 +18,21 @@ pub struct SettingLine {
     pub setting: String,
     /// Its value here.
     pub here: String,
-    /// How it differs from the paper's; `None` if it does not.
+    /// How it differs from the paper's setting; `None` if it does not.
     pub differs: Option<Difference>,
 }
 
-/// Settings of this program, which papers say nothing of.
+/// Settings of this program, about which papers say nothing.
 const OWN_SETTINGS: [&str; 5] = ["analyses", "seed", "queries", "together", "fidelity"];
 
 impl SettingLine {
-    /// Whether it is a setting of this program that papers say nothing of.
+    /// Whether it is a setting of this program, about which papers say nothing.
     pub fn is_own(&self) -> bool {
         OWN_SETTINGS.contains(&self.setting.as_str())
     }
 }
 
-/// The paper's value of a setting, and why this one is another.
+/// The paper's value of a setting, and why the value here is another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The paper's value.
@@ -41,21 +41,21 @@ pub struct Difference {
     pub because: Option<String>,
 }
 
-/// The setting that names what is asked.
+/// The setting that names the tasks.
 const TASKS: &str = "tasks";
-/// The setting whose reason is that of all methods.
+/// The setting whose reason applies to the methods of all rows and columns.
 pub const METHODS: &str = "methods";
-/// How the setting of a row's or column's method begins.
+/// The beginning of the name of a setting that holds a row's or column's method.
 const METHOD_OF: &str = "method of ";
 
-/// How the setting of the further examples of some rows or columns begins.
+/// The beginning of the name of a setting that holds the further examples of some rows or columns.
 pub const SAMPLES_OF: &str = "samples of ";
 
-/// What stands for a setting that is not named.
+/// The value of a setting that is not given.
 const DEFAULT: &str = "not set";
 
-/// All settings of a variant's run; empty if there is none. The paper's are those of `[run]`, but for what `[[differs]]` says. A setting that
-/// the paper leaves open is listed as such for every run with methods of the paper's run.
+/// Returns all settings of a variant's run; empty if it has no run. The paper's settings are those of `[run]`, except where `[[differs]]`
+/// states others. A setting that the paper leaves open is listed as open for every run with methods of the paper's run.
 pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     let (here, paper) = (settings(item, variant), settings(item, Variant::Paper));
     if here.is_empty() {
@@ -81,7 +81,7 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
         match lines.iter_mut().find(|line| line.setting == stated.setting && stated.setting != METHODS) {
             Some(SettingLine { differs: Some(_), .. }) => {}
             Some(line) => line.differs = Some(difference),
-            // It is of the methods of the paper's run.
+            // The setting belongs to methods of the paper's run, which this run does not have.
             None if has_own_methods => {}
             None => lines.push(SettingLine {
                 setting: stated.setting.clone(),
@@ -99,7 +99,7 @@ pub fn setting_lines(item: &Item, variant: Variant) -> Vec<SettingLine> {
     lines
 }
 
-/// The settings of an item's times: the GPU, the commands, and what is not as in the paper; empty if it has no times.
+/// Returns the settings of an item's times: the GPU, the commands, and what differs from the paper; empty if it has no times.
 ///
 /// # Errors
 /// If a table of times cannot be read.
@@ -112,7 +112,7 @@ pub fn setting_lines_of_times(item: &Item) -> Result<Vec<SettingLine>, UsageErro
     Ok(lines)
 }
 
-/// Puts stated differences into the lines of their settings, or adds lines for them. Tasks keep their names, as results have them.
+/// Adds stated differences to the lines of their settings, or adds lines for them. Tasks keep the names that results have.
 fn state<'a>(lines: &mut Vec<SettingLine>, stated: impl Iterator<Item = &'a Differs>) {
     for Differs { setting, paper, here, because, .. } in stated {
         let differs = Some(Difference { paper: paper.clone(), because: Some(because.clone()) });
@@ -124,7 +124,7 @@ fn state<'a>(lines: &mut Vec<SettingLine>, stated: impl Iterator<Item = &'a Diff
     }
 }
 
-/// The settings of a run, its analyses and its calibrations, by key.
+/// Returns the settings of a run, its analyses and its calibrations, by key.
 fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
     let mut all = Map::new();
     item.settings(variant).iter().for_each(|run| add_to(&mut all, json(run)));
@@ -132,7 +132,7 @@ fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
         all.entry("model").or_insert_with(|| BUILTIN.into());
     }
     if variant == Variant::Real {
-        // The page names the type of the run that is stored.
+        // The page names the type of the stored run instead.
         all.remove("dtype");
     }
     let mut add = |found: Json| add_to(&mut all, found);
@@ -141,7 +141,7 @@ fn settings(item: &Item, variant: Variant) -> Map<String, Json> {
     all
 }
 
-/// Adds the keys of an object but for texts, methods, and what is not set.
+/// Adds the keys of an object, except texts, methods and keys that are not set.
 fn add_to(all: &mut Map<String, Json>, found: Json) {
     let Json::Object(map) = found else { return };
     all.extend(map.into_iter().filter(|(key, value)| key != "about" && key != "methods" && !is_unset(value)));
@@ -167,7 +167,7 @@ fn text(value: &Json) -> String {
     }
 }
 
-/// The method by which the floor of scores is told.
+/// Returns the line of the method that determines the floor of scores.
 fn floor(settings: Settings) -> Option<SettingLine> {
     let Settings { methods, samples, .. } = for_floor(settings);
     let here = format!("{}, {} examples of each task", methods?.join(", "), samples?);
@@ -179,7 +179,7 @@ fn floor(settings: Settings) -> Option<SettingLine> {
     })
 }
 
-/// The further examples of some rows or columns.
+/// Returns the line of the further examples of some rows or columns.
 fn more(more: &MoreExamples) -> SettingLine {
     let places = [
         more.tasks.as_ref().map(|tasks| tasks.join(", ")),
@@ -195,7 +195,7 @@ fn more(more: &MoreExamples) -> SettingLine {
     }
 }
 
-/// The methods of rows and columns.
+/// Returns a line for each row's or column's method.
 fn methods(item: &Item, variant: Variant) -> impl Iterator<Item = SettingLine> {
     item.lines().filter_map(move |line| {
         let select = line.select(variant);
@@ -273,7 +273,7 @@ variant = 'real'
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
     }
 
-    /// A page names a run's tasks twice: among the settings, and as the results have them.
+    /// A page names a run's tasks twice: in the settings, and as the results have them.
     #[test]
     fn tasks_have_the_names_that_results_have() {
         let item = Item::parse(
@@ -311,7 +311,7 @@ because = 'prompts of the same lengths'
             }
             for task in written {
                 let named = resolve_each(std::slice::from_ref(&task), &TaskOptions::default()).unwrap();
-                // A group is of several tasks.
+                // A group stands for several tasks.
                 let [(name, _)] = named.as_slice() else { continue };
                 other.extend((*name != task).then(|| format!("{}: {task} is {name} in results", shipped.name)));
             }
@@ -365,7 +365,7 @@ variant = 'builtin'
         let run = shown(setting_lines(&item, Variant::Builtin));
         assert!(run.contains(&line("baseline", "our own", true)) && run.contains(&line("lengths", "2,048", true)));
         assert!(run.iter().all(|(setting, ..)| setting != "device"), "{run:?}");
-        // The GPU of the table, where no difference is stated.
+        // Without a stated difference, the device is the GPU of the table.
         let bare = Item::parse(&text.replace("'device'", "'host'"), "item.toml").unwrap();
         assert_eq!(shown(setting_lines_of_times(&bare).unwrap())[0], line("device", "NVIDIA H200", false));
         let without = Item::parse(
@@ -415,7 +415,7 @@ because = 'as in its code'
 variant = 'paper'
 ";
 
-    /// A value that the paper does not state is not as published, on whatever model it is run.
+    /// A value that the paper does not state is not as published, on whichever model it is run.
     #[test]
     fn what_the_paper_leaves_open_is_said_of_every_run_that_fills_it_in() {
         let item = Item::parse(WITH_OPEN_SETTINGS, "item.toml").unwrap();
@@ -429,7 +429,7 @@ variant = 'paper'
         assert_eq!(of("lengths"), told("4096", "the length of its tables"));
         assert_eq!(of("samples"), told("20", "the time of one GPU"));
         assert_eq!(of(METHODS), told("64 tokens", "as in its code"));
-        // A run with other methods has another budget.
+        // A run with other methods has its own budget.
         let text =
             WITH_OPEN_SETTINGS.replace("method = 'topk:k=64'", "method = 'topk:k=64'\nreal = { method = 'topk:k=8' }");
         let lines = setting_lines(&Item::parse(&text, "item.toml").unwrap(), Variant::Real);

@@ -1,6 +1,6 @@
-//! Tables of times, as `spattn bench` writes them, and which of their rows a cell of an item selects.
+//! Tables of times as `spattn bench` writes them, and the selection of their rows by a cell of an item.
 //!
-//! The papers' GPU timings were repeated on a GPU with this program. Those tables are part of the program, so that a reader needs no GPU to
+//! The papers' GPU timings were repeated on a GPU with this program. The tables are part of the program, so that a reader needs no GPU to
 //! compare published and measured numbers. Other tables are named by their folder.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use spattn_base::error::UsageError;
 use spattn_base::text::of_cell;
 use spattn_stats::Estimate;
 
-/// The origin of the tables that are part of the program.
+/// The folder that the tables of the program come from.
 pub const MEASURED_AT: &str = "results/reference/h200/bench";
 
 macro_rules! measured {
@@ -59,18 +59,18 @@ pub struct Timed {
     pub context: Option<usize>,
     /// The number of sequences.
     pub batch: Option<usize>,
-    /// The method or other program, by its name in the table.
+    /// The method, or another program, by its name in the table.
     pub method: Option<String>,
-    /// Its parameters as in the table, if there are several.
+    /// Its parameters as in the table, if there are several rows of it.
     pub params: Option<String>,
-    /// The row that it is compared with. The value is how many times as long that one takes.
+    /// The method to compare with, by its name in the table. The value is then how many times as long that method takes.
     pub against: Option<String>,
     /// The table's column; by default `time_us`.
     pub column: Option<String>,
 }
 
 impl Timed {
-    /// The fields of `first`; those that it lacks are from `second`. The parameters of both are joined.
+    /// Returns the fields of `first`, and of `second` where `first` lacks them. The parameters of both are joined.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -94,15 +94,15 @@ impl Timed {
 /// The times of one or more tables.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Times {
-    /// The places of the tables.
+    /// Where the tables come from.
     pub places: Vec<String>,
-    /// Each row, by the names of its columns.
+    /// Each row, by column name.
     rows: Vec<BTreeMap<String, String>>,
 }
 
-/// The columns of medians, and those of the ends of their 95 % intervals.
+/// The column of medians, and those of the ends of their 95 % intervals.
 const TIME: [&str; 3] = ["time_us", "time_low_us", "time_high_us"];
-/// The same of the parts of a time.
+/// The same columns for each part of a time.
 const PARTS: [[&str; 3]; 4] = [
     ["score_us", "score_low_us", "score_high_us"],
     ["select_us", "select_low_us", "select_high_us"],
@@ -111,10 +111,10 @@ const PARTS: [[&str; 3]; 4] = [
 ];
 
 impl ReferenceBench {
-    /// All tables as one.
+    /// Reads all tables as one.
     ///
     /// # Errors
-    /// If a name is unknown, or a folder's table cannot be read.
+    /// If a name is unknown, a folder's table cannot be read, or the tables have no rows.
     pub fn read(&self) -> Result<Times, UsageError> {
         let mut all = Times { places: Vec::new(), rows: Vec::new() };
         for table in &self.tables {
@@ -163,8 +163,8 @@ impl Times {
         self.rows.first().and_then(|row| row.get("device")).map_or("unknown machine", String::as_str)
     }
 
-    /// The selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if the
-    /// table has no such row or number, or no method is named. Whole times have intervals, and so do parts whose turns were timed.
+    /// Returns the selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if
+    /// the table has no such row or number, or no method is named. Whole times have intervals, and so do parts whose turns were timed.
     ///
     /// # Errors
     /// If several rows are selected.
@@ -215,12 +215,12 @@ impl Times {
     }
 }
 
-/// The parameters of `key=value,...`, in any order.
+/// Splits the parameters of `key=value,...`, whose order does not matter.
 fn parts(params: &str) -> BTreeSet<&str> {
     split_params(params).into_iter().filter(|part| !part.is_empty()).collect()
 }
 
-/// A number, with the ends of its interval from two further columns.
+/// Reads a number, with the ends of its interval from two further columns.
 fn number(row: &BTreeMap<String, String>, [column, low, high]: [&str; 3]) -> Option<Estimate> {
     let of = |column: &str| row.get(column)?.parse::<f64>().ok();
     Some(Estimate { mean: of(column)?, ends: of(low).zip(of(high)) })
@@ -251,7 +251,7 @@ mod tests {
         let (time, turns) = of("context = 1024\nmethod = 'hip'\nparams = 'k=8'").unwrap().unwrap();
         assert_eq!((time.mean, time.ends, turns), (10.0, Some((9.5, 10.5)), 7));
         let ratio = of("context = 1024\nmethod = 'hip'\nparams = 'k=8,r_m=1'\nagainst = 'full'").unwrap().unwrap().0;
-        // 20/16, between 19/17 and 22/15.
+        // The ratio is 20/16, between 19/17 and 22/15.
         assert_eq!((ratio.mean, ratio.ends), (1.25, Some((19.0 / 17.0, 22.0 / 15.0))));
         let attend = of("context = 2048\nmethod = 'hip'\ncolumn = 'attend_us'").unwrap().unwrap().0;
         assert_eq!((attend.mean, attend.ends), (6.0, None));

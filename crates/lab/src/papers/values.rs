@@ -14,31 +14,31 @@ pub enum Value {
     Score,
     /// Share of the context attended, all layers.
     Density,
-    /// The same without dense layers.
+    /// Share of the context attended, without dense layers.
     DensitySparseLayers,
     /// Share of the context selected, without dense layers and static tokens.
     PickedDensity,
     /// FLOPs of scoring over those of full attention, all layers.
     Cost1,
-    /// The same without dense layers.
+    /// FLOPs of scoring over those of full attention, without dense layers.
     Cost1SparseLayers,
-    /// The same without projections onto shared hyperplanes.
+    /// As `cost1_sparse_layers`, also without projections onto shared hyperplanes.
     Cost1Published,
     /// FLOPs of attending over those of full attention, all layers.
     Cost2,
-    /// The same without dense layers.
+    /// FLOPs of attending over those of full attention, without dense layers.
     Cost2SparseLayers,
-    /// The same without dense layers and static tokens.
+    /// As `cost2_sparse_layers`, also without static tokens.
     Cost2Picked,
-    /// `cost1_published` and `cost2_picked` together.
+    /// The sum of `cost1_published` and `cost2_picked`.
     CostPublished,
     /// Auxiliary memory in bits per token and KV head.
     AuxBits,
     /// Bytes of K, V and auxiliary data read per token.
     KvBytesPerToken,
-    /// Milliseconds of a step of the method alone: of the records of `[latency]`. None where the host selected tokens for a GPU.
+    /// Milliseconds of a step of the method alone, from `[latency]`'s records; missing if the host selected tokens for a GPU.
     StepMs,
-    /// Bytes that all heads share, held once.
+    /// Bytes that all heads and layers share, stored once.
     SharedBytesResident,
     /// Relative error of the attention output; needs `fidelity`.
     OutputError,
@@ -48,12 +48,12 @@ pub enum Value {
     DroppedMass,
     /// KL divergence from dense attention in nats per token; for perplexity tasks.
     KlMean,
-    /// Percentage of tokens at which the most probable token is dense attention's; for perplexity tasks.
+    /// Percentage of tokens at which the most probable token is that of dense attention; for perplexity tasks.
     SameTop,
 }
 
 impl Value {
-    /// The number of a record, before [`scale`](Self::scale); `None` if it was not measured.
+    /// Returns the number of a record, before [`scale`](Self::scale); `None` if it was not measured.
     pub fn of(self, r: &Record) -> Option<f64> {
         match self {
             Self::Score => Some(r.score),
@@ -79,17 +79,17 @@ impl Value {
         }
     }
 
-    /// Whether it is a score: between 0 and 1 for each example.
+    /// Whether it is a score, which is between 0 and 1 for each example.
     pub fn is_score(self) -> bool {
         self == Self::Score
     }
 
-    /// The factor for display.
+    /// Returns the factor for display.
     pub fn scale(self, percent: bool) -> f64 {
         if percent || matches!(self, Self::Score | Self::SameTop) { 100.0 } else { 1.0 }
     }
 
-    /// The name, for axes.
+    /// Returns the name, for axes.
     pub fn label(self, percent: bool) -> String {
         let text = match self {
             Self::Score => return "score, %".to_owned(),

@@ -1,4 +1,4 @@
-//! Which of an item's runs is meant.
+//! The runs that an item has.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
-    /// The paper's own setting.
+    /// At the paper's own setting.
     Paper,
     /// On the built-in model.
     Builtin,
@@ -15,7 +15,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Paper, Self::Builtin, Self::Real];
 
     /// The name of its table in items.
@@ -27,7 +27,7 @@ impl Variant {
         }
     }
 
-    /// The name in folders.
+    /// Returns its name in folders.
     pub fn name(self) -> &'static str {
         match self {
             Self::Paper => "paper",

@@ -1,4 +1,4 @@
-//! The verdicts on an item's claims, from the measured numbers of an outcome and from the published ones.
+//! The verdicts on an item's claims, from an outcome's measured numbers and from the published ones.
 
 use super::claim::Claim;
 use super::claims::{BoundVerdict, CellName, ClaimVerdict, Comparison, Test};
@@ -10,7 +10,7 @@ use super::outcome::{ItemOutcome, Judged, Number, TIMES, Unjudged};
 use super::variant::Variant;
 use spattn_stats::Estimate;
 
-/// What is known of a comparison.
+/// What the numbers say about a comparison.
 struct Told {
     answer: BoundVerdict,
     text: String,
@@ -18,12 +18,12 @@ struct Told {
     n: Option<usize>,
 }
 
-/// The claims of an item with their verdicts on an outcome's numbers.
+/// Returns the claims of an item with their verdicts on an outcome's numbers.
 pub fn verdicts(item: &Item, outcome: &ItemOutcome) -> Vec<Judged> {
     item.claims.iter().map(|claim| judged(item, claim, outcome)).collect()
 }
 
-/// What is known of a test on the numbers of an outcome.
+/// What an outcome's numbers say about a test.
 #[derive(Default)]
 struct Tested {
     /// The verdict of each comparison, with whether it is lenient.
@@ -33,13 +33,13 @@ struct Tested {
     unjudged: Option<Unjudged>,
 }
 
-/// The comparisons of a test that are about an outcome, with what its numbers tell of each.
+/// Returns the comparisons of a test that concern an outcome, each with what the numbers say about it.
 fn told<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<(Comparison<'a>, Told)> {
     let of = |comparison: Comparison<'a>| {
-        // Times are judged apart from what was run.
+        // Times have an outcome of their own.
         let is_time = item.columns.iter().any(|line| line.name == comparison.left.1 && item.is_time(line));
         let tokens = item.length_of(comparison.left, outcome.run().variant);
-        // Both ends of a range are shares, or neither is: one without a length leaves no other behind.
+        // Both ends of a range are shares, or neither is: if the length is unknown, both are left out.
         let comparison = comparison.at_length(tokens).filter(|_| is_time == (outcome.variant == TIMES))?;
         let told = tell(item, outcome, &comparison);
         Some((comparison, told))
@@ -47,7 +47,7 @@ fn told<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<(Comparis
     test.comparisons().into_iter().filter_map(of).collect()
 }
 
-/// The cells of each comparison that decides a test on an outcome's numbers: of all that were measured and judged.
+/// Returns the cells of each comparison of a test that was measured and judged.
 pub fn deciding<'a>(item: &Item, test: &'a Test, outcome: &ItemOutcome) -> Vec<Vec<CellName<'a>>> {
     let cells = |(comparison, told): (Comparison<'a>, Told)| {
         let cells = [Some(comparison.left), comparison.right.map(|(_, right)| right)];
@@ -71,14 +71,14 @@ fn tested(item: &Item, test: &Test, outcome: &ItemOutcome) -> Tested {
     all
 }
 
-/// Adds the answer of a comparison, with whether it is lenient. Both ends of a range have one answer.
+/// Adds the answer of a comparison, with whether it is lenient. Both ends of a range are merged into one answer.
 fn add_answer(told: &mut Vec<(BoundVerdict, bool)>, comparison: &Comparison<'_>, answer: BoundVerdict) {
     let lower = if comparison.ends_range { told.pop() } else { None };
     let answer = lower.map_or(answer, |(lower, _)| lower.of_range(answer));
     told.push((answer, comparison.is_lenient));
 }
 
-/// What the experiments on a claim found, of those that are about an outcome's run.
+/// Returns what the experiments on a claim found, as far as they are on the outcome's run.
 fn tried(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Vec<Tried> {
     let is_own = |experiment: &&Experiment| outcome.variant == experiment.variant.name();
     let of = |experiment: &Experiment| {
@@ -101,7 +101,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
         test.as_ref().map_or(Tested::default(), |test| tested(item, test, outcome));
     why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
     let measured = match (ClaimVerdict::of(&told), &claim.by_construction) {
-        // What contradicts a definition is worth saying.
+        // Numbers that contradict a definition must be reported.
         (told @ (ClaimVerdict::NotTested | ClaimVerdict::DoesNotHold), _) | (told, None) => told,
         (_, Some(_)) => ClaimVerdict::ByConstruction,
     };
@@ -120,7 +120,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
         n: n.filter(|_| measured != ClaimVerdict::NotTested),
         why,
         because: because.clone().filter(|_| measured != ClaimVerdict::NotTested),
-        // What holds needs no explanation.
+        // A claim that holds needs no explanation.
         tried: match measured {
             ClaimVerdict::NotTested | ClaimVerdict::Holds => Vec::new(),
             _ => tried(item, claim, outcome),
@@ -128,7 +128,7 @@ fn judged(item: &Item, claim: &Claim, outcome: &ItemOutcome) -> Judged {
     }
 }
 
-/// The verdict of the published numbers on a test; not tested if one is missing.
+/// Returns the verdict of the published numbers on a test; not tested if one is missing.
 pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
     let number = |(row, column): CellName<'_>| item.published(row, column);
     let of = |c: &Comparison<'_>| {
@@ -145,7 +145,7 @@ pub fn published_verdict(item: &Item, test: &Test) -> ClaimVerdict {
     ClaimVerdict::of(&told)
 }
 
-/// The verdict of measured cells on a comparison, and a line that explains it.
+/// Judges a comparison by the measured cells, and explains the answer in a line of text.
 fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
     let unmeasured = |text: String| Told { answer: BoundVerdict::Unmeasured, text, unjudged: None, n: None };
     let row = |name: &str| item.rows.iter().find(|line| line.name == name);
@@ -170,7 +170,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         return Told { unjudged: Some(Unjudged::DenseAtFloor), ..unmeasured(text) };
     }
     let of = |number: &Number| Estimate { mean: number.mean, ends: number.ends };
-    // Comparisons that were read from text have the names that it shows.
+    // Comparisons that were read from text are named after the rows shown there.
     let known = outcome.compared.iter().find(|known| known.what == known_as || known.what == what);
     let (estimate, remark) = match (known, c.right, cells.as_slice()) {
         (Some(known), ..) => (Estimate { mean: known.mean, ends: known.ends }, ""),
@@ -181,7 +181,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
         (None, _, []) => return unmeasured(format!("{what}: not measured")),
     };
     let answer = c.bound.told(&estimate);
-    // A lenient comparison that is open stands in no claim's way.
+    // An open lenient comparison does not weaken a claim, so the ceiling does not matter to it.
     if answer == BoundVerdict::Open && !c.is_lenient && are_at_ceiling(item, c, &cells) {
         let text = format!("{what}: not judged, since both have all points here; harder prompts would tell");
         return Told { unjudged: Some(Unjudged::BothAtCeiling), ..unmeasured(text) };
@@ -202,7 +202,7 @@ fn tell(item: &Item, outcome: &ItemOutcome, c: &Comparison<'_>) -> Told {
     Told { answer, text, unjudged: None, n: cells.iter().map(|(number, _)| number.n).min() }
 }
 
-/// Whether a comparison asks which of two scores is higher, and both have all points: then it is open however many examples there are.
+/// Whether a comparison asks which of two scores is higher, and both have all points. No number of examples can decide it then.
 fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> bool {
     const ALL: f64 = 100.0;
     let line = |lines: &[Line], name: &str| lines.iter().find(|line| line.name == name).cloned();
@@ -215,13 +215,13 @@ fn are_at_ceiling(item: &Item, c: &Comparison<'_>, cells: &[(Number, bool)]) -> 
     factor == 1.0 && c.bound.number() == 0.0 && is_score(c.left) && is_score(right) && cells.iter().all(has_all)
 }
 
-/// A comparison by the names of the rows that its numbers are of: measured values have the name of the model that was run.
+/// Names a comparison by the rows that its numbers belong to: measured values are named after the model that was run.
 fn between_shown(outcome: &ItemOutcome, c: &Comparison<'_>) -> String {
     let shown = |(row, column)| (outcome.shown_row(row, column), column);
     between(shown(c.left), c.right.map(|(factor, right)| (factor, shown(right))))
 }
 
-/// A comparison as text, without repeating what two cells share.
+/// Writes a comparison as text, without repeating what its two cells share.
 pub(super) fn between((row, column): CellName<'_>, right: Option<(f64, CellName<'_>)>) -> String {
     let Some((factor, (other, from))) = right else { return format!("{row}, {column}") };
     let times = if factor == 1.0 { String::new() } else { format!("{factor} × ") };

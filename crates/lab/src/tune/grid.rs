@@ -14,7 +14,7 @@ const DENSITIES: &str = "0.01..0.5";
 pub struct Asked<'a> {
     /// The parameter.
     pub parameter: &'a str,
-    /// `FROM..TO`, from the smallest budget to the largest. Only densities have a default.
+    /// `FROM..TO`, from the smallest budget to the largest. Only the density has a default.
     pub range: Option<&'a str>,
     /// The number of candidates.
     pub steps: usize,
@@ -46,7 +46,7 @@ pub struct Candidate {
     pub method: Configured,
 }
 
-/// The ladders for some specs, each of which may be a grid. Specs that differ only in the tuned parameter share a ladder.
+/// Returns the ladders for some specs, each of which may be a grid. Equal specs share a ladder.
 ///
 /// # Errors
 /// If a spec or the range cannot be read, a spec already sets the tuned parameter, or the method rejects a value.
@@ -84,7 +84,7 @@ fn ladder(spec: &MethodSpec, parameter: &str, values: &[String], policy: &Policy
     Ok(Ladder { base, parameter: parameter.to_owned(), candidates })
 }
 
-/// A spec as users write it.
+/// Writes a spec as users do.
 pub(super) fn written(spec: &MethodSpec) -> String {
     let reader = spec.reader.as_ref().map_or(String::new(), |reader| format!("{}>", written(reader)));
     let params: Vec<String> = spec.params.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -92,7 +92,7 @@ pub(super) fn written(spec: &MethodSpec) -> String {
     format!("{reader}{}{params}", spec.name)
 }
 
-/// The values as text: the ends as given, whole numbers between whole ends, three significant digits otherwise.
+/// Returns the values as text: the ends as given, whole numbers between whole ends, three significant digits otherwise.
 fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
     let Asked { parameter, range, steps } = asked;
     let range = match (range, parameter) {
@@ -127,7 +127,7 @@ fn values(asked: Asked<'_>) -> Result<Vec<String>, UsageError> {
     Ok(values)
 }
 
-/// A number with three significant digits.
+/// Writes a number with three significant digits.
 fn three_digits(x: f64) -> String {
     let decimals = (2 - x.log10().floor() as i32).clamp(0, 17) as usize;
     let text = format!("{x:.decimals$}");

@@ -1,8 +1,8 @@
-//! The measurements of documents, written as they are made, so that a stopped measurement can be resumed.
+//! The measurements of documents, stored as soon as they are made, so that a stopped measurement can be resumed.
 //!
-//! A JSON Lines file. The first line holds the identity of the measurements (model, method, prompts, seed ...); each other line has a name
-//! and numbers. Numbers are written as the shortest decimal text that reads back to the same bits. An incomplete last line, as an aborted
-//! process leaves it, is dropped and its measurement repeated.
+//! The journal is a JSON Lines file. The first line holds the identity of the measurements (model, method, prompts, seed ...); each other
+//! line has a name and numbers. Numbers are written as the shortest decimal text that reads back to the same bits. An incomplete last
+//! line, which a killed process may leave, is dropped and its measurement repeated.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -17,9 +17,9 @@ use spattn_base::error::UsageError;
 use spattn_eval::folder::owned_files::{self, OwnFolder};
 use spattn_eval::records::store::OpenMode;
 
-/// Name of the journal's file.
+/// The name of the journal's file.
 const FILE: &str = "measured.jsonl";
-/// Name of the answer's file in the same folder.
+/// The name of the answer's file in the same folder.
 const ANSWER: &str = "tune.json";
 
 /// The measurements in a folder. Only this process may add to them.
@@ -31,14 +31,14 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of a folder, and creates the folder if needed. `identity` holds everything that the numbers depend on.
+    /// Opens the journal of a folder, which is created if needed. `identity` holds everything that the numbers depend on.
     ///
     /// # Errors
     /// A [`UsageError`] if the folder holds an answer or measurements and `mode` is `Fresh`, if its measurements have another identity, or
     /// if another process writes there; other errors if it cannot be read or written.
     pub fn open(folder: &Path, mode: OpenMode, identity: &Value) -> Result<Self> {
         let path = folder.join(FILE);
-        // Files that this program did not write are checked first: no flag lets them be replaced.
+        // Checks first for files that this program did not write: no flag allows to replace them.
         OwnFolder::of(folder)?.check(&owned_files::TUNE)?;
         if mode == OpenMode::Fresh && (path.exists() || folder.join(ANSWER).exists()) {
             let what = format!("{} holds an earlier tuning", folder.display());
@@ -74,7 +74,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The numbers measured under a name.
+    /// Returns the numbers measured under a name.
     pub fn known(&self, name: &str) -> Option<&[f64]> {
         self.known.get(name).map(Vec::as_slice)
     }
@@ -98,7 +98,7 @@ impl Journal {
     }
 }
 
-/// The measurements in complete lines, and the length of these lines in bytes.
+/// Reads the measurements in complete lines, and the length of these lines in bytes.
 fn read(text: &str, identity: &Value, path: &Path) -> Result<(BTreeMap<String, Vec<f64>>, usize)> {
     let (mut known, mut whole) = (BTreeMap::new(), 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {

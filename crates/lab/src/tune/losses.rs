@@ -1,4 +1,4 @@
-//! Scores of candidates by example, and their losses over the examples that two methods share.
+//! Scores of candidates by example, and losses over the examples that two methods were both run on.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub struct Losses {
 
 /// Task and length.
 type Place = (String, usize);
-/// Scores by the example's number.
+/// Scores by the number of the example.
 type Examples = BTreeMap<usize, Scored>;
 
 #[derive(Debug, Clone, Copy)]
@@ -25,16 +25,16 @@ struct Scored {
     density: f64,
 }
 
-/// The examples of a look: those of the first samples of each task.
+/// The examples of a look: the first samples of each task, without contexts of which only a part is among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
     samples: usize,
-    /// For each task the first example beyond the look, and that example's context, of which the look may have a part only.
+    /// For each task, the first example beyond the look, and its context, which the look leaves out as it may be incomplete.
     ends: BTreeMap<String, (usize, usize)>,
 }
 
 impl Look {
-    /// The look at the first `samples` samples of each task.
+    /// Creates the look at the first `samples` samples of each task.
     pub fn new(tasks: &[Box<dyn Task>], samples: usize) -> Self {
         let end = |task: &dyn Task| {
             let end = samples.saturating_mul(task.cells());
@@ -58,14 +58,14 @@ impl Losses {
         of_place.entry(label).or_default().entry(r.sample).or_insert(scored);
     }
 
-    /// The tasks with their lengths, as text.
+    /// Returns the tasks with their lengths, as text.
     pub fn places(&self) -> Vec<String> {
         let name = |(task, length): &Place| if *length > 0 { format!("{task} at {length}") } else { task.clone() };
         self.places.keys().map(name).collect()
     }
 
-    /// The loss of `other` against `reference` over the contexts of a look that both were run on; `None` if some task and length has no
-    /// such context.
+    /// Returns the loss of `other` against `reference` over the contexts of a look that both were run on; `None` if some task and length
+    /// has no such context.
     pub fn against(&self, reference: &str, other: &str, look: &Look) -> Option<Evidence> {
         let of_place = |((task, _), methods): (&Place, &BTreeMap<String, Examples>)| -> Option<Vec<f64>> {
             let (reference, other) = (methods.get(reference)?, methods.get(other)?);
@@ -80,8 +80,8 @@ impl Losses {
         Evidence::new(&places?)
     }
 
-    /// Whether two methods attended as many tokens on each example of a look that both were run on, and scored the same; not if there is
-    /// none.
+    /// Whether two methods have the same density and the same score on each example of a look that both were run on; false if there is
+    /// no such example.
     pub fn attend_alike(&self, a: &str, b: &str, look: &Look) -> bool {
         let mut common = 0;
         for ((task, _), methods) in &self.places {
@@ -97,7 +97,7 @@ impl Losses {
         common > 0
     }
 
-    /// A method's density, as the mean over tasks and lengths; 0 if it was not run.
+    /// Returns a method's density, as the mean over tasks and lengths; 0 if it was not run.
     pub fn density(&self, label: &str, look: &Look) -> f64 {
         let of_place = |((task, _), methods): (&Place, &BTreeMap<String, Examples>)| {
             let examples = methods.get(label)?.iter();
@@ -162,7 +162,7 @@ mod tests {
         }
         let needle = look(&["needle/number:steps=5"], 2);
         let (name, _) = needle.ends.iter().next().unwrap();
-        // Gives the records' task the name that it has in the look.
+        // Gives the task of the records the name that it has in the look.
         losses.places = losses.places.into_iter().map(|((_, n), of)| ((name.clone(), n), of)).collect();
         let found = losses.against(REFERENCE, "topk", &needle).unwrap();
         assert_eq!((found.rounds(), found.mean()), (2, 0.3));

@@ -1,13 +1,13 @@
 //! Finds the smallest budget of a method whose loss against `full` is within a limit (`spattn tune`).
 //!
-//! [`grid`] makes the candidates. `losses` holds their scores and computes losses. `search` decides for one method which candidates
-//! to run next, and when the answer is certain. [`Tuning`] joins the searches of all methods into batches on the same examples.
-//! Examples are run and results are drawn elsewhere.
+//! [`grid`] makes the candidates. `losses` holds their scores and computes losses. `search` decides for one method which candidates to run
+//! next, and when the answer is certain. [`Tuning`] joins the searches of all methods into batches on the same examples. Other modules run
+//! the examples and draw the results.
 //!
-//! A candidate's loss is the mean difference between `full`'s score and its own; every task and length weighs the same. [`Evidence`]
-//! decides whether the loss is within the limit and stays valid however often it is evaluated. Several candidates are compared, so
-//! each verdict may be wrong with probability `(1 − confidence) / candidates`. A candidate is either within or beyond the limit, so
-//! only one of the two verdicts can be wrong.
+//! A candidate's loss is the mean difference between `full`'s score and its own; every task and length has the same weight. [`Evidence`]
+//! decides whether the loss is within the limit; its verdicts stay valid however often it is evaluated. Since several candidates are
+//! compared, each verdict may be wrong with probability `(1 − confidence) / candidates`. A candidate is either within or beyond the limit,
+//! so only one of the two verdicts can be wrong.
 
 pub mod grid;
 pub mod journal;
@@ -39,7 +39,7 @@ pub struct Goal {
     pub most_samples: usize,
 }
 
-/// Samples of each task and length at the first look. Each further look doubles them.
+/// The number of samples of each task and length at the first look. Each further look doubles it.
 const FIRST_LOOK: usize = 8;
 
 /// Methods to run, beside `full`, on the first samples of each task and length.
@@ -57,7 +57,7 @@ pub struct Tuning {
     goal: Goal,
     methods: Vec<Searched>,
     losses: Losses,
-    /// The samples that each method was run on, by label.
+    /// The number of samples that each method was run on, by label.
     run: BTreeMap<String, usize>,
     samples: usize,
     /// The batch that was returned last.
@@ -71,10 +71,10 @@ pub struct Tuning {
 /// The search of one method.
 #[derive(Debug)]
 struct Searched {
-    /// The candidates, of which those that attend the same are one.
+    /// The candidates. Those that attend the same are joined into one.
     ladder: Ladder,
     search: Search,
-    /// How many candidates there were at first.
+    /// The number of candidates before any were joined.
     candidates: usize,
     alike: Vec<AlikeBudgets>,
 }
@@ -86,8 +86,8 @@ impl Searched {
         Self { ladder, search, candidates, alike: Vec::new() }
     }
 
-    /// Takes neighbouring candidates that attend the same on all examples of a look for one, the largest of them, so that no more examples
-    /// are spent on the others: where sink, window and question are more than a budget, all smaller ones are as large.
+    /// Joins neighbouring candidates that attend the same on all examples of a look into the largest of them, so that no more examples are
+    /// spent on the others. If sink, window and question exceed a budget, all smaller budgets attend as many tokens.
     fn join_alike(&mut self, losses: &Losses, look: &Look) {
         let label = |at: usize| self.ladder.candidates[at].label.as_str();
         let measured: Vec<usize> = self.search.found().map(|(at, _)| at).collect();
@@ -96,7 +96,7 @@ impl Searched {
             .filter(|pair| losses.attend_alike(label(pair[0]), label(pair[1]), look))
             .map(|pair| (pair[0], pair[1]))
             .collect();
-        // From the largest on, so that numbers stay valid.
+        // From the largest on, so that the numbers of the others stay valid.
         for (smaller, larger) in alike.into_iter().rev() {
             let text = |at: usize| self.ladder.candidates[at].text.clone();
             let (smallest, largest) = (text(smaller), text(larger));
@@ -111,12 +111,12 @@ impl Searched {
     }
 }
 
-/// Budgets that attended the same on all examples, and count as one candidate: the largest.
+/// Budgets that attended the same on all examples, and count as one candidate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AlikeBudgets {
-    /// The smallest, as written in a spec.
+    /// The smallest budget, as written in a spec.
     pub smallest: String,
-    /// The largest, whose row stands for all.
+    /// The largest budget, whose row stands for all.
     pub largest: String,
 }
 
@@ -125,7 +125,7 @@ pub struct AlikeBudgets {
 pub struct TuneOutcome {
     /// The requirement.
     pub goal: Goal,
-    /// Tasks with their lengths, which weigh the same.
+    /// Tasks with their lengths, which have the same weight.
     pub places: Vec<String>,
     /// The result of each method.
     pub methods: Vec<MethodOutcome>,
@@ -140,17 +140,17 @@ pub struct MethodOutcome {
     pub parameter: String,
     /// The number of candidates.
     pub candidates: usize,
-    /// The probability that the verdict on one of them is wrong.
+    /// The allowed probability that the verdict on one of them is wrong.
     pub error: f64,
-    /// The candidates that were run, from the smallest budget.
+    /// The candidates that were run, smallest budget first.
     pub rows: Vec<CandidateRow>,
     /// The answer, with indices into `rows`.
     pub answer: Answer,
     /// The spec to use, if there is one.
     pub spec: Option<String>,
-    /// Neighbouring candidates of which the larger budget lost more.
+    /// Neighbouring candidates where the larger budget lost more.
     pub contradictions: Vec<Contradiction>,
-    /// Budgets that attended the same, of which one has a row.
+    /// Budgets that attended the same, so that only one of them has a row.
     pub alike: Vec<AlikeBudgets>,
 }
 
@@ -163,13 +163,13 @@ pub struct CandidateRow {
     pub value: f64,
     /// The value as written in the spec.
     pub text: String,
-    /// Contexts of each task and length behind the verdict.
+    /// The number of contexts of each task and length that the verdict is based on.
     pub n: usize,
     /// The mean loss, as a share of the greatest score.
     pub loss: f64,
-    /// Lower bound of the loss. Over all looks it is wrong with probability `error` of the method at most.
+    /// The lower bound of the loss. Over all looks it is wrong with at most the method's `error` probability.
     pub low: f64,
-    /// Upper bound of the loss, with the same guarantee.
+    /// The upper bound of the loss, with the same guarantee.
     pub high: f64,
     /// Whether the loss is within the limit.
     pub verdict: BudgetVerdict,
@@ -184,7 +184,7 @@ pub struct Contradiction {
     pub smaller: usize,
     /// The additional loss, over the examples that both were run on.
     pub by: f64,
-    /// Contexts of each task and length that both were run on.
+    /// The number of contexts of each task and length that both were run on.
     pub n: usize,
     /// Whether the additional loss is beyond noise.
     pub is_certain: bool,
@@ -210,8 +210,8 @@ impl Tuning {
         records.iter().for_each(|record| self.losses.add(record));
     }
 
-    /// The next batch to run; `None` if every answer is certain, or no more samples are allowed or exist. The records of the batch
-    /// before must have been [added](Self::take).
+    /// Returns the next batch to run; `None` if every answer is certain, or no more samples are allowed or exist. The records of the
+    /// previous batch must have been [added](Self::take).
     pub fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch> {
         if let Some(Batch { labels, samples }) = self.asked.take() {
             self.run.extend(labels.into_iter().map(|label| (label, samples)));
@@ -233,7 +233,7 @@ impl Tuning {
         }
     }
 
-    /// Hands the searches what was run, and returns the labels of the methods still to run at this look.
+    /// Passes what was run to the searches, and returns the labels of the methods still to run at this look.
     fn wanted(&mut self) -> Vec<String> {
         let Self { methods, losses, run, samples, look, .. } = self;
         let mut labels = Vec::new();
@@ -260,13 +260,13 @@ impl Tuning {
         labels
     }
 
-    /// Whether the last look had no more examples than the one before, because a task's file has ended.
+    /// Whether the last look had no more examples than the one before, because a task's file ended.
     fn has_no_more(&self, tasks: &[Box<dyn Task>]) -> bool {
         let rounds = |look: &Look| self.losses.against(REFERENCE, REFERENCE, look).map_or(0, |all| all.rounds());
         self.samples > FIRST_LOOK && rounds(&self.look) == rounds(&Look::new(tasks, self.samples / 2))
     }
 
-    /// The results so far.
+    /// Returns the results so far.
     pub fn outcome(&self) -> TuneOutcome {
         let methods = self.methods.iter().map(|method| self.of_method(method)).collect();
         TuneOutcome { goal: self.goal, places: self.losses.places(), methods }
@@ -324,7 +324,7 @@ impl Tuning {
     }
 }
 
-/// About how many samples of each of `places` tasks and lengths it takes to be certain of a method that never loses.
+/// Returns about how many samples of each of `places` tasks and lengths it takes to be certain of a method that never loses.
 pub fn fewest_samples(goal: &Goal, places: usize, candidates: usize) -> Option<usize> {
     fewest_rounds(places, goal.limit, search::error(goal.confidence, candidates))
 }

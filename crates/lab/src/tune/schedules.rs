@@ -1,11 +1,11 @@
 //! How to divide a method's budget among layers, with the total number of attended tokens unchanged.
 //!
-//! Prompts are read densely. On some of them two things are measured for each layer: the entropy of attention, and the error of the
+//! Prompts are read densely. On some of them, two things are measured for each layer: the entropy of attention, and the error of the
 //! attention output at several budgets. From these numbers [`Schedule`]s of equal total are made: uniform, growing with depth, falling with
-//! depth, in proportion to entropy, and greedy by measured error. On equally many *other* prompts the method runs with each schedule; the
+//! depth, in proportion to entropy, and greedy by measured error. Then the method runs with each schedule on as many *other* prompts; the
 //! answer is the schedule with the smallest error.
 //!
-//! **Greedy.** A layer's error is known at some multiples of the mean budget; between them it is taken from the lower convex hull of these
+//! **Greedy.** A layer's error is known at some multiples of the mean budget; in between it is taken from the lower convex hull of these
 //! points. All layers begin with the smallest multiple. The rest of the total is given out in steps of 1/16 of the mean, each to the layer
 //! whose error falls most. On convex curves this gives the smallest sum of errors for the total.
 
@@ -24,7 +24,7 @@ use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
 /// Multiples of the mean budget at which errors are measured.
 pub const LEVELS: [f64; 10] = [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-/// Steps of the greedy schedule in one mean budget.
+/// The number of steps of the greedy schedule in one mean budget.
 const STEPS: u32 = 16;
 /// The mean of the weights of a schedule by entropy.
 const ENTROPY_UNIT: f64 = 100.0;
@@ -53,7 +53,8 @@ impl Budgeted {
     /// Reads the method of a spec that sets a budget, for a model.
     ///
     /// # Errors
-    /// If the spec sets no budget or already sets a schedule, or if its budget is not in tokens; as [`Method::read_all`].
+    /// If the spec sets no budget, already sets a schedule, or its budget is not in tokens; if the method cannot have budgets by layer, or
+    /// fewer than two layers are sparse; as [`Method::read_all`].
     pub fn new(spec: &MethodSpec, policy: &Policy, model: &OpenModel) -> Result<Self> {
         let text = written(spec);
         let mut rest = spec.clone();
@@ -68,7 +69,7 @@ impl Budgeted {
                 .hint(format!("leave `{SCHEDULE}` out: --schedules finds one"))
                 .into());
         }
-        // Reading the spec with a schedule errs if the method cannot have budgets by layer.
+        // Reading a spec with a schedule fails if the method cannot have budgets by layer.
         read(&with(&with(&rest, &given), &schedule_of(&Schedule::Linear)), policy, model)?;
         let method = read(&with(&rest, &given), policy, model)?;
         let dense = model.dimensions.layer_specs().dense(&method.configured.policy);
@@ -86,17 +87,17 @@ impl Budgeted {
         Ok(Self { rest, given, budget, method, policy: policy.clone(), dense })
     }
 
-    /// The method with its mean budget at every layer.
+    /// Returns the method with its mean budget at every layer.
     pub fn method(&self) -> &Configured {
         &self.method.configured
     }
 
-    /// The spec with the mean budget.
+    /// Returns the spec with the mean budget.
     pub fn base(&self) -> String {
         written(&with(&self.rest, &self.given))
     }
 
-    /// The spec with a schedule.
+    /// Returns the spec with a schedule.
     pub fn spec(&self, schedule: &Schedule) -> String {
         match schedule.is_uniform() {
             true => self.base(),
@@ -104,26 +105,26 @@ impl Budgeted {
         }
     }
 
-    /// The layers that are not dense, ascending.
+    /// Returns the layers that are not dense, ascending.
     pub fn layers(&self) -> Vec<usize> {
         (0..self.dense.len()).filter(|layer| !self.dense[*layer]).collect()
     }
 
-    /// The mean number of tokens that a layer selects after a document's context, and the number of candidates.
+    /// Returns the mean number of tokens that a layer selects after a document's context, and the number of candidates.
     fn tokens(&self, document: &Document) -> (usize, usize) {
         let (context, method) = (document.context(), self.method());
         let candidates = method.method.exact(&method.policy, context, context).candidates(context);
         (self.budget.tokens(Context::new(context + 1, &candidates)), candidates.len())
     }
 
-    /// The method at a multiple of its budget.
+    /// Returns the method at a multiple of its budget.
     fn at_level(&self, document: &Document, level: f64, model: &OpenModel) -> Result<Configured> {
         let (mean, candidates) = self.tokens(document);
         let tokens = ((level * mean as f64).round() as usize).clamp(1, candidates.max(1));
         Ok(read(&with(&self.rest, &("k".to_owned(), tokens.to_string())), &self.policy, model)?.configured)
     }
 
-    /// Entropy of exact attention in nats, for each layer that is not dense: the mean over heads and queries.
+    /// Returns the entropy of exact attention in nats for each layer that is not dense: the mean over heads and queries.
     ///
     /// # Errors
     /// If keys and values cannot be read.
@@ -136,7 +137,7 @@ impl Budgeted {
         Ok(self.by_layer(document.each_head(of_head)?))
     }
 
-    /// The relative error of the attention output `‖ô−o‖/‖o‖` at a multiple of the budget, for each layer that is not dense.
+    /// Returns the relative error of the attention output `‖ô−o‖/‖o‖` at a multiple of the budget, for each layer that is not dense.
     ///
     /// # Errors
     /// If the method cannot run at that budget.
@@ -144,7 +145,7 @@ impl Budgeted {
         Ok(self.measured(document, &self.at_level(document, level, model)?)?.0)
     }
 
-    /// The error under a schedule for each layer that is not dense, followed by the share of the context attended.
+    /// Returns the error under a schedule for each layer that is not dense, followed by the share of the context attended.
     ///
     /// # Errors
     /// If the method cannot run with the schedule.
@@ -155,7 +156,7 @@ impl Budgeted {
         Ok(numbers)
     }
 
-    /// The error by layer, and the share of the context attended.
+    /// Returns the error by layer, and the share of the context attended.
     fn measured(&self, document: &Document, method: &Configured) -> Result<(Vec<f64>, f64)> {
         let choices = document.choices(method, &mut document.cache())?;
         let of_head = |head: &Head| -> (usize, [f64; 2]) {
@@ -175,14 +176,14 @@ impl Budgeted {
         Ok((of(0), mean(&of(1))))
     }
 
-    /// For each layer that is not dense, the mean over its heads.
+    /// Returns for each layer that is not dense the mean over its heads.
     fn by_layer(&self, heads: Vec<(usize, f64)>) -> Vec<f64> {
         let of_layer =
             |layer: usize| mean(&heads.iter().filter(|(l, _)| *l == layer).map(|(_, x)| *x).collect::<Vec<_>>());
         self.layers().into_iter().map(of_layer).collect()
     }
 
-    /// The schedules to compare, from the entropy and the error curve of each layer that is not dense.
+    /// Makes the schedules to compare, from the entropy and the error curve of each layer that is not dense.
     pub fn schedules(&self, entropies: &[f64], curves: &[Vec<f64>]) -> Vec<Named> {
         let weights = |of_sparse: Vec<u32>| {
             let mut next = of_sparse.into_iter();
@@ -203,7 +204,7 @@ impl Budgeted {
         ]
     }
 
-    /// The budget of each layer that is not dense under a schedule, as a multiple of the mean.
+    /// Returns the budget of each layer that is not dense under a schedule, as a multiple of the mean.
     pub fn multiples(&self, schedule: &Schedule) -> Vec<f64> {
         const UNIT: usize = 1 << 24;
         let share = |layer| schedule.share(&self.dense, layer).of(UNIT) as f64 / UNIT as f64;
@@ -238,7 +239,7 @@ pub struct Named {
     pub schedule: Schedule,
 }
 
-/// The corners `(level, error)` of the lower convex hull of an error curve over [`LEVELS`]. The hull never rises.
+/// Returns the corners `(level, error)` of the lower convex hull of an error curve over [`LEVELS`]. The hull never rises.
 fn hull(errors: &[f64]) -> Vec<(f64, f64)> {
     let mut corners: Vec<(f64, f64)> = Vec::new();
     let mut least = f64::INFINITY;
@@ -257,7 +258,7 @@ fn hull(errors: &[f64]) -> Vec<(f64, f64)> {
     corners
 }
 
-/// The error on a hull at a level. Below the first corner it is that corner's, beyond the last corner the last one's.
+/// Returns the error on a hull at a level: that of the first corner below it, and that of the last corner beyond it.
 fn error_at(hull: &[(f64, f64)], level: f64) -> f64 {
     let Some(beyond) = hull.iter().position(|(corner, _)| *corner >= level) else {
         return hull.last().map_or(0.0, |(_, error)| *error);
@@ -269,7 +270,7 @@ fn error_at(hull: &[(f64, f64)], level: f64) -> f64 {
     }
 }
 
-/// Weights of layers with mean [`STEPS`], by the layers' error curves over [`LEVELS`].
+/// Distributes weights with mean [`STEPS`] over the layers, by their error curves over [`LEVELS`].
 fn greedy(curves: &[Vec<f64>]) -> Vec<u32> {
     let hulls: Vec<Vec<(f64, f64)>> = curves.iter().map(|errors| hull(errors)).collect();
     let unit = 1.0 / f64::from(STEPS);
@@ -334,11 +335,11 @@ pub struct ScheduleOutcome {
     pub chosen: usize,
     /// The spec with that schedule.
     pub spec: String,
-    /// Prompts that the schedules were made from. Equally many others are used to measure them.
+    /// The number of prompts that the schedules were made from. As many others measure them.
     pub prompts: usize,
 }
 
-/// The result, from the measurements of `schedules`, `[schedule][prompt]`, as [`Budgeted::checked`] gives them.
+/// Makes the result from the measurements of `schedules`, `[schedule][prompt]`, that [`Budgeted::checked`] returns.
 pub fn outcome(
     method: &Budgeted,
     entropies: Vec<f64>,
@@ -397,7 +398,7 @@ fn signed(estimate: Estimate) -> Interval {
 mod tests {
     use super::*;
 
-    /// Errors that fall as `scale/level`.
+    /// Returns errors that fall as `scale/level`.
     fn curve(scale: f64) -> Vec<f64> {
         LEVELS.iter().map(|level| scale / level).collect()
     }
@@ -416,7 +417,7 @@ mod tests {
         assert!((error_at(&[(1.0, 0.4), (2.0, 0.2)], 1.25) - 0.35).abs() < 1e-12);
     }
 
-    /// Compared with every way to divide a total, in the same steps.
+    /// Compares with every way to divide a total in the same steps.
     #[test]
     fn greedy_has_the_least_sum_of_errors_that_a_total_can_have() {
         let curves = [curve(0.05), curve(0.4), vec![0.3; 10]];

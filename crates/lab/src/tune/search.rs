@@ -1,8 +1,8 @@
 //! The search among the candidates of one method: which to run next, and when the answer is certain.
 //!
-//! Candidates are numbered from the smallest budget. The search looks for the *boundary*: the smallest candidate within the limit,
+//! Candidates are numbered from the smallest budget. The search looks for the *boundary*: the smallest candidate within the limit
 //! whose next smaller neighbour is beyond it. It narrows the gap between a candidate that seems beyond and one that seems within. Only
-//! inside such a gap it assumes that losses fall as budgets grow.
+//! inside such a gap does it assume that losses fall as budgets grow.
 
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ pub enum Answer {
         /// The largest candidate.
         top: usize,
     },
-    /// The samples do not decide.
+    /// The samples do not decide the answer.
     Open {
         /// The smallest candidate that seems within the limit.
         at: Option<usize>,
@@ -55,7 +55,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The candidate to use: the answer, else the smallest that is certainly within, else the smallest that seems within.
+    /// Returns the candidate to use: the answer, else the smallest that is certainly within, else the smallest that seems within.
     pub fn chosen(&self) -> Option<usize> {
         match *self {
             Self::Smallest { at, .. } | Self::Lowest { at } => Some(at),
@@ -64,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// The same answer with each candidate number mapped by `of`.
+    /// Returns the same answer with each candidate number mapped by `of`.
     pub fn map(self, of: impl Fn(usize) -> usize) -> Self {
         match self {
             Self::Smallest { at, below } => Self::Smallest { at: of(at), below: of(below) },
@@ -86,7 +86,7 @@ pub struct MeasuredCandidate {
     pub bounds: (f64, f64),
     /// The verdict.
     pub verdict: BudgetVerdict,
-    /// Samples that the candidate was run on.
+    /// The number of samples that the candidate was run on.
     pub samples: usize,
 }
 
@@ -104,38 +104,39 @@ pub struct Search {
     found: Vec<Option<MeasuredCandidate>>,
 }
 
-/// The boundary by the means so far: the largest candidate that seems beyond, and the smallest above it that seems within.
+/// The boundary by the mean losses so far: the largest candidate that seems beyond, and the smallest above it that seems within.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Boundary {
     below: Option<usize>,
     at: Option<usize>,
 }
 
-/// The allowed probability, over all looks, that the verdict on one of `candidates` candidates is wrong.
+/// Returns the allowed probability, over all looks, that the verdict on one of `candidates` candidates is wrong.
 pub fn error(confidence: f64, candidates: usize) -> f64 {
     (1.0 - confidence) / candidates.max(1) as f64
 }
 
 impl Search {
-    /// A search among `candidates` candidates, at least two.
+    /// Starts a search among `candidates` candidates, at least two.
     pub fn new(candidates: usize, limit: f64, confidence: f64) -> Self {
         Self { limit, error: error(confidence, candidates), found: vec![None; candidates] }
     }
 
-    /// The allowed probability that the verdict on one candidate is wrong.
+    /// Returns the allowed probability that the verdict on one candidate is wrong.
     pub fn error(&self) -> f64 {
         self.error
     }
 
-    /// The measured candidates, by number.
+    /// Returns the measured candidates, by number.
     pub fn found(&self) -> impl Iterator<Item = (usize, &MeasuredCandidate)> {
         self.found.iter().enumerate().filter_map(|(at, found)| Some((at, found.as_ref()?)))
     }
 
-    /// Adds the losses of a candidate over its first `samples` samples. [`Evidence`] allows stopping at any look, so a verdict stands.
+    /// Adds the losses of a candidate over its first `samples` samples. [`Evidence`] allows any number of looks, so a verdict is
+    /// final.
     pub fn take(&mut self, at: usize, samples: usize, losses: Option<Evidence>) {
         let Some(evidence) = losses else {
-            // No example was run under both methods. Do not ask for it again at this look.
+            // No example was run under both methods: do not ask for the candidate again at this look.
             if let Some(found) = &mut self.found[at] {
                 found.samples = samples;
             }
@@ -150,12 +151,12 @@ impl Search {
         self.found[at] = Some(MeasuredCandidate { evidence, bounds, verdict, samples });
     }
 
-    /// Leaves out candidates; the numbers of larger ones fall. The allowed error of each verdict stays as it was.
+    /// Removes candidates, which lowers the numbers of larger ones. The allowed error of each verdict stays as it was.
     pub fn leave_out(&mut self, candidates: std::ops::Range<usize>) {
         self.found.drain(candidates);
     }
 
-    /// The candidates to run on `samples` samples before the number of samples grows; empty if all that matter have been.
+    /// Returns the candidates to run on `samples` samples before the number of samples grows; empty if all that matter were run.
     pub fn wanted(&self, samples: usize) -> Vec<usize> {
         let top = self.found.len() - 1;
         if self.found[0].is_none() || self.found[top].is_none() {
@@ -170,7 +171,7 @@ impl Search {
         if ![low, high].iter().any(is_due) {
             return Vec::new();
         }
-        // Open neighbours are run too: the boundary may turn out to lie there, and methods that run together share the prefill.
+        // Open neighbours are run too: the boundary may turn out to be there, and methods that run together share the prefill.
         let near = low.saturating_sub(1)..=(high + 1).min(top);
         near.filter(is_due).collect()
     }
@@ -180,7 +181,7 @@ impl Search {
         !matches!(self.answer(), Answer::Open { .. })
     }
 
-    /// The answer from the losses so far.
+    /// Returns the answer from the losses so far.
     pub fn answer(&self) -> Answer {
         let verdict = |at: Option<usize>| at.and_then(|at| Some(self.found[at].as_ref()?.verdict));
         let Boundary { below, at } = self.boundary();
@@ -198,7 +199,7 @@ impl Search {
         self.found().find(|(_, found)| found.verdict == BudgetVerdict::Within).map(|(at, _)| at)
     }
 
-    /// Rounds that would decide all open candidates of the boundary.
+    /// Returns the rounds that would decide all open candidates of the boundary.
     fn needed(&self, below: Option<usize>, at: Option<usize>) -> Option<usize> {
         let open = [below, at].into_iter().flatten().filter_map(|at| self.found[at].as_ref()).filter(|f| f.is_open());
         let needed: Option<Vec<usize>> = open.map(|f| f.evidence.rounds_needed(self.limit, self.error)).collect();
@@ -220,7 +221,7 @@ impl Search {
     }
 }
 
-/// Up to three candidates that divide a gap evenly.
+/// Returns up to three candidates that divide a gap evenly.
 fn between(low: usize, high: usize) -> Vec<usize> {
     let mut inner: Vec<usize> = (1..4).map(|quarter| low + (high - low) * quarter / 4).collect();
     inner.retain(|at| *at > low && *at < high);
@@ -234,7 +235,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    /// Candidates with true losses, and what was drawn of them: each example has a luck that all candidates share.
+    /// Candidates with true losses, and the random numbers drawn so far: each example has a luck that all candidates share.
     struct World {
         losses: Vec<f64>,
         gain: f64,
@@ -252,7 +253,7 @@ mod tests {
                 self.lucks.push([self.random.random(), self.random.random()]);
             }
             let (loss, gain) = (self.losses[at] + self.gain, self.gain);
-            // Half of the losses are of examples that other candidates lose as well.
+            // Half of the losses are on examples that other candidates lose as well.
             let of = |[shared, own]: &[f64; 2]| {
                 let own = (own * 997.0 * (at + 1) as f64).fract();
                 let luck = if *shared < 0.5 { *shared * 2.0 } else { own };
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Searches as [`Tuning`](crate::tune::Tuning) does, and counts what was measured.
+    /// Searches as [`Tuning`](crate::tune::Tuning) does, and counts the measured samples.
     fn searched(world: &mut World, limit: f64, confidence: f64, most: usize) -> (Search, usize) {
         let mut search = Search::new(world.losses.len(), limit, confidence);
         let (mut samples, mut measured) = (8, 0);
@@ -304,10 +305,10 @@ mod tests {
         let Answer::Open { at: Some(2), below: Some(1), certain: None, needed: Some(needed) } = search.answer() else {
             panic!("{:?}", search.answer())
         };
-        // Of 0 in n: half of the stake at the boldest bet has to grow to 80 times the whole.
+        // With 0 losses in n, half of the stake, at the boldest bet, has to grow to 80 times the whole stake.
         let by_hand = (160f64.ln() / (1.0 + 0.9 * 0.01 / 0.99f64).ln()).ceil();
         assert!((needed as f64 - by_hand).abs() < 0.1 * by_hand, "{needed} {by_hand}");
-        // Just at the limit, nothing ever tells.
+        // A loss exactly at the limit is never decided.
         let mut search = Search::new(2, 0.25, 0.95);
         let quarter = Evidence::new(&[vec![1.0, 0.0, 0.0, 0.0]]);
         search.take(0, 4, Evidence::new(&[vec![1.0; 60]]));
@@ -333,7 +334,7 @@ mod tests {
         assert!(looked_at <= 16, "{looked_at} of 64");
     }
 
-    /// The simulation can tell a rule that is not honest: intervals for one look at one candidate accept too often in it.
+    /// Checks that the simulation detects a wrong rule: intervals made for one look at one candidate accept too often in it.
     #[test]
     fn intervals_for_a_single_look_would_be_wrong_too_often() {
         const RUNS: u64 = 200;
@@ -350,13 +351,13 @@ mod tests {
         assert!(accepted > RUNS as usize / 2, "{accepted} of {RUNS}, where 20 are allowed");
     }
 
-    /// Over many searches no more verdicts are wrong than stated, though each looks up to eight times at up to eight
-    /// candidates, which share their luck, and goes on where it looks good.
+    /// Checks that over many searches no more verdicts are wrong than stated, although each search looks up to eight times at up to
+    /// eight candidates, which share their luck, and goes on where it looks good.
     #[test]
     fn wrong_answers_are_as_rare_as_stated() {
         const RUNS: u64 = 400;
         const CONFIDENCE: f64 = 0.9;
-        // Losses that lie on the limit from either side are the hardest.
+        // Losses just above or below the limit are the hardest.
         let cases: [(&[f64], f64, f64); 4] = [
             (&[0.105, 0.105, 0.105, 0.105, 0.105, 0.105, 0.105, 0.105], 0.0, 0.1),
             (&[0.3, 0.2, 0.12, 0.11, 0.09, 0.05, 0.0, 0.0], 0.1, 0.1),

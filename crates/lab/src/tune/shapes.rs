@@ -1,10 +1,10 @@
-//! Finds `K` and `L` of a method that samples by hash collisions: predicts them from the measured geometry, then checks them.
+//! Finds `K` and `L` of a method that samples by hash collisions: predicts errors from the measured geometry, then checks the best shapes.
 //!
 //! The paper chooses its shapes by trial. Here the angles between queries and (centred) keys are measured on prompts. From an angle, the
 //! collision law gives the probability `u` with which a shape of the grid samples that token. The expected number of samples is `Σu`. For
 //! the error, tokens are sampled independently with these probabilities, and the output is estimated as the method does: `Σ (w/u)·v` over
-//! `Σ w/u`, where static tokens keep their own weights. The law leaves out that tokens share hyperplanes, so that real samples are not
-//! independent. That is why shapes are then checked with real tables, on prompts that were not used for the prediction.
+//! `Σ w/u`, where static tokens keep their own weights. The law ignores that tokens share hyperplanes, so that real samples are not
+//! independent. Shapes are therefore checked with real tables, on prompts that were not used for the prediction.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,13 +26,13 @@ use spattn_attention::{Configured, MethodSpec, Policy, mix_seed};
 use spattn_base::error::UsageError;
 use spattn_stats::{Estimate, Sample, mean, mean_interval};
 
-/// Numbers of tables tried with every `K`; the published shapes are among them.
+/// The numbers of tables tried with every `K`; the published shapes are among them.
 pub const TABLES: [usize; 14] = [10, 15, 20, 30, 40, 50, 75, 100, 120, 150, 180, 220, 260, 300];
-/// Numbers of bits tried.
+/// The numbers of bits tried.
 pub const BITS: Range<usize> = 4..13;
-/// Shapes checked in one reading of the prompts.
+/// The number of shapes checked in one reading of the prompts.
 const AT_ONCE: usize = 3;
-/// Most readings of the prompts before the check gives up.
+/// The most readings of the prompts before the check gives up.
 const MOST_READINGS: usize = 3;
 /// Two errors count as equal if the larger is at most this multiple of the smaller.
 const AS_GOOD: f64 = 1.02;
@@ -74,7 +74,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// `K` and `L`.
+/// A shape: `K` and `L`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Shape {
     /// Bits of a code (`K`).
@@ -83,7 +83,7 @@ pub struct Shape {
     pub tables: usize,
 }
 
-/// All shapes of the grid.
+/// Returns all shapes of the grid.
 pub fn grid() -> Vec<Shape> {
     BITS.flat_map(|bits| TABLES.map(|tables| Shape { bits, tables })).collect()
 }
@@ -98,7 +98,7 @@ pub struct Predicted {
     pub density: f64,
     /// The mean relative error of the attention output.
     pub error: f64,
-    /// Bytes that a query head reads in a step: attended keys and values, and the entries of the buckets that it looks up.
+    /// Bytes that a query head reads in a step: attended keys and values, and the bounds and entries of the buckets that it looks up.
     pub bytes: f64,
     /// Bits of the tables for each token and KV head: the token's entry in each table, and the buckets' starts.
     pub table_bits: f64,
@@ -130,7 +130,7 @@ pub struct Interval {
 
 impl From<Estimate> for Interval {
     fn from(estimate: Estimate) -> Self {
-        // Shares and errors cannot be negative, but the interval of Student's t over few prompts can.
+        // Shares and errors cannot be negative, but the interval of Student's t over few prompts can be.
         Self { mean: estimate.mean, low: estimate.low().map(|low| low.max(0.0)), high: estimate.high() }
     }
 }
@@ -150,7 +150,7 @@ pub struct ShapeOutcome {
     pub chosen: Option<usize>,
     /// The spec with that shape.
     pub spec: Option<String>,
-    /// Prompts used for the prediction. Equally many others are used for the check.
+    /// The number of prompts used for the prediction. As many others are used for the check.
     pub prompts: usize,
     /// The share of the context that is static.
     pub fixed: f64,
@@ -168,7 +168,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Reads the method of a spec without `K`, `L` and a density.
+    /// Reads the method of a spec that sets none of `K`, `L` and a density.
     ///
     /// # Errors
     /// If the method does not sample by collisions, or the spec already sets one of these parameters.
@@ -185,7 +185,7 @@ impl Sampler {
         Ok(Self { spec, policy: configured.policy, law })
     }
 
-    /// The spec as text, with a shape if one is given.
+    /// Writes the spec, with a shape if one is given.
     pub fn written(&self, shape: Option<Shape>) -> String {
         shape.map_or_else(|| written(&self.spec), |shape| written(&self.spec_of(shape)))
     }
@@ -197,7 +197,7 @@ impl Sampler {
         spec
     }
 
-    /// The method with a shape and its hyperplanes of draw `draw`. If the spec sets a seed, all draws are the same.
+    /// Returns the method with a shape and the hyperplanes of draw `draw`. If the spec sets a seed, all draws are the same.
     fn drawn(&self, shape: Shape, draw: usize) -> Result<Configured, UsageError> {
         const SEED: &str = "seed";
         let mut spec = self.spec_of(shape);
@@ -211,14 +211,14 @@ impl Sampler {
         self.policy.dense_layers.contains(layer, layers)
     }
 
-    /// The tokens of a context that may be selected.
+    /// Returns the tokens of a context that may be selected.
     fn candidates(&self, context: usize) -> Range<usize> {
         let sink = self.policy.sink.min(context);
         sink..context.saturating_sub(self.policy.local).max(sink)
     }
 }
 
-/// One query of a head, with all that is needed to predict any shape.
+/// One query of a head, with everything needed to predict any shape.
 struct Geometry<'a> {
     head: &'a Head,
     candidates: Range<usize>,
@@ -227,12 +227,12 @@ struct Geometry<'a> {
     agreements: Vec<f64>,
     /// Each token's weight under exact attention.
     weights: Vec<f64>,
-    /// Mass and weighted sum of values of the static tokens.
+    /// The mass of the static tokens, and the weighted sum of their values.
     fixed: (f64, Vec<f64>),
     output: Vec<f64>,
 }
 
-/// The candidates' keys, centred as the method hashes them, and the length of the longest.
+/// The candidates' keys, centred as the method hashes them, and the length of the longest one.
 struct Centred {
     keys: Vec<Vec<f64>>,
     longest: f64,
@@ -274,7 +274,7 @@ impl<'a> Geometry<'a> {
         }
     }
 
-    /// The relative error of an estimate from the sampled candidates: those whose random number `luck` is below their probability.
+    /// Returns the relative error of an estimate from the sampled candidates: those whose random number `luck` is below their probability.
     fn error(&self, probabilities: &[f64], luck: &[f32], floor: f64) -> f64 {
         let (mut mass, mut sum) = self.fixed.clone();
         for (at, (u, luck)) in probabilities.iter().zip(luck).enumerate() {
@@ -308,15 +308,15 @@ pub struct Prediction<'a> {
 }
 
 impl<'a> Prediction<'a> {
-    /// Empty sums. For each query and shape, the sample is drawn `draws` times.
+    /// Starts with empty sums. For each query and shape, the sample is drawn `draws` times.
     pub fn new(sampler: &'a Sampler, draws: usize, dtype: KvDtype) -> Self {
         let shapes = grid();
         let sums = vec![[0.0; 3]; shapes.len()];
         Self { sampler, draws, dtype, shapes, sums, queries: 0, context: 0.0, fixed: 0.0, d: 0, documents: 0 }
     }
 
-    /// The sums over a document's queries, for [`take`](Self::take): first the number of queries, tokens of context, channels, and the
-    /// static share; then density, error and bucket entries of each shape.
+    /// Returns the sums over a document's queries, for [`take`](Self::take): first the number of queries, tokens of context, channels, and
+    /// the static share; then density, error and bucket entries of each shape.
     ///
     /// # Errors
     /// If all tokens are static, or keys and values cannot be read.
@@ -353,7 +353,7 @@ impl<'a> Prediction<'a> {
         Ok(numbers)
     }
 
-    /// Adds the sums that [`look`](Self::look) gave for a document.
+    /// Adds the sums that [`look`](Self::look) returned for a document.
     pub fn take(&mut self, numbers: &[f64]) {
         let (about, sums) = numbers.split_at(4);
         self.sums.iter_mut().flatten().zip(sums).for_each(|(all, own)| *all += own);
@@ -386,12 +386,12 @@ impl<'a> Prediction<'a> {
         }
     }
 
-    /// The mean share of the context that is static.
+    /// Returns the mean share of the context that is static.
     pub fn fixed(&self) -> f64 {
         self.fixed / self.documents.max(1) as f64
     }
 
-    /// The predictions for each shape.
+    /// Returns the predictions for each shape.
     pub fn finish(&self) -> Vec<Predicted> {
         let queries = self.queries.max(1) as f64;
         let context = self.context / self.documents.max(1) as f64;
@@ -404,7 +404,7 @@ impl<'a> Prediction<'a> {
                 shape: *shape,
                 density,
                 error,
-                // For each bucket looked up, the table gives its start and end.
+                // A table gives the start and the end of each bucket that is looked up.
                 bytes: density * context * of_token + (entries + 2.0 * tables) * entry,
                 table_bits: 8.0 * tables * entry * (1.0 + ((1u64 << shape.bits) + 1) as f64 / context),
             }
@@ -413,8 +413,8 @@ impl<'a> Prediction<'a> {
     }
 }
 
-/// Indices of the shapes that are predicted to meet a target, in the order to try them: first the best for each number of bits, then the
-/// others.
+/// Returns the indices of the shapes to try, in this order: of the shapes that are predicted to meet a target, the best one for each
+/// number of bits, best first.
 pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
     let meets = |p: &Predicted| match target {
         Target::Density(density) => p.density <= density,
@@ -428,7 +428,7 @@ pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
         Target::Density(_) => a.error.total_cmp(&b.error),
         Target::Error(_) => a.bytes.total_cmp(&b.bytes),
     };
-    // First find the best for each number of bits. This comparison is not transitive, so a sort could fail.
+    // First find the best shape for each number of bits. The comparison is not transitive, so a sort could fail.
     let mut best: BTreeMap<usize, usize> = BTreeMap::new();
     for (at, p) in predicted.iter().enumerate().filter(|(_, p)| meets(p)) {
         let of_bits = best.entry(p.shape.bits).or_insert(at);
@@ -447,7 +447,7 @@ pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
     order
 }
 
-/// The index of the shape that is predicted to come nearest to the target, for a target that none meets.
+/// Returns the index of the shape that is predicted to come nearest to the target, for a target that no shape meets.
 pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
     let by = |p: &Predicted| match target {
         Target::Density(_) => p.density,
@@ -458,7 +458,7 @@ pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
 
 // ---- the check ----
 
-/// Density and error of a shape on one document: the means over queries and over draws of its hyperplanes.
+/// Measures density and error of a shape on one document: the means over queries and over draws of its hyperplanes.
 ///
 /// # Errors
 /// If the method rejects the shape, or keys and values cannot be read.
@@ -495,8 +495,8 @@ pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Documen
     Ok([all[0] / all[2].max(1.0), all[1] / all[2].max(1.0)])
 }
 
-/// Tries shapes in the order of [`order`], a few at a time, until one meets the target. `measure` gives density and error of each shape on
-/// each document. The predictions for the shapes not tried yet are corrected by the mean ratio of measurement to prediction.
+/// Tries shapes in the order of [`order`], a few at a time, until one meets the target. `measure` returns density and error of each shape
+/// on each document. The predictions for the shapes not tried yet are corrected by the mean ratio of measurement to prediction.
 ///
 /// # Errors
 /// If a shape cannot be measured.
@@ -526,7 +526,7 @@ pub fn check(
     Ok(checked)
 }
 
-/// The predictions, multiplied by the mean ratio of measurements to predictions.
+/// Returns the predictions, multiplied by the mean ratio of measurements to predictions.
 fn corrected(predicted: &[Predicted], checked: &[Checked]) -> Vec<Predicted> {
     let ratio = |measured: fn(&Checked) -> f64, foretold: fn(&Checked) -> f64| {
         let ratios: Vec<f64> = checked.iter().map(|c| measured(c) / foretold(c).max(f64::MIN_POSITIVE)).collect();
@@ -537,8 +537,8 @@ fn corrected(predicted: &[Predicted], checked: &[Checked]) -> Vec<Predicted> {
     predicted.iter().map(|p| Predicted { density: density * p.density, error: error * p.error, ..p.clone() }).collect()
 }
 
-/// The index of the best checked shape that meets the target: with the smallest error for a target density, the fewest bytes for a target
-/// error.
+/// Returns the index of the best checked shape that meets the target: the one with the smallest error for a target density, with the
+/// fewest bytes for a target error.
 pub fn chosen(checked: &[Checked], target: Target) -> Option<usize> {
     let price = |at: &usize| match target {
         Target::Density(_) => checked[*at].error.mean,

@@ -4,7 +4,7 @@ use spattn_attention::Policy;
 use spattn_eval::records::testing::record;
 use spattn_tasks::{TaskOptions, resolve};
 
-/// The score of a method that loses every second example if `k < least`, and every twelfth if `k < 2 * least`.
+/// Returns the score of a method that loses every second example if `k < least`, and every twelfth if `k < 2 * least`.
 fn score(k: usize, sample: usize, least: usize) -> f64 {
     let is_lost = if k < least { sample.is_multiple_of(2) } else { k < 2 * least && sample.is_multiple_of(12) };
     f64::from(u8::from(!is_lost))
@@ -29,7 +29,7 @@ fn run(batch: &Batch, known: &mut Vec<(String, usize)>, tuning: &mut Tuning, lea
     }
 }
 
-/// Static tokens are attended by the smallest budgets, too: below `k=4` all attend the same.
+/// The smallest budgets attend the static tokens, too: below `k=4` all attend the same.
 const LEAST_DENSITY: f64 = 4.0 / 1024.0;
 
 #[test]
@@ -41,7 +41,8 @@ fn budgets_that_attend_the_same_are_one() {
         run(&batch, &mut known, &mut tuning, 0, usize::MAX);
     }
     let method = &tuning.outcome().methods[0];
-    // Nothing is lost, so the smallest is asked for: it stands for those up to 4, and verdicts are as sure as ten candidates need.
+    // Nothing is lost, so the smallest candidate wins. It stands for budgets 1 to 4; the allowed error is that of ten
+    // candidates.
     assert_eq!(method.alike, [AlikeBudgets { smallest: "1".to_owned(), largest: "4".to_owned() }]);
     assert_eq!((method.rows[0].text.as_str(), method.candidates), ("4", 10));
     assert_eq!((method.spec.as_deref(), method.answer), (Some("topk:k=4"), Answer::Lowest { at: 0 }));
@@ -77,7 +78,7 @@ fn the_smallest_budget_is_found_with_few_records() {
     assert_eq!((method.rows[at].text.as_str(), method.rows[below].text.as_str()), ("64", "32"));
     assert_eq!(method.spec.as_deref(), Some("topk:k=64"));
     assert!(method.candidates == 8 && (method.error - 0.05 / 8.0).abs() < 1e-12);
-    // At most the reference and three of the eight candidates run to the end.
+    // At most the reference and three of the eight candidates are run on all samples.
     let most = known.iter().map(|(_, sample)| sample + 1).max().unwrap();
     assert!(known.len() < 5 * most, "{} records of {most} samples", known.len());
     assert_eq!(outcome.places, ["ruler/cwe at 4096", "ruler/vt at 4096"]);

@@ -14,10 +14,10 @@ use super::numbers::{judge_frequencies, judge_greedy, judge_logits, judge_residu
 use super::reference::HfReference;
 use super::texts::{OurLine, SpecialTokens, judge_chat, judge_config, judge_lines, judge_special};
 
-/// The type that a reference was computed in.
+/// Returns the type that a reference was computed in.
 ///
 /// # Errors
-/// A type that is not known.
+/// If the type is unknown.
 pub fn dtype_of(reference: &HfReference) -> Result<KvDtype, UsageError> {
     match reference.said.dtype.as_str() {
         "float32" => Ok(KvDtype::F32),
@@ -27,7 +27,7 @@ pub fn dtype_of(reference: &HfReference) -> Result<KvDtype, UsageError> {
     }
 }
 
-/// What needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is the model's `config.json`.
+/// Judges what needs no weights: configuration, RoPE, tokenizer, special tokens. `config` is `config.json`.
 pub(super) fn judge_files(
     model: &OpenModel,
     config: &Map<String, Value>,
@@ -63,7 +63,7 @@ fn chat(tokenizer: &Tokenizer, reference: &HfReference) -> Result<Check> {
     Ok(judge_chat(ours.as_ref().map(|prompt| (prompt.text.as_str(), prompt.ids.as_slice())), theirs))
 }
 
-/// The forward pass and greedy decoding.
+/// Judges the forward pass and greedy decoding.
 pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Result<Vec<Check>> {
     if let Some(fault) = unknown_token(decoder, reference) {
         return Ok(vec![fault]);
@@ -92,7 +92,7 @@ pub(super) fn judge_forward(decoder: &Decoder, reference: &HfReference) -> Resul
     Ok(vec![stream, logits, judge_greedy(&ours, &said.continuation, &said.gaps, tie)])
 }
 
-/// A token of the reference that the model does not know.
+/// Returns a failed check if the reference has a token that the model does not know.
 fn unknown_token(decoder: &Decoder, reference: &HfReference) -> Option<Check> {
     let known = decoder.config().vocab_size;
     let id = reference.ids.iter().chain(&reference.said.prompt).find(|id| **id as usize >= known)?;

@@ -1,4 +1,4 @@
-//! What can be judged without a reference: whether the program agrees with itself, and the tokenizer with its own texts.
+//! Checks that need no reference: whether the program agrees with itself, and whether texts come back from their tokens.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ const LINES: &[&str] = &[
     "two  spaces, three   spaces\t\ttabs\r\n\r\nlines",
     "1234567890 12 345 6789 0.001 1e-5 2026-11-26",
 ];
-/// A user's turn for the chat template.
+/// The user's turn that the chat template renders.
 const USER: &str = "What is the pass key? Answer with the number only: 4820117 or 9?";
-/// Tokens of the text that is read.
+/// The most tokens of the text that is read.
 const TOKENS: usize = 192;
-/// Tokens that are decoded one by one.
+/// The number of tokens that are decoded one by one.
 const STEPS: usize = 8;
-/// The fewest tokens with which the decoder is checked against itself.
+/// The fewest tokens with which the decoder can be checked against itself.
 pub(super) const LEAST_TOKENS: usize = 2 * STEPS;
 
-/// Whether texts come back from their tokens, and tokens are ones that the model has.
+/// Checks that texts come back from their tokens, and that the model has all of these tokens.
 pub(super) fn tokens_round_trip(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Check> {
     const NAME: &str = "tokens to text";
     let mut faults = Vec::new();
@@ -59,7 +59,7 @@ pub(super) fn tokens_round_trip(tokenizer: &Tokenizer, vocab_size: usize) -> Res
     })
 }
 
-/// Whether the chat template renders a conversation.
+/// Checks that the chat template renders a conversation.
 pub(super) fn chat_renders(tokenizer: &Tokenizer) -> Check {
     const NAME: &str = "chat template";
     if !tokenizer.has_chat() {
@@ -71,7 +71,7 @@ pub(super) fn chat_renders(tokenizer: &Tokenizer) -> Check {
     }
 }
 
-/// A text in tokens, as long as the model may read and at most [`TOKENS`].
+/// Returns a text in tokens, as long as the model may read and at most [`TOKENS`].
 pub(super) fn text(tokenizer: &Tokenizer, context: usize) -> Result<Vec<u32>> {
     let line = "On the third day the river stood high, and the keeper of the lock wrote: 12 boats passed before noon. ";
     let mut ids = tokenizer.encode_text(&line.repeat(TOKENS), true)?;
@@ -79,7 +79,7 @@ pub(super) fn text(tokenizer: &Tokenizer, context: usize) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// The mean surprise at each token of the text, for the user to judge: an untrained or broken model guesses.
+/// Measures the mean surprise at each token of the text, for the user to judge: an untrained or broken model guesses.
 pub(super) fn surprise(decoder: &Decoder, ids: &[u32]) -> Result<Check> {
     let vocab = decoder.config().vocab_size;
     let logits = decoder.all_logits(ids)?;
@@ -89,7 +89,7 @@ pub(super) fn surprise(decoder: &Decoder, ids: &[u32]) -> Result<Check> {
     Ok(Check::note("plain English", format!("{nats:.2} nats a token: {}; a guess has {guess:.2}", usual(nats, guess))))
 }
 
-/// What a mean surprise at such a text says of a model.
+/// Says what such a mean surprise tells about a model.
 fn usual(nats: f64, guess: f64) -> &'static str {
     match nats {
         nats if nats < 4.0 => "usual, a trained model has less than 4",
@@ -109,9 +109,9 @@ fn surprise_at(row: &[f32], next: usize) -> f64 {
 pub(super) struct Itself<'a> {
     decoder: &'a Decoder,
     ids: &'a [u32],
-    /// Logits of the last token, of one prefill.
+    /// Logits of the last token, after one prefill of the whole text.
     whole: Vec<f32>,
-    /// Where it computes. The order of a GPU's sums depends on how many rows are computed at once.
+    /// The device that computes. On a GPU the order of sums depends on how many rows are computed at once.
     device: Device,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Itself<'a> {
         Ok(Self { decoder, ids, whole: decoder.prefill(ids, ids.len())?.logits, device })
     }
 
-    /// A check that the same rows computed beside others are the same: to the bit on a CPU, but for rounding on a GPU.
+    /// Checks that rows computed beside others are the same: to the bit on a CPU, except for rounding on a GPU.
     fn alike(&self, name: &'static str, what: &str, one: &[f32], other: &[f32]) -> Check {
         match self.device {
             Device::Cpu => equal(name, what, one, other),
@@ -129,7 +129,7 @@ impl<'a> Itself<'a> {
         }
     }
 
-    /// Whether a prefix that is kept gives what reading all gives.
+    /// Checks that reading on after a kept prefix gives the same as reading everything.
     pub(super) fn keeps_prefixes(&self) -> Result<Check> {
         let (all, kept) = (self.ids.len(), self.ids.len() / 2);
         let prefix = self.prefix(kept)?;
@@ -138,7 +138,7 @@ impl<'a> Itself<'a> {
         Ok(self.alike("kept prefix", &format!("{kept} of {all} tokens read before"), &logits, &self.whole))
     }
 
-    /// Whether decoding gives what prefill gives.
+    /// Checks that decoding gives the same as prefill.
     pub(super) fn decodes(&self) -> Result<Check> {
         let logits = self.steps(1)?.remove(0);
         let limit = tolerance(&[self.decoder.dtype()]);
@@ -146,14 +146,14 @@ impl<'a> Itself<'a> {
         Ok(close("decoding", &what, &logits, &self.whole, limit))
     }
 
-    /// Whether a sequence that steps with others gives what it gives alone.
+    /// Checks that a sequence decoded together with others gives the same as alone.
     pub(super) fn ignores_the_batch(&self) -> Result<Check> {
         let (alone, together) = (self.steps(1)?, self.steps(3)?);
         let differs = together.iter().find(|logits| **logits != alone[0]).unwrap_or(&together[0]);
         Ok(self.alike("batch", "one sequence and three", differs, &alone[0]))
     }
 
-    /// Whether one thread gives what all give.
+    /// Checks that one thread gives the same as all threads.
     pub(super) fn ignores_threads(&self) -> Result<Check> {
         let pool = ThreadPoolBuilder::new().num_threads(1).build()?;
         let (read, stepped) = pool.install(|| -> Result<_> {
@@ -164,7 +164,7 @@ impl<'a> Itself<'a> {
         Ok(equal("threads", &what, &[read, stepped].concat(), &[self.whole.clone(), all].concat()))
     }
 
-    /// Whether another decoder of the same weights gives the same.
+    /// Checks that another decoder of the same weights gives the same.
     pub(super) fn agrees_with(&self, other: &Decoder) -> Result<Check> {
         let theirs = other.prefill(self.ids, self.ids.len())?.logits;
         let limit = tolerance(&[self.decoder.dtype(), other.dtype()]);
@@ -175,7 +175,7 @@ impl<'a> Itself<'a> {
         Ok(self.decoder.prefill(&self.ids[..tokens], self.ids.len())?.prefix)
     }
 
-    /// Logits of the last token of so many equal sequences, which decode the last tokens in lock-step.
+    /// Returns the logits of the last token of `sequences` equal sequences that decode the last tokens in lock-step.
     fn steps(&self, sequences: usize) -> Result<Vec<Vec<f32>>> {
         let start = self.ids.len() - STEPS;
         let mut forks = dense_sequences(self.prefix(start)?, self.decoder.dtype(), sequences)?;
@@ -189,7 +189,7 @@ impl<'a> Itself<'a> {
     }
 }
 
-/// A check that two ways give the same bits.
+/// Checks that two computations give the same bits.
 fn equal(name: &'static str, what: &str, one: &[f32], other: &[f32]) -> Check {
     let largest = difference(one, other);
     match one == other {
@@ -201,7 +201,7 @@ fn equal(name: &'static str, what: &str, one: &[f32], other: &[f32]) -> Check {
     }
 }
 
-/// A check that two ways give the same but for rounding, relative to the size of the logits.
+/// Checks that two computations give the same except for rounding, relative to the size of the logits.
 fn close(name: &'static str, what: &str, one: &[f32], other: &[f32], limit: f64) -> Check {
     let size = other.iter().map(|x| f64::from(x.abs())).fold(f64::MIN_POSITIVE, f64::max);
     let relative = difference(one, other) / size;

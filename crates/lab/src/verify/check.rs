@@ -1,4 +1,4 @@
-//! One check: its result, what was found, and what the user can do about it.
+//! A check: its result, what was found, and what the user can do about it.
 
 use serde::Serialize;
 
@@ -10,9 +10,9 @@ pub enum CheckResult {
     Pass,
     /// The program or the files are wrong.
     Fail,
-    /// Nothing is judged: for the user to know.
+    /// Nothing is judged; the user should know.
     Note,
-    /// It does not apply, or needs something that is not there.
+    /// The check does not apply, or needs something that is missing.
     Skipped,
 }
 
@@ -31,11 +31,11 @@ impl CheckResult {
 /// A check with its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
-    /// What was checked, in a word or two.
+    /// What was checked, in one or two words.
     pub name: &'static str,
     /// How it ended.
     pub result: CheckResult,
-    /// What was found, faults by name, in one line.
+    /// What was found, in one line that names faults.
     pub found: String,
     /// The number that was judged, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,27 +53,27 @@ impl Check {
         Self { name, result, found: found.into(), value: None, limit: None, advice: None }
     }
 
-    /// A check that passed.
+    /// Creates a check that passed.
     pub(super) fn pass(name: &'static str, found: impl Into<String>) -> Self {
         Self::new(name, CheckResult::Pass, found)
     }
 
-    /// A check that failed.
+    /// Creates a check that failed.
     pub(super) fn fail(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..Self::new(name, CheckResult::Fail, found) }
     }
 
-    /// Something that is not judged.
+    /// Creates a note, which is not judged.
     pub(super) fn note(name: &'static str, found: impl Into<String>) -> Self {
         Self::new(name, CheckResult::Note, found)
     }
 
-    /// A check that could not be made.
+    /// Creates a check that could not be made.
     pub(super) fn skipped(name: &'static str, why: impl Into<String>) -> Self {
         Self::new(name, CheckResult::Skipped, why)
     }
 
-    /// The same with the number that decided it.
+    /// Adds the number that decided the check, and its limit.
     pub(super) fn measured(self, value: f64, limit: f64) -> Self {
         Self { value: Some(value), limit: Some(limit), ..self }
     }
@@ -84,7 +84,7 @@ impl Check {
     }
 }
 
-/// The first few of many, separated by commas, and how many more there are.
+/// Lists the first few names, and says how many more there are.
 pub(super) fn first_few(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let shown = names[..names.len().min(SHOWN)].join(", ");

@@ -1,9 +1,9 @@
-//! Whether the program computes a model right: what `spattn verify` finds.
+//! Checks whether the program computes a model right (`spattn verify`).
 //!
-//! [`Verification::run`] reads a model, measures it and judges. Without a reference it judges what can be judged alone: whether all tensors are read,
-//! whether texts come back from their tokens, and whether the decoder agrees with itself. An [`HfReference`] holds what transformers computed
-//! with the same files; then the first layer and position that differ are found, and the files that explain it. With the feature
-//! `candle`, candle-transformers computes the same model. How findings are printed is not known here.
+//! [`Verification::run`] reads a model, measures it and judges. Without a reference it checks whether all tensors are read, whether texts
+//! come back from their tokens, and whether the decoder agrees with itself. An [`HfReference`] holds what transformers computed with the
+//! same files; with it, the first layer and position that differ are found, and the files that explain it. With the feature `candle`,
+//! candle-transformers computes the same model. Other modules print the findings.
 
 mod against;
 mod alone;
@@ -38,32 +38,32 @@ use spattn_model::tokenizer::TokenizerOptions;
 use spattn_model::{Model, OpenModel};
 use tensors::OurTensor;
 
-/// What is verified.
+/// A model to verify, and what to compare it with.
 pub struct Verification<'a> {
     /// The model.
     pub source: &'a ModelSource,
-    /// Where it computes.
+    /// The device that computes.
     pub device: Device,
-    /// What weights, keys and values are stored in; the reference's type, or f32, if `None`.
+    /// The storage type of weights, keys and values; if `None`, the reference's type, or else f32.
     pub dtype: Option<KvDtype>,
-    /// What it is compared with.
+    /// The program that it is compared with.
     pub referee: Option<Referee<'a>>,
 }
 
-/// Another program.
+/// Another program that computes the model.
 #[derive(Clone, Copy)]
 pub enum Referee<'a> {
-    /// transformers, which computed this.
+    /// transformers, which computed this reference.
     Hf(&'a HfReference),
-    /// candle-transformers, which computes now.
+    /// candle-transformers, which computes during the verification.
     #[cfg(feature = "candle")]
     Candle {
-        /// Tokens of the text; 64 more than the model was trained for, 2,112 at most, if `None`.
+        /// Tokens of the text; if `None`, 64 more than the model was trained for, at most 2,112.
         tokens: Option<usize>,
     },
 }
 
-/// Parts of a verification on the CPU without a reference.
+/// The number of parts of a verification on the CPU without a reference.
 const ALONE: usize = 8;
 
 /// What was verified, and what was found.
@@ -74,21 +74,21 @@ pub struct Verified {
     pub revision: Option<String>,
     /// Identity of the weights.
     pub weights_sha256: String,
-    /// What it was stored in.
+    /// The storage type of weights, keys and values.
     pub dtype: KvDtype,
-    /// What it was compared with; `None` if it was with nothing.
+    /// The program that it was compared with; `None` if there was none.
     pub referee: Option<String>,
-    /// What the user should know about the files.
+    /// Notes for the user about the files.
     pub notes: Vec<String>,
-    /// In the order in which a fault of one explains those of later ones.
+    /// The checks, ordered so that a fault of one explains faults of later ones.
     pub checks: Vec<Check>,
 }
 
 impl Verification<'_> {
-    /// Reads the model, and checks it. Before each part, `progress` hears what it is, how many parts are done and how many there are.
+    /// Reads the model and checks it. Before each part, calls `progress` with its name, the number of parts done and the number of parts.
     ///
     /// # Errors
-    /// As [`OpenModel::open`] and [`OpenModel::load`]; numbers that break in the forward pass.
+    /// As [`OpenModel::open`] and [`OpenModel::load`]; if the forward pass yields numbers that are not finite.
     pub fn run(&self, progress: &mut dyn FnMut(&str, usize, usize)) -> Result<Verified> {
         let parts = ALONE + usize::from(self.device != Device::Cpu) + usize::from(self.referee.is_some());
         let mut done = 0;
@@ -98,7 +98,7 @@ impl Verification<'_> {
         };
         let opened = self.open()?;
         begin("reading all tensors");
-        // Before a tensor is read.
+        // Checks the memory before any tensor is read.
         opened.dimensions.check_weights(&opened.id)?;
         let mut verified = Verified {
             model: opened.id.clone(),
@@ -117,7 +117,7 @@ impl Verification<'_> {
         Ok(verified)
     }
 
-    /// What transformers computed.
+    /// Returns what transformers computed.
     fn reference(&self) -> Option<&HfReference> {
         match self.referee {
             Some(Referee::Hf(reference)) => Some(reference),
@@ -131,7 +131,7 @@ impl Verification<'_> {
         OpenModel::open(self.source, Some(dtype), TokenizerOptions::default())
     }
 
-    /// What needs no forward pass.
+    /// Judges what needs no forward pass.
     fn judge_files(&self, model: &OpenModel) -> Result<Vec<Check>> {
         let ours = our_tensors(model)?;
         let mut checks = vec![tensors::all_are_read(&ours), tensors::all_are_finite(&ours)];
@@ -147,7 +147,7 @@ impl Verification<'_> {
         Ok(checks)
     }
 
-    /// What the decoder computes.
+    /// Judges what the decoder computes.
     fn judge_decoder(&self, model: Model, verified: &mut Verified, begin: &mut dyn FnMut(&str)) -> Result<()> {
         verified.checks.extend(self.judge_alone(&model, begin)?);
         if self.referee.is_some() {
@@ -193,7 +193,7 @@ impl Verification<'_> {
     }
 }
 
-/// Reads all tensors once.
+/// Reads each tensor once.
 fn our_tensors(model: &OpenModel) -> Result<Vec<OurTensor>> {
     let read = |tensor: spattn_model::CheckpointTensor| -> Result<OurTensor> {
         let rows = match tensor.is_read {

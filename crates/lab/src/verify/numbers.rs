@@ -1,14 +1,14 @@
-//! Numbers of a forward pass beside those of another: RoPE's frequencies, the residual stream, logits, greedy tokens.
+//! Compares numbers of a forward pass with a reference's: RoPE's frequencies, the residual stream, logits, greedy tokens.
 
 use spattn_attention::kv::KvDtype;
 
 use super::check::Check;
 
-/// What a relative difference of frequencies may be: a few roundings of f32.
+/// The largest relative difference of frequencies that passes: a few roundings of f32.
 const FREQUENCIES: f64 = 1e-5;
 
-/// What hidden states and logits may differ by, as the size of the difference over the size of the numbers, if one side or both
-/// compute in these types. Rounding alone gives about 1e-6 in f32, up to 1e-3 in f16 and 1e-2 in bf16.
+/// Returns the largest difference of hidden states and logits that passes, as the size of the difference over the size of the numbers,
+/// if one side or both compute in these types. Rounding alone gives about 1e-6 in f32, up to 1e-3 in f16 and 1e-2 in bf16.
 pub fn tolerance(types: &[KvDtype]) -> f64 {
     let of = |dtype: &KvDtype| match dtype {
         KvDtype::F32 => 1e-3,
@@ -18,7 +18,7 @@ pub fn tolerance(types: &[KvDtype]) -> f64 {
     types.iter().map(of).fold(0.0, f64::max)
 }
 
-/// The size of the difference of two rows over the size of the second.
+/// Returns the size of the difference of two rows over the size of the second.
 fn relative(ours: &[f32], theirs: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let difference: f64 = ours.iter().zip(theirs).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
@@ -29,12 +29,12 @@ fn relative(ours: &[f32], theirs: &[f32]) -> f64 {
     }
 }
 
-/// Whether a difference is too large; NaN is.
+/// Whether a difference is too large, as NaN always is.
 fn exceeds(difference: f64, limit: f64) -> bool {
     difference.is_nan() || difference > limit
 }
 
-/// RoPE's frequencies.
+/// Compares RoPE's frequencies.
 pub(super) fn judge_frequencies(ours: &[f32], theirs: &[f32]) -> Check {
     const NAME: &str = "RoPE";
     if ours.len() != theirs.len() {
@@ -55,7 +55,7 @@ pub(super) fn judge_frequencies(ours: &[f32], theirs: &[f32]) -> Check {
         .measured(largest, FREQUENCIES)
 }
 
-/// The theta of frequencies that follow from it without scaling.
+/// Returns the theta that the frequencies follow from without scaling; `None` if there is none.
 fn theta(frequencies: &[f32]) -> Option<f64> {
     let last = frequencies.len().checked_sub(1).filter(|last| *last > 0)?;
     let step = f64::from(frequencies[last]).ln() / last as f64;
@@ -63,7 +63,7 @@ fn theta(frequencies: &[f32]) -> Option<f64> {
     frequencies.iter().enumerate().all(follows).then(|| (-step * frequencies.len() as f64).exp())
 }
 
-/// The residual stream `[layers passed][position][width]` at `positions`.
+/// Compares the residual stream `[layers passed][position][width]` at `positions`.
 pub(super) fn judge_residual_stream(ours: &[Vec<f32>], theirs: &[Vec<f32>], positions: &[usize], limit: f64) -> Check {
     const NAME: &str = "hidden states";
     let sizes = |stream: &[Vec<f32>]| (stream.len(), stream.first().map_or(0, Vec::len) / positions.len());
@@ -88,7 +88,7 @@ pub(super) fn judge_residual_stream(ours: &[Vec<f32>], theirs: &[Vec<f32>], posi
     Check::pass(NAME, found).measured(largest, limit)
 }
 
-/// Where the first difference is, and what can cause it there.
+/// Says where the first difference is, and what can cause it there.
 fn located(passed: usize, first: usize, positions: &[usize]) -> (String, &'static str) {
     let position = positions[first];
     let Some(layer) = passed.checked_sub(1) else {
@@ -117,13 +117,13 @@ fn last(positions: &[usize]) -> usize {
     positions.last().copied().unwrap_or_default()
 }
 
-/// The root of the mean square.
+/// Returns the root mean square.
 pub(super) fn size(logits: &[f32]) -> f64 {
     let squares: f64 = logits.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
     (squares / logits.len() as f64).sqrt()
 }
 
-/// Logits `[position][vocab]` at `positions`.
+/// Compares logits `[position][vocab]` at `positions`.
 pub(super) fn judge_logits(ours: &[f32], theirs: &[f32], positions: &[usize], limit: f64) -> Check {
     const NAME: &str = "logits";
     let (a, b) = (ours.len() / positions.len(), theirs.len() / positions.len());
@@ -149,12 +149,12 @@ pub(super) fn judge_logits(ours: &[f32], theirs: &[f32], positions: &[usize], li
     }
 }
 
-/// The first of the largest numbers.
+/// Returns the index of the first of the largest numbers.
 pub(super) fn argmax(row: &[f32]) -> usize {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
 }
 
-/// Greedy tokens. `gaps` tell by how much the reference preferred each of its tokens: a token whose gap is below `tie` may be another.
+/// Compares greedy tokens. `gaps` says by how much the reference preferred its tokens; where it is below `tie`, another token passes.
 pub(super) fn judge_greedy(ours: &[u32], theirs: &[u32], gaps: &[f64], tie: f64) -> Check {
     const NAME: &str = "greedy text";
     let count = theirs.len();
@@ -192,7 +192,7 @@ mod tests {
         assert!(judge_frequencies(&theirs[..16], &theirs).is_failure());
     }
 
-    /// Two layers of two numbers at positions 0, 1 and 9; what is added to the numbers from a layer and a position on.
+    /// Two layers of two numbers at positions 0, 1 and 9. `added` is added to the numbers from a layer and a position on.
     fn stream(passed: usize, row: usize, added: f32) -> Vec<Vec<f32>> {
         let mut stream = vec![vec![1.0, -2.0, 3.0, 4.0, -5.0, 6.0]; 3];
         stream[passed..].iter_mut().for_each(|depth| depth[2 * row..].iter_mut().for_each(|x| *x += added));

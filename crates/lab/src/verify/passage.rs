@@ -1,37 +1,37 @@
-//! A text that is read beside another program, as `scripts/verify_hf.py` makes it: a prompt with positions, and a second one to go on with.
+//! The input that both programs read, as `scripts/verify_hf.py` makes it: a text with positions to compare, and a prompt to continue.
 
 use anyhow::Result;
 
 use spattn_model::tokenizer::Tokenizer;
 
-/// Tokens that greedy decoding appends to the prompt.
+/// The number of tokens that greedy decoding appends to the prompt.
 pub(super) const NEW_TOKENS: usize = 24;
-/// The most tokens of the trained length that are read.
+/// The most tokens that are read within the trained length.
 const MOST_TOKENS: usize = 2048;
-/// Tokens beyond it.
+/// The number of tokens that are read beyond the trained length.
 const BEYOND: usize = 64;
-/// What is continued.
+/// The prompt that is continued.
 const PROMPT: &str =
     "The keeper of the lock wrote down every boat that passed: its name, its load and the hour. On the first day";
 
-/// What both programs read.
+/// The input of both programs.
 pub(super) struct Passage {
     /// A text.
     pub ids: Vec<u32>,
-    /// Rising positions of the text; the first is 0.
+    /// The positions of the text that are compared, rising from 0.
     pub positions: Vec<usize>,
-    /// A prompt.
+    /// The prompt that is continued.
     pub prompt: Vec<u32>,
-    /// Why the text is shorter than it would be.
+    /// Why the text is shorter than wanted.
     pub cut: Option<String>,
 }
 
 impl Passage {
-    /// A text of so many `tokens`, or of 64 more than the model was `trained` for, 2,112 at most; with `bound`, of no more than its tokens, for
-    /// the reason that it gives.
+    /// Makes a text of `tokens` tokens; if `None`, of 64 more than the model was `trained` for, at most 2,112. `bound` limits the tokens,
+    /// and gives the reason for it.
     ///
     /// # Errors
-    /// A text that cannot be tokenised.
+    /// If a text cannot be tokenised.
     pub(super) fn new(
         tokenizer: &Tokenizer,
         trained: Option<usize>,
@@ -54,7 +54,7 @@ impl Passage {
     }
 }
 
-/// Paragraphs, no two of them equal.
+/// Returns paragraphs of which no two are equal.
 fn text(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for i in 0..count {
@@ -73,7 +73,7 @@ fn text(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// Positions that are compared: the first few, powers of two, the end of the trained length, the last.
+/// Returns the positions that are compared: the first few, powers of two, the end of the trained length, the last one.
 fn chosen(tokens: usize, trained: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|power| 1 << power);
     let ends = [0, 3, trained.wrapping_sub(1), trained, tokens.wrapping_sub(1)];

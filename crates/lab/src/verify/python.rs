@@ -1,4 +1,4 @@
-//! Has transformers compute a reference, on this machine.
+//! Makes transformers compute a reference on this machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,11 +11,11 @@ use spattn_model::source::ModelSource;
 /// `scripts/verify_hf.py`.
 const SCRIPT: &str = include_str!("../../verify_hf.py");
 
-/// Runs the script of references by the interpreter `python`, and writes `out`. `tokens` is the length of the text; the script chooses if
-/// `None`.
+/// Runs the script with the interpreter `python`, which writes the reference to `out`. `tokens` is the length of the text; the script
+/// chooses it if `None`.
 ///
 /// # Errors
-/// A [`UsageError`] for a model that has no files which transformers could read, and for an interpreter that is not there or has no torch or
+/// A [`UsageError`] if the model has no files that transformers could read, or if the interpreter is missing or has no torch or
 /// transformers: nothing was checked. A [`RunFailure`] if transformers refuses the model.
 pub fn write_reference(
     python: &str,
@@ -33,7 +33,7 @@ pub fn write_reference(
 fn computed(python: &str, arguments: &[String], out: &Path) -> Result<()> {
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT]).args(arguments).arg(out);
-    // Standard output is the table's.
+    // Standard output is reserved for the table of checks.
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let said = match command.status() {
         Ok(status) if status.success() => return Ok(()),
@@ -59,7 +59,7 @@ fn check_interpreter(python: &str) -> Result<(), UsageError> {
     }
 }
 
-/// The script's arguments before the file that it writes.
+/// Returns the script's arguments before the file that it writes.
 fn arguments(source: &ModelSource, dtype: KvDtype, tokens: Option<usize>) -> Result<Vec<String>, UsageError> {
     let name = match dtype {
         KvDtype::F32 => "float32",
@@ -111,7 +111,7 @@ mod tests {
             assert!(error.to_string().contains(&format!("needs `{missing}` with torch")), "{error}");
             assert!(error.downcast_ref::<UsageError>().is_some(), "nothing was checked, so no check failed");
         }
-        // An interpreter that has them, and a model that transformers refuses.
+        // As with an interpreter that has both, and a model that transformers refuses.
         let refused = computed("false", &[], &folder.path().join("out")).unwrap_err();
         assert!(refused.to_string().contains("`false` wrote no reference"), "{refused}");
         assert!(refused.downcast_ref::<UsageError>().is_none());

@@ -12,23 +12,23 @@ use spattn_model::checkpoint::name_alone;
 
 /// The version of the file's layout.
 const FORMAT: u32 = 1;
-/// The most bytes of a reference: rows of a model of 100 billion weights take a tenth.
+/// The most bytes of a reference: row sums of 100 billion weights take a tenth of it.
 const MOST_BYTES: u64 = 2 << 30;
-/// The key of the metadata.
+/// The key of the metadata in the file.
 const METADATA: &str = "spattn_verify";
-/// The prefix of names of rows.
+/// The prefix of the names of row sums.
 const ROWS: &str = "rows/";
 /// What to do with a file that cannot be read.
 const HINT: &str = "write it with scripts/verify_hf.py of this version's source (docs/verify.md says how)";
 
-/// A reference, checked: shapes fit each other, positions rise from 0.
+/// A reference whose content was checked: shapes fit each other, positions rise from 0.
 #[derive(Debug, Clone)]
 pub struct HfReference {
-    /// What the metadata say.
+    /// The metadata.
     pub said: HfMetadata,
-    /// The text.
+    /// The tokens of the text.
     pub ids: Vec<u32>,
-    /// Positions of `logits` and `hidden`.
+    /// The positions of `logits` and `hidden`.
     pub positions: Vec<usize>,
     /// `[position][vocab_size]`.
     pub logits: Vec<f32>,
@@ -36,7 +36,7 @@ pub struct HfReference {
     pub hidden: Vec<Vec<f32>>,
     /// RoPE's frequencies for this text, if there is one set of them.
     pub inverse_frequencies: Option<Vec<f32>>,
-    /// Sums of rows by the tensor's name, as it is where the text model stands alone.
+    /// Row sums by the tensor's name, as in a checkpoint of the text model alone.
     pub rows: BTreeMap<String, Vec<f64>>,
 }
 
@@ -48,13 +48,13 @@ pub struct HfMetadata {
     pub transformers: String,
     /// Version of PyTorch.
     pub torch: String,
-    /// What it computed in: `float32`, `bfloat16` or `float16`.
+    /// The type that it computed in: `float32`, `bfloat16` or `float16`.
     pub dtype: String,
     /// `config.json`.
     pub config: Map<String, Value>,
     /// `max_position_embeddings`.
     pub trained: usize,
-    /// What the tokenizer puts in front of a text.
+    /// The tokens that the tokenizer puts in front of a text.
     pub front: Vec<u32>,
     /// Texts with their tokens.
     pub lines: Vec<HfLine>,
@@ -64,26 +64,26 @@ pub struct HfMetadata {
     pub bos: Option<u32>,
     /// Ids that end a generation.
     pub eos: Vec<u32>,
-    /// A prompt.
+    /// The prompt, in tokens.
     pub prompt: Vec<u32>,
-    /// What greedy decoding appends to it.
+    /// The tokens that greedy decoding appends to the prompt.
     pub continuation: Vec<u32>,
-    /// By how much the logit of each appended token exceeds the next.
+    /// By how much the logit of each appended token exceeds the second largest.
     pub gaps: Vec<f64>,
 }
 
-/// A text with its tokens, none in front.
+/// A text with its tokens, without any token in front.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HfLine {
     /// The text.
     pub text: String,
     /// Its tokens.
     pub ids: Vec<u32>,
-    /// The text of the tokens.
+    /// The text that the tokens are decoded to.
     pub decoded: String,
 }
 
-/// A user's turn by the chat template.
+/// A user's turn, rendered by the chat template.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HfChat {
     /// What the user says.
@@ -98,7 +98,7 @@ impl HfReference {
     /// Reads a reference.
     ///
     /// # Errors
-    /// A file that cannot be read, or that `scripts/verify_hf.py` did not write.
+    /// If the file cannot be read, or was not written by `scripts/verify_hf.py`.
     pub fn read(path: &Path) -> Result<Self, UsageError> {
         let fault = |what: String| UsageError::new(format!("{}: {what}", path.display())).hint(HINT);
         let bytes = given::bytes(path, MOST_BYTES)
@@ -141,18 +141,18 @@ impl HfReference {
         })
     }
 
-    /// The program that computed it, in words.
+    /// Names the program that computed it.
     pub(super) fn origin(&self) -> String {
         let said = &self.said;
         format!("transformers {} with torch {} in {}", said.transformers, said.torch, said.dtype)
     }
 
-    /// Hidden size.
+    /// The hidden size.
     pub(super) fn hidden_size(&self) -> usize {
         self.hidden.first().map_or(0, |depth| depth.len() / self.positions.len())
     }
 
-    /// Number of logits of a position.
+    /// The number of logits at a position.
     pub(super) fn vocab_size(&self) -> usize {
         self.logits.len() / self.positions.len()
     }
@@ -187,7 +187,7 @@ impl File<'_> {
         Ok((tensor.shape().to_vec(), tensor.data()))
     }
 
-    /// Whole numbers from 0.
+    /// Reads whole numbers from 0.
     fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Vec<T>, String> {
         let (_, bytes) = self.bytes(name, Dtype::I64, 1)?;
         let number = |word: &[u8; 8]| T::try_from(i64::from_le_bytes(*word));

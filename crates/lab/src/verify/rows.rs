@@ -1,4 +1,4 @@
-//! Sums of a tensor's rows, by which two copies of a tensor are compared without having both.
+//! Sums of a tensor's rows, which compare two copies of a tensor without having both.
 //!
 //! A row's sum weighs each number by its column, so a row with permuted columns has another sum. `scripts/verify_hf.py` computes the same.
 
@@ -6,30 +6,30 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// What a difference of two sums may be, relative to the sum of sizes: both are exact but for rounding of dequantised numbers.
+/// The largest difference of two sums that passes, relative to the sum of absolute terms; only dequantised numbers are rounded.
 const TOLERANCE: f64 = 1e-6;
 
 /// The sums of a tensor's rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowSums {
-    /// Per row, the sum of its numbers, each times the weight of its column.
+    /// The sum of each row's numbers, each times the weight of its column.
     pub sums: Vec<f64>,
-    /// The same sums of sizes: the scale of rounding.
+    /// The same sums with absolute terms: the scale of rounding.
     pub sizes: Vec<f64>,
 }
 
 /// How a tensor differs from another copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowsFault {
-    /// One has more rows.
+    /// The numbers of rows differ.
     Count { ours: usize, theirs: usize },
-    /// These rows differ, and all rows are in the other copy at other places.
+    /// These rows differ, but the other copy has all rows at other places.
     Reordered(Vec<Range<usize>>),
     /// These rows differ.
     Different(Vec<Range<usize>>),
 }
 
-/// A number from -1 to 1 for each column: SplitMix64 of its index.
+/// Returns a number from -1 to 1 for each column: SplitMix64 of its index.
 fn column_weights(columns: usize) -> Vec<f64> {
     let weight = |column: usize| {
         let mut z = (column as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -42,7 +42,7 @@ fn column_weights(columns: usize) -> Vec<f64> {
 }
 
 impl RowSums {
-    /// Of a tensor, row-major. Each number of a tensor with one axis is a row.
+    /// Sums the rows of a tensor, row-major. If the tensor has one axis, each number is a row.
     pub fn new(values: &[f32], shape: &[usize]) -> Self {
         let columns = if shape.len() > 1 { shape[shape.len() - 1].max(1) } else { 1 };
         let weights = column_weights(columns);
@@ -54,7 +54,7 @@ impl RowSums {
         Self { sums, sizes }
     }
 
-    /// Rows with a NaN or an infinite number.
+    /// Returns the rows with a NaN or an infinite number.
     pub(super) fn not_finite(&self) -> impl Iterator<Item = usize> + '_ {
         self.sizes.iter().enumerate().filter(|(_, size)| !size.is_finite()).map(|(row, _)| row)
     }
@@ -64,12 +64,12 @@ impl RowSums {
         (self.sums[i] - theirs).abs() <= TOLERANCE * self.sizes[i]
     }
 
-    /// Whether all rows are those of another copy.
+    /// Whether all rows equal those of another copy.
     pub(super) fn are_equal(&self, theirs: &[f64]) -> bool {
         self.sums.len() == theirs.len() && theirs.iter().enumerate().all(|(i, sum)| self.is_equal(i, *sum))
     }
 
-    /// How they differ from those of another copy.
+    /// Returns how the rows differ from those of another copy; `None` if they do not.
     pub(super) fn compared(&self, theirs: &[f64]) -> Option<RowsFault> {
         if self.sums.len() != theirs.len() {
             return Some(RowsFault::Count { ours: self.sums.len(), theirs: theirs.len() });
@@ -97,7 +97,7 @@ fn sorted(sums: &[f64]) -> Vec<f64> {
     sums
 }
 
-/// Rising numbers as ranges.
+/// Merges rising numbers into ranges.
 fn ranges(rows: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for row in rows {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn columns_have_the_weights_of_the_script() {
-        // The first outputs of SplitMix64 for the seed 0, as published.
+        // The first outputs of SplitMix64 for seed 0, as published.
         let published = [0xE220_A839_7B1D_CDAF_u64, 0x6E78_9E6A_A1B9_65F4, 0x06C4_5D18_8009_454F];
         let expected = published.map(|z| (z >> 11) as f64 / (1_u64 << 52) as f64 - 1.0);
         assert_eq!(column_weights(3), expected);

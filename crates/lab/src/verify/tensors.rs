@@ -1,4 +1,4 @@
-//! The checkpoint's tensors: which are read, whether they are finite, and whether they are those of a reference.
+//! Checks of the checkpoint's tensors: all are read, all are finite, and all equal a reference's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,19 +6,19 @@ use std::ops::Range;
 use super::check::{Check, first_few};
 use super::rows::{RowSums, RowsFault};
 
-/// The name of the check that all weights are numbers.
+/// The name of the check that all weights are finite.
 pub(super) const FINITE: &str = "weights finite";
 
 /// A tensor of the checkpoint that is verified.
 #[derive(Debug, Clone)]
 pub struct OurTensor {
-    /// Its name in a checkpoint of Hugging Face.
+    /// Its name in a Hugging Face checkpoint.
     pub name: String,
     /// The sums of its rows; `None` if the decoder does not compute with it.
     pub rows: Option<RowSums>,
 }
 
-/// Whether all of the checkpoint is read.
+/// Checks that all tensors of the checkpoint are read.
 pub(super) fn all_are_read(ours: &[OurTensor]) -> Check {
     let unread = ours.iter().filter(|tensor| tensor.rows.is_none());
     let unread: Vec<String> = unread.map(|tensor| format!("`{}`", tensor.name)).collect();
@@ -35,7 +35,7 @@ pub(super) fn all_are_read(ours: &[OurTensor]) -> Check {
     }
 }
 
-/// Whether all weights are numbers.
+/// Checks that all weights are finite.
 pub(super) fn all_are_finite(ours: &[OurTensor]) -> Check {
     let broken = |tensor: &OurTensor| {
         let row = tensor.rows.as_ref()?.not_finite().next()?;
@@ -53,7 +53,7 @@ pub(super) fn all_are_finite(ours: &[OurTensor]) -> Check {
     }
 }
 
-/// Whether the tensors are those of the reference, row by row. `theirs` are sums of rows by name.
+/// Checks that the tensors equal the reference's, row by row. `theirs` holds row sums by name.
 pub(super) fn are_those_of(ours: &[OurTensor], theirs: &BTreeMap<String, Vec<f64>>, head_dim: usize) -> Check {
     const NAME: &str = "tensors";
     let mut faults = Vec::new();
@@ -92,7 +92,7 @@ pub(super) fn are_those_of(ours: &[OurTensor], theirs: &BTreeMap<String, Vec<f64
     Check::pass(NAME, found).measured(0.0, 0.0)
 }
 
-/// A fault by name.
+/// Describes a fault of a tensor.
 fn told(
     tensor: &OurTensor,
     rows: &RowSums,
@@ -112,12 +112,12 @@ fn told(
     }
 }
 
-/// Whether rows of this tensor are heads one after the other.
+/// Whether this tensor's rows are those of one head after the other.
 fn heads_of(name: &str) -> bool {
     ["q_proj", "k_proj", "v_proj"].iter().any(|part| name.contains(part))
 }
 
-/// Rows as words, with the heads that they are of.
+/// Describes rows, with the heads that they belong to.
 fn places(ranges: &[Range<usize>], head_dim: Option<usize>) -> String {
     let words: Vec<String> = ranges.iter().map(|r| format!("{}..{}", r.start, r.end)).collect();
     let rows = format!("rows {}", first_few(&words));

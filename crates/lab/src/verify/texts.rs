@@ -1,4 +1,4 @@
-//! `config.json`, the tokenizer and the chat template beside those of a reference.
+//! Compares `config.json`, the tokenizer and the chat template with a reference's.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use super::check::{Check, first_few};
 use super::reference::{HfChat, HfLine};
 
-/// Keys of `config.json` that say nothing of the model.
+/// Keys of `config.json` that do not affect the model.
 const IGNORED: &[&str] =
     &["_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"];
-/// Characters of a text that a fault shows.
+/// The number of characters of a text that a fault shows.
 const SHOWN: usize = 40;
 
-/// Whether `config.json` is the reference's.
+/// Checks that `config.json` has the reference's values.
 pub(super) fn judge_config(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> Check {
     const NAME: &str = "config.json";
     let (ours, theirs) = (flat(ours), flat(theirs));
@@ -41,8 +41,8 @@ pub(super) fn judge_config(ours: &Map<String, Value>, theirs: &Map<String, Value
     Check::pass(NAME, found).measured(0.0, 0.0)
 }
 
-/// Whether two values are the same: numbers by what they are worth, fractions as f32, in which GGUF files have them; one value and a list
-/// of it alone.
+/// Whether two values are the same. Numbers compare by value, and fractions as f32, which GGUF files store. A list of one value is the
+/// same as that value.
 fn is_same(a: &Value, b: &Value) -> bool {
     let is_whole = a.is_u64() && b.is_u64();
     match (a.as_f64(), b.as_f64(), a, b) {
@@ -54,7 +54,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// The keys of nested objects with dots.
+/// Flattens nested objects: their keys are joined with dots.
 fn flat(object: &Map<String, Value>) -> BTreeMap<String, Value> {
     let of_key = |(key, value): (&String, &Value)| match value {
         Value::Object(inner) => flat(inner).into_iter().map(|(k, v)| (format!("{key}.{k}"), v)).collect(),
@@ -63,16 +63,16 @@ fn flat(object: &Map<String, Value>) -> BTreeMap<String, Value> {
     object.iter().filter(|(key, _)| !IGNORED.contains(&key.as_str())).flat_map(of_key).collect()
 }
 
-/// What the tokenizer of the verified model makes of a text.
+/// A text's tokens by the verified model's tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OurLine {
-    /// Tokens, none in front.
+    /// The tokens, without any token in front.
     pub ids: Vec<u32>,
-    /// Their text.
+    /// The text that the tokens are decoded to.
     pub decoded: String,
 }
 
-/// Whether texts have the reference's tokens, and these the reference's texts.
+/// Checks that texts have the reference's tokens, and that these are decoded to the reference's texts.
 pub(super) fn judge_lines(ours: &[OurLine], theirs: &[HfLine]) -> Check {
     const NAME: &str = "tokenizer";
     let fault = |(ours, theirs): (&OurLine, &HfLine)| {
@@ -98,7 +98,7 @@ pub(super) fn judge_lines(ours: &[OurLine], theirs: &[HfLine]) -> Check {
     }
 }
 
-/// The first place where two lists differ.
+/// Returns the first place where two lists differ.
 fn first_other(a: &[u32], b: &[u32]) -> Option<usize> {
     let differs = a.iter().zip(b).position(|(a, b)| a != b);
     differs.or((a.len() != b.len()).then(|| a.len().min(b.len())))
@@ -107,7 +107,7 @@ fn first_other(a: &[u32], b: &[u32]) -> Option<usize> {
 /// Special tokens of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpecialTokens<'a> {
-    /// What is put in front of a text.
+    /// The tokens that are put in front of a text.
     pub front: &'a [u32],
     /// BOS, if there is one.
     pub bos: Option<u32>,
@@ -115,7 +115,7 @@ pub struct SpecialTokens<'a> {
     pub eos: &'a [u32],
 }
 
-/// Whether special tokens are the reference's. More ends of a generation than there are no fault.
+/// Checks that special tokens are the reference's. More ids that end a generation are no fault.
 pub(super) fn judge_special(ours: SpecialTokens<'_>, theirs: SpecialTokens<'_>) -> Check {
     const NAME: &str = "special tokens";
     let mut faults = Vec::new();
@@ -141,7 +141,7 @@ pub(super) fn judge_special(ours: SpecialTokens<'_>, theirs: SpecialTokens<'_>) 
     }
 }
 
-/// Whether the chat template renders the reference's prompt; ours as text and tokens.
+/// Checks that the chat template renders the reference's prompt. `ours` holds text and tokens.
 pub(super) fn judge_chat(ours: Option<(&str, &[u32])>, theirs: Option<&HfChat>) -> Check {
     const NAME: &str = "chat template";
     const ADVICE: &str = "compare `chat_template` in tokenizer_config.json and chat_template.jinja";
@@ -172,7 +172,7 @@ pub(super) fn judge_chat(ours: Option<(&str, &[u32])>, theirs: Option<&HfChat>) 
     }
 }
 
-/// The beginning of a text, quoted.
+/// Returns the beginning of a text, quoted.
 pub(super) fn shown(text: &str) -> String {
     let short: String = text.chars().take(SHOWN).collect();
     let more = if short.len() < text.len() { "…" } else { "" };

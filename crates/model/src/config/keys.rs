@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use spattn_base::error::UsageError;
 
-/// The most of each size: several times that of any model there is, so that a mistake is told as one. Other numbers have 32 bits.
+/// The largest value of each size: several times that of any existing model, so that a mistake is reported as one. Other numbers
+/// may have 32 bits.
 const MOST: [(&str, u64); 11] = [
     ("vocab_size", 1 << 24),
     ("hidden_size", 1 << 18),
@@ -23,7 +24,7 @@ const MOST: [(&str, u64); 11] = [
 pub(crate) struct Keys<'a> {
     /// The file, for errors.
     pub file: &'a str,
-    /// What comes before a key in errors, for objects within the file.
+    /// The prefix of a key in errors, for objects within the file.
     pub prefix: &'a str,
     /// The object.
     pub map: &'a Map<String, Value>,
@@ -40,17 +41,17 @@ impl<'a> Keys<'a> {
         UsageError::new(format!("{}: `{}{key}`: {what}", self.file, self.prefix))
     }
 
-    /// The error of a value of another type than `expected`.
+    /// The error for a value that is not of the `expected` type.
     pub fn wrong(&self, key: &str, expected: &str, got: &Value) -> UsageError {
         self.error(key, &format!("expected {expected}, got {got}"))
     }
 
-    /// The error of a key that is not there.
+    /// The error for a missing key.
     pub fn missing(&self, key: &str) -> UsageError {
         UsageError::new(format!("{}: the key `{}{key}` is missing", self.file, self.prefix))
     }
 
-    /// A whole number from 0, if the key is there.
+    /// A non-negative integer, if the key is present.
     pub fn optional_count(&self, key: &str) -> Result<Option<usize>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let most = MOST.iter().find(|(bounded, _)| *bounded == key).map_or(u64::from(u32::MAX), |(_, most)| *most);
@@ -61,7 +62,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A whole number from 1, if the key is there.
+    /// A positive integer, if the key is present.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, UsageError> {
         match self.optional_count(key)? {
             Some(0) => Err(self.error(key, "must not be 0")),
@@ -69,12 +70,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A whole number from 1 that must be there.
+    /// A positive integer; the key must be present.
     pub fn size(&self, key: &str) -> Result<usize, UsageError> {
         self.optional_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A finite number, if the key is there.
+    /// A finite number, if the key is present.
     pub fn optional_number(&self, key: &str) -> Result<Option<f64>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().filter(|x| x.is_finite()) {
@@ -83,7 +84,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A number from 0, if the key is there.
+    /// A non-negative number, if the key is present.
     pub fn optional_not_negative(&self, key: &str) -> Result<Option<f64>, UsageError> {
         match self.optional_number(key)? {
             Some(x) if x < 0.0 => Err(self.error(key, &format!("must not be negative, got {x}"))),
@@ -91,7 +92,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A number above 0 that must be there.
+    /// A positive number; the key must be present.
     pub fn positive(&self, key: &str) -> Result<f64, UsageError> {
         let x = self.optional_number(key)?.ok_or_else(|| self.missing(key))?;
         if x <= 0.0 {
@@ -100,7 +101,7 @@ impl<'a> Keys<'a> {
         Ok(x)
     }
 
-    /// How many times longer a context becomes: a number from 1 that must be there.
+    /// The factor by which a context becomes longer: a number of at least 1; the key must be present.
     pub fn factor(&self, key: &str) -> Result<f64, UsageError> {
         const MOST: f64 = 1e6;
         let x = self.optional_number(key)?.ok_or_else(|| self.missing(key))?;
@@ -110,25 +111,25 @@ impl<'a> Keys<'a> {
         Ok(x)
     }
 
-    /// A string, if the key is there.
+    /// A string, if the key is present.
     pub fn optional_text(&self, key: &str) -> Result<Option<&'a str>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a string", value))
     }
 
-    /// True or false; `default` if the key is not there.
+    /// True or false; `default` if the key is absent.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool, UsageError> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.wrong(key, "true or false", value))
     }
 
-    /// An object, if the key is there.
+    /// An object, if the key is present.
     pub fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_object().map(Some).ok_or_else(|| self.wrong(key, "an object", value))
     }
 
-    /// Ids that end a generation, which have to be among `vocab_size`.
+    /// The ids that end a generation, which must be below `vocab_size`.
     pub fn eos_ids(&self, vocab_size: usize) -> Result<Vec<u32>, UsageError> {
         const KEY: &str = "eos_token_id";
         let ids = self.ids(KEY)?;
@@ -140,7 +141,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Notes on settings that change a model elsewhere and are read neither here nor by transformers.
+    /// Notes on settings that change a model in other programs, but are read neither here nor by transformers.
     pub fn unread(&self) -> Vec<String> {
         const UNREAD: [(&str, &str); 2] = [
             ("dual_chunk_attention_config", "results published beyond 256K tokens use dual chunk attention"),
@@ -151,7 +152,7 @@ impl<'a> Keys<'a> {
         UNREAD.iter().filter(|(key, _)| is_set(key)).map(note).collect()
     }
 
-    /// One token id or a list of them; absent or null is none.
+    /// One token id or a list of them; empty if absent or null.
     pub fn ids(&self, key: &str) -> Result<Vec<u32>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         token_ids(value).ok_or_else(|| self.wrong(key, "a token id or a list of them", value))
@@ -161,12 +162,12 @@ impl<'a> Keys<'a> {
 /// The `eos_token_id` of another file of the model, such as `generation_config.json`.
 ///
 /// # Errors
-/// As for `config.json`: a value that is no id, no list of ids, or beyond the vocabulary.
+/// As for `config.json`: a value that is neither an id nor a list of ids, or an id outside the vocabulary.
 pub(crate) fn eos_ids(map: &Map<String, Value>, file: &str, vocab_size: usize) -> Result<Vec<u32>, UsageError> {
     Keys { file, prefix: "", map }.eos_ids(vocab_size)
 }
 
-/// Token ids written as one number or a list of numbers; `None` if `value` is neither.
+/// Token ids given as one number or a list of numbers; `None` if `value` is neither.
 fn token_ids(value: &Value) -> Option<Vec<u32>> {
     let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     match value {

@@ -1,7 +1,7 @@
 //! The shape of a model, read from a checkpoint's `config.json`.
 //!
-//! Keys that all families share are read here, those in which they differ by the [family](crate::families). Whatever the decoder
-//! could not honour is refused with the file and the key, so that no model runs with a setting ignored.
+//! Keys that all families share are read here; those that differ are read by the [family](crate::families). A setting that the decoder
+//! cannot honour is an error with file and key, so that no model runs with an ignored setting.
 
 mod quantised;
 
@@ -19,7 +19,7 @@ use super::families::{self, BlockSpec, FAMILIES, Family, LayerKind, LayerKinds, 
 use super::tensors::quantised::Quantisation;
 use spattn_base::error::UsageError;
 
-/// Experts of all layers together, each of which has names of tensors: more than twice those of any model there is.
+/// The most experts in all layers together, each of which has its own tensor names: more than twice those of any existing model.
 const MOST_EXPERTS: usize = 1 << 17;
 
 /// Number format of the checkpoint as its config states it.
@@ -33,8 +33,8 @@ pub enum CheckpointType {
     Bf16,
 }
 
-/// Shape and constants of a model. Serialised, it is what of `config.json` determines a model's answers, as a run's
-/// identity holds it.
+/// The shape and constants of a model. Its serialised form, which is part of a run's identity, holds everything in `config.json` that
+/// determines the model's answers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelConfig {
     /// The decoder family.
@@ -48,23 +48,23 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads; divides `heads`.
+    /// Number of key/value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Channels of one head; even.
+    /// Channels of one head; an even number.
     pub head_dim: usize,
     /// Added to the mean square inside RMS norms.
     pub rms_norm_eps: f64,
-    /// Rotary embedding of all layers, or of those that see all tokens.
+    /// The rotary embedding of all layers, or of those that see all tokens.
     pub rope: RopeConfig,
-    /// `max_position_embeddings` as stated; see [`context_limit`](Self::context_limit) for what can be used.
+    /// `max_position_embeddings` as stated; see [`context_limit`](Self::context_limit) for the usable length.
     pub max_position_embeddings: usize,
-    /// The longest sequence by another key (`max_sequence_length` and the like), if stated.
+    /// The longest sequence stated under another key (`max_sequence_length` and the like), if any.
     pub stated_length: Option<usize>,
-    /// Tokens a sliding layer sees, itself included, as stated; `None` if no layer slides.
+    /// Tokens that a sliding layer sees, including the current one, as stated; `None` if no layer slides.
     pub sliding_window: Option<usize>,
-    /// In what its layers differ. A window that no context is longer than is left out.
+    /// How the layers differ. A window that is at least as long as any context is left out.
     #[serde(flatten)]
     pub layer_kinds: LayerKinds,
     /// Whether the output matrix is the embedding table.
@@ -72,19 +72,19 @@ pub struct ModelConfig {
     /// How the checkpoint's weights are quantised, if they are.
     #[serde(skip_serializing_if = "Quantisation::is_told_by_tensors")]
     pub quantisation: Option<Quantisation>,
-    /// How its layers are made.
+    /// How the layers are built.
     #[serde(flatten)]
     pub block: BlockSpec,
-    /// Ids that end a generation, as this file states them; may be empty. The tokenizer says which ones are used.
+    /// The ids that end a generation, as stated in this file; may be empty. The tokenizer decides which ones are used.
     #[serde(skip)]
     pub eos_ids: Vec<u32>,
-    /// Id of the beginning-of-sequence token, if stated. The tokenizer says which one is used.
+    /// The id of the BOS token, if stated. The tokenizer decides which one is used.
     #[serde(skip)]
     pub bos_id: Option<u32>,
-    /// Number format of the checkpoint, if stated. What is computed in is part of a run's settings.
+    /// The checkpoint's number format, if stated. The type for computing is one of a run's settings.
     #[serde(skip)]
     pub checkpoint_type: Option<CheckpointType>,
-    /// What the user should know about how the file was read, a line each. No part of a run's identity.
+    /// What the user should know about how the file was read, one line each. Not part of a run's identity.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
@@ -93,8 +93,8 @@ impl ModelConfig {
     /// Reads the text of a `config.json`; `file` names it in errors.
     ///
     /// # Errors
-    /// One line with the file and the key: text that is no JSON object, an unsupported architecture,
-    /// activation or RoPE type, a key that is missing, of the wrong type or inconsistent with others.
+    /// One line with the file and the key: text that is not a JSON object, an unsupported architecture, activation or RoPE type, or a key
+    /// that is missing, of the wrong type or inconsistent with others.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         let root: Value = serde_json::from_str(text).map_err(|e| not_json(text, file, &e))?;
         let Value::Object(map) = &root else {
@@ -102,7 +102,7 @@ impl ModelConfig {
         };
         let stated = Keys { file, prefix: "", map };
         let family = family(&stated)?;
-        // Refused here, before weights are looked for or downloaded.
+        // Refused here, before weights are searched for or downloaded.
         let of_whole = quantised::quantisation(&stated, family)?;
         let prefix = if family.is_wrapper { TEXT_CONFIG_PREFIX } else { "" };
         let map = with_defaults(&stated, family)?;
@@ -122,12 +122,11 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Longest sequence in tokens, prompt and generated together, that the model is made for.
+    /// The longest sequence, prompt and generated tokens together, that the model is made for.
     ///
-    /// `max_position_embeddings` already counts the scaling for `linear` and `llama3`, unless another key states a longer
-    /// sequence that `linear` scaling reaches (Vicuna 1.5 16K). It is the
-    /// trained length for `dynamic`, and often for `yarn` (published Qwen2.5 configs), where the
-    /// factor is applied here.
+    /// `max_position_embeddings` already includes the scaling for `linear` and `llama3`, unless another key states a longer sequence that
+    /// `linear` scaling reaches (Vicuna 1.5 16K). For `dynamic`, and often for `yarn` (published Qwen2.5 configs), it is the trained
+    /// length, so the factor is applied here.
     pub fn context_limit(&self) -> usize {
         let stated = self.max_position_embeddings;
         let times = |positions: usize, factor: f64| (positions as f64 * factor) as usize;
@@ -141,13 +140,13 @@ impl ModelConfig {
         }
     }
 
-    /// The longest sequence that is computed as the model would: beyond a window that no context is longer than, and that was left out of
-    /// the kinds of layers for that, it would not be.
+    /// The longest sequence that is computed as by the model itself. A window that is at least as long as any context was left out of the
+    /// kinds of layers, so beyond that window results would differ.
     pub fn longest_extrapolation(&self) -> usize {
         self.sliding_window.filter(|window| *window >= self.context_limit()).unwrap_or(usize::MAX)
     }
 
-    /// Says what the context is where the file's keys do not agree on it.
+    /// The note on the context length if the file's keys disagree about it.
     fn note_on_length(&self) -> Option<String> {
         let (positions, context) = (self.max_position_embeddings, self.context_limit());
         match (self.stated_length, &self.rope.scaling) {
@@ -170,7 +169,7 @@ impl ModelConfig {
         }
     }
 
-    /// The rotary embeddings by number, as [`LayerKind::rope`] names them.
+    /// The rotary embeddings in the order of [`LayerKind::rope`].
     pub fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
         std::iter::once(&self.rope).chain(&self.layer_kinds.further_ropes)
     }
@@ -183,7 +182,7 @@ impl ModelConfig {
         self.layer_kinds.kinds[layer]
     }
 
-    /// Makes a model of `layers` layers, whose kinds are those of this one in turn, again and again if there are more.
+    /// Sets the number of layers to `layers`, repeating the kinds of the present layers as often as necessary.
     ///
     /// # Panics
     /// If this model has no layer.
@@ -194,7 +193,7 @@ impl ModelConfig {
         self.layers = layers;
     }
 
-    /// Leaves only these layers, in this order.
+    /// Keeps only these layers, in this order.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -203,12 +202,12 @@ impl ModelConfig {
         self.layers = layers.len();
     }
 
-    /// Channels of a head that are rotated, from the first on.
+    /// The number of channels of a head that are rotated, starting with the first.
     pub fn rotated(&self) -> usize {
         self.block.rotated.unwrap_or(self.head_dim)
     }
 
-    /// Query heads that share one key/value head.
+    /// The size of a GQA group: query heads that share one key/value head.
     pub fn group_size(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -241,7 +240,7 @@ impl ModelConfig {
     }
 }
 
-/// The lists of factors that a rotary embedding has, with the names of their keys.
+/// The lists of factors of a rotary embedding, with the names of their keys.
 fn long_factors(rope: &RopeConfig) -> Vec<(&'static str, &[f64])> {
     match &rope.scaling {
         RopeScaling::LongRope(scaling) => {
@@ -251,7 +250,7 @@ fn long_factors(rope: &RopeConfig) -> Vec<(&'static str, &[f64])> {
     }
 }
 
-/// Why a text is not JSON; Python writes numbers that JSON does not have, and reads them again.
+/// The error for a text that is not JSON; Python writes and reads numbers that JSON does not have.
 fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
     let fault = UsageError::new(format!("{file}: not valid JSON: {error}"));
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
@@ -263,12 +262,12 @@ fn not_json(text: &str, file: &str, error: &serde_json::Error) -> UsageError {
     }
 }
 
-/// Where classes that wrap a text model have its keys.
+/// The key under which a class that wraps a text model has the text model's keys.
 const TEXT_CONFIG: &str = "text_config";
-/// What is put before such a key in errors.
+/// The prefix of such a key in errors.
 const TEXT_CONFIG_PREFIX: &str = "text_config.";
 
-/// The keys of the text model, with what the class takes for those that are not there.
+/// The keys of the text model, with the class's defaults for absent ones.
 fn with_defaults(stated: &Keys, family: &Family) -> Result<Map<String, Value>, UsageError> {
     let mut map = match family.is_wrapper {
         true => text_keys(stated)?,
@@ -278,7 +277,7 @@ fn with_defaults(stated: &Keys, family: &Family) -> Result<Map<String, Value>, U
         unreachable!("the defaults of a class are a JSON object")
     };
     for (key, value) in defaults {
-        // The old spelling of this key.
+        // `rope_scaling` is the old spelling of `rope_parameters`.
         let is_stated = map.contains_key(&key) || key == "rope_parameters" && map.contains_key("rope_scaling");
         if !is_stated {
             map.insert(key, value);
@@ -287,7 +286,7 @@ fn with_defaults(stated: &Keys, family: &Family) -> Result<Map<String, Value>, U
     Ok(map)
 }
 
-/// The keys of the text model that a class wraps, with those of the whole that are about it.
+/// The keys of a wrapped text model, with those keys of the wrapper that concern it.
 fn text_keys(stated: &Keys) -> Result<Map<String, Value>, UsageError> {
     let mut map = stated.object(TEXT_CONFIG)?.ok_or_else(|| stated.missing(TEXT_CONFIG))?.clone();
     for key in ["eos_token_id", "bos_token_id", "dtype", "torch_dtype"] {
@@ -295,7 +294,7 @@ fn text_keys(stated: &Keys) -> Result<Map<String, Value>, UsageError> {
             map.insert(key.to_owned(), value.clone());
         }
     }
-    // The reference goes by the key of the whole alone, which is true where it is not there.
+    // The reference uses only the wrapper's key, which is true by default.
     let is_tied = stated.flag("tie_word_embeddings", true)?;
     map.insert("tie_word_embeddings".to_owned(), is_tied.into());
     Ok(map)
@@ -345,10 +344,10 @@ fn read(keys: &Keys, family: &'static Family, quantisation: Option<Quantisation>
     Ok(config)
 }
 
-/// The longest sequence by keys that neither transformers nor RoPE goes by; what makes no sense is nobody's business.
+/// The longest sequence stated under keys that neither transformers nor RoPE uses; nonsensical values are ignored.
 fn stated_length(keys: &Keys) -> Option<usize> {
     const KEYS: [&str; 5] = ["max_sequence_length", "max_seq_length", "max_seq_len", "model_max_length", "n_positions"];
-    // Some state a number without end.
+    // Some configs state a huge number to mean that there is no limit.
     const MOST: u64 = 1 << 32;
     let number = |key: &&str| keys.get(key)?.as_u64().filter(|n| (1..MOST).contains(n));
     KEYS.iter().find_map(number).map(|n| n as usize)
@@ -367,7 +366,7 @@ fn family(keys: &Keys) -> Result<&'static Family, UsageError> {
     })
 }
 
-/// A note where `model_type`, by which transformers chooses the class, names another family than `architectures`.
+/// The note if `model_type`, by which transformers chooses the class, names another family than `architectures`.
 fn other_family(keys: &Keys, family: &Family) -> Result<Option<String>, UsageError> {
     let stated = keys.optional_text("model_type")?.filter(|stated| *stated != family.model_type);
     Ok(stated.map(|stated| {
@@ -393,7 +392,7 @@ fn checkpoint_type(keys: &Keys) -> Result<Option<CheckpointType>, UsageError> {
         Some("float32") => Some(CheckpointType::F32),
         Some("float16") => Some(CheckpointType::F16),
         Some("bfloat16") => Some(CheckpointType::Bf16),
-        // Only informative: the weights state their own type.
+        // Informative only: the weights state their own type.
         _ => None,
     })
 }

@@ -1,4 +1,4 @@
-//! The rotary embedding by `config.json`, in both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`. The
+//! The rotary embedding in `config.json`, in both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`. The
 //! formulas are in [`rope`](crate::rope).
 
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub enum RopeScaling {
     Default,
     /// `linear`: positions divided by `factor`.
     Linear {
-        /// How many times longer the context becomes.
+        /// The factor by which the context becomes longer.
         factor: f64,
     },
     /// `dynamic` (NTK): the base grows with the sequence once it exceeds the trained length.
@@ -44,7 +44,7 @@ pub enum RopeScaling {
 /// Parameters of YaRN scaling, defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct YarnScaling {
-    /// How many times longer the context becomes.
+    /// The factor by which the context becomes longer.
     pub factor: f64,
     /// Trained length in tokens.
     pub original_max_positions: usize,
@@ -63,13 +63,13 @@ pub struct YarnScaling {
 }
 
 impl YarnScaling {
-    /// Positions that the trained length is scaled to.
+    /// The number of positions to which the trained length is scaled.
     pub(super) fn reach(&self) -> usize {
         (self.original_max_positions as f64 * self.factor) as usize
     }
 }
 
-/// Parameters of LongRoPE: each frequency is divided by a factor of its own, out of one of two lists.
+/// Parameters of LongRoPE: each frequency is divided by its own factor, from one of two lists.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LongRopeScaling {
     /// Factors for sequences up to the trained length, one for each pair of channels.
@@ -104,7 +104,7 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// Base, kind and what matters most of it, for errors.
+    /// A short description (base, kind and main parameter) for errors.
     fn in_words(&self) -> String {
         let scaling = match &self.scaling {
             RopeScaling::Default => "no scaling".to_owned(),
@@ -124,22 +124,23 @@ impl RopeConfig {
     }
 }
 
-/// Where the RoPE table of sliding layers is read, if it is not that of all layers: in `rope_parameters.sliding_attention`, beside which
-/// `rope_parameters.full_attention` is the other. Where `rope_parameters` is not there, it is not scaled.
+/// Where the RoPE table of sliding layers is stated, if they have one of their own: in `rope_parameters.sliding_attention`, while that
+/// of the other layers is in `rope_parameters.full_attention`. Without `rope_parameters`, it is not scaled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalRope {
     /// The key of its base.
     pub theta_key: Option<&'static str>,
-    /// Its base where there is no such key.
+    /// Its base if that key is absent.
     pub theta: f64,
 }
 
-/// The old and the new key of scaling.
+/// The old and the new key for scaling.
 const KEYS: [&str; 2] = ["rope_scaling", "rope_parameters"];
-/// Where `rope_parameters` holds those of layers that see all tokens, and those of sliding layers.
+/// The keys within `rope_parameters` for layers that see all tokens, and for sliding layers.
 const BY_TYPE: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// The share of a head's channels that is rotated, and where it is stated, if it is: within the RoPE parameters or beside them.
+/// The share of a head's channels that is rotated, with the key that states it, which may be within the RoPE parameters or beside them;
+/// `None` if it is not stated.
 pub(crate) fn rotated_share(keys: &Keys) -> Result<Option<(String, f64)>, UsageError> {
     const KEY: &str = "partial_rotary_factor";
     let mut levels = vec![(String::new(), keys.map)];
@@ -148,7 +149,7 @@ pub(crate) fn rotated_share(keys: &Keys) -> Result<Option<(String, f64)>, UsageE
         let by_type = BY_TYPE.iter().filter_map(|key| Some((format!("{name}.{key}."), map.get(*key)?.as_object()?)));
         levels.extend(by_type.chain([(format!("{name}."), map)]));
     }
-    // What is further within wins.
+    // `rope_parameters` takes precedence over `rope_scaling`, and both over the top level.
     for (prefix, map) in levels.into_iter().rev() {
         let full = format!("{}{prefix}", keys.prefix);
         let level = Keys { file: keys.file, prefix: &full, map };
@@ -162,7 +163,7 @@ pub(crate) fn rotated_share(keys: &Keys) -> Result<Option<(String, f64)>, UsageE
     Ok(None)
 }
 
-/// Refuses heads of which only a part is rotated, for families that do not know them.
+/// Refuses partly rotated heads, for families that do not have them.
 pub(super) fn refuse_share(keys: &Keys) -> Result<(), UsageError> {
     match rotated_share(keys)?.filter(|(_, share)| *share != 1.0) {
         Some((key, _)) => Err(keys.error(&key, "rotating only a part of a head is not supported")),
@@ -170,8 +171,8 @@ pub(super) fn refuse_share(keys: &Keys) -> Result<(), UsageError> {
     }
 }
 
-/// Reads the rotary embeddings by number: that of all layers, or of those that see all tokens, and, if there is one, that of sliding
-/// layers. `theta` is the base where none is stated. What the user should know is added to `notes`.
+/// Reads the rotary embeddings by number: that of all layers, or of those that see all tokens, and then that of sliding layers, if they
+/// have their own. `theta` is the default base. Adds what the user should know to `notes`.
 pub(super) fn ropes(
     keys: &Keys,
     max_positions: usize,
@@ -203,13 +204,13 @@ pub(super) fn ropes(
     let name = |key: &str| format!("{}.{key}", KEYS[1]);
     let full = rope_of(keys, &name(BY_TYPE[0]), &full?, max_positions, theta, notes)?;
     let mut sliding = sliding?;
-    // What stands beside is that of the others.
+    // A base outside these objects is that of the other layers.
     sliding.entry("rope_theta").or_insert(local_theta.into());
     let sliding = rope_of(keys, &name(BY_TYPE[1]), &sliding, max_positions, theta, &mut Vec::new())?;
     Ok(vec![full, sliding])
 }
 
-/// A base that has to be above 1, if there is one.
+/// A base, which must be above 1, if the key is present.
 fn theta_in(keys: &Keys, key: &str) -> Result<Option<f64>, UsageError> {
     match keys.optional_number(key)? {
         Some(theta) if theta <= 1.0 => Err(keys.error(key, &format!("must be above 1, got {theta}"))),
@@ -217,9 +218,9 @@ fn theta_in(keys: &Keys, key: &str) -> Result<Option<f64>, UsageError> {
     }
 }
 
-/// Reads the rotary embedding of layers that are rotated alike.
+/// Reads the rotary embedding of layers that share one.
 ///
-/// Transformers 5 takes `rope_scaling`, if it has any key, instead of `rope_parameters`; both are read where they agree.
+/// Transformers 5 uses `rope_scaling`, if it has any key, instead of `rope_parameters`; both are accepted here if they agree.
 fn rope(keys: &Keys, max_positions: usize, theta: f64, notes: &mut Vec<String>) -> Result<RopeConfig, UsageError> {
     let empty = Map::new();
     let mut read = |key: &str, map| rope_of(keys, key, map, max_positions, theta, notes);
@@ -276,7 +277,7 @@ fn rope_scaling(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<Rope
         "linear" => RopeScaling::Linear { factor: inner.factor("factor")? },
         "dynamic" => RopeScaling::Dynamic { factor: inner.factor("factor")? },
         "yarn" => RopeScaling::Yarn(yarn(inner, outer, max_positions)?),
-        // The name that it had at first.
+        // `su` is the original name.
         "longrope" | "su" => RopeScaling::LongRope(longrope(inner, outer, max_positions)?),
         "llama3" => {
             let [low_freq_factor, high_freq_factor] =
@@ -303,7 +304,7 @@ fn rope_scaling(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<Rope
 
 fn yarn(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<YarnScaling, UsageError> {
     let original = original_positions(inner, outer, max_positions)?;
-    // A null factor means the ratio of the two lengths; an absent one is a mistake.
+    // A null factor means the ratio of the two lengths; an absent factor is an error.
     let factor = match inner.map.get("factor") {
         Some(Value::Null) => max_positions as f64 / original as f64,
         _ => inner.factor("factor")?,
@@ -348,7 +349,7 @@ fn longrope(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<LongRope
     })
 }
 
-/// A list of numbers above 0 that must be there.
+/// A list of positive numbers; the key must be present.
 fn factors(keys: &Keys, key: &str) -> Result<Vec<f64>, UsageError> {
     const EXPECTED: &str = "expected a list of numbers above 0";
     let Some(value) = keys.get(key) else { return Err(keys.missing(key)) };
@@ -357,7 +358,7 @@ fn factors(keys: &Keys, key: &str) -> Result<Vec<f64>, UsageError> {
     numbers.map(number).collect::<Option<_>>().ok_or_else(|| keys.error(key, EXPECTED))
 }
 
-/// The trained length: beside the RoPE parameters it wins over inside them, as in the reference.
+/// The trained length. As in the reference, one beside the RoPE parameters takes precedence over one inside them.
 fn original_positions(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<usize, UsageError> {
     const KEY: &str = "original_max_position_embeddings";
     if let Some(stated) = outer.optional_size(KEY)? {

@@ -38,7 +38,7 @@ fn a_model_type_of_another_family_is_told_of() {
     assert!(told.contains(&expected.to_owned()), "{told:?}");
 }
 
-/// Identity leaves notes out, so that they can be reworded and old folders can still be resumed.
+/// The identity does not include notes, so that they can be reworded without preventing old folders from being resumed.
 #[test]
 fn notes_are_no_part_of_what_a_run_is() {
     let config = serde_json::to_value(parse(&with(json!({"model_type": "qwen3"}))).unwrap()).unwrap();
@@ -72,8 +72,8 @@ fn both_spellings_of_rope_agree() {
     assert_eq!(a.theta, 5e5);
 }
 
-/// What transformers 5.24 does is in `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`: `rope_scaling`, unless it is
-/// empty, replaces `rope_parameters`; a `rope_theta` within wins over one beside.
+/// Transformers 5.24 does this in `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`: `rope_scaling`, unless it is
+/// empty, replaces `rope_parameters`; a `rope_theta` within takes precedence over one beside.
 #[test]
 fn of_two_ropes_both_are_read_or_neither() {
     let plain = json!({"rope_type": "default", "rope_theta": 1e6});
@@ -113,7 +113,7 @@ fn of_two_ropes_both_are_read_or_neither() {
     );
 }
 
-/// The rows are published configs: Vicuna 1.5 16K, LLaMA 2 32K of Together, Qwen2.5 with YaRN, Yarn Llama 2 64K.
+/// Rows from published configs: Vicuna 1.5 16K, LLaMA 2 32K of Together, Qwen2.5 with YaRN, Yarn Llama 2 64K.
 #[test]
 fn what_says_another_context_is_counted_or_told_of() {
     let linear = |factor: f64| json!({"type": "linear", "factor": factor});
@@ -125,7 +125,7 @@ fn what_says_another_context_is_counted_or_told_of() {
             16384,
             "the context is 16384 tokens: `max_position_embeddings` is 4096, RoPE is scaled by 4, and",
         ),
-        // More than the scaling reaches.
+        // A length that the scaling does not reach.
         (
             json!({"max_position_embeddings": 4096, "max_sequence_length": 65536, "rope_scaling": linear(4.0)}),
             16384,
@@ -199,7 +199,7 @@ fn the_context_limit_counts_scaling_and_no_windows() {
     assert_eq!(limit(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 512})), 2048);
 }
 
-/// The windows of all layers, and the numbers of their RoPE tables.
+/// The windows and the RoPE table numbers of all layers.
 fn kinds(config: &ModelConfig) -> (Vec<Option<usize>>, Vec<Option<usize>>) {
     config.layer_kinds.kinds.iter().map(|kind| (kind.window, kind.rope)).unzip()
 }
@@ -215,7 +215,7 @@ fn layers_slide_by_their_types_or_by_the_rule_of_the_family() {
     };
     assert_eq!(windows(json!({})), [None, None]);
     assert_eq!(of("MistralForCausalLM", json!({})), [w; 7]);
-    // No context is longer than this window.
+    // This window is as long as the longest context.
     assert_eq!(of("MistralForCausalLM", json!({"sliding_window": 2048})), [None; 7]);
     assert_eq!(of("Gemma2ForCausalLM", json!({})), [w, full, w, full, w, full, w]);
     assert_eq!(of("Gemma3ForCausalLM", json!({})), [w, w, w, w, w, full, w]);
@@ -242,7 +242,7 @@ fn a_list_of_layer_types_has_a_known_type_for_each_layer() {
     assert_eq!(error(json!("full_attention")), "config.json: `layer_types`: expected a list of names");
 }
 
-/// Transformers 5.24, `Gemma3TextConfig.convert_rope_params_to_dict`.
+/// As in `Gemma3TextConfig.convert_rope_params_to_dict` of transformers 5.24.
 #[test]
 fn sliding_layers_of_gemma_3_have_a_rotation_of_their_own() {
     let parse_gemma = |extra: Value| {
@@ -274,7 +274,7 @@ fn sliding_layers_of_gemma_3_have_a_rotation_of_their_own() {
     assert_eq!(error(twice), "config.json: `rope_scaling`: it stands beside `rope_parameters`");
 }
 
-/// The text configuration of Gemma 3 4B has no more than this.
+/// The text configuration of Gemma 3 4B has only these keys.
 #[test]
 fn a_wrapper_has_a_text_model_with_defaults_of_its_class() {
     let wrapper = json!({
@@ -335,7 +335,7 @@ fn the_text_model_of_mistral_3_is_mistral_or_ministral_3() {
     );
 }
 
-/// Names and order of what an identity holds of layers: digests are of its text.
+/// The identity's entries about layers, in their order, since digests are of its text.
 #[test]
 fn a_run_is_identified_by_the_kinds_of_its_layers() {
     let of = |changes| serde_json::to_string(&parse(&with(changes)).unwrap()).unwrap();
@@ -469,7 +469,7 @@ fn longrope_has_a_factor_for_each_pair_of_channels() {
     let config = phi(json!({})).unwrap();
     assert_eq!((config.rotated(), config.head_dim, config.context_limit()), (4, 16, 131_072));
     let RopeScaling::LongRope(scaling) = &config.rope.scaling else { panic!("{:?}", config.rope) };
-    // The class has 4096 where the file says nothing.
+    // The class's default is 4096.
     assert_eq!((scaling.original_max_positions, &scaling.long_factor), (4096, &vec![1.0, 4.5]));
     assert!((scaling.attention_factor - 1.190_238).abs() < 1e-6, "{}", scaling.attention_factor);
     let error = |changes| phi(changes).unwrap_err().to_string();

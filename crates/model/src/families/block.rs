@@ -1,21 +1,21 @@
-//! What a decoder's layer is made of, as data: a [`BlockSpec`] is all that engines know of a family.
+//! What a decoder's layer consists of, as data: engines know a family only by its [`BlockSpec`].
 //!
-//! A layer adds two branches to the residual stream `x`, each with a norm before it, one behind it, or both:
+//! A layer adds two branches to the residual stream `x`, each with a norm before it, after it, or both:
 //!
 //! ```text
 //! x += scale · post(output(attention(rope(norm(queries, keys)), values)))   of qkv(norm(x))
 //! x += scale · post(down(gate · up))                                        of gate_up(norm(x))
 //! ```
 //!
-//! In place of the second, some or all layers may have [`Experts`].
+//! Some or all layers may have [`Experts`] instead of the second branch.
 //!
-//! All norms are RMS norms. A family that needs more adds a field here, whose default leaves today's families as they are; reads it
-//! in `forward_layer` of the CPU's engine (`cpu.rs`); and either in the GPU's (`cuda/model.rs`) or in
-//! [`Dimensions::gpu_obstacle`](crate::dimensions::Dimensions::gpu_obstacle), which refuses what its kernels do not do. `naive_tests.rs` has
-//! the same decoder in plain loops and f64, which reads the field too. Known to be missing is one norm for both branches (Cohere).
+//! All norms are RMS norms. A family that needs more adds a field here, with a default that leaves the other families unchanged; reads it
+//! in `forward_layer` of the CPU engine (`cpu.rs`); and either reads it in the GPU engine (`cuda/model.rs`) or refuses it in
+//! [`Dimensions::gpu_obstacle`](crate::dimensions::Dimensions::gpu_obstacle). `naive_tests.rs` has the same decoder in plain loops and f64,
+//! which reads the field too. One norm for both branches (Cohere) is not supported yet.
 //!
-//! What differs from layer to layer is in [`LayerKinds`](super::LayerKinds): windows, and tables of rotation. Scale, soft cap, window
-//! and sinks of attention itself are the attention crate's, which is handed them.
+//! Properties that differ from layer to layer are in [`LayerKinds`](super::LayerKinds): windows and rotation tables. The attention crate
+//! applies scale, soft cap, window and sinks of attention.
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -23,44 +23,43 @@ use serde::ser::SerializeMap;
 
 use super::experts::Experts;
 
-/// Names of a family's tensors: those of matrices without `.weight` and `.bias`, those of norms without `.weight`.
+/// The names of a family's tensors: matrices without `.weight` and `.bias`, norms without `.weight`.
 ///
-/// Names of a layer's tensors follow [`layer`](Self::layer), its number and a point. A layer has what is named here: where a name is
-/// `None`, it has no such norm.
+/// The names of a layer's tensors follow [`layer`](Self::layer), the layer's number and a dot. A norm whose name is `None` does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorNames {
     /// The embedding table, `[vocab_size][hidden]`.
     pub embedding: &'static str,
-    /// What all tensors of layers begin with, up to the layer's number.
+    /// The prefix of all tensors of layers, up to the layer's number.
     pub layer: &'static str,
-    /// The norm behind the last layer.
+    /// The norm after the last layer.
     pub final_norm: &'static str,
-    /// The output matrix, `[vocab_size][hidden]`, where it is not the embedding table.
+    /// The output matrix, `[vocab_size][hidden]`, if it is not the embedding table.
     pub head: &'static str,
     /// The norm before attention.
     pub attention_norm: Option<&'static str>,
-    /// Projections to queries, keys and values: three matrices, or one that has the rows of all three in this order.
+    /// The projections to queries, keys and values: three matrices, or one with the rows of all three in this order.
     pub qkv: &'static [&'static str],
-    /// Norms of queries and of keys, before rotation; [`BlockSpec::qk_norm_over`] says of what.
+    /// The norms of queries and of keys, before rotation; [`BlockSpec::qk_norm_over`] says over which channels.
     pub qk_norm: Option<[&'static str; 2]>,
-    /// A logit for each query head that stands in the denominator of every softmax; the name of the whole tensor.
+    /// A logit for each query head that is added to the denominator of every softmax; the name of the whole tensor.
     pub sinks: Option<&'static str>,
     /// The projection of attention's output.
     pub output: &'static str,
     /// The norm of that projection's output, before it is added to the residual stream.
     pub attention_post_norm: Option<&'static str>,
-    /// The norm before the gated layers, or before experts and their router.
+    /// The norm before the gated network, or before experts and their router.
     pub mlp_norm: Option<&'static str>,
-    /// Projections to the gate and to what it gates: two matrices, or one that has the rows of both in this order.
+    /// The projections to the gate and to what it gates: two matrices, or one with the rows of both in this order.
     pub gate_up: &'static [&'static str],
-    /// The projection behind the gate.
+    /// The projection after the gate.
     pub down: &'static str,
     /// The norm of that projection's output, before it is added to the residual stream.
     pub mlp_post_norm: Option<&'static str>,
 }
 
 impl TensorNames {
-    /// The names of Llama, which most families have taken over.
+    /// The names of Llama, which most families use.
     pub const LLAMA: Self = Self {
         embedding: "model.embed_tokens",
         layer: "model.layers.",
@@ -78,34 +77,34 @@ impl TensorNames {
         mlp_post_norm: None,
     };
 
-    /// The weights of a matrix or norm.
+    /// The name of the weights of a matrix or norm.
     pub fn weight(name: &str) -> String {
         format!("{name}.weight")
     }
 }
 
-/// What the gate of the gated layers is passed through before it is multiplied.
+/// The function that is applied to the gate before it is multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// `x · σ(x)`.
     Silu,
-    /// GELU by its approximation with tanh.
+    /// GELU, in its approximation with tanh.
     GeluTanh,
-    /// `x · σ(slope · x)` of the gate `x`, at most `limit`, times one more than what it gates, from `-limit` to `limit`.
+    /// `x · σ(slope · x)` of the gate `x`, limited to at most `limit`, times one plus what it gates, limited to `-limit..=limit`.
     Clamped {
         /// The steepness of the sigmoid.
         slope: f32,
-        /// The largest number, of the gate and of what it gates.
+        /// The limit of the gate and of what it gates.
         limit: f32,
     },
 }
 
-/// What one norm of queries or keys is over.
+/// The channels that one norm of queries or keys is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormOver {
-    /// The channels of a head; all heads have the same weights.
+    /// The channels of one head; all heads have the same weights.
     Head,
     /// All channels of all heads together.
     AllHeads,
@@ -115,13 +114,13 @@ pub enum QkNormOver {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopePairs {
-    /// `i` and `i + n/2`, of `n` channels that are rotated.
+    /// `i` and `i + n/2`, of `n` rotated channels.
     Halves,
     /// `2i` and `2i + 1`.
     Neighbours,
 }
 
-/// What products of queries and keys are multiplied by before the softmax.
+/// The factor on products of queries and keys before the softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionScale {
@@ -138,21 +137,21 @@ pub enum AttentionScale {
 pub struct QueryGrowth {
     /// How fast they grow.
     pub beta: f32,
-    /// Positions of a step.
+    /// The number of positions in a step.
     pub step: usize,
 }
 
 impl QueryGrowth {
-    /// What a query at `position` is multiplied by.
+    /// The factor on a query at `position`.
     pub fn factor(self, position: usize) -> f32 {
         1.0 + self.beta * (1.0 + (position / self.step) as f32).ln()
     }
 }
 
-/// How the layers of a decoder are made, and what is done before the first and behind the last.
+/// How the layers of a decoder are built, and what is done before the first and after the last.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockSpec {
-    /// Names of its tensors, which also say which norms there are.
+    /// The names of its tensors, which also say which norms there are.
     pub names: TensorNames,
     /// Whether the q, k and v projections have biases.
     pub qkv_bias: bool,
@@ -160,31 +159,31 @@ pub struct BlockSpec {
     pub output_bias: bool,
     /// Whether gate, up and down projections have biases.
     pub mlp_bias: bool,
-    /// What the gate is passed through.
+    /// The function applied to the gate.
     pub gate: Gate,
-    /// What is added to the stored weights of every norm: 0, or 1 where weights are stored without it.
+    /// The number added to the stored weights of every norm: 0, or 1 if weights are stored without it.
     pub norm_offset: f32,
-    /// What norms of queries and keys are over, where there are any.
+    /// The channels that norms of queries and keys are over, if there are any.
     pub qk_norm_over: QkNormOver,
-    /// How many channels of a head, from the first on, are rotated; `None` for all. An even number.
+    /// The number of rotated channels of a head, starting with the first; `None` for all. An even number.
     pub rotated: Option<usize>,
-    /// Which of them are rotated together.
+    /// Which of these channels are rotated together.
     pub rope_pairs: RopePairs,
-    /// What products of queries and keys are multiplied by.
+    /// The factor on products of queries and keys.
     pub attention_scale: AttentionScale,
-    /// `c`, where a scaled product `x` of a query and a key becomes `c · tanh(x / c)` before the softmax.
+    /// `c`, if a scaled product `x` of a query and a key becomes `c · tanh(x / c)` before the softmax.
     pub attention_cap: Option<f32>,
     /// How rotated queries grow with their position, if they do.
     pub query_growth: Option<QueryGrowth>,
-    /// What rows of the embedding table are multiplied by before the first layer.
+    /// The factor on rows of the embedding table before the first layer.
     pub embedding_scale: f32,
-    /// What both branches are multiplied by before they are added to the residual stream.
+    /// The factor on both branches before they are added to the residual stream.
     pub branch_scale: f32,
-    /// Experts, which [layers that have them](super::LayerKind::experts) have in place of the gated layers.
+    /// The experts that [some layers](super::LayerKind::experts) have instead of the gated network.
     pub experts: Option<Experts>,
-    /// What logits are divided by.
+    /// The divisor of logits.
     pub logit_divisor: f32,
-    /// `c`, where logits `l` become `c · tanh(l / c)`.
+    /// `c`, if logits `l` become `c · tanh(l / c)`.
     pub logit_cap: Option<f32>,
 }
 
@@ -212,13 +211,13 @@ impl BlockSpec {
 }
 
 impl BlockSpec {
-    /// Whether logits are those of the output matrix, with nothing done to them.
+    /// Whether logits are the unchanged products of the output matrix.
     #[cfg(feature = "cuda")]
     pub(crate) fn leaves_logits(&self) -> bool {
         self.logit_divisor == 1.0 && self.logit_cap.is_none()
     }
 
-    /// What becomes of logits behind the output matrix: they are divided and capped, where the family does that.
+    /// Divides and caps the products of the output matrix, if the family does so.
     pub(crate) fn finish_logits(&self, logits: &mut [f32]) {
         let divisor = self.logit_divisor;
         if divisor != 1.0 {
@@ -230,8 +229,8 @@ impl BlockSpec {
     }
 }
 
-/// What of a block a run's identity holds: always the four entries that it has held from the first, others where they differ from
-/// Llama's. Names are left out, as checkpoints of other names hold the same model.
+/// The entries of a run's identity: always the four that were in it from the start, and others if they differ from Llama's. Names are left
+/// out, since checkpoints with other names may hold the same model.
 impl Serialize for BlockSpec {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { names, gate, norm_offset, attention_cap, query_growth, experts, logit_cap, .. } = self;

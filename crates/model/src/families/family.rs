@@ -1,4 +1,4 @@
-//! What a decoder family says of itself.
+//! The description of a decoder family.
 
 use std::fmt;
 
@@ -10,36 +10,37 @@ use crate::config::keys::Keys;
 use crate::config::rope::LocalRope;
 use spattn_base::error::UsageError;
 
-/// A decoder family: which checkpoints it is, and how it reads those keys of `config.json` that families differ in.
+/// A decoder family: which checkpoints belong to it, and how it reads the keys of `config.json` that differ between
+/// families.
 #[derive(Debug)]
 pub struct Family {
-    /// What the configuration of a run calls it. It is part of a run's identity, so it stays.
+    /// Its name in the configuration of a run. It is part of a run's identity, so it must not change.
     pub name: &'static str,
     /// The class that `architectures` names.
     pub class: &'static str,
-    /// What `model_type` is for this class.
+    /// The `model_type` of this class.
     pub model_type: &'static str,
-    /// What its class takes for keys that are not there.
+    /// The class's defaults for absent keys.
     pub(crate) defaults: ClassDefaults,
     /// Whether the class wraps a text model, whose keys are in `text_config`.
     pub(crate) is_wrapper: bool,
-    /// Whether blocks of MXFP4 are read of its experts.
+    /// Whether its experts may be in blocks of MXFP4.
     pub(crate) has_mxfp4_experts: bool,
-    /// Reads its keys.
+    /// Reads the family's keys.
     pub(crate) read: fn(&Keys<'_>, &Sizes) -> Result<FamilyConfig, UsageError>,
 }
 
-/// What a class of the reference implementation takes for keys that `config.json` does not have.
+/// The defaults of a class of the reference implementation for keys that `config.json` lacks.
 #[derive(Debug)]
 pub(crate) struct ClassDefaults {
-    /// The text of a JSON object: keys and values.
+    /// A JSON object with keys and their default values, as text.
     pub keys: &'static str,
     /// The base of the rotary embedding.
     pub rope_theta: f64,
 }
 
 impl ClassDefaults {
-    /// Those that most classes have in common, which are filled in where keys are read.
+    /// The defaults shared by most classes, which are filled in where keys are read.
     pub(crate) const COMMON: Self = Self { keys: "{}", rope_theta: 10_000.0 };
 }
 
@@ -54,20 +55,20 @@ pub(crate) struct Sizes {
     pub heads: usize,
 }
 
-/// What a family makes of its keys.
+/// The result of reading a family's keys.
 #[derive(Debug)]
 pub(crate) struct FamilyConfig {
     /// Channels of a head.
     pub head_dim: usize,
     /// The kind of each layer, in order.
     pub kinds: Vec<LayerKind>,
-    /// The RoPE table number 1, if there is one: that of sliding layers.
+    /// The RoPE table with number 1, that of sliding layers, if there is one.
     pub local_rope: Option<LocalRope>,
-    /// How its layers are made.
+    /// How its layers are built.
     pub block: BlockSpec,
 }
 
-/// Families are told apart by their class.
+/// Families are identified by their class.
 impl PartialEq for Family {
     fn eq(&self, other: &Self) -> bool {
         self.class == other.class

@@ -1,5 +1,5 @@
-//! What Gemma 2 and 3 have in common: four norms a layer, whose weights are stored without 1, a gate of GELU, scaled embeddings, and a
-//! scale of attention of their own.
+//! What Gemma 2 and 3 share: four norms in each layer, whose weights are stored without 1, a GELU gate, scaled embeddings, and their
+//! own attention scale.
 
 use super::block::{AttentionScale, BlockSpec, Gate, TensorNames};
 use super::family::Sizes;
@@ -33,7 +33,7 @@ pub(super) fn block(keys: &Keys<'_>, sizes: &Sizes, names: TensorNames) -> Resul
     })
 }
 
-/// `hidden_activation`, which has to be the approximation of GELU with tanh.
+/// `hidden_activation`, which must be the approximation of GELU with tanh.
 fn gate(keys: &Keys<'_>) -> Result<Gate, UsageError> {
     const KEY: &str = "hidden_activation";
     match keys.optional_text(KEY)?.unwrap_or("gelu_pytorch_tanh") {
@@ -42,7 +42,7 @@ fn gate(keys: &Keys<'_>) -> Result<Gate, UsageError> {
     }
 }
 
-/// A number above 0 that a key has, if it is there: what is capped.
+/// A soft cap: a positive number, if the key is present.
 pub(super) fn cap(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, UsageError> {
     keys.get(key).map(|_| keys.positive(key).map(|cap| cap as f32)).transpose()
 }

@@ -1,4 +1,4 @@
-//! Gemma 3: heads of q and k are normed; five of six layers slide, by a rotation of their own. Models that read images wrap the text
+//! Gemma 3: heads of q and k are normed; five of six layers slide and have their own rotation. Models that read images wrap the text
 //! model.
 
 use super::block::{BlockSpec, TensorNames};
@@ -41,7 +41,7 @@ const DEFAULTS: ClassDefaults = ClassDefaults {
 
 const NAMES: TensorNames = TensorNames { qk_norm: Some(["self_attn.q_norm", "self_attn.k_norm"]), ..gemma::NAMES };
 
-/// The reference has this key in its configuration and caps nothing by it.
+/// The reference has this key in its configuration, but does not apply it.
 const UNUSED_CAP: &str = "attn_logit_softcapping";
 
 fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {

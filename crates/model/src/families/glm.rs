@@ -1,5 +1,5 @@
-//! GLM-4: one matrix for the gate and what it gates; of each head, half is rotated, in pairs of neighbouring channels. Models of 2025 (Glm4)
-//! have a norm behind each branch too.
+//! GLM-4: one matrix for the gate and what it gates; half of each head is rotated, in pairs of adjacent channels. Models of 2025 (Glm4)
+//! also have a norm after each branch.
 
 use super::block::{BlockSpec, RopePairs, TensorNames};
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};

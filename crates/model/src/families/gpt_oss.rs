@@ -1,4 +1,4 @@
-//! gpt-oss: every other layer slides; heads have sinks; all layers have experts, whose gates are clamped. Published weights of experts are
+//! gpt-oss: every other layer slides; heads have sinks; all layers have experts with clamped gates. Published weights of experts are
 //! blocks of 4 bits (MXFP4).
 
 use super::block::{BlockSpec, Gate, TensorNames};
@@ -33,7 +33,7 @@ pub(super) static GPT_OSS: Family = Family {
 
 const NAMES: TensorNames = TensorNames { sinks: Some("self_attn.sinks"), ..TensorNames::LLAMA };
 
-/// The reference has experts in one tensor alone, so that names of single ones are our own.
+/// The reference only has all experts in one tensor, so the names of single experts are our own.
 const EXPERT_NAMES: ExpertNames = ExpertNames {
     router: "mlp.router",
     each: "mlp.experts.",

@@ -1,4 +1,4 @@
-//! Keys of `config.json` that several families read alike.
+//! Keys of `config.json` that several families read in the same way.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::config::keys::Keys;
 use crate::config::rope::rotated_share;
 use spattn_base::error::UsageError;
 
-/// `hidden_act`, which has to be `silu`.
+/// `hidden_act`, which must be `silu`.
 pub(super) fn silu(keys: &Keys<'_>) -> Result<Gate, UsageError> {
     match keys.optional_text("hidden_act")?.unwrap_or("silu") {
         "silu" | "swish" => Ok(Gate::Silu),
@@ -31,7 +31,7 @@ pub(super) fn head_dim_or_share(keys: &Keys<'_>, sizes: &Sizes) -> Result<usize,
     Ok(hidden_size / heads)
 }
 
-/// `num_experts_per_tok`, `default` if it is absent: how many of `count` experts a token passes.
+/// `num_experts_per_tok`, or `default` if absent: how many of `count` experts a token passes through.
 pub(super) fn experts_used(keys: &Keys<'_>, count: usize, default: usize) -> Result<usize, UsageError> {
     const KEY: &str = "num_experts_per_tok";
     let used = keys.optional_size(KEY)?.unwrap_or(default);
@@ -41,7 +41,7 @@ pub(super) fn experts_used(keys: &Keys<'_>, count: usize, default: usize) -> Res
     }
 }
 
-/// How many channels of a head `partial_rotary_factor` leaves to be rotated; `None` for all of them.
+/// The number of rotated channels of a head by `partial_rotary_factor`; `None` for all channels.
 pub(super) fn rotated(keys: &Keys<'_>, head_dim: usize) -> Result<Option<usize>, UsageError> {
     let Some((key, share)) = rotated_share(keys)?.filter(|(_, share)| *share != 1.0) else { return Ok(None) };
     let channels = (head_dim as f64 * share) as usize;
@@ -61,8 +61,8 @@ pub(super) fn sliding_window(keys: &Keys<'_>) -> Result<Option<usize>, UsageErro
     }
 }
 
-/// The kinds of layers of Qwen2 and Qwen3, whose windows have a switch, `use_sliding_window`: by `layer_types`, or else those from number
-/// `max_window_layers` on slide.
+/// The kinds of layers of Qwen2 and Qwen3, whose windows `use_sliding_window` switches on: sliding layers are those in `layer_types`, or
+/// else those from number `max_window_layers` on.
 pub(super) fn switched_kinds(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<LayerKind>, UsageError> {
     let slides = keys.flag("use_sliding_window", false)?;
     let Some(window) = sliding_window(keys)?.filter(|_| slides) else {
@@ -73,8 +73,8 @@ pub(super) fn switched_kinds(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<Layer
     kinds_by_type(keys, sizes, sliding, |layer| layer >= first)
 }
 
-/// The kinds of layers by `layer_types`, or, where it is not there, by whether `slides` says that a layer slides. Layers that slide are
-/// `sliding`, others see all tokens and are rotated by the model's first RoPE table.
+/// The kinds of layers by `layer_types` or, if that is absent, by whether `slides` is true for a layer. Sliding layers are of the kind
+/// `sliding`; the others see all tokens and use the model's first RoPE table.
 pub(super) fn kinds_by_type(
     keys: &Keys<'_>,
     sizes: &Sizes,

@@ -1,14 +1,14 @@
-//! In what layers of one model differ: which tokens a token sees, how queries and keys are rotated, and whether there are experts.
+//! How the layers of one model differ: which tokens a token sees, how queries and keys are rotated, and whether there are experts.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use crate::config::rope::RopeConfig;
 
-/// Which tokens the tokens of a layer see, and by which of the model's RoPE tables queries and keys are rotated.
+/// Which tokens a token sees in a layer, and which of the model's RoPE tables rotates queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerKind {
-    /// How many of the last tokens a token sees, itself included; `None` for all up to its own. At least 1.
+    /// The number of last tokens that a token sees, including itself; `None` for all up to itself. At least 1.
     pub window: Option<usize>,
     /// The number of the RoPE table, from 0; `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
@@ -17,11 +17,11 @@ pub struct LayerKind {
 }
 
 impl LayerKind {
-    /// A layer without experts whose tokens see all tokens up to their own, rotated by the model's first table.
+    /// A layer without experts whose tokens see all tokens up to themselves, rotated by the model's first table.
     pub const FULL: Self = Self { window: None, rope: Some(0), experts: false };
 }
 
-/// The kind of each layer of a model, and the RoPE tables that it has beside the first.
+/// The kind of each layer of a model, and the RoPE tables that it has besides the first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerKinds {
     /// In the order of the layers.
@@ -30,8 +30,7 @@ pub struct LayerKinds {
     pub further_ropes: Vec<RopeConfig>,
 }
 
-/// What a run's identity holds: nothing of layers that are all [`LayerKind::FULL`], so that identities of earlier versions stay as they
-/// are.
+/// The entries of a run's identity: none if all layers are [`LayerKind::FULL`], so that identities of earlier versions stay valid.
 impl Serialize for LayerKinds {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;

@@ -1,4 +1,4 @@
-//! Llama, and what is published in its form: Llama 2 to 3.3, Yi, Falcon 3, DeepSeek-R1-Distill-Llama.
+//! Llama, and models published in its form: Llama 2 to 3.3, Yi, Falcon 3, DeepSeek-R1-Distill-Llama.
 
 use super::block::BlockSpec;
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};

@@ -1,4 +1,5 @@
-//! Ministral 3: Mistral whose queries grow with their position. It is published within [`mistral3`](super::mistral3) alone.
+//! Ministral 3: Mistral with queries that grow with their position. It is only published inside
+//! [`mistral3`](super::mistral3).
 
 use super::block::{BlockSpec, QueryGrowth};
 use super::family::{FamilyConfig, Sizes};
@@ -7,10 +8,10 @@ use super::mistral;
 use crate::config::keys::Keys;
 use spattn_base::error::UsageError;
 
-/// What `model_type` is for the text model.
+/// The `model_type` of the text model.
 pub(super) const MODEL_TYPE: &str = "ministral3";
 
-/// Reads its keys, as Mistral's but for the growth of queries, which is in `rope_parameters`.
+/// Reads the keys like those of Mistral, and the growth of queries in `rope_parameters`.
 pub(super) fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {
     const ROPE: &str = "rope_parameters";
     let map = keys.object(ROPE)?.ok_or_else(|| keys.missing(ROPE))?;
@@ -24,7 +25,7 @@ pub(super) fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, Usage
     };
     let mistral = mistral::read(keys, sizes)?;
     Ok(FamilyConfig {
-        // Where there is no such key, no layer slides, other than in Mistral.
+        // Unlike in Mistral, no layer slides if this key is absent.
         kinds: vec![LayerKind { window: keys.optional_size("sliding_window")?, ..LayerKind::FULL }; sizes.layers],
         block: BlockSpec { query_growth: Some(growth), ..mistral.block },
         ..mistral

@@ -1,4 +1,4 @@
-//! Mistral 7B to Nemo: Llama without biases. Layers may slide, all of them alike.
+//! Mistral 7B to Nemo: Llama without biases. Either all layers slide or none.
 
 use super::block::BlockSpec;
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};
@@ -17,7 +17,7 @@ pub(super) static MISTRAL: Family = Family {
     read,
 };
 
-/// What `model_type` is for the text model, alone or wrapped.
+/// The `model_type` of the text model, alone or wrapped.
 pub(super) const MODEL_TYPE: &str = "mistral";
 
 pub(super) fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {

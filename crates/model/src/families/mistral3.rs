@@ -1,4 +1,4 @@
-//! Mistral models that read images (Mistral Small 3.1 and later, Ministral 3): they wrap a text model, which is Mistral or Ministral 3.
+//! Mistral models that read images (Mistral Small 3.1 and later, Ministral 3). They wrap a text model, Mistral or Ministral 3.
 
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};
 use super::{ministral3, mistral};

@@ -43,7 +43,7 @@ fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {
         weights: ExpertWeights::AmongUsed,
         router_bias: false,
     };
-    // Where there is no such key, no layer slides, other than in Mistral.
+    // Unlike in Mistral, no layer slides if this key is absent.
     let kind = LayerKind { window: keys.optional_size("sliding_window")?, experts: true, ..LayerKind::FULL };
     Ok(FamilyConfig {
         head_dim: head_dim_or_share(keys, sizes)?,

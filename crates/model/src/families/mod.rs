@@ -1,8 +1,8 @@
-//! Decoder families: one file each, which reads the keys of `config.json` that are the family's own, names its tensors, and describes
-//! its layers as data ([`BlockSpec`]).
+//! Decoder families, each in its own file, which reads the family's own keys of `config.json`, names its tensors, and describes its
+//! layers as data ([`BlockSpec`]).
 //!
-//! Keys that all families share are read by [`config`](crate::config). What an engine computes of a description is the engine's business.
-//! How a family is added: `docs/contributing/family.md`.
+//! [`config`](crate::config) reads the keys that all families share. Engines decide how to compute what a description states. How to add
+//! a family: `docs/contributing/family.md`.
 
 mod block;
 mod experts;
@@ -58,7 +58,7 @@ pub static FAMILIES: &[&Family] = &[
     &seed_oss::SEED_OSS,
 ];
 
-/// The family of a class that `architectures` names.
+/// The family of a class in `architectures`.
 pub(crate) fn of_class(class: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.class == class)
 }

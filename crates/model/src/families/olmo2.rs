@@ -1,4 +1,5 @@
-//! OLMo 2: norms stand behind branches and not before them, and those of queries and keys are over all heads together.
+//! OLMo 2: norms come after branches instead of before them, and those of queries and keys are over all heads
+//! together.
 
 use super::block::{BlockSpec, QkNormOver, TensorNames};
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};
@@ -17,7 +18,7 @@ pub(super) static OLMO2: Family = Family {
     read,
 };
 
-/// What the classes of OLMo 2 and 3 take for keys that are not there.
+/// The defaults of the classes of OLMo 2 and 3.
 pub(super) const DEFAULTS: ClassDefaults = ClassDefaults {
     keys: r#"{
         "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,

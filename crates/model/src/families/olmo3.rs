@@ -1,4 +1,4 @@
-//! OLMo 3: OLMo 2 of which three of four layers slide, by a rotation of their own that is not scaled.
+//! OLMo 3: OLMo 2 with three of four layers sliding, which have their own rotation without scaling.
 
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};
 use super::keys_in_common::{head_dim_or_share, kinds_by_type, sliding_window};

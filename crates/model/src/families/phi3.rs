@@ -1,5 +1,5 @@
 //! Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama with one matrix for queries, keys and values, and one for the gate and what it gates.
-//! Frequencies of RoPE may be scaled by two lists of factors, for short and for long prompts, and a part of each head may be rotated.
+//! RoPE frequencies may be scaled by two lists of factors, for short and for long prompts, and heads may be partly rotated.
 
 use super::block::{BlockSpec, TensorNames};
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};

@@ -19,7 +19,7 @@ pub(super) static QWEN3: Family = Family {
 const NAMES: TensorNames =
     TensorNames { qk_norm: Some(["self_attn.q_norm", "self_attn.k_norm"]), ..TensorNames::LLAMA };
 
-/// Heads are not a share of the hidden size.
+/// The width of heads does not depend on the hidden size.
 const HEAD_DIM: usize = 128;
 
 fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {

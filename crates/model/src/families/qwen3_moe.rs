@@ -79,7 +79,7 @@ fn experts_of(keys: &Keys<'_>) -> Result<Experts, UsageError> {
     })
 }
 
-/// Which layers have experts: those whose number, from 1, `decoder_sparse_step` divides, and that `mlp_only_layers` does not list.
+/// Which layers have experts: those not listed in `mlp_only_layers` whose number, from 1, is a multiple of `decoder_sparse_step`.
 fn expert_layers(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<bool>, UsageError> {
     const LISTED: &str = "mlp_only_layers";
     let step = keys.optional_size("decoder_sparse_step")?.unwrap_or(1);

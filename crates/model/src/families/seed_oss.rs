@@ -1,4 +1,5 @@
-//! Seed-OSS: Llama with biases on q, k and v, and one on attention's output by a key of its own.
+//! Seed-OSS: Llama with biases on q, k and v, and, by a separate key, one on the attention
+//! output.
 
 use super::block::BlockSpec;
 use super::family::{ClassDefaults, Family, FamilyConfig, Sizes};

@@ -1,4 +1,4 @@
-//! SmolLM3: Llama of which some layers are not rotated.
+//! SmolLM3: Llama with some layers that are not rotated.
 
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn read(keys: &Keys<'_>, sizes: &Sizes) -> Result<FamilyConfig, UsageError> {
     })
 }
 
-/// Layers that are not rotated may slide, where `use_sliding_window` is true.
+/// Layers that are not rotated may slide, if `use_sliding_window` is true.
 fn kinds(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<LayerKind>, UsageError> {
     let rotated = rotated_layers(keys, sizes)?;
     let slides = keys.flag("use_sliding_window", false)?;
@@ -52,7 +52,7 @@ fn kinds(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<LayerKind>, UsageError> {
     Ok(kinds.into_iter().zip(rotated).map(with_rope).collect())
 }
 
-/// Which layers are rotated: those that have a 1 in `no_rope_layers`; without the list, all but every `no_rope_layer_interval`th.
+/// Which layers are rotated: those with a 1 in `no_rope_layers`; without that list, all except every `no_rope_layer_interval`th.
 fn rotated_layers(keys: &Keys<'_>, sizes: &Sizes) -> Result<Vec<bool>, UsageError> {
     const LIST: &str = "no_rope_layers";
     let Some(list) = keys.get(LIST) else {

@@ -1,5 +1,5 @@
-//! The configuration of a GGUF model, as the text of a Hugging Face `config.json`: the keys that all families have. Those of one family are
-//! written by its row in [`families`](super::families).
+//! The configuration of a GGUF model, as the text of a Hugging Face `config.json`: the keys that all families share. Those of one family
+//! are written by its row in [`families`](super::families).
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::metadata::{Metadata, shown};
 use crate::tensors::StoredType;
 use spattn_base::error::UsageError;
 
-/// What to do where a file has what is not read from it.
+/// The hint for a file with a feature that cannot be read from it.
 const GIVE_SAFETENSORS: &str = "give the safetensors checkpoint that the file was made from";
 /// Divisors of rotary frequencies, in files of Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -23,7 +23,7 @@ const ROPE_FACTORS: &str = "rope_factors_";
 #[derive(Clone, Copy)]
 pub(super) struct Family {
     of: &'static Architecture,
-    /// Numbers of query heads and KV heads.
+    /// The numbers of query heads and KV heads.
     heads: [usize; 2],
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Family {
 }
 
 impl Family {
-    /// What the converter has added to the numbers of the tensor `name`.
+    /// The number that the converter added to the elements of the tensor `name`.
     pub(super) fn offset(&self, name: &str) -> f32 {
         if name.ends_with("norm.weight") { self.of.norm_offset } else { 0.0 }
     }
@@ -44,18 +44,18 @@ impl Family {
         self.permuted_heads(name).is_some() || self.offset(name) != 0.0
     }
 
-    /// The name of a layer's tensor in a Hugging Face checkpoint, by that in files; `None` if the family has none of the name.
+    /// The name of a layer's tensor in a Hugging Face checkpoint, given its name in files; `None` if the family has no such tensor.
     pub(super) fn layer_name(&self, name: &str) -> Option<&'static str> {
         let router = self.of.experts.filter(|_| name == "ffn_gate_inp").map(|experts| experts.router);
         router.or_else(|| self.of.layer.iter().find(|(known, _)| *known == name).map(|(_, known)| *known))
     }
 
-    /// The stacks of experts that it may have.
+    /// The stacks of experts, if the family may have any.
     pub(super) fn experts(&self) -> Option<ExpertStacks> {
         self.of.experts
     }
 
-    /// Number of heads in the tensor `name` if the converter permuted its rows.
+    /// The number of heads in the tensor `name`, if the converter permuted its rows.
     pub(super) fn permuted_heads(&self, name: &str) -> Option<usize> {
         let part = name.rsplit('.').nth(1)?;
         match part {
@@ -75,13 +75,13 @@ impl Family {
     }
 }
 
-/// The key of the family.
+/// The key that names the family.
 const ARCHITECTURE: &str = "general.architecture";
 
-/// Makes sure that a family can be read. `place` is where it is named.
+/// Checks that a family is supported. `place` says where it is named.
 ///
 /// # Errors
-/// If it is none of those that can be read.
+/// If the family is not supported.
 pub(crate) fn check_architecture(place: &str, name: &str) -> Result<(), UsageError> {
     known(name).map(drop).ok_or_else(|| unsupported(place, name))
 }
@@ -99,7 +99,7 @@ fn known(name: &str) -> Option<&'static Architecture> {
 /// The family that a file names.
 ///
 /// # Errors
-/// If it is none of those that can be read.
+/// If the family is not supported.
 pub(super) fn family(metadata: &Metadata<'_>) -> Result<Family, UsageError> {
     let name = metadata.text(ARCHITECTURE)?;
     let Some(of) = known(name) else { return Err(unsupported(metadata.file(), name)) };
@@ -160,7 +160,7 @@ pub(super) fn config_json(metadata: &Metadata<'_>, family: Family, files: &GgufF
     Ok(Value::Object(config))
 }
 
-/// Numbers that models of other families have, with the values that change nothing.
+/// Numbers that models of other families have, with the values that have no effect.
 const NEUTRAL: [(&str, &[f64]); 18] = [
     ("attention.scale", &[0.0]),
     ("attention.output_scale", &[0.0, 1.0]),
@@ -176,15 +176,15 @@ const NEUTRAL: [(&str, &[f64]); 18] = [
     ("expert_count", &[0.0]),
     ("expert_shared_count", &[0.0]),
     ("expert_weights_scale", &[0.0, 1.0]),
-    // Softmax.
+    // 1 means softmax.
     ("expert_gating_func", &[1.0]),
-    // llama.cpp multiplies the factor of YaRN by these; transformers puts its `attention_factor` in the place of it.
+    // llama.cpp multiplies the factor of YaRN by these; transformers replaces it by `attention_factor`.
     ("rope.scaling.attn_factor", &[1.0]),
     ("rope.scaling.yarn_attn_factor", &[1.0]),
     ("rope.scaling.yarn_ext_factor", &[1.0]),
 ];
 
-/// Keys of a family that are read, or that change nothing the decoder does.
+/// Keys of a family that are read, or that do not affect the decoder.
 const KNOWN: [&str; 24] = [
     "attention.causal",
     "attention.head_count",
@@ -212,9 +212,9 @@ const KNOWN: [&str; 24] = [
     "vocab_size",
 ];
 
-/// What the keys of the tokenizer begin with.
+/// The prefix of the tokenizer's keys.
 const TOKENIZER: &str = "tokenizer.ggml.";
-/// Keys of the tokenizer that are read, or that change no text and no ids.
+/// Keys of the tokenizer that are read, or that affect neither texts nor ids.
 const KNOWN_OF_TOKENIZER: [&str; 27] = [
     "add_bos_token",
     "add_eos_token",
@@ -245,7 +245,7 @@ const KNOWN_OF_TOKENIZER: [&str; 27] = [
     "unknown_token_id",
 ];
 
-/// Says which keys of the family and the tokenizer are not read, as a line for the user.
+/// The one-line note on keys of the family and the tokenizer that are not read.
 pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<String> {
     let begins = family.key("");
     let is_neutral = |name: &str| NEUTRAL.iter().any(|(known, _)| *known == name);
@@ -263,7 +263,7 @@ pub(super) fn unread_keys(metadata: &Metadata<'_>, family: Family) -> Option<Str
     }
 }
 
-/// Checks the settings that a `config.json` could not express and that would be ignored.
+/// Refuses settings that a `config.json` cannot express and that would be ignored.
 fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     for (name, neutral) in NEUTRAL.iter().filter(|(name, _)| !family.of.own.contains(name)) {
         let key = family.key(name);
@@ -299,7 +299,7 @@ fn refuse(metadata: &Metadata<'_>, family: Family) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Number of rows of the embedding table, which may be more than the tokens of the tokenizer.
+/// The number of rows of the embedding table, which may exceed the number of tokens in the tokenizer.
 fn vocabulary(metadata: &Metadata<'_>, family: Family, files: &GgufFiles) -> Result<usize, UsageError> {
     let rows = files.tensors().get("token_embd.weight").and_then(|place| place.shape().first().copied());
     match rows {
@@ -311,7 +311,7 @@ fn vocabulary(metadata: &Metadata<'_>, family: Family, files: &GgufFiles) -> Res
     }
 }
 
-/// Ids of the tokens that end an answer: end of text and end of turn.
+/// The ids of the tokens that end an answer: end of text and end of turn.
 fn end_ids(metadata: &Metadata<'_>) -> Result<Vec<usize>, UsageError> {
     let keys = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"];
     let mut ids = Vec::new();
@@ -348,7 +348,7 @@ fn rope_scaling(
         });
     }
     let factor = metadata.optional_number(&key("factor"))?;
-    // Old files have a linear factor under a key of its own.
+    // Old files have a linear factor under a different key.
     let old = metadata.optional_number(&family.key("rope.scale_linear"))?.filter(|factor| *factor != 1.0);
     match (metadata.optional_text(&key("type"))?, factor) {
         (None, None) | (Some("none"), _) => Ok(old.map(|factor| json!({ "rope_type": "linear", "factor": factor }))),
@@ -377,8 +377,8 @@ fn rope_scaling(
     }
 }
 
-/// The `llama3` scaling that gives these divisors of the frequencies (transformers' `_compute_llama3_parameters`), if there is one with
-/// the published bounds of its ramp, 1 and 4, and a power of two as the number of trained positions (8,192 in all published models).
+/// The `llama3` scaling that gives these divisors of the frequencies (transformers' `_compute_llama3_parameters`), if there is one with the
+/// published bounds of the ramp, 1 and 4, and a power of two as the trained length (8,192 in all published models).
 fn llama3(divisors: &[f32], theta: f64, head_dim: usize) -> Option<Value> {
     (6..20).find_map(|power| llama3_of(divisors, theta, head_dim, f64::from(1u32 << power)))
 }

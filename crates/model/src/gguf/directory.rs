@@ -1,8 +1,8 @@
 //! Checks the directory of a GGUF file before `candle-core` reads it.
 //!
-//! A file says how many keys, list entries and tensors follow, and how long each text is. candle-core takes memory by these numbers, replaces
-//! bytes that are not UTF-8, and keeps the last of two entries with one name. [`check`] walks through the directory first: it takes no memory
-//! by what the file says, and refuses what candle-core would read as something else. What the keys mean is not known here.
+//! A file states how many keys, list entries and tensors follow, and how long each text is. candle-core allocates memory by these numbers,
+//! replaces bytes that are not UTF-8, and keeps the last of two entries with the same name. [`check`] walks through the directory first: it
+//! allocates no more than the file can fill, and refuses what candle-core would misread. It does not interpret the keys.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -14,40 +14,40 @@ use spattn_base::disk::is_lfs_pointer;
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// The most bytes of a directory. The largest vocabularies take some 20 MB.
+/// The most bytes of a directory. The largest vocabularies take about 20 MB.
 const MOST_BYTES: u64 = 256 << 20;
 /// The most keys.
 const MOST_KEYS: u64 = 100_000;
 /// The most tensors.
 const MOST_TENSORS: u64 = 100_000;
-/// The most entries of all lists together. The largest vocabularies have 2 million, with their merges.
+/// The most entries of all lists together. The largest vocabularies have 2 million, including their merges.
 const MOST_ENTRIES: u64 = 8_000_000;
 /// The most bytes of a name of a key or a tensor.
 const LONGEST_NAME: usize = 1024;
-/// Bytes from which a file's kind is told.
+/// The bytes by which the kind of a file is recognised.
 const MOST_OF_START: usize = 128;
-/// How deep lists may lie in lists.
+/// The deepest nesting of lists.
 const DEEPEST: usize = 4;
 /// The most axes of a tensor.
 const MOST_AXES: u32 = 4;
-/// Bytes that the data of a tensor begin at a multiple of, where the file does not say.
+/// The default alignment of the tensors' data, in bytes.
 const ALIGNMENT: u64 = 32;
 const ARCHITECTURE: &str = "general.architecture";
 const FETCH_AGAIN: &str = "the file may be cut off or damaged: fetch it again";
 
-/// What [`check`] found in a directory that is sound.
+/// The result of [`check`] for a valid directory.
 pub(super) struct Directory {
     /// The architecture that it names.
     pub(super) architecture: Option<String>,
-    /// The error of the first tensor of a type that cannot be read.
+    /// The error for the first tensor of an unsupported type.
     pub(super) unread: Option<UsageError>,
 }
 
 /// Walks through the directory of a file.
 ///
 /// # Errors
-/// If the file is no GGUF file of a version and byte order that can be read, is cut off, states a size beyond all reason, or has a tensor
-/// beyond its end or two entries of one name.
+/// If the file is not a GGUF file of a supported version and byte order, is truncated, states an unreasonable size, or has a tensor beyond
+/// its end or two entries with the same name.
 pub(super) fn check(path: &Path) -> Result<Directory, UsageError> {
     let label = path.display().to_string();
     let io = |error: std::io::Error| UsageError::new(format!("{label}: {error}"));
@@ -63,32 +63,32 @@ pub(super) fn check(path: &Path) -> Result<Directory, UsageError> {
     Ok(Directory { architecture, unread })
 }
 
-/// A place in a directory.
+/// A position in a directory.
 struct Walk<'a> {
     label: &'a str,
     reader: BufReader<File>,
-    /// Bytes before this place.
+    /// The number of bytes before this position.
     at: u64,
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     size: u64,
-    /// Entries of lists so far.
+    /// The number of list entries so far.
     entries: u64,
 }
 
-/// What the keys say about the rest of the directory.
+/// What the keys state about the rest of the directory.
 struct Keys {
     architecture: Option<String>,
     alignment: u64,
 }
 
-/// Kinds of values, by number.
+/// The numbers of the kinds of values.
 mod kind {
     pub(super) const U32: u32 = 4;
     pub(super) const TEXT: u32 = 8;
     pub(super) const LIST: u32 = 9;
 }
 
-/// Bytes of a value of a kind; `None` for texts, lists and unknown kinds.
+/// The size of a value of this kind in bytes; `None` for texts, lists and unknown kinds.
 fn fixed_size(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -113,7 +113,7 @@ impl Walk<'_> {
         self.error(what).hint(FETCH_AGAIN)
     }
 
-    /// Makes sure that so many bytes follow.
+    /// Checks that at least this many bytes follow.
     fn require(&self, bytes: u64) -> Result<(), UsageError> {
         match self.at.checked_add(bytes) {
             Some(end) if end <= self.size.min(MOST_BYTES) => Ok(()),
@@ -137,7 +137,7 @@ impl Walk<'_> {
 
     fn skip(&mut self, bytes: u64) -> Result<(), UsageError> {
         self.require(bytes)?;
-        // Within MOST_BYTES, so the cast is exact.
+        // At most MOST_BYTES, so the cast is exact.
         self.reader.seek_relative(bytes as i64).map_err(|error| self.error(&error.to_string()))?;
         self.at += bytes;
         Ok(())
@@ -164,7 +164,7 @@ impl Walk<'_> {
         Ok(bytes)
     }
 
-    /// The name of a key or a tensor, which has to be one that nothing before had.
+    /// The name of a key or a tensor, which must not have occurred before.
     fn name(&mut self, what: &str, seen: &mut HashSet<String>) -> Result<String, UsageError> {
         let bytes = self.text()?;
         let name = String::from_utf8(bytes).ok().filter(|name| is_name(name));
@@ -175,7 +175,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads what every file begins with.
+    /// Reads the beginning that all files share.
     fn version(&mut self) -> Result<(), UsageError> {
         let start = self.reader.fill_buf().map(|begins| begins[..begins.len().min(MOST_OF_START)].to_vec());
         let start = start.map_err(|error| self.error(&error.to_string()))?;
@@ -255,14 +255,14 @@ impl Walk<'_> {
             return Err(self.damaged(&what));
         }
         match fixed_size(kind) {
-            // No more than MOST_ENTRIES times 8.
+            // At most MOST_ENTRIES times 8.
             Some(bytes) => self.skip(bytes * length),
             None if kind == kind::TEXT => (0..length).try_for_each(|entry| self.value_text(key, Some(entry))),
             None => (0..length).try_for_each(|_| self.value(key, kind, depth + 1)),
         }
     }
 
-    /// A text, or an entry of a list of them. Those of a tokenizer have to arrive as they are stored.
+    /// A text, or an entry of a list of texts. Those of a tokenizer must be UTF-8, so that they are read as stored.
     fn value_text(&mut self, key: &str, entry: Option<u64>) -> Result<(), UsageError> {
         if !key.starts_with("tokenizer.") {
             let length = self.u64()?;
@@ -278,7 +278,7 @@ impl Walk<'_> {
         Err(self.damaged(&format!("`{key}`: {entry} {fault}")))
     }
 
-    /// Checks where all tensors lie; returns the error of the first that is of a type that cannot be read.
+    /// Checks the positions of all tensors; returns the error for the first one of an unsupported type.
     fn tensors(&mut self, count: u64, alignment: u64) -> Result<Option<UsageError>, UsageError> {
         let (mut seen, mut unread) = (HashSet::new(), None);
         let mut places: Vec<(u64, u64, String)> = Vec::new();
@@ -312,7 +312,7 @@ impl Walk<'_> {
         (0..axes).map(|_| self.u64()).collect()
     }
 
-    /// Bytes of a tensor. Its rows, whose extent comes first, are whole blocks.
+    /// The size of a tensor in bytes. Its rows, whose extent comes first, must be whole blocks.
     fn bytes(&self, name: &str, extents: &[u64], block: u64, block_bytes: u64, of: &str) -> Result<u64, UsageError> {
         if extents.contains(&0) {
             return Err(self.damaged(&format!("the tensor `{name}` has no numbers")));
@@ -322,7 +322,7 @@ impl Walk<'_> {
             let what = format!("the tensor `{name}` has rows of {row} numbers, and {of} has blocks of {block}");
             return Err(self.damaged(&what));
         }
-        // Numbers in memory are counted in 64 bits as well, of at most 4 bytes each.
+        // The size in memory, at most 4 bytes for each number, must also fit 64 bits.
         let numbers = extents
             .iter()
             .try_fold(1u64, |all, extent| all.checked_mul(*extent))
@@ -336,7 +336,7 @@ impl Walk<'_> {
         self.error(&what).hint(format!("give another quantisation of the same model; read are {}", types_read()))
     }
 
-    /// Makes sure that tensors lie within the file, and none in another.
+    /// Checks that tensors lie within the file and do not overlap.
     fn check_places(&self, mut places: Vec<(u64, u64, String)>, start: u64) -> Result<(), UsageError> {
         places.sort_unstable();
         let mut free = 0;

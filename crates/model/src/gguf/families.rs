@@ -1,7 +1,7 @@
-//! The decoder families that GGUF files name (`general.architecture`): a row each.
+//! The decoder families that GGUF files name (`general.architecture`), one row each.
 //!
-//! A row says what llama.cpp's converter does to the tensors of a family, what it calls them, and which keys of a `config.json` follow from
-//! the keys of a file. What files do not state is what llama.cpp itself takes for the family.
+//! A row states what llama.cpp's converter does to the tensors of a family, what it calls them, and which keys of a `config.json` follow
+//! from the keys of a file. Where files state nothing, llama.cpp's own defaults for the family are used.
 
 use serde_json::{Map, Value, json};
 
@@ -11,43 +11,43 @@ use spattn_base::error::UsageError;
 
 /// A family.
 pub(super) struct Architecture {
-    /// Its name in files, with which the keys of its settings begin.
+    /// Its name in files, which is also the prefix of its settings' keys.
     pub name: &'static str,
     /// The class in `config.json`, unless [`keys`](Self::keys) names another.
     pub class: &'static str,
     /// Whether the converter permutes the rows of the query and key matrices.
     pub permutes: bool,
-    /// What the converter adds to all norms.
+    /// The number that the converter adds to all norms.
     pub norm_offset: f32,
-    /// Whether a part of a head's channels may be rotated.
+    /// Whether heads may be partly rotated.
     pub rotates_parts: bool,
-    /// Whether a file may have factors of RoPE's frequencies for short and for long prompts, as tensors.
+    /// Whether a file may have tensors with factors of RoPE's frequencies for short and for long prompts.
     pub has_rope_factors: bool,
-    /// Tensors of a layer, beside those that most families have: the name in files, and that of Hugging Face.
+    /// Tensors of a layer, besides those that most families have: the name in files, and the Hugging Face name.
     pub layer: &'static [(&'static str, &'static str)],
-    /// Tensors of experts, if it may have any.
+    /// Tensors of experts, if the family may have any.
     pub experts: Option<ExpertStacks>,
-    /// Keys of its own, which [`keys`](Self::keys) reads.
+    /// Keys of this family alone, which [`keys`](Self::keys) reads.
     pub own: &'static [&'static str],
-    /// Writes the keys of a `config.json` that are the family's own, over those that all families have.
+    /// Writes the family's own keys of a `config.json`, replacing those that all families share.
     pub keys: fn(&Stated<'_>, &mut Map<String, Value>) -> Result<(), UsageError>,
 }
 
-/// The stacks of a layer's experts (`ffn_gate_exps`, `ffn_up_exps`, `ffn_down_exps`) by the names that each expert has in a checkpoint.
+/// The stacks of a layer's experts (`ffn_gate_exps`, `ffn_up_exps`, `ffn_down_exps`), with the names of single experts in a checkpoint.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertStacks {
-    /// What names of an expert begin with, up to its number.
+    /// The prefix of an expert's names, up to its number.
     pub each: &'static str,
-    /// Gate, what it gates, and the projection behind.
+    /// The gate, what it gates, and the projection after the gate.
     pub parts: [&'static str; 3],
     /// The router, which files call `ffn_gate_inp`.
     pub router: &'static str,
 }
 
-/// Names of the stacks in files, in the order of [`ExpertStacks::parts`].
+/// The names of the stacks in files, in the order of [`ExpertStacks::parts`].
 pub(super) const STACKS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
-/// What a file says.
+/// The contents of a file.
 pub(super) struct Stated<'a> {
     /// The name of the family.
     pub name: &'static str,
@@ -80,7 +80,7 @@ impl Stated<'_> {
         self.files.tensors().contains_key(tensor)
     }
 
-    /// The numbers of a tensor that is a part of the configuration.
+    /// The numbers of a tensor that is part of the configuration.
     fn numbers(&self, tensor: &str) -> Result<Option<Vec<f32>>, UsageError> {
         let Some(place) = self.files.tensors().get(tensor) else { return Ok(None) };
         let read = self.files.read(place).map_err(|e| UsageError::new(format!("{}: {e}", self.files.label())))?;
@@ -88,7 +88,7 @@ impl Stated<'_> {
     }
 }
 
-/// A row of which others differ: Llama without what is its own.
+/// The basis of most rows: Llama without the properties of Llama alone.
 const LLAMA_LIKE: Architecture = Architecture {
     name: "",
     class: "",
@@ -102,7 +102,7 @@ const LLAMA_LIKE: Architecture = Architecture {
     keys: |_, _| Ok(()),
 };
 
-/// Norms behind both branches as well as before them.
+/// Norms after both branches as well as before them.
 const SANDWICH: &[(&str, &str)] = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_attention_norm", "post_attention_layernorm"),
@@ -223,7 +223,7 @@ fn put(config: &mut Map<String, Value>, keys: Value) {
     }
 }
 
-/// Llama's files hold Mixtral, if there are experts.
+/// Llama's files hold a Mixtral model if there are experts.
 fn mixtral(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), UsageError> {
     if let Some(count) = stated.optional_size("expert_count")?.filter(|count| *count > 0) {
         put(
@@ -238,7 +238,7 @@ fn mixtral(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), U
     Ok(())
 }
 
-/// The class always has biases on queries, keys and values.
+/// The class has biases on queries, keys and values whatever this key says.
 fn qwen2(_: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), UsageError> {
     put(config, json!({ "attention_bias": false }));
     Ok(())
@@ -271,7 +271,7 @@ fn mistral3(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), 
             let multiplier = stated.number("rope.scaling.yarn_log_multiplier")?;
             rope["rope_theta"] = text.remove("rope_theta").unwrap_or_default();
             rope["llama_4_scaling_beta"] = json!(beta);
-            // The two cancel each other in all published models.
+            // These two cancel each other in all published models.
             rope["mscale"] = json!(multiplier);
             rope["mscale_all_dim"] = json!(multiplier);
             put(&mut text, json!({ "model_type": "ministral3", "rope_parameters": rope }));
@@ -283,7 +283,7 @@ fn mistral3(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), 
     Ok(())
 }
 
-/// Factors of long and of short prompts are tensors; what they do to the size of cosines follows from the lengths.
+/// The factors for long and short prompts are tensors; the factor on cos and sin follows from the lengths.
 fn phi3(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), UsageError> {
     const FACTOR: &str = "rope.scaling.attn_factor";
     let original = stated.optional_size("rope.scaling.original_context_length")?;
@@ -303,7 +303,7 @@ fn phi3(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), Usag
 }
 
 fn gemma2(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), UsageError> {
-    // 46 layers has the one whose scale is not that of its heads.
+    // The model with 46 layers has a scale that does not follow from the width of its heads.
     gemma(stated, config, 46);
     put(
         config,
@@ -328,7 +328,7 @@ fn gemma3(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), Us
     Ok(())
 }
 
-/// The model of 27 billion weights is known by its layers, and has a scale of its own.
+/// The model with 27 billion weights, recognised by its number of layers, has its own attention scale.
 fn gemma(stated: &Stated<'_>, config: &mut Map<String, Value>, layers_of_27b: usize) {
     let [hidden, layers, heads, head_dim] = stated.sizes;
     let scalar = if layers == layers_of_27b { hidden / heads } else { head_dim };
@@ -343,7 +343,7 @@ fn granite(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), U
         ("residual_scale", "residual_multiplier"),
         ("logit_scale", "logits_scaling"),
     ] {
-        // A file has none where the checkpoint says 0, which is nobody's.
+        // The converter leaves out a factor of 0, which no model has.
         let factor = stated.number(key)?.filter(|factor| *factor != 0.0);
         config.insert(
             name.to_owned(),
@@ -368,7 +368,7 @@ fn olmo(stated: &Stated<'_>, config: &mut Map<String, Value>) -> Result<(), Usag
         let kinds = pattern.map(|pattern| pattern.iter().map(kind).collect::<Vec<_>>());
         put(config, json!({ "architectures": ["Olmo3ForCausalLM"], "layer_types": kinds }));
     }
-    // llama.cpp multiplies YaRN's own factor by it, transformers puts it in its place: only where they are the same is it known which is meant.
+    // llama.cpp multiplies YaRN's own factor by this one, transformers replaces it: the meaning is only certain if both are equal.
     let (Some(factor), Some(scale)) = (stated.number(FACTOR)?, stated.number("rope.scaling.factor")?) else {
         return Ok(());
     };

@@ -1,4 +1,5 @@
-//! Golden checkpoints as llama.cpp's converter writes them (`scripts/make_golden_gguf.py families`), beside the same checkpoints as safetensors.
+//! Golden checkpoints as written by llama.cpp's converter (`scripts/make_golden_gguf.py families`), compared with the same checkpoints as
+//! safetensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::layers;
 use crate::tensors::{StoredTensor, StoredType, TensorInfo, TensorSource, Weights, WeightsError};
 use spattn_attention::kv::KvDtype;
 
-/// The file, the checkpoint, and changed keys of its config: files cannot state them, and llama.cpp takes these values.
+/// The file, the checkpoint, and config keys that differ: files cannot state them, so llama.cpp's values are used.
 fn files() -> Vec<(&'static str, &'static str, Value)> {
     vec![
         ("mistral", "mistral", json!({})),
@@ -91,7 +92,7 @@ fn logits((config, weights): &Read, golden: &Value) -> Vec<f32> {
     whole("positions").into_iter().flat_map(row).collect()
 }
 
-/// What a config notes, without the file's name, and without what a wrapper says.
+/// A config's notes, without the file's name and the notes of a wrapper.
 fn notes(config: &ModelConfig) -> Vec<&str> {
     let texts = config.notes.iter().map(|note| note.split_once(": ").unwrap().1);
     texts.filter(|note| !note.contains("reads images too")).collect()
@@ -136,7 +137,7 @@ fn every_family_has_a_file() {
     }
 }
 
-/// What Q8_0 makes of numbers: in each 32, the largest is 127 steps, of a width that is rounded to half precision.
+/// The numbers after a conversion to Q8_0: in each 32, the largest is 127 steps, whose width is rounded to half precision.
 fn rounded(numbers: &[f32]) -> Vec<f32> {
     let block = |block: &[f32]| {
         let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -148,7 +149,7 @@ fn rounded(numbers: &[f32]) -> Vec<f32> {
     numbers.chunks(32).flat_map(block).collect()
 }
 
-/// Halves away from zero, as the reference rounds.
+/// Rounds halves away from zero, as the reference does.
 fn round(x: f32) -> f32 {
     x.signum() * (x.abs() + 0.5).floor()
 }

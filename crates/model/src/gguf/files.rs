@@ -1,4 +1,4 @@
-//! The files of a GGUF model: their directories of tensors, and reading one tensor.
+//! The files of a GGUF model: their tensor directories, and reading one tensor.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -28,24 +28,24 @@ pub(super) struct GgufFiles {
 #[derive(Debug)]
 pub(super) struct Place {
     part: usize,
-    /// Where the data of all tensors begin in the file.
+    /// The file offset at which the data of all tensors begin.
     data_offset: u64,
     info: TensorInfo,
 }
 
 impl GgufFiles {
-    /// Opens a file, and all others of the same model if it was split.
+    /// Opens a file, and all other files of the same model if it was split.
     ///
     /// # Errors
-    /// If a file is missing, cannot be read as GGUF ([`directory::check`]), has a tensor of a type that is not read, or belongs to
-    /// another model; that of `check_architecture`, which gets the file and the architecture that it names.
+    /// If a file is missing, cannot be read as GGUF ([`directory::check`]), has a tensor of an unsupported type, or belongs to another
+    /// model; also the error of `check_architecture`, which gets the file and the architecture that it names.
     pub(super) fn open(
         path: &Path,
         check_architecture: impl Fn(&str, &str) -> Result<(), UsageError>,
     ) -> Result<Self, UsageError> {
         let read = |path: &Path| {
             let found = directory::check(path)?;
-            // First, since another quantisation of a model that is not supported would not help.
+            // Checked first, since another quantisation of an unsupported model would not help.
             if let Some(name) = found.architecture {
                 check_architecture(&path.display().to_string(), &name)?;
             }
@@ -76,7 +76,7 @@ impl GgufFiles {
         Self { label: path.display().to_string(), metadata: HashMap::new(), parts, tensors: BTreeMap::new() }
     }
 
-    /// Adds what the file `part` holds; the first has the keys.
+    /// Adds the contents of the file numbered `part`; the first file has the keys.
     fn add(&mut self, part: usize, content: Content) -> Result<(), UsageError> {
         if part == 0 {
             self.metadata = content.metadata;
@@ -117,16 +117,16 @@ impl GgufFiles {
         &self.tensors
     }
 
-    /// The quantised types of tensors that are widened when they are read, since the kernels do not know them.
+    /// The quantised types that are widened when they are read, since the kernels do not support them.
     pub(super) fn widened_types(&self) -> BTreeSet<String> {
         let widened = self.tensors.values().filter(|place| known(place.info.ggml_dtype).is_none());
         widened.map(Place::stored_type).collect()
     }
 
-    /// Reads a tensor as it is stored; types that the kernels do not know are widened to f32.
+    /// Reads a tensor as it is stored; types that the kernels do not support are widened to f32.
     ///
     /// # Errors
-    /// If the file cannot be read any more.
+    /// If the file can no longer be read.
     pub(super) fn read(&self, place: &Place) -> std::io::Result<StoredTensor> {
         let path = &self.parts[place.part];
         let shape = place.shape();
@@ -137,7 +137,8 @@ impl GgufFiles {
         Ok(StoredTensor { dtype, shape, bytes })
     }
 
-    /// As [`read`](Self::read), of the part with `shape` from number `first` on; `None` if it does not begin and end with a block.
+    /// Like [`read`](Self::read), for the part of shape `shape` that starts at number `first`; `None` if it does not consist of whole
+    /// blocks.
     pub(super) fn read_part(
         &self,
         place: &Place,
@@ -159,17 +160,17 @@ impl GgufFiles {
 }
 
 impl Place {
-    /// Extent of each axis, slowest first. (Files state the fastest first; candle turns them round.)
+    /// The extent of each axis, slowest first. (Files have the fastest first; candle reverses them.)
     pub(super) fn shape(&self) -> Vec<usize> {
         self.info.shape.dims().to_vec()
     }
 
-    /// The type that a tensor is read as: f32 for those that the kernels do not know.
+    /// The type that a tensor is read as: f32 for types that the kernels do not support.
     pub(super) fn read_type(&self) -> StoredType {
         known(self.info.ggml_dtype).unwrap_or(StoredType::F32)
     }
 
-    /// What llama.cpp calls the type.
+    /// llama.cpp's name for the type.
     pub(super) fn stored_type(&self) -> String {
         type_name(self.info.ggml_dtype)
     }
@@ -179,7 +180,7 @@ impl Place {
         self.info.ggml_dtype.block_size() > 1
     }
 
-    /// Bytes in the file; `None` if that is more than can be.
+    /// Its size in the file in bytes; `None` if that overflows.
     pub(super) fn bytes(&self) -> Option<u64> {
         let numbers = self.info.shape.dims().iter().try_fold(1usize, |all, extent| all.checked_mul(*extent))?;
         let blocks = numbers.div_ceil(self.info.ggml_dtype.block_size());
@@ -202,8 +203,8 @@ impl Place {
         Ok(bytes)
     }
 
-    /// Where so many numbers from number `first` on are, from the tensor's start: the first byte and how many. `None` if they are not whole
-    /// blocks of it.
+    /// The position of `count` numbers from number `first` on, relative to the tensor's start: the first byte and the number of bytes.
+    /// `None` if they are not whole blocks within the tensor.
     fn bytes_of(&self, first: usize, count: usize) -> Option<(u64, usize)> {
         let (block, bytes) = (self.info.ggml_dtype.block_size(), self.info.ggml_dtype.type_size());
         let is_whole = first.is_multiple_of(block) && count.is_multiple_of(block);
@@ -232,7 +233,7 @@ fn widened(dtype: GgmlDType, blocks: &[u8], shape: &[usize]) -> std::io::Result<
     Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
 }
 
-/// What llama.cpp calls a type: candle has `Q4K` for `Q4_K`.
+/// llama.cpp's name for a type: candle has `Q4K` for `Q4_K`.
 fn type_name(dtype: GgmlDType) -> String {
     let name = format!("{dtype:?}");
     match name.strip_suffix('K') {
@@ -241,7 +242,7 @@ fn type_name(dtype: GgmlDType) -> String {
     }
 }
 
-/// The types that tensors are kept in: all but Q2_K, Q3_K and two that no model has (Q8_1, Q8_K).
+/// The types that tensors are kept in: all except Q2_K, Q3_K and two that no model has (Q8_1, Q8_K).
 fn known(dtype: GgmlDType) -> Option<StoredType> {
     let block_type = match dtype {
         GgmlDType::F32 => return Some(StoredType::F32),
@@ -260,7 +261,7 @@ fn known(dtype: GgmlDType) -> Option<StoredType> {
     Some(StoredType::Blocks(block_type))
 }
 
-/// Reads the directory of a file that was checked.
+/// Reads the directory of a file that was already checked.
 fn content(path: &Path) -> Result<Content, UsageError> {
     let label = path.display();
     let file = File::open(path).map_err(|error| UsageError::new(format!("{label}: {error}")))?;
@@ -270,7 +271,7 @@ fn content(path: &Path) -> Result<Content, UsageError> {
     })
 }
 
-/// What went wrong, without the trace that candle adds in some builds.
+/// The error in one line, without the trace that candle adds in some builds.
 fn in_one_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }

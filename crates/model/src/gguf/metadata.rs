@@ -55,7 +55,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A whole number, if the key is there.
+    /// A non-negative integer, if the key is present.
     pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, UsageError> {
         self.typed(key, "a whole number", |value| whole(value)?.try_into().ok())
     }
@@ -65,22 +65,23 @@ impl<'a> Metadata<'a> {
         self.optional_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A number, if the key is there.
+    /// A number, if the key is present.
     pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>, UsageError> {
         self.typed(key, "a number", |value| match value {
-            // Read as its shortest text, as a config.json states it: 1e-6, not 9.99999997e-7.
+            // Its shortest decimal text is parsed, as a config.json states it: 1e-6, not
+            // 9.99999997e-7.
             Value::F32(number) => number.to_string().parse().ok(),
             Value::F64(number) => Some(*number),
             other => Some(whole(other)? as f64),
         })
     }
 
-    /// True or false, if the key is there.
+    /// True or false, if the key is present.
     pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, UsageError> {
         self.typed(key, "true or false", |value| value.to_bool().ok())
     }
 
-    /// A text, if the key is there.
+    /// A text, if the key is present.
     pub(super) fn optional_text(&self, key: &str) -> Result<Option<&'a str>, UsageError> {
         self.typed(key, "a text", |value| match value {
             Value::String(text) => Some(text.as_str()),
@@ -93,7 +94,7 @@ impl<'a> Metadata<'a> {
         self.optional_text(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A list of texts, if the key is there.
+    /// A list of texts, if the key is present.
     pub(super) fn optional_texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, UsageError> {
         self.typed(key, "a list of texts", |value| {
             let items = value.to_vec().ok()?.iter();
@@ -106,19 +107,19 @@ impl<'a> Metadata<'a> {
         self.optional_texts(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A list of whole numbers, if the key is there.
+    /// A list of integers, if the key is present.
     pub(super) fn optional_sizes(&self, key: &str) -> Result<Option<Vec<i64>>, UsageError> {
         self.typed(key, "a list of whole numbers", |value| value.to_vec().ok()?.iter().map(whole).collect())
     }
 
-    /// A list of truths, if the key is there.
+    /// A list of Booleans, if the key is present.
     pub(super) fn optional_flags(&self, key: &str) -> Result<Option<Vec<bool>>, UsageError> {
         self.typed(key, "a list of true and false", |value| {
             value.to_vec().ok()?.iter().map(|item| item.to_bool().ok()).collect()
         })
     }
 
-    /// A list of single-precision numbers, if the key is there.
+    /// A list of single-precision numbers, if the key is present.
     pub(super) fn optional_numbers(&self, key: &str) -> Result<Option<Vec<f32>>, UsageError> {
         self.typed(key, "a list of numbers", |value| {
             value.to_vec().ok()?.iter().map(|item| item.to_f32().ok()).collect()
@@ -126,7 +127,7 @@ impl<'a> Metadata<'a> {
     }
 }
 
-/// A text of a file as it is shown in a message: of one line, and not too long.
+/// A text from a file as messages show it: in one line of limited length.
 pub(super) fn shown(text: &str) -> String {
     const LONGEST: usize = 80;
     let more = if text.chars().nth(LONGEST).is_some() { "…" } else { "" };
@@ -135,7 +136,7 @@ pub(super) fn shown(text: &str) -> String {
     format!("{}{more}", escaped.collect::<String>())
 }
 
-/// What messages call a value.
+/// The name of a value's type in messages.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::String(_) => "a text",

@@ -1,13 +1,12 @@
-//! Models in GGUF, the file format of llama.cpp: one file, or several that `gguf-split` made, with weights, configuration and
-//! tokenizer.
+//! Models in GGUF, the file format of llama.cpp: one file, or several from `gguf-split`, with weights, configuration and tokenizer.
 //!
-//! A file is translated to the contents of a Hugging Face folder: `config` and `families` write the text of a `config.json`, `tokenizer` the
-//! texts of a `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the
-//! program works as for a folder. A setting that has no equivalent there is an error that names its key.
+//! A file is translated to the contents of a Hugging Face folder: `config` and `families` write a `config.json`, `tokenizer` writes a
+//! `tokenizer.json` and a `tokenizer_config.json`, and `tensors` reads weights by Hugging Face names. So the rest of the program works as
+//! for a folder. A setting without an equivalent there is an error that names its key.
 //!
-//! The container is read by `candle-core`, after `directory` has checked what it would take on trust, and so are quantised types that the
-//! kernels do not know; tensors of the others keep their blocks. Its tokenizer reader is not used: it falls back to GPT-2's splitting for
-//! names that it does not know.
+//! `candle-core` reads the container, after `directory` has checked what it does not check itself, and the quantised types that the kernels
+//! do not support; other quantised tensors keep their blocks. candle's tokenizer reader is not used: for unknown names it falls back to
+//! GPT-2's splitting.
 
 mod config;
 mod directory;
@@ -45,7 +44,7 @@ use tensors::GgufTensors;
 
 pub(crate) use config::check_architecture;
 
-/// The key with the number of a file's type.
+/// The key of the number for the file's type.
 const FILE_TYPE: &str = "general.file_type";
 
 /// Whether the name of a file ends with `.gguf`, in any case.
@@ -53,15 +52,15 @@ pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The folder of a file's calibrations. It is beside the file and named after it, since one folder may hold several models.
+/// The folder of a file's calibration artefacts. It is beside the file and named after it, since one folder may hold several models.
 pub fn calibration(path: &Path) -> PathBuf {
     path.with_extension(CALIBRATION)
 }
 
-/// Checks that the files of a model can be read as GGUF, without looking at what they say.
+/// Checks that the files of a model can be read as GGUF, without interpreting their contents.
 ///
 /// # Errors
-/// As [`open`] for a file that is no GGUF, cut off or damaged.
+/// Those of [`open`] for a file that is not GGUF, truncated or damaged.
 pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
     directory::check(path).map(drop)
 }
@@ -70,8 +69,8 @@ pub(crate) fn check(path: &Path) -> Result<(), UsageError> {
 /// Records name the model `id`.
 ///
 /// # Errors
-/// A [`UsageError`] with the file and the key if the file is not GGUF, is truncated, has a tensor of a
-/// type that cannot be read, is of a family that is not supported, or has a tokenizer that is not known exactly.
+/// A [`UsageError`] with the file and the key if the file is not GGUF, is truncated, has a tensor of an unsupported type, is of an
+/// unsupported family, or has a tokenizer that is not known exactly.
 pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
     let files = GgufFiles::open(path, config::check_architecture)?;
     let metadata = Metadata::new(files.label(), files.metadata());
@@ -102,7 +101,7 @@ pub fn open(path: &Path, id: String) -> Result<(ModelTexts, Weights)> {
     Ok((texts, weights))
 }
 
-/// Says which weights are not kept as the file has them.
+/// The note on weights that are not kept as they are in the file.
 fn widened(files: &GgufFiles) -> Option<String> {
     let types: Vec<String> = files.widened_types().into_iter().collect();
     let of = types.join(" and ");

@@ -91,7 +91,7 @@ fn logits_of_quantised_tensors_equal_the_reference() {
 #[test]
 fn numbers_in_blocks_have_to_fit_what_they_are_converted_to() {
     let (dir, mut file) = (TempDir::new().unwrap(), GgufWriter::llama());
-    // A block of Q8_0 whose numbers are twice the largest of f16.
+    // A block of Q8_0 with numbers that are twice the largest of f16.
     let block = [&f16::MAX.to_le_bytes()[..], &[2; 32]].concat();
     file.tensor("output.weight", &[1, 32], 8, block);
     let (_, weights) = open(&file.write(dir.path(), "large.gguf"), "large".into()).unwrap();
@@ -152,7 +152,7 @@ fn permuted(rows: &[f32], heads: usize, row: usize) -> Vec<f32> {
     order.flat_map(|at| rows[at * row..][..row].to_vec()).collect()
 }
 
-/// A golden checkpoint as a GGUF file, with its configuration and its matrices stored in `of`.
+/// A golden checkpoint as a GGUF file, with its configuration, and its matrices stored in the type `of`.
 fn converted(name: &str, architecture: &str, of: StoredType) -> GgufWriter {
     let folder = golden("models").join(name);
     let stated = golden_json(&format!("models/{name}/config.json"));
@@ -206,7 +206,7 @@ fn add_rope_scaling(file: &mut GgufWriter, architecture: &str, config: &ModelCon
     }
 }
 
-/// The divisors of the frequencies as the converter computes them (`generate_extra_tensors` of Llama).
+/// The divisors of the frequencies, computed like the converter does (`generate_extra_tensors` of Llama).
 fn llama3_divisors(config: &ModelConfig, number: impl Fn(&str) -> f64) -> Vec<f32> {
     let (factor, low, high) = (number("factor"), number("low_freq_factor"), number("high_freq_factor"));
     let trained = number("original_max_position_embeddings");
@@ -241,7 +241,7 @@ fn add_converted(
     if permutes && (name.contains(".q_proj.") || name.contains(".k_proj.")) {
         numbers = permuted(&numbers, heads, numbers.len() / shape[0]);
     }
-    // Norms and biases stay f32, whatever the type of a file.
+    // Norms and biases are f32, whatever the type of a file.
     let of = if shape.len() == 1 { StoredType::F32 } else { of };
     let (number, data): (u32, Vec<u8>) = match of {
         StoredType::F32 => (plain::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
@@ -252,7 +252,7 @@ fn add_converted(
     file.tensor(&gguf_name(name), &shape, number, data);
 }
 
-/// What of a config determines answers, but for the class, which is Llama's for Mistral.
+/// What determines answers in a config, except the class, which is Llama's for Mistral.
 fn told(config: &ModelConfig) -> Value {
     let mut told = json!(config);
     told.as_object_mut().unwrap().remove("architecture");
@@ -272,7 +272,7 @@ fn stored_in(name: &str) -> StoredType {
 fn a_checkpoint_is_the_same_model_as_gguf_and_as_safetensors() {
     let dir = TempDir::new().unwrap();
     for (name, architecture) in CHECKPOINTS {
-        // What is stored in 16 bits is the same in 32.
+        // Numbers stored in 16 bits are the same in 32.
         for of in [stored_in(name), StoredType::F32] {
             let path = converted(name, architecture, of).write(dir.path(), "m.gguf");
             let (texts, mut weights) = open(&path, name.into()).unwrap();
@@ -290,7 +290,7 @@ fn a_checkpoint_is_the_same_model_as_gguf_and_as_safetensors() {
 
 // --- Models in several files ---
 
-/// The golden Qwen3 in three files, as `gguf-split` writes them; `change` edits each.
+/// The golden Qwen3 in three files, as written by `gguf-split`; `change` edits each.
 fn split(folder: &Path, change: impl Fn(usize, &mut GgufWriter)) -> Vec<PathBuf> {
     let whole = converted("qwen3", "qwen3", StoredType::F16);
     let all = whole.tensor_count();

@@ -1,4 +1,4 @@
-//! GGUF files that are damaged, or say what is not supported: each is refused with one line, and takes neither time nor memory.
+//! GGUF files that are damaged or have unsupported contents: each is refused with one line, quickly and in little memory.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn refused(bytes: &[u8]) -> String {
     told.replace(&format!("{}/", dir.path().display()), "")
 }
 
-/// A file that is read, changed by `change`.
+/// A readable file, edited by `change`.
 fn changed(change: impl Fn(&mut GgufWriter)) -> Vec<u8> {
     let mut file = GgufWriter::llama();
     file.tensor("token_embd.weight", &[4, 8], plain::F32, vec![0; 128]);
@@ -94,7 +94,7 @@ fn counts_beyond_all_reason_are_refused_before_memory_is_taken() {
 
 #[test]
 fn a_file_with_holes_takes_no_memory_for_what_is_not_there() {
-    // A list of a thousand million bytes, all of which "are" in a file of holes.
+    // A list of a thousand million bytes, all of which are in a sparse file.
     let dir = TempDir::new().unwrap();
     let mut file = GgufWriter::llama();
     file.raw("x", 9, &[&0u32.to_le_bytes()[..], &(1u64 << 30).to_le_bytes()].concat());

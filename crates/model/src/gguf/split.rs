@@ -1,7 +1,7 @@
-//! Models that `gguf-split` cut into several files: their names, and whether files belong together.
+//! Models that `gguf-split` cut into several files: the files' names, and whether they belong together.
 //!
-//! Each file says which it is (`split.no`, from 0), of how many (`split.count`), and how many tensors all have together
-//! (`split.tensors.count`). The first has the configuration and the tokenizer.
+//! Each file states its number (`split.no`, from 0), the number of files (`split.count`), and the number of tensors in all files
+//! (`split.tensors.count`). The first file has the configuration and the tokenizer.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use spattn_base::error::UsageError;
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
-/// The most files: their names have numbers of five digits.
+/// The most files, since the numbers in their names have five digits.
 const MOST: usize = 99_999;
 const DIFFERENT: &str =
     "the files are parts of different models, or of different splittings of one: fetch all of them from one place";
 
-/// How many files the model is cut into; `None` if it is in one.
+/// The number of files that the model is cut into; `None` if it is in one.
 ///
 /// # Errors
-/// A number that cannot be.
+/// An impossible number.
 pub(super) fn count(path: &Path, metadata: &HashMap<String, Value>) -> Result<Option<usize>, UsageError> {
     let label = path.display().to_string();
     let metadata = Metadata::new(&label, metadata);
@@ -36,12 +36,12 @@ pub(super) fn count(path: &Path, metadata: &HashMap<String, Value>) -> Result<Op
     }
 }
 
-/// The ending of all names, after the number.
+/// The end of all names, after the number.
 fn ending(count: usize) -> String {
     format!("-of-{count:05}.gguf")
 }
 
-/// What the name of a file has before `-00001-of-00003.gguf`; `None` if it is no such name.
+/// The part of a file's name before `-00001-of-00003.gguf`, and the number of files; `None` if it is not such a name.
 pub(crate) fn base(name: &str) -> Option<(&str, usize)> {
     let (front, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (base, number) = front.rsplit_once('-')?;
@@ -52,15 +52,15 @@ pub(crate) fn base(name: &str) -> Option<(&str, usize)> {
     }
 }
 
-/// The name of the file `part`, from 0.
+/// The name of the file numbered `part`, from 0.
 pub(crate) fn name(base: &str, part: usize, count: usize) -> String {
     format!("{base}-{:05}{}", part + 1, ending(count))
 }
 
-/// All files of the model that a file belongs to, as `gguf-split` names them.
+/// All files of the model that a file belongs to, as named by `gguf-split`.
 ///
 /// # Errors
-/// If the file is not named as one of so many, or another one is not there.
+/// If the file is not named as one of `count` files, or another one is missing.
 pub(super) fn names(path: &Path, count: usize) -> Result<Vec<PathBuf>, UsageError> {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let Some((base, _)) = base(&file).filter(|(_, named)| *named == count) else {
@@ -77,11 +77,11 @@ pub(super) fn names(path: &Path, count: usize) -> Result<Vec<PathBuf>, UsageErro
     }
 }
 
-/// Makes sure that a file is what its name says: `part` of `count`. Returns the number of all tensors that it states, which has to be
-/// `stated` by an earlier file, if there was one.
+/// Checks that a file is what its name says: number `part` of `count`. Returns the total number of tensors that it states, which must
+/// be equal to `stated`, the number in earlier files, if there are any.
 ///
 /// # Errors
-/// If it is another part, or says otherwise than the files before.
+/// If it is another part, or disagrees with earlier files.
 pub(super) fn check(
     path: &Path,
     metadata: &HashMap<String, Value>,
@@ -112,7 +112,7 @@ pub(super) fn check(
     }
 }
 
-/// Makes sure that all files together have as many tensors as they state.
+/// Checks that all files together have as many tensors as they state.
 ///
 /// # Errors
 /// If they do not.

@@ -1,4 +1,4 @@
-//! Weights of GGUF files by the names of Hugging Face checkpoints.
+//! Weights of GGUF files under the names of Hugging Face checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::tensors::{
 };
 use spattn_hub::checksum::sha256_hex;
 
-/// Names of the tensors of a layer that most families have: that of llama.cpp, and that of Hugging Face. Others are in
+/// The names of a layer's tensors that most families have: llama.cpp's and Hugging Face's. The others are in
 /// [`families`](super::families).
 const LAYER: [(&str, &str); 10] = [
     ("attn_norm", "input_layernorm"),
@@ -37,14 +37,14 @@ const OUTER: [(&str, &str); 3] =
 pub(super) struct GgufTensors {
     files: GgufFiles,
     family: Family,
-    /// What the file calls the type of its tensors together.
+    /// The file's name for the type of its tensors as a whole.
     file_type: Option<String>,
     /// By Hugging Face name: the name in the file, and shape, type and size.
     tensors: BTreeMap<String, (String, TensorInfo)>,
 }
 
 impl GgufTensors {
-    /// The tensors of `files`, a model of `family`, which says that it is of `file_type`.
+    /// The tensors of `files`, a model of `family` whose stated type is `file_type`.
     pub(super) fn new(files: GgufFiles, family: Family, file_type: Option<String>) -> Self {
         let info = |place: &Place| TensorInfo {
             shape: place.shape(),
@@ -106,7 +106,7 @@ impl TensorSource for GgufTensors {
         Ok(tensor)
     }
 
-    /// Reads the part alone, unless rows or numbers of the tensor are changed when it is read.
+    /// Reads only the part, unless rows or numbers of the tensor are changed when it is read.
     fn read_part(
         &self,
         name: &str,
@@ -122,7 +122,7 @@ impl TensorSource for GgufTensors {
         }
     }
 
-    /// The SHA-256 of the file, or for a split model that of their SHA-256s (hexadecimal, joined in order).
+    /// The SHA-256 of the file; for a split model, that of the files' SHA-256s (hexadecimal, joined in order).
     fn sha256(&self) -> Result<String, WeightsError> {
         let digests: Vec<String> =
             self.files.parts().par_iter().map(|part| sha256_of_part(part)).collect::<Result<_, _>>()?;
@@ -141,7 +141,7 @@ impl TensorSource for GgufTensors {
     }
 }
 
-/// Lets the experts in stacks be read one by one.
+/// Makes stacked experts readable one by one.
 pub(super) fn divide_experts(family: Family, weights: &mut Weights) {
     let Some(experts) = family.experts() else { return };
     let part_of = |name: &str| {
@@ -159,7 +159,7 @@ pub(super) fn divide_experts(family: Family, weights: &mut Weights) {
     }
 }
 
-/// The Hugging Face name of a tensor. An unknown name stays as it is, and is then reported as not read.
+/// The Hugging Face name of a tensor. An unknown name is kept, and then reported as not read.
 fn hugging_face_name(family: Family, name: &str) -> String {
     let (stem, kind) = name.rsplit_once('.').unwrap_or((name, ""));
     let within_layer = stem.strip_prefix("blk.").and_then(|rest| {
@@ -172,7 +172,7 @@ fn hugging_face_name(family: Family, name: &str) -> String {
     within_layer.or_else(outer).unwrap_or_else(|| name.to_owned())
 }
 
-/// Restores the row order of Hugging Face in a query or key matrix: within a head, the first rows of all rotated pairs, then the second
+/// Restores the row order of Hugging Face in a query or key matrix: in a head, the first rows of all rotated pairs, then the second
 /// rows. llama.cpp's converter writes the two rows of a pair next to each other.
 fn unpermute(tensor: &mut StoredTensor, heads: usize) {
     let rows = tensor.shape.first().copied().unwrap_or(0);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn rows_go_back_to_where_the_converter_took_them_from() {
-        // The converter: reshape(heads, 2, half, columns).swapaxes(1, 2).
+        // The converter does reshape(heads, 2, half, columns).swapaxes(1, 2).
         let (heads, half, columns) = (3, 4, 2);
         let rows = heads * 2 * half;
         let original: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();

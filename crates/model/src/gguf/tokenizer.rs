@@ -1,8 +1,8 @@
 //! The tokenizer of a GGUF model, as the texts of a `tokenizer.json` and a `tokenizer_config.json`.
 //!
 //! A file holds the vocabulary, but only the name of the pre-tokenizer, which splits text before merges (`tokenizer.ggml.pre`).
-//! [`PRE_TOKENIZERS`] has the rule of each known name, as the `tokenizer.json` of the original model states it. An unknown name is an
-//! error: another pre-tokenizer would give other tokens, which nothing would report.
+//! [`PRE_TOKENIZERS`] has the rule for each known name, as in the `tokenizer.json` of the original model. An unknown name is an error:
+//! another pre-tokenizer would silently give other tokens.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use super::metadata::{Metadata, shown};
 use spattn_base::error::UsageError;
 
-/// The texts of both files, and what the user should know about them.
+/// The texts of both files, and a note for the user.
 pub(super) struct GgufTokenizer {
     /// `tokenizer.json`.
     pub(super) tokenizer: Value,
     /// `tokenizer_config.json`.
     pub(super) config: Value,
-    /// A line for the user, if a file leaves open what text becomes.
+    /// A line for the user, if the file does not fully determine the tokens of a text.
     pub(super) note: Option<String>,
 }
 
@@ -28,9 +28,9 @@ struct PreTokenizer {
     split: SplitRule,
     /// Whether text is normalised to Unicode's NFC first.
     nfc: bool,
-    /// Whether a piece that is itself a token is taken as a whole, without merges.
+    /// Whether a piece that is itself a token becomes that token without merges.
     ignores_merges: bool,
-    /// Whether prompts begin with the BOS token where the file does not state it.
+    /// Whether prompts begin with the BOS token if the file does not state it.
     adds_bos: bool,
 }
 
@@ -39,7 +39,7 @@ enum SplitRule {
     Gpt2,
     /// Single digits, then GPT-2's rule.
     Digits,
-    /// A regular expression, each match a piece.
+    /// A regular expression; each match is a piece.
     Regex(&'static str),
 }
 
@@ -75,11 +75,11 @@ const PRE_TOKENIZERS: [PreTokenizer; 5] = [
     PreTokenizer { names: &["smollm"], split: SplitRule::Digits, nfc: false, ignores_merges: false, adds_bos: false },
 ];
 
-/// The most that the squares of the tokens' lengths add up to, since each token is looked for in all its parts. A vocabulary of 256,000 tokens
+/// The largest sum of the squared lengths of all tokens, since each token is searched for in all its parts. A vocabulary of 256,000 tokens
 /// stays below a hundredth of it.
 const MOST_OF_SQUARES: usize = 1 << 32;
 
-/// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
+/// The kinds of tokens, numbered as in `tokenizer.ggml.token_type`.
 mod kind {
     pub(super) const UNKNOWN: i64 = 2;
     pub(super) const CONTROL: i64 = 3;
@@ -87,7 +87,7 @@ mod kind {
     pub(super) const UNUSED: i64 = 5;
 }
 
-/// The key that says whether a text gets a space in front.
+/// The key that states whether a space is put in front of a text.
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 /// The key of the vocabulary.
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -117,7 +117,7 @@ impl<'a> Vocabulary<'a> {
         Ok(vocabulary)
     }
 
-    /// Refuses a token that two ids have: a text could become only one of them.
+    /// Refuses a token with two ids, since a text could become only one of them.
     fn refuse_doubles(&self, metadata: &Metadata<'_>) -> Result<(), UsageError> {
         let mut ids = HashMap::new();
         for (id, token) in self.used() {
@@ -128,7 +128,7 @@ impl<'a> Vocabulary<'a> {
         Ok(())
     }
 
-    /// Ids and texts of the tokens that can occur. Unused rows of the table have placeholders as texts, which are left out.
+    /// Ids and texts of the tokens that can occur. Unused rows of the table have placeholder texts, and are left out.
     fn used(&self) -> impl Iterator<Item = (usize, &'a str)> + '_ {
         let all = self.tokens.iter().zip(&self.kinds).enumerate();
         all.filter(|(_, (_, kind))| **kind != kind::UNUSED).map(|(id, (token, _))| (id, *token))
@@ -255,8 +255,8 @@ fn sequence(steps: [Value; 2]) -> Value {
     json!({ "type": "Sequence", "pretokenizers": steps })
 }
 
-/// A SentencePiece BPE tokenizer, as transformers converts it: pieces with scores become merges, the highest score first. The flag is as
-/// for [`byte_level`].
+/// A SentencePiece BPE tokenizer, as converted by transformers: pieces with scores become merges, the highest score first. The flag is that
+/// of [`byte_level`].
 fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), UsageError> {
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = metadata.optional_numbers(SCORES)?.unwrap_or_default();
@@ -297,8 +297,8 @@ fn sentence_piece(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>) -> Resul
     Ok((tokenizer, true))
 }
 
-/// Says that a file leaves open whether text behind a control token gets a space in front, where such tokens may occur within a prompt.
-/// Llama 2's tokenizer and llama.cpp put one there, transformers' newer SentencePiece tokenizers (Mistral v0.3) do not.
+/// The note on a file that does not state whether text after a control token gets a space in front, if such tokens may occur within a
+/// prompt. Llama 2's tokenizer and llama.cpp put one there; transformers' newer SentencePiece tokenizers (Mistral v0.3) do not.
 fn space_note(metadata: &Metadata<'_>, vocabulary: &Vocabulary<'_>, config: &Value) -> Option<String> {
     let is_named = |token: &str| {
         ["bos_token", "eos_token", "unk_token", "pad_token"].iter().any(|key| config[*key].as_str() == Some(token))
@@ -333,7 +333,7 @@ fn merges_of(vocabulary: &Vocabulary<'_>, scores: &[f32]) -> Vec<Value> {
     merges.into_iter().map(|(left, right, _)| json!([left, right])).collect()
 }
 
-/// The post-processor that puts BOS before a text and EOS after it, where they are given.
+/// The post-processor that puts BOS before a text and EOS after it, if they are given.
 fn post_processor(vocabulary: &Vocabulary<'_>, bos: Option<&str>, eos: Option<&str>) -> Value {
     if bos.is_none() && eos.is_none() {
         return Value::Null;

@@ -1,6 +1,7 @@
-//! Tokenizers of GGUF files against those that they were written from, on 10,000 lines (`scripts/make_golden_gguf.py`).
+//! Tokenizers of GGUF files, compared with the tokenizers that they were made from on 10,000 lines
+//! (`scripts/make_golden_gguf.py`).
 //!
-//! `SPATTN_GGUF=NAME=FILE,NAME=FILE` compares real vocabularies as well; `real.json` has their names.
+//! `SPATTN_GGUF=NAME=FILE,NAME=FILE` also compares real vocabularies; `real.json` has their names.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ fn golden_json(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(golden(name)).unwrap()).unwrap()
 }
 
-/// SplitMix64, as in the script.
+/// The generator SplitMix64, as in the script.
 struct Random(u64);
 
 impl Random {

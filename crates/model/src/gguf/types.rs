@@ -2,16 +2,16 @@
 
 /// A type by its number in files.
 pub(super) enum TensorType {
-    /// It is read: blocks of so many numbers in so many bytes.
+    /// A supported type: blocks of so many numbers in so many bytes.
     Blocks {
-        /// What llama.cpp calls it.
+        /// llama.cpp's name for the type.
         name: &'static str,
         /// Numbers of a block.
         numbers: u64,
         /// Bytes of a block.
         bytes: u64,
     },
-    /// It is not read; what llama.cpp calls it, or its number.
+    /// An unsupported type: llama.cpp's name for it, or its number.
     Unread(String),
 }
 
@@ -32,7 +32,7 @@ const READ: [(u32, &str, u64, u64); 13] = [
     (14, "Q6_K", 256, 210),
 ];
 
-/// Types that have a name and are not read.
+/// Types that have a name but are not read.
 const UNREAD: [(u32, &str); 21] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
@@ -57,7 +57,7 @@ const UNREAD: [(u32, &str); 21] = [
     (41, "Q1_0"),
 ];
 
-/// The type of a number.
+/// The type with this number.
 pub(super) fn tensor_type(number: u32) -> TensorType {
     if let Some((_, name, numbers, bytes)) = READ.iter().find(|(known, ..)| *known == number) {
         return TensorType::Blocks { name, numbers: *numbers, bytes: *bytes };
@@ -71,7 +71,7 @@ pub(super) fn types_read() -> String {
     READ.map(|(_, name, ..)| name).join(", ")
 }
 
-/// What llama.cpp calls the type of a whole file, by its number.
+/// llama.cpp's name for the type of a whole file, by its number.
 pub(super) fn file_type(number: usize) -> String {
     let known = match number {
         0 => "F32",

@@ -2,22 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-/// Type numbers of values, as the format has them.
+/// The format's type numbers of values.
 const U32: u32 = 4;
 const F32: u32 = 6;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
-/// Data of tensors begin at multiples of it.
+/// The alignment of the tensors' data, in bytes.
 const ALIGNMENT: usize = 32;
 
-/// Type numbers of tensors that are no blocks.
+/// Type numbers of tensors that are not in blocks.
 pub(super) mod plain {
     pub(in crate::gguf) const F32: u32 = 0;
     pub(in crate::gguf) const F16: u32 = 1;
     pub(in crate::gguf) const BF16: u32 = 30;
 }
 
-/// A file that is written.
+/// A file under construction.
 #[derive(Clone, Default)]
 pub(super) struct GgufWriter {
     keys: Vec<Vec<u8>>,
@@ -56,7 +56,7 @@ impl GgufWriter {
         file
     }
 
-    /// The tokenizer that a file needs where texts do not matter.
+    /// Adds a tokenizer for files whose texts do not matter.
     pub(super) fn tokens(&mut self) {
         self.text("tokenizer.ggml.model", "gpt2");
         self.text("tokenizer.ggml.pre", "gpt-2");
@@ -64,7 +64,7 @@ impl GgufWriter {
         self.texts("tokenizer.ggml.merges", &["a b"]);
     }
 
-    /// Adds a key of any kind, with the bytes of its value.
+    /// Adds a key of any type, with the bytes of its value.
     pub(super) fn raw(&mut self, key: &str, kind: u32, value: &[u8]) {
         self.keys.push([&text(key)[..], &kind.to_le_bytes(), value].concat());
     }
@@ -87,13 +87,13 @@ impl GgufWriter {
         self.raw(key, LIST, &list);
     }
 
-    /// Replaces the value of a key that was written, or adds it.
+    /// Sets the value of a key, replacing an earlier one.
     pub(super) fn set(&mut self, key: &str, kind: u32, value: &[u8]) {
         self.remove(key);
         self.raw(key, kind, value);
     }
 
-    /// Takes a key away.
+    /// Removes a key.
     pub(super) fn remove(&mut self, key: &str) {
         let begins = text(key);
         self.keys.retain(|written| !written.starts_with(&begins));
@@ -104,7 +104,7 @@ impl GgufWriter {
         self.tensors.len()
     }
 
-    /// A part of the file, as `gguf-split` writes it: some of the tensors, and the keys in the first part alone.
+    /// A part of the file, as written by `gguf-split`: some of the tensors, and the keys in the first part only.
     pub(super) fn part(&self, part: usize, of: usize) -> Self {
         let share = self.tensors.len().div_ceil(of);
         let tensors = self.tensors.iter().skip(part * share).take(share).cloned().collect();

@@ -2,11 +2,11 @@
 
 use super::limits::{Fault, unsupported};
 
-/// Formats the date that templates see as today's. It is fixed, because prompts that change with the day make runs unrepeatable. It is the
-/// default date of the Llama 3 templates: Friday, 26 July 2024, midnight.
+/// Formats the date that templates see as today's. It is fixed, because prompts that change with the day would make runs unrepeatable. It
+/// is the default date of the Llama 3 templates: Friday, 26 July 2024, midnight.
 ///
 /// # Errors
-/// A directive of C's `strftime` that depends on the machine, or is unknown.
+/// A directive of C's `strftime` that depends on the machine or is unknown.
 pub fn strftime(format: &str) -> Result<String, Fault> {
     let mut out = String::new();
     let mut chars = format.chars();

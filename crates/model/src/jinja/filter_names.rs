@@ -57,7 +57,7 @@ const KNOWN: [&str; 54] = [
     "xmlattr",
 ];
 
-/// Whether jinja2 has a filter of this name.
+/// Whether jinja2 has a filter with this name.
 pub fn is_known(name: &str) -> bool {
     KNOWN.contains(&name)
 }

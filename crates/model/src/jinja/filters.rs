@@ -458,7 +458,7 @@ fn simple(name: &str, value: &Value, budget: &Budget) -> Result<Value, Fault> {
                 budget.make(text.len())?;
                 Ok(Value::text(&text.chars().rev().collect::<String>()))
             }
-            // Python returns a list for what it cannot iterate backwards, and an iterator otherwise.
+            // Python returns a list if it cannot iterate backwards, and an iterator otherwise.
             Value::Generator(_) => Value::list(value.items(budget)?.into_iter().rev().collect(), budget),
             other => Value::generator(other.items(budget)?.into_iter().rev().collect(), budget),
         },

@@ -65,7 +65,7 @@ impl Filling<'_> {
         self.next.next().ok_or_else(|| Fault::new("not enough arguments for format string"))
     }
 
-    /// The text of one directive, from behind its `%`.
+    /// The text of one directive, which starts after its `%`.
     fn take(&mut self, chars: &mut std::str::Chars, budget: &Budget) -> Result<String, Fault> {
         let mut named = None;
         if chars.as_str().starts_with('(') {
@@ -321,7 +321,7 @@ fn general(size: f64, precision: usize) -> String {
 /// `text.format(...)`.
 ///
 /// # Errors
-/// If the text is no valid format, or the values do not match it.
+/// If the text is not a valid format, or the values do not match it.
 pub fn format(text: &str, passed: &Passed, budget: &Budget) -> Result<Value, Fault> {
     let mut out = String::new();
     let mut rest = text;

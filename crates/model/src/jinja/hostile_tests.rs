@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Fault, Template};
 
-/// Far longer than any of them needs (a second), since tests share the machine.
+/// Far longer than any of them takes (a second), since tests share the machine.
 const LONGEST: Duration = Duration::from_secs(30);
 
 fn run(template: &str) -> Result<String, Fault> {
@@ -179,7 +179,7 @@ fn a_message_of_50_megabytes_can_be_raised() {
 
 #[test]
 fn long_templates_and_prompts_of_good_will_pass() {
-    // A long row of `~`, which is one node; and a prompt of 10 MB, which is tested and trimmed.
+    // A long chain of `~`, which is one node; and a prompt of 10 MB, which is tested and trimmed.
     let joined = format!("{{{{ 'a' {} }}}}", "~'b'".repeat(34_000));
     assert_eq!(run(&joined).unwrap().len(), 34_001);
     let long = json!({"messages": [{"role": "user", "content": format!(" {} ", "word ".repeat(2_000_000))}]});

@@ -205,7 +205,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// If the tag ends here: the bytes of its end, with the white space that it removes behind it.
+    /// The length in bytes of the end of the tag, with the white space that it removes after it, if the tag ends here.
     fn ending(&self, end: &Token) -> Option<usize> {
         let rest = self.rest();
         let closing = if *end == Token::PrintEnd { "}}" } else { "%}" };
@@ -222,7 +222,7 @@ impl<'t> Lexer<'t> {
     }
 }
 
-/// Bytes of white space that the end of a block or comment removes behind it.
+/// The number of bytes of white space that the end of a block or comment removes after it.
 fn removed_after(after: &str, sign: Option<char>) -> usize {
     match sign {
         Some('-') => after.len() - after.trim_start_matches(is_space).len(),
@@ -231,7 +231,7 @@ fn removed_after(after: &str, sign: Option<char>) -> usize {
     }
 }
 
-/// If the text behind `{%` and its sign opens a raw block: the bytes of that opening.
+/// The length in bytes of the opening of a raw block, if the text after `{%` and its sign opens one.
 fn raw_opening(after: &str) -> Option<usize> {
     let inner = after.trim_start_matches(is_space).strip_prefix("raw")?.trim_start_matches(is_space);
     let left = match inner.strip_prefix("-%}") {
@@ -241,7 +241,7 @@ fn raw_opening(after: &str) -> Option<usize> {
     Some(after.len() - left.len())
 }
 
-/// If this is `{% endraw %}`: its sign and its length in bytes.
+/// The sign of `{% endraw %}` and its length in bytes, if the text begins with it.
 fn raw_ending(text: &str) -> Option<(Option<char>, usize)> {
     let after = text.strip_prefix("{%")?;
     let sign = after.chars().next().filter(|c| matches!(c, '-' | '+'));
@@ -298,7 +298,7 @@ fn digits(text: &str, is_digit: impl Fn(u8) -> bool) -> usize {
     }
 }
 
-/// Reads a number. `after_dot`: it follows a dot, so it is an index and has no fraction.
+/// Reads a number. `after_dot` means that it follows a dot, so that it is an index without a fraction.
 fn number(rest: &str, after_dot: bool) -> Result<(Token, usize), Fault> {
     let whole = digits(rest, |b| b.is_ascii_digit());
     let fraction = rest[whole..].strip_prefix('.').map_or(0, |r| digits(r, |b| b.is_ascii_digit()));

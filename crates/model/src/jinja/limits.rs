@@ -45,12 +45,12 @@ impl Fault {
     }
 }
 
-/// The fault for what Python's jinja2 supports and this interpreter does not.
+/// The fault for something that Python's jinja2 supports and this interpreter does not.
 pub fn unsupported(what: &str) -> Fault {
     Fault::new(format!("{what} is not supported"))
 }
 
-/// What a rendering may still use up.
+/// The steps and bytes that a rendering may still use.
 #[derive(Debug)]
 pub struct Budget {
     steps: Cell<u64>,
@@ -58,7 +58,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The budget of a template whose variables hold `bytes` bytes of text: a template may go through a long prompt character by character.
+    /// The budget of a template whose variables hold `bytes` bytes of text, since a template may process a long prompt character by
+    /// character.
     pub fn for_input(bytes: usize) -> Self {
         let bytes = bytes as u64;
         Self { steps: Cell::new(STEPS + 8 * bytes), bytes: Cell::new(BYTES + 64 * bytes) }
@@ -76,8 +77,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts bytes before they are allocated, and the work of filling them. Freed bytes are not given back: an allocation in a loop counts
-    /// each time.
+    /// Counts bytes before they are allocated, and the work of filling them. Freed bytes are not credited, so an allocation in a loop
+    /// counts each time.
     ///
     /// # Errors
     /// If too few are left.

@@ -137,9 +137,10 @@ pub fn attribute(value: &Value, name: &str) -> Result<Value, Fault> {
     .unwrap_or_else(|| value.no_attribute(name)))
 }
 
-/// Python's `getattr`. For a dict these are its methods, not its items.
+/// Like Python's `getattr`. For a dict these are its methods, not its items.
 fn own_attribute(value: &Value, name: &str) -> Result<Option<Value>, Fault> {
-    // An undefined value: printing and testing it works, and any other use is an error.
+    // The value is undefined: it can be printed and tested, and any other use is an
+    // error.
     let unsafe_attribute = || {
         let what = format!("access to attribute '{name}' of '{}' object is unsafe.", value.type_name());
         Ok(Some(Value::Undefined(what.into())))
@@ -199,7 +200,7 @@ fn loop_attribute(state: &Loop, name: &str) -> Option<Value> {
 /// `value[key]`.
 ///
 /// # Errors
-/// As [`attribute`].
+/// Those of [`attribute`].
 pub fn item(value: &Value, key: &Value, budget: &Budget) -> Result<Value, Fault> {
     if let Some(found) = subscript(value.used()?, key, budget)? {
         return Ok(found);
@@ -221,7 +222,7 @@ pub fn item(value: &Value, key: &Value, budget: &Budget) -> Result<Value, Fault>
 fn subscript(value: &Value, key: &Value, budget: &Budget) -> Result<Option<Value>, Fault> {
     Ok(match value {
         Value::Dict(dict) => match key {
-            // They cannot be hashed; jinja2 treats them as missing keys.
+            // These values cannot be hashed; jinja2 treats them as missing keys.
             Value::List(_) | Value::Dict(_) => None,
             key => dict.get(&key.key(budget)?).cloned(),
         },
@@ -253,7 +254,7 @@ fn place(key: &Value, length: usize) -> Option<usize> {
 /// `value[from:to:step]`.
 ///
 /// # Errors
-/// A value without slices, or bounds that are no integers.
+/// A value without slices, or bounds that are not integers.
 pub fn slice(value: &Value, bounds: [Value; 3], budget: &Budget) -> Result<Value, Fault> {
     match value.used()? {
         Value::Text(text) => {

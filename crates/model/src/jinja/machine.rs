@@ -53,7 +53,7 @@ struct Scope {
 pub struct Machine<'b> {
     budget: &'b Budget,
     scopes: Vec<Scope>,
-    /// The output; behind it, the captured output of open blocks, macros and filters.
+    /// The output, followed by the captured output of open blocks, macros and filters.
     out: Vec<String>,
     depth: usize,
     line: usize,
@@ -258,7 +258,7 @@ impl Machine<'_> {
         Ok(Flow::On)
     }
 
-    /// As `captured`, in a new scope.
+    /// Like `captured`, in a new scope.
     fn in_scope(&mut self, body: &[Statement], parent: usize) -> Result<(Value, Flow), Fault> {
         let scope = self.enter(parent)?;
         let captured = self.captured(body, scope)?;

@@ -194,7 +194,7 @@ fn power(a: f64, b: f64) -> Result<f64, Fault> {
     }
 }
 
-/// `int(...)` of a decimal string; `None` if it is no number.
+/// `int(...)` of a decimal string; `None` if it is not a number.
 pub fn parse_int(text: &str) -> Result<Option<i128>, Fault> {
     let Some(digits) = plain_digits(text)? else { return Ok(None) };
     let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(&digits);
@@ -204,7 +204,7 @@ pub fn parse_int(text: &str) -> Result<Option<i128>, Fault> {
     digits.parse().map(Some).map_err(|_| too_large())
 }
 
-/// `float(...)` of a string; `None` if it is no number.
+/// `float(...)` of a string; `None` if it is not a number.
 pub fn parse_float(text: &str) -> Result<Option<f64>, Fault> {
     let Some(digits) = plain_digits(text)? else { return Ok(None) };
     Ok(digits.parse().ok())
@@ -228,7 +228,7 @@ fn plain_digits(text: &str) -> Result<Option<String>, Fault> {
 /// `round(value, digits)`: halves go to the even neighbour of the exact decimal value.
 ///
 /// # Errors
-/// A value that is no number.
+/// A value that is not a number.
 pub fn round(value: &Value, digits: i128) -> Result<Value, Fault> {
     match value.used()? {
         Value::Int(_) | Value::Bool(_) if digits >= 0 => Ok(Value::Int(value.as_int().unwrap_or(0))),

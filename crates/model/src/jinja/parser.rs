@@ -35,9 +35,9 @@ struct Parser {
     tokens: Vec<(Token, usize)>,
     at: usize,
     nesting: usize,
-    /// How many enclosing loops `break` could leave here.
+    /// The number of enclosing loops that `break` could leave here.
     loops: usize,
-    /// How many loops enclose this, those outside of macros included. Their bodies may not assign to `loop`.
+    /// The number of enclosing loops, including those outside of macros. Their bodies may not assign to `loop`.
     around: usize,
     /// The special names found so far in the bodies of the enclosing macros.
     specials: Vec<Special>,
@@ -127,7 +127,8 @@ impl Parser {
 
     // --- Statements ---
 
-    /// Parses statements up to a tag of one of these names, which is not consumed; without names, up to the end of the template.
+    /// Parses statements up to a tag with one of these names, which is not consumed; without names, up to the end of the
+    /// template.
     fn statements(&mut self, ends: &[&str]) -> Parsed<Vec<Statement>> {
         let mut all = Vec::new();
         loop {

@@ -15,8 +15,8 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// Binds the arguments to parameters of these names. The first `required` must be passed. A parameter with an empty name can only be
-    /// passed by position.
+    /// Binds the arguments to parameters with these names. The first `required` must be passed. A parameter with an empty name can only
+    /// be passed by position.
     ///
     /// # Errors
     /// Too many, too few or unknown arguments; `what` names the function.

@@ -52,7 +52,7 @@ const KNOWN: [&str; 39] = [
     "le",
 ];
 
-/// Whether there is a test of this name.
+/// Whether there is a test with this name.
 pub fn is_known(name: &str) -> bool {
     KNOWN.contains(&name)
 }

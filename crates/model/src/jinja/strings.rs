@@ -245,10 +245,10 @@ pub fn is_all(text: &str, method: &str) -> Result<Value, Fault> {
     Ok(Value::Bool(any))
 }
 
-/// As [`is_all`], for one character.
+/// Like [`is_all`], for one character.
 ///
 /// # Errors
-/// As [`is_all`].
+/// Those of [`is_all`].
 pub fn is_of(c: char, method: &str) -> Result<bool, Fault> {
     let unsure = || unsupported(&format!("`{method}` of the character U+{:04X}", u32::from(c)));
     match method {

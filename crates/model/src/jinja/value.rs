@@ -279,7 +279,7 @@ impl Value {
         }
     }
 
-    /// Whether it may change later, or holds such a value. Such values are not stored in namespaces, so that none contains itself.
+    /// Whether it may change later, or holds such a value. Such values are not stored in namespaces, so that no value contains itself.
     pub fn changes(&self) -> bool {
         match self {
             Value::Namespace(_) | Value::Generator(_) | Value::Loop(_) | Value::Cycler(_) => true,
@@ -539,7 +539,7 @@ impl Value {
     /// `self in container`.
     ///
     /// # Errors
-    /// If `container` is no container.
+    /// If `container` is not a container.
     pub fn is_in(&self, container: &Value, budget: &Budget) -> Result<bool, Fault> {
         match container {
             Value::Text(text) => match self {
@@ -590,7 +590,7 @@ impl Value {
     /// Appends `str(...)`.
     ///
     /// # Errors
-    /// As [`to_text`](Self::to_text).
+    /// Those of [`to_text`](Self::to_text).
     pub fn print(&self, out: &mut String, budget: &Budget) -> Result<(), Fault> {
         match self {
             Value::Undefined(_) => Ok(()),
@@ -602,7 +602,7 @@ impl Value {
     /// Appends `repr(...)`.
     ///
     /// # Errors
-    /// As [`to_text`](Self::to_text).
+    /// Those of [`to_text`](Self::to_text).
     pub fn represent(&self, out: &mut String, budget: &Budget) -> Result<(), Fault> {
         budget.work(1)?;
         match self {
@@ -707,7 +707,7 @@ fn compare_int_float(a: i128, b: f64) -> Option<Ordering> {
     Some(a.cmp(&(whole as i128)).then(if b > whole { Ordering::Less } else { Ordering::Equal }))
 }
 
-/// Number of items of a range.
+/// The number of items of a range.
 pub fn range_length(start: i128, stop: i128, step: i128) -> usize {
     let span = if step > 0 { stop.saturating_sub(start) } else { start.saturating_sub(stop) };
     if span <= 0 {
@@ -771,7 +771,7 @@ pub fn is_printable(c: char) -> bool {
     !shown[1..].starts_with('\\') && !(is_space(c))
 }
 
-/// The beginning of a text, for an error.
+/// The beginning of a text, for errors.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -5,8 +5,8 @@ use spattn_attention::kv::KvDtype;
 
 /// Storage type of weight matrices in an engine's memory; vectors (norms, biases) are f32.
 ///
-/// It is apart from the type of keys and values, [`KvDtype`], although `--dtype` sets both ([`StorageTypes`]). Matrices that stay in
-/// the blocks of their file have none of these types ([`KeptBlocks`](crate::dimensions::KeptBlocks)).
+/// It is independent of the type of keys and values, [`KvDtype`], although `--dtype` sets both ([`StorageTypes`]). Matrices that
+/// stay in the blocks of their file have none of these types ([`KeptBlocks`](crate::dimensions::KeptBlocks)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightDtype {
     /// 32-bit floats.
@@ -18,7 +18,7 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
-    /// Name as on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -27,7 +27,7 @@ impl WeightDtype {
         }
     }
 
-    /// Bytes of a matrix of so many numbers.
+    /// Bytes of a matrix with `numbers` elements.
     pub fn bytes_of(self, numbers: usize) -> usize {
         numbers.saturating_mul(match self {
             Self::F32 => 4,
@@ -35,7 +35,7 @@ impl WeightDtype {
         })
     }
 
-    /// The number that is stored for `x`.
+    /// `x`, rounded to this type.
     pub(crate) fn rounded(self, x: f32) -> f32 {
         match self {
             Self::F32 => x,
@@ -44,7 +44,7 @@ impl WeightDtype {
         }
     }
 
-    /// The size from which on a number rounds to an infinite one, and is not taken.
+    /// The smallest magnitude that rounds to infinity in this type; such numbers are refused.
     pub(crate) fn limit(self) -> f32 {
         match self {
             Self::F16 => 65_520.0,
@@ -53,7 +53,7 @@ impl WeightDtype {
     }
 }
 
-/// What a decoder stores its numbers in.
+/// The types in which a decoder stores its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StorageTypes {
     /// Weight matrices.
@@ -62,7 +62,7 @@ pub struct StorageTypes {
     pub kv: KvDtype,
 }
 
-/// Both of the same type, as `--dtype` sets them.
+/// The same type for both, as `--dtype` sets it.
 impl From<KvDtype> for StorageTypes {
     fn from(kv: KvDtype) -> Self {
         let weights = match kv {

@@ -1,11 +1,11 @@
-//! What can be wrong with weights.
+//! Errors in weights.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::files::{INDEX_FILE, SINGLE_FILE};
 
-/// What can be wrong with weights; each is one line with the file.
+/// An error in weights; each is one line that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// A folder holds neither a single file nor an index.
@@ -14,7 +14,7 @@ pub enum WeightsError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A shard that the index names is not there.
+    /// A shard that the index names is missing.
     #[error("{}: missing; {} lists it as a shard", shard.display(), index.display())]
     MissingShard {
         /// Where the shard should be.
@@ -27,27 +27,27 @@ pub enum WeightsError {
     Io {
         /// The file.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file ends before its header says it should.
+    /// A file ends earlier than its header states.
     #[error("{file}: truncated: {missing} bytes are missing")]
     Truncated {
         /// The file.
         file: String,
-        /// Bytes that are missing, at least.
+        /// The least number of missing bytes.
         missing: u64,
     },
-    /// A file of the hub's cache, where names are hashes, has another hash.
+    /// A file of the hub's cache, where file names are hashes, has another hash.
     #[error("{file}: damaged: its SHA-256 is {got}, that of the published file {expected}")]
     Damaged {
         /// The file.
         file: String,
         /// Its hash.
         got: String,
-        /// The hash that it is named by.
+        /// The hash in its name.
         expected: String,
-        /// Where it really is.
+        /// The path that the link leads to.
         blob: PathBuf,
     },
     /// A file or index is not what its name says.
@@ -85,10 +85,10 @@ pub enum WeightsError {
         file: String,
         /// The tensor.
         name: String,
-        /// What the file's format calls its type.
+        /// The name of its type in the file's format.
         dtype: String,
     },
-    /// A part of a quantised tensor is missing, wrong, or not what the config says.
+    /// A part of a quantised tensor is missing, wrong, or differs from the config.
     #[error("{file}: the quantised tensor `{name}`: {what}")]
     Quantised {
         /// The file.
@@ -107,10 +107,11 @@ pub enum WeightsError {
         name: String,
         /// The number.
         value: f32,
-        /// Where, by axis.
+        /// Its index on each axis.
         at: Vec<usize>,
     },
-    /// A tensor holds a number that the type it is to be kept in cannot.
+    /// A tensor holds a number that is too large for the type in which it would be
+    /// kept.
     #[error("{file}: tensor `{name}` holds {value}, beyond what {dtype} can hold; take --dtype bf16 or f32")]
     TooLarge {
         /// The file.

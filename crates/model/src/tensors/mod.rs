@@ -1,7 +1,7 @@
 //! Tensors by name: where they are read from ([`TensorSource`]), how they are stored there ([`StoredTensor`]; [`quantised`] if in
-//! several parts), and what engines keep them in ([`WeightDtype`]).
+//! several parts), and the types in which engines keep them ([`WeightDtype`]).
 //!
-//! Which tensors a model has and what they mean is known to the decoder's families, not here.
+//! The decoder's families, not this module, know which tensors a model has and what they mean.
 
 mod dtype;
 mod error;

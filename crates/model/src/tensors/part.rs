@@ -1,5 +1,5 @@
-//! Tensors that are parts of larger ones in a file: numbers that follow each other, rows and columns that alternate with others, or rows of
-//! 4-bit blocks.
+//! Tensors that are parts of larger ones in a file: consecutive numbers, rows and columns that alternate with others, or rows of 4-bit
+//! blocks.
 
 use half::bf16;
 
@@ -7,57 +7,57 @@ use super::error::WeightsError;
 use super::source::{TensorInfo, TensorSource};
 use super::stored::{StoredTensor, StoredType};
 
-/// A tensor that is a part of another.
+/// A tensor that is part of a larger one.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// The name of that one in the source.
+    /// The name of the larger tensor in the source.
     pub whole: String,
     /// Where its numbers are.
     pub form: PartForm,
     pub info: TensorInfo,
 }
 
-/// Where the numbers of a part are.
+/// Where the numbers of a part are in the larger tensor.
 #[derive(Debug, Clone)]
 pub enum PartForm {
-    /// They follow each other, from this number of the whole on.
+    /// They are consecutive, starting at this number.
     Consecutive(usize),
     /// Row `r` and column `c` is number `at + r · row + c · column` of the `len` numbers from `first` on.
     Strided {
-        /// The first number that is read of the whole.
+        /// The first number of the larger tensor that is read.
         first: usize,
-        /// How many are read.
+        /// The count of numbers that are read.
         len: usize,
-        /// The first of the part among these.
+        /// The index of the part's first number among these.
         at: usize,
-        /// From one row to the next.
+        /// The distance from one row to the next.
         row: usize,
-        /// From one column to the next.
+        /// The distance from one column to the next.
         column: usize,
     },
-    /// The whole has blocks of [`MXFP4_BLOCK`] numbers of 4 bits, row by row; a scale for each block is in another tensor. Row `r` of the
-    /// part is row `first + at + r · step`.
+    /// The larger tensor has blocks of [`MXFP4_BLOCK`] numbers of 4 bits, row by row; another tensor has a scale for each block. Row `r` of
+    /// the part is row `first + at + r · step`.
     Mxfp4 {
-        /// The name of the scales in the source.
+        /// The name of the scales' tensor in the source.
         scales: String,
-        /// The first row that is read of the whole.
+        /// The first row of the larger tensor that is read.
         first: usize,
-        /// The first row of the part among these.
+        /// The index of the part's first row among these.
         at: usize,
-        /// From one row to the next.
+        /// The distance from one row to the next.
         step: usize,
     },
 }
 
-/// Numbers of a block of MXFP4, which share a scale.
+/// The number of elements in a block of MXFP4, which share a scale.
 pub const MXFP4_BLOCK: usize = 32;
-/// Bytes of a block, beside its scale.
+/// Bytes of a block, without its scale.
 const MXFP4_BYTES: usize = MXFP4_BLOCK / 2;
-/// What the 16 numbers of 4 bits mean: a sign, two bits of exponent, one of mantissa.
+/// The values of the 16 numbers of 4 bits: a sign, two bits of exponent, one of mantissa.
 const FP4: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 impl Part {
-    /// Whether its numbers, in rows of so many `columns`, are blocks of so many numbers of the whole.
+    /// Whether its numbers, in rows of `columns`, consist of whole blocks of `block` numbers of the larger tensor.
     pub(super) fn has_whole_blocks(&self, columns: usize, block: usize) -> bool {
         match self.form {
             PartForm::Consecutive(first) => first.is_multiple_of(block) && columns.is_multiple_of(block),
@@ -65,10 +65,10 @@ impl Part {
         }
     }
 
-    /// Reads it from `source`.
+    /// Reads the part from `source`.
     ///
     /// # Errors
-    /// As [`TensorSource::read`].
+    /// Those of [`TensorSource::read`].
     pub(super) fn read(
         &self,
         source: &dyn TensorSource,
@@ -81,7 +81,7 @@ impl Part {
         match &self.form {
             PartForm::Consecutive(first) => source.read_part(&self.whole, whole, *first, shape),
             PartForm::Strided { first, len, at, row, column } => {
-                // A single number is not a whole block of any type.
+                // Blocks are widened, since a single number is not a whole block of any type.
                 let gathered_from = source.read_part(&self.whole, whole, *first, &[*len])?.plain_unless_whole(1);
                 let StoredTensor { dtype, bytes, .. } = gathered_from;
                 let size = dtype.bytes_of(1);
@@ -106,10 +106,10 @@ impl Part {
     }
 }
 
-/// The numbers of a row of blocks, which bf16 holds exactly. Of the two numbers in a byte, the low bits are the first.
+/// The numbers of a row of blocks, which bf16 holds exactly. The low bits of a byte are the first of its two numbers.
 fn widened_row(numbers: &[u8], scales: &[u8]) -> Vec<bf16> {
     let block = |(bytes, scale): (&[u8], &u8)| {
-        // An exponent without mantissa; the bias is that of f32.
+        // The scale is an exponent without mantissa, with the bias of f32.
         let scale = f64::from(i32::from(*scale) - 127).exp2();
         let number = move |bits: u8| bf16::from_f64(f64::from(FP4[usize::from(bits)]) * scale);
         bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(number).collect::<Vec<_>>()
@@ -121,7 +121,7 @@ fn widened_row(numbers: &[u8], scales: &[u8]) -> Vec<bf16> {
 mod tests {
     use super::*;
 
-    /// The table of transformers 5.24 (`integrations/mxfp4.py`), and `ldexp` by the scale less 127.
+    /// Compares with the table of transformers 5.24 (`integrations/mxfp4.py`), and `ldexp` by the scale minus 127.
     #[test]
     fn blocks_of_four_bits_are_widened() {
         let bytes: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();

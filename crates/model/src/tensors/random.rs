@@ -1,4 +1,4 @@
-//! Tensors of any name and shape whose numbers are drawn from a seed: for models of which only the shape matters.
+//! Tensors of any name and shape with numbers drawn from a seed, for models of which only the shape matters.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -9,24 +9,25 @@ use super::stored::{StoredTensor, StoredType};
 use spattn_hub::checksum::sha256_hex;
 use spattn_kernels::quantised::BlockType;
 
-/// Tensors drawn from a seed: every tensor that is asked for is there.
+/// Tensors drawn from a seed; every requested tensor exists.
 ///
-/// Numbers of matrices lie evenly between bounds that keep the size of what passes them. Weights of norms are 1, biases 0.
+/// Numbers of matrices are uniformly distributed between bounds that keep the magnitude of activations. Weights of norms
+/// are 1, biases 0.
 #[derive(Debug)]
 pub struct RandomTensors {
     seed: u64,
     label: String,
-    /// What matrices are stored in, where their rows are whole blocks.
+    /// The block type of matrices whose rows are whole blocks.
     blocks: Option<BlockType>,
 }
 
 impl RandomTensors {
-    /// Of a seed: the same seed, name and shape give the same numbers.
+    /// Tensors of a seed: the same seed, name and shape give the same numbers.
     pub fn new(seed: u64) -> Self {
         Self { seed, label: format!("random weights, seed {seed}"), blocks: None }
     }
 
-    /// As [`new`](Self::new), with matrices in blocks of a type where their rows are whole blocks.
+    /// Like [`new`](Self::new), but matrices are in blocks of a type if their rows are whole blocks.
     pub fn in_blocks(seed: u64, block_type: BlockType) -> Self {
         let label = format!("random weights in {}, seed {seed}", block_type.name());
         Self { seed, label, blocks: Some(block_type) }
@@ -68,10 +69,10 @@ impl TensorSource for RandomTensors {
     }
 }
 
-/// Numbers, or bytes of blocks, that one generator draws.
+/// The count of numbers, or bytes of blocks, that one generator draws.
 const PIECE: usize = 1 << 16;
 
-/// The largest number of a matrix with so many inputs.
+/// The largest number of a matrix with this many inputs.
 fn bound(inputs: usize) -> f32 {
     (3.0 / inputs as f32).sqrt()
 }
@@ -126,7 +127,7 @@ fn drawn_blocks(seed: u64, name: &str, shape: &[usize], block_type: BlockType, b
 
 /// The bytes of a block, without those of its codes.
 fn block_of(block_type: BlockType, bound: f32) -> Vec<Option<u8>> {
-    // Eight scales and eight offsets of six bits, all of them the largest.
+    // Eight scales and eight offsets of six bits, all of them the largest possible.
     const SIX_BITS: f32 = 63.0;
     let half = |number: f32| f16::from_f32(number).to_le_bytes().map(Some);
     let (front, behind): (Vec<Option<u8>>, Vec<Option<u8>>) = match block_type {

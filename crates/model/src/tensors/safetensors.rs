@@ -1,7 +1,7 @@
 //! Tensors in safetensors files: one file, shards with an index, or bytes in memory.
 //!
-//! A tensor is read from its place in the file straight into its own buffer, so peak memory is what the caller keeps plus one
-//! tensor. Nothing is mapped into memory: a file that shrinks meanwhile is an error, not a crash.
+//! A tensor is read directly from the file into its own buffer, so peak memory is what the caller keeps plus one tensor.
+//! Nothing is mapped into memory: a file that shrinks while it is read is an error, not a crash.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,13 +21,13 @@ use spattn_base::error::in_plain_words;
 use spattn_base::given;
 use spattn_hub::checksum::{Blob, sha256_hex, sha256_of_file};
 
-/// Bytes of an index at most.
+/// The most bytes of an index.
 const MOST_OF_INDEX: u64 = 256 << 20;
 
-/// Opened safetensors files: where each tensor is, but not the tensors.
+/// Opened safetensors files: the positions of all tensors, but not their contents.
 #[derive(Debug)]
 pub struct SafetensorsFiles {
-    /// The file, index or label that stands for the whole in errors.
+    /// The file, index or label that names the whole in errors.
     label: String,
     parts: Vec<Part>,
     tensors: BTreeMap<String, Place>,
@@ -35,11 +35,11 @@ pub struct SafetensorsFiles {
 
 #[derive(Debug)]
 struct Place {
-    /// Which of the files it is in.
+    /// The index of the file that it is in.
     part: usize,
     /// Offset of the tensor from the start of the file.
     start: u64,
-    /// The format's own name of its type.
+    /// The format's own type of its numbers.
     dtype: Dtype,
     info: TensorInfo,
 }
@@ -55,8 +55,8 @@ impl SafetensorsFiles {
     /// Opens the weights in a folder: [`SINGLE_FILE`], or [`INDEX_FILE`] and its shards.
     ///
     /// # Errors
-    /// If there are none, a shard is missing, or a file is truncated or malformed. All headers and
-    /// file lengths are checked here; the numbers are not read.
+    /// If there are none, a shard is missing, or a file is truncated or malformed. All headers and file lengths are checked
+    /// here; the numbers are not read.
     pub fn open_folder(folder: &Path) -> Result<Self, WeightsError> {
         let (single, index) = (folder.join(SINGLE_FILE), folder.join(INDEX_FILE));
         if single.is_file() {
@@ -116,7 +116,7 @@ impl SafetensorsFiles {
         Ok(Self { label, parts, tensors })
     }
 
-    /// The type that a tensor is stored in, whether its numbers can be read or not; `None` if there is no such tensor.
+    /// The type that a tensor is stored in, even if its numbers cannot be read; `None` if there is no such tensor.
     pub(super) fn stored_as(&self, name: &str) -> Option<Dtype> {
         Some(self.tensors.get(name)?.dtype)
     }
@@ -126,7 +126,7 @@ impl SafetensorsFiles {
         self.tensors.get(name).ok_or_else(missing)
     }
 
-    /// So many bytes of a tensor, from one of them on.
+    /// `len` bytes of a tensor, from byte `at` on.
     fn bytes_of(&self, place: &Place, at: u64, len: usize) -> Result<Vec<u8>, WeightsError> {
         let part = &self.parts[place.part];
         let read = part.read(place.start + at, len);
@@ -168,7 +168,7 @@ impl TensorSource for SafetensorsFiles {
         Ok(StoredTensor { dtype, shape: shape.to_vec(), bytes })
     }
 
-    /// Reads no more than the part.
+    /// Reads only the part.
     fn read_part(
         &self,
         name: &str,
@@ -198,7 +198,7 @@ impl TensorSource for SafetensorsFiles {
             let shape = &a.info.shape;
             return Ok(self.read(one, shape)?.to_f32() == self.read(other, shape)?.to_f32());
         }
-        // Bytes, piece by piece: tables of a vocabulary are large.
+        // Bytes are compared piece by piece, since embedding tables are large.
         const PIECE: u64 = 1 << 22;
         let bytes = a.info.bytes;
         for at in (0..bytes).step_by(PIECE as usize) {
@@ -210,7 +210,7 @@ impl TensorSource for SafetensorsFiles {
         Ok(true)
     }
 
-    /// The SHA-256 of the file, or for shards that of their SHA-256s (hexadecimal, joined in the order of the file names).
+    /// The SHA-256 of the file; for shards, that of their SHA-256s (hexadecimal, joined in order of the file names).
     fn sha256(&self) -> Result<String, WeightsError> {
         let digests: Vec<String> = self.parts.par_iter().map(Part::sha256).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
@@ -223,7 +223,7 @@ impl TensorSource for SafetensorsFiles {
 /// The SHA-256 of a file with weights.
 ///
 /// # Errors
-/// If it cannot be read, or is one of the hub's cache and not what its name there says.
+/// If it cannot be read, or is in the hub's cache under the name of another hash.
 pub(crate) fn sha256_of_part(path: &Path) -> Result<String, WeightsError> {
     let file = path.display().to_string();
     let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: file.clone(), source })?;
@@ -235,7 +235,7 @@ pub(crate) fn sha256_of_part(path: &Path) -> Result<String, WeightsError> {
     }
 }
 
-/// What can be read of the types that the format has; its name for others.
+/// The type as one that can be read; for other types their name.
 fn stored_type(dtype: Dtype) -> Result<StoredType, String> {
     match dtype {
         Dtype::F32 => Ok(StoredType::F32),
@@ -307,7 +307,7 @@ impl Part {
         }
     }
 
-    /// Offset of the first tensor's bytes, and where each tensor is relative to it.
+    /// The offset of the first tensor's bytes, and the position of each tensor relative to it.
     fn header(&self, whole: &str) -> Result<(u64, Metadata), WeightsError> {
         let file = self.label(whole);
         let io = |source| WeightsError::Io { file: file.clone(), source };
@@ -337,12 +337,12 @@ impl Part {
     }
 }
 
-/// Bytes of the length field in front of the header.
+/// Bytes of the length field before the header.
 const LENGTH_FIELD: u64 = 8;
-/// The format's own bound on the header.
+/// The format's own limit for the header.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// Files of other kinds by the bytes that they begin with, and what to do about them.
+/// Kinds of other files, recognised by their first bytes, and what to do about them.
 const OTHER_KINDS: [(&[u8], &str); 8] = [
     (b"version ", "a Git LFS pointer, not the weights themselves (run `git lfs pull` in that folder)"),
     (b"GGUF", "GGUF weights of llama.cpp under another name; give them as a file whose name ends with .gguf"),
@@ -422,7 +422,7 @@ mod tests {
         let error = weights.read("1.b", &[4, 1]).unwrap_err().to_string();
         assert!(error.contains("1.b") && error.contains("[2, 2]"), "{error}");
 
-        // As a source reads it that knows no better.
+        // Uses the default implementation of partial reads.
         #[derive(Debug)]
         struct Whole(SafetensorsFiles);
         impl TensorSource for Whole {

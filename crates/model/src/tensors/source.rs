@@ -1,4 +1,4 @@
-//! Where tensors come from: the interface between file formats and what is made of tensors.
+//! The interface between file formats and the users of tensors.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -8,19 +8,19 @@ use super::error::WeightsError;
 use super::stored::{StoredTensor, StoredType};
 use spattn_kernels::quantised::BlockType;
 
-/// What is known of a tensor before it is read.
+/// The properties of a tensor that are known before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Extent of each axis, slowest first.
     pub shape: Vec<usize>,
-    /// How its numbers are stored; what the format calls a type that cannot be read.
+    /// How its numbers are stored; for a type that cannot be read, the format's name for it.
     pub stored: Result<StoredType, String>,
-    /// Bytes in the file.
+    /// Its size in the file in bytes.
     pub bytes: u64,
 }
 
 impl TensorInfo {
-    /// The type that the tensor `name` is read as, if it has the shape that is asked for.
+    /// The type that the tensor `name` is read as, if it has the requested shape.
     ///
     /// # Errors
     /// [`WeightsError::WrongShape`]; [`WeightsError::UnsupportedType`]. `file` names the file in them.
@@ -39,40 +39,38 @@ impl TensorInfo {
     }
 }
 
-/// How files store their tensors, where that is more than the types of numbers that are read.
+/// How files store their tensors, if that is not just a type of plain numbers.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct StoredFormat {
     /// The file format.
     pub name: &'static str,
-    /// What the files say of all their tensors together, such as `Q4_K_M`.
+    /// The files' name for the type of all tensors together, such as `Q4_K_M`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_type: Option<String>,
-    /// How many tensors are stored in each type.
+    /// The number of tensors stored in each type.
     pub types: BTreeMap<String, usize>,
 }
 
-/// Tensors by name: a file format, or numbers that are made up.
+/// Tensors by name, from a file format or made up.
 ///
-/// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. What they mean is
-/// the decoder's business.
+/// Tensors have the names and shapes of Hugging Face checkpoints: matrices are `[outputs][inputs]`, row-major. The decoder knows what they
+/// mean.
 ///
 /// # Adding a format
-/// A format, as GGUF is, is one file beside `safetensors.rs` that implements this trait, and a constructor of
-/// [`Weights`](super::Weights) that opens it:
+/// A format such as GGUF is one file beside `safetensors.rs` that implements this trait, and a constructor of [`Weights`](super::Weights)
+/// that opens it:
 ///
-/// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] of each tensor. No numbers
-///   are read yet;
-/// - names are translated there (`blk.0.attn_q.weight` to `model.layers.0.self_attn.q_proj.weight`), and extents are turned round
-///   where the format states the fastest first;
-/// - what the format permutes is put back in [`read`](Self::read) (rows of q and k of llama.cpp, which rotates neighbouring
-///   channels);
-/// - types that cannot be read yet are `Err` with their name in [`TensorInfo::stored`]. Quantised types are those of
-///   [`BlockType`], which the kernels multiply by.
+/// - opening reads the directory of the file, checks sizes and offsets, and makes a [`TensorInfo`] for each tensor, without reading
+///   numbers;
+/// - names are translated there (`blk.0.attn_q.weight` to `model.layers.0.self_attn.q_proj.weight`), and extents are reversed if the
+///   format has the fastest first;
+/// - [`read`](Self::read) undoes permutations of the format (rows of q and k in llama.cpp, which rotates adjacent channels);
+/// - types that cannot be read yet are `Err` with their name in [`TensorInfo::stored`]. Quantised types are those of [`BlockType`], which
+///   the kernels can multiply by.
 ///
-/// A format whose files also hold the configuration or the tokenizer gives these as texts, in
-/// [`ModelFiles`](crate::source::ModelFiles).
+/// A format whose files also hold the configuration or the tokenizer provides these as texts, in [`ModelFiles`](crate::source::ModelFiles).
 pub trait TensorSource: Debug + Send + Sync {
-    /// What stands for the whole in errors: the file, the index of shards, or what made the numbers up.
+    /// The name of the whole in errors: the file, the index of shards, or what made the numbers up.
     fn label(&self) -> &str;
 
     /// The file that a tensor is in, for errors; the label if there is no such tensor.
@@ -80,15 +78,15 @@ pub trait TensorSource: Debug + Send + Sync {
         self.label().to_owned()
     }
 
-    /// The files, in order; none where tensors are in no file.
+    /// The files, in order; none if tensors are not in files.
     fn files(&self) -> Vec<&Path> {
         Vec::new()
     }
 
-    /// Names of all tensors, sorted; none where any name will do.
+    /// The names of all tensors, sorted; empty if any name is valid.
     fn names(&self) -> Vec<&str>;
 
-    /// What is known of a tensor; `None` if there is none of this name, or any shape will do.
+    /// The properties of a tensor; `None` if there is none with this name, or any shape is valid.
     fn tensor(&self, name: &str) -> Option<&TensorInfo>;
 
     /// The blocks that the matrix `name` is stored in, if it is quantised.
@@ -99,21 +97,21 @@ pub trait TensorSource: Debug + Send + Sync {
         }
     }
 
-    /// Reads the tensor `name`, which is to have `shape`, as it is stored; [`StoredTensor::to_f32`] widens it. May be called from
+    /// Reads the tensor `name`, whose shape must be `shape`, as it is stored; [`StoredTensor::to_f32`] widens it. May be called from
     /// several threads at once.
     ///
     /// # Errors
-    /// If there is no such tensor, its shape is another one, its type cannot be read, or reading fails.
+    /// If there is no such tensor, its shape differs, its type cannot be read, or reading fails.
     fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError>;
 
-    /// Reads a part of the tensor `name`, which is to have the shape `whole`: as many numbers as `shape` has, from number `first` on. A part
-    /// of blocks is widened to f32 if it does not begin and end with a block.
+    /// Reads a part of the tensor `name`, whose shape must be `whole`: as many numbers as `shape` has, from number `first` on. Blocks are
+    /// widened to f32 if the part does not begin and end at a block boundary.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Those of [`read`](Self::read).
     ///
     /// # Panics
-    /// If the tensor has fewer.
+    /// If the tensor has fewer numbers.
     fn read_part(
         &self,
         name: &str,
@@ -124,10 +122,10 @@ pub trait TensorSource: Debug + Send + Sync {
         Ok(self.read(name, whole)?.part(first, shape))
     }
 
-    /// Bytes of a tensor as they are stored, whatever their type: so many from byte `first` on.
+    /// Reads `len` bytes of a tensor as stored, whatever its type, from byte `first` on.
     ///
     /// # Errors
-    /// If there is no such tensor, reading fails, or the format gives numbers alone.
+    /// If there is no such tensor, reading fails, or the format only provides numbers.
     fn read_bytes(&self, name: &str, _first: u64, _len: usize) -> Result<Vec<u8>, WeightsError> {
         Err(WeightsError::MissingTensor { file: self.label().to_owned(), name: name.to_owned() })
     }
@@ -135,34 +133,34 @@ pub trait TensorSource: Debug + Send + Sync {
     /// Whether two tensors have the same shape and numbers.
     ///
     /// # Errors
-    /// If one of them is not there, or cannot be read.
+    /// If one of them does not exist or cannot be read.
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
         have_equal_numbers(self, one, other)
     }
 
-    /// Identity of all tensors in hexadecimal. May read everything once.
+    /// The identity of all tensors in hexadecimal. May read everything once.
     ///
     /// # Errors
-    /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
+    /// If a file cannot be read, or is in the hub's cache under the name of another hash.
     fn sha256(&self) -> Result<String, WeightsError>;
 
-    /// How many tensors are made of packed parts when they are read.
+    /// The number of tensors that are unpacked from parts when they are read.
     fn unpacked_tensors(&self) -> usize {
         0
     }
 
-    /// How the files store the tensors, if records are to name it.
+    /// How the files store the tensors, if records should name that.
     fn format(&self) -> Option<StoredFormat> {
         None
     }
 
-    /// Whether numbers are made up, so that what a model answers means nothing.
+    /// Whether numbers are made up, so that the model's answers mean nothing.
     fn is_random(&self) -> bool {
         false
     }
 }
 
-/// As [`TensorSource::are_equal`], by reading both tensors whole.
+/// Like [`TensorSource::are_equal`], by reading both tensors completely.
 pub(super) fn have_equal_numbers<S: TensorSource + ?Sized>(
     source: &S,
     one: &str,

@@ -1,6 +1,6 @@
-//! A tensor as its file stores it, and its numbers in the types that engines compute with.
+//! A tensor as stored in its file, and its conversion to the types that engines compute with.
 //!
-//! Where tensors are read from is the business of a [`TensorSource`](super::TensorSource).
+//! A [`TensorSource`](super::TensorSource) reads tensors.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use spattn_kernels::quantised::BlockType;
 
-/// How a file stores the numbers of a tensor: those types that can be read.
+/// How a file stores the numbers of a tensor, for the types that can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredType {
     /// 32-bit IEEE.
@@ -19,12 +19,12 @@ pub enum StoredType {
     F16,
     /// bfloat16.
     Bf16,
-    /// Quantised, in blocks. All numbers of a tensor are whole blocks.
+    /// Quantised, in blocks. A tensor consists of whole blocks.
     Blocks(BlockType),
 }
 
 impl StoredType {
-    /// Bytes of so many numbers.
+    /// Bytes of `numbers` numbers.
     pub fn bytes_of(self, numbers: usize) -> usize {
         match self {
             Self::F32 => numbers.saturating_mul(4),
@@ -33,7 +33,7 @@ impl StoredType {
         }
     }
 
-    /// Numbers in so many bytes.
+    /// The count of numbers in `bytes` bytes.
     fn numbers_of(self, bytes: usize) -> usize {
         match self {
             Self::F32 => bytes / 4,
@@ -54,10 +54,10 @@ impl fmt::Display for StoredType {
     }
 }
 
-/// Numbers that are converted at once: whole blocks of every type, which stay in the cache.
+/// The count of numbers that are converted together: whole blocks of every type, and few enough for the cache.
 const AT_ONCE: usize = 1 << 14;
 
-/// A tensor as it is stored: row-major, little-endian; quantised ones in blocks that follow each other as their numbers do.
+/// A tensor as it is stored: row-major, little-endian; quantised ones as blocks in the order of their numbers.
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
     /// Number format of `bytes`.
@@ -79,10 +79,10 @@ impl StoredTensor {
         self.len() == 0
     }
 
-    /// As many numbers as `shape` has, from number `first` on: as they are stored, unless they do not begin and end with a block.
+    /// The numbers from `first` on, as many as `shape` has: as stored, unless they do not begin and end at a block boundary.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer numbers.
     pub(crate) fn part(self, first: usize, shape: &[usize]) -> Self {
         let (all, count) = (self.plain_unless_whole(first), shape.iter().product::<usize>());
         let all = all.plain_unless_whole(count);
@@ -90,7 +90,7 @@ impl StoredTensor {
         Self { dtype: all.dtype, shape: shape.to_vec(), bytes: all.bytes[start..start + len].to_vec() }
     }
 
-    /// Itself, with numbers in blocks widened to f32 if so many numbers are not whole blocks.
+    /// The tensor itself, with blocks widened to f32 if `numbers` numbers are not whole blocks.
     pub(super) fn plain_unless_whole(self, numbers: usize) -> Self {
         match self.dtype {
             StoredType::Blocks(block_type) if !numbers.is_multiple_of(block_type.numbers()) => {
@@ -101,12 +101,12 @@ impl StoredTensor {
         }
     }
 
-    /// The numbers as `f32`; exact from every stored type, quantised numbers with offsets rounded once.
+    /// The numbers as `f32`: exact, except that quantised numbers with offsets are rounded once.
     pub fn to_f32(&self) -> Vec<f32> {
         self.convert(|bytes, out| widen(self.dtype, bytes, out))
     }
 
-    /// The numbers as `f16`, rounded to nearest; what exceeds its range (±65504) becomes infinite.
+    /// The numbers as `f16`, rounded to nearest; numbers beyond its range (±65504) become infinite.
     pub fn to_f16(&self) -> Vec<f16> {
         self.convert(|bytes, out: &mut [f16]| match self.dtype {
             StoredType::F16 => copy(bytes, out, f16::from_le_bytes),
@@ -122,20 +122,20 @@ impl StoredTensor {
         })
     }
 
-    /// The first number whose size is not below `limit`, NaN among them, and its place.
+    /// The first number whose magnitude is not below `limit`, or that is NaN, and its index.
     pub fn first_beyond(&self, limit: f32) -> Option<(usize, f32)> {
         let blocks = self.bytes.par_chunks(self.dtype.bytes_of(AT_ONCE)).enumerate();
         let found = blocks.filter_map(|(block, bytes)| {
             let mut values = vec![0.0; self.dtype.numbers_of(bytes.len())];
             widen(self.dtype, bytes, &mut values);
-            // Not being below is what NaN has in common with what is too large.
+            // Both NaN and too large numbers fail to compare as less.
             let at = values.iter().position(|value| value.abs().partial_cmp(&limit) != Some(Ordering::Less))?;
             Some((block * AT_ONCE + at, values[at]))
         });
         found.min_by_key(|(at, _)| *at)
     }
 
-    /// Converts pieces that stay in the cache, on all threads: a checkpoint is gigabytes.
+    /// Converts pieces that fit the cache, on all threads, since a checkpoint has gigabytes.
     fn convert<T: Copy + Default + Send>(&self, piece: impl Fn(&[u8], &mut [T]) + Sync) -> Vec<T> {
         let mut out = vec![T::default(); self.len()];
         let bytes = self.bytes.par_chunks(self.dtype.bytes_of(AT_ONCE));

@@ -1,4 +1,4 @@
-//! The weights of a model: a source of tensors, whichever it is, and checks of the numbers that are taken from it.
+//! The weights of a model: any source of tensors, and checks of the numbers read from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::source::{StoredFormat, TensorInfo, TensorSource};
 use super::stored::{StoredTensor, StoredType};
 use spattn_kernels::quantised::BlockType;
 
-/// An opened checkpoint: where each tensor is, but not the tensors.
+/// An opened checkpoint: the positions of all tensors, but not their contents.
 #[derive(Debug)]
 pub struct Weights {
     source: Box<dyn TensorSource>,
-    /// Further names of tensors, with the names that the source has for them.
+    /// Additional names of tensors, with their names in the source.
     aliases: BTreeMap<String, String>,
-    /// Tensors that have other names here than in the source.
+    /// Tensors of the source that are not offered under their own names.
     renamed: BTreeSet<String>,
-    /// Tensors that are parts of one in the source.
+    /// Tensors that are parts of a larger one in the source.
     parts: BTreeMap<String, Part>,
 }
 
@@ -35,15 +35,16 @@ impl Weights {
     /// Opens the weights in a folder: one safetensors file, or shards and their index.
     ///
     /// # Errors
-    /// As [`SafetensorsFiles::open_folder`].
+    /// Those of [`SafetensorsFiles::open_folder`].
     pub fn open_folder(folder: &Path) -> Result<Self, WeightsError> {
         SafetensorsFiles::open_folder(folder).map(Self::from)
     }
 
-    /// As [`open_folder`](Self::open_folder), with the tensors that are quantised as `quantisation` says unpacked when they are read.
+    /// Like [`open_folder`](Self::open_folder), but tensors that are quantised according to `quantisation` are unpacked when they are
+    /// read.
     ///
     /// # Errors
-    /// As there; [`WeightsError::Quantised`] if the parts of a quantised tensor do not fit together.
+    /// The same; also [`WeightsError::Quantised`] if the parts of a quantised tensor do not fit together.
     pub fn open_quantised_folder(folder: &Path, quantisation: &Quantisation) -> Result<Self, WeightsError> {
         QuantisedTensors::new(SafetensorsFiles::open_folder(folder)?, quantisation.format.clone()).map(Self::from)
     }
@@ -58,12 +59,12 @@ impl Weights {
         SafetensorsFiles::from_bytes(label, bytes).map(Self::from)
     }
 
-    /// Weights of any shape that are drawn from a seed ([`RandomTensors`]).
+    /// Weights of any shape, drawn from a seed ([`RandomTensors`]).
     pub fn random(seed: u64) -> Self {
         RandomTensors::new(seed).into()
     }
 
-    /// As [`random`](Self::random), with matrices in blocks of a type where their rows are whole blocks.
+    /// Like [`random`](Self::random), but matrices are in blocks of a type if their rows are whole blocks.
     pub fn random_in(seed: u64, block_type: BlockType) -> Self {
         RandomTensors::in_blocks(seed, block_type).into()
     }
@@ -77,22 +78,22 @@ impl Weights {
         names.into_iter()
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether there is a tensor with this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensor(name).is_some()
     }
 
-    /// The shape of a tensor, if there is one of this name.
+    /// The shape of a tensor, if there is one with this name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         Some(&self.tensor(name)?.shape)
     }
 
-    /// Whether there is a tensor of this name whose type can be read.
+    /// Whether there is a tensor with this name whose type can be read.
     pub fn is_readable(&self, name: &str) -> bool {
         self.tensor(name).is_some_and(|tensor| tensor.stored.is_ok())
     }
 
-    /// The blocks that the matrix `name` with so many columns is read in, if it is quantised and its rows are whole blocks.
+    /// The block type in which the matrix `name` with this many columns is read, if it is quantised and its rows are whole blocks.
     pub fn block_type(&self, name: &str, columns: usize) -> Option<BlockType> {
         let block_type = self.source.block_type(self.name_in_source(name))?;
         let numbers = block_type.numbers();
@@ -103,23 +104,23 @@ impl Weights {
         is_whole.then_some(block_type)
     }
 
-    /// What stands for the whole in errors: the file, or the index.
+    /// The name of the whole in errors: the file, or the index.
     pub fn label(&self) -> &str {
         self.source.label()
     }
 
-    /// As [`TensorSource::unpacked_tensors`], with the parts that are made of 4-bit blocks.
+    /// Like [`TensorSource::unpacked_tensors`], including the parts made of 4-bit blocks.
     pub fn unpacked_tensors(&self) -> usize {
         let of_blocks = self.parts.values().filter(|part| matches!(part.form, PartForm::Mxfp4 { .. }));
         self.source.unpacked_tensors() + of_blocks.count()
     }
 
-    /// As [`TensorSource::files`].
+    /// Like [`TensorSource::files`].
     pub fn files(&self) -> Vec<&Path> {
         self.source.files()
     }
 
-    /// As [`TensorSource::format`].
+    /// Like [`TensorSource::format`].
     pub fn format(&self) -> Option<StoredFormat> {
         self.source.format()
     }
@@ -129,20 +130,19 @@ impl Weights {
         self.source.is_random()
     }
 
-    /// Bytes of all tensors together, as they are stored.
+    /// The total bytes of all tensors as they are stored.
     pub fn total_bytes(&self) -> u64 {
         self.names().filter_map(|name| self.tensor(name)).map(|tensor| tensor.bytes).sum()
     }
 
-    /// Lets the tensor `name` be read as `other` too, if it is there.
+    /// Makes the tensor `name` also readable as `other`, if it exists.
     pub fn alias(&mut self, name: &str, other: &str) {
         if self.contains(name) {
             self.aliases.insert(other.to_owned(), self.name_in_source(name).to_owned());
         }
     }
 
-    /// Gives tensors whose names begin with the first of a pair names that begin with its second instead; the first pair counts that
-    /// fits.
+    /// Replaces prefixes of tensor names, given as pairs of old and new prefix; the first pair that matches a name is used.
     pub fn rename(&mut self, prefixes: &[(&str, &str)]) {
         let new_name =
             |name: &str| prefixes.iter().find_map(|(old, new)| Some(format!("{new}{}", name.strip_prefix(old)?)));
@@ -152,10 +152,10 @@ impl Weights {
         self.aliases.extend(pairs);
     }
 
-    /// Lets a tensor be read as several, which follow each other in it: names and shapes. It is no longer read as one.
+    /// Makes a tensor readable as several consecutive parts, given by names and shapes, and no longer as one.
     ///
     /// # Panics
-    /// If there is no such tensor, or it has not as many numbers as the parts.
+    /// If there is no such tensor, or the parts do not have as many numbers as it.
     pub fn divide(&mut self, name: &str, parts: impl IntoIterator<Item = (String, Vec<usize>)>) {
         let whole = self.name_in_source(name).to_owned();
         let TensorInfo { shape, stored, bytes } = self.tensor(name).expect("a tensor of this name").clone();
@@ -173,7 +173,7 @@ impl Weights {
         self.renamed.insert(whole);
     }
 
-    /// Lets a tensor `part` of this shape be read of the tensor `name`. Blocks of 4 bits are read as bf16.
+    /// Makes a part of the tensor `name` readable as the tensor `part` with this shape. Blocks of 4 bits are read as bf16.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -191,34 +191,34 @@ impl Weights {
         self.parts.insert(part, Part { whole, form, info });
     }
 
-    /// Leaves a tensor out, whose parts are read instead.
+    /// Hides a tensor whose parts are read instead.
     pub fn leave_out(&mut self, name: &str) {
         let whole = self.name_in_source(name).to_owned();
         self.aliases.remove(name);
         self.renamed.insert(whole);
     }
 
-    /// As [`TensorSource::are_equal`].
+    /// Like [`TensorSource::are_equal`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn are_equal(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
         self.source.are_equal(self.name_in_source(one), self.name_in_source(other))
     }
 
-    /// As [`TensorSource::read`].
+    /// Like [`TensorSource::read`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn read(&self, name: &str, shape: &[usize]) -> Result<StoredTensor, WeightsError> {
         let Some(part) = self.parts.get(name) else { return self.source.read(self.name_in_source(name), shape) };
         part.read(self.source.as_ref(), name, shape)
     }
 
-    /// As [`read`](Self::read), of numbers that are all finite and that `dtype` can hold.
+    /// Like [`read`](Self::read), but all numbers must be finite and fit `dtype`.
     ///
     /// # Errors
-    /// As there; [`WeightsError::NotFinite`], [`WeightsError::TooLarge`].
+    /// The same; also [`WeightsError::NotFinite`] and [`WeightsError::TooLarge`].
     pub fn read_for(&self, name: &str, shape: &[usize], dtype: WeightDtype) -> Result<StoredTensor, WeightsError> {
         let tensor = self.read(name, shape)?;
         let Some((place, value)) = tensor.first_beyond(dtype.limit()) else { return Ok(tensor) };
@@ -229,15 +229,15 @@ impl Weights {
         Err(WeightsError::NotFinite { file, name, value, at: by_axis(place, shape) })
     }
 
-    /// As [`TensorSource::sha256`].
+    /// Like [`TensorSource::sha256`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn sha256(&self) -> Result<String, WeightsError> {
         self.source.sha256()
     }
 
-    /// The name that the source has for a tensor.
+    /// The name of a tensor in the source.
     pub(crate) fn name_in_source<'a>(&'a self, name: &'a str) -> &'a str {
         let part = self.parts.get(name).map(|part| &part.whole);
         part.or_else(|| self.aliases.get(name)).map_or(name, String::as_str)
@@ -249,12 +249,12 @@ impl Weights {
     }
 }
 
-/// The bytes of so many of all numbers; of a quantised tensor that is no whole number of bytes for each.
+/// The bytes of `count` of `all` numbers; those of a quantised tensor need not be whole bytes.
 fn share(bytes: u64, count: usize, all: usize) -> u64 {
     (u128::from(bytes) * count as u128).checked_div(all as u128).unwrap_or(0) as u64
 }
 
-/// Where a number of a tensor is, by its index on each axis.
+/// The index on each axis of a number in a tensor.
 fn by_axis(place: usize, shape: &[usize]) -> Vec<usize> {
     let mut rest = place;
     let mut at: Vec<usize> = shape

@@ -1,13 +1,13 @@
-//! Every reader of rows and of documents with something valid for it to read: what the tests here damage, and what the
-//! fuzzers in `fuzz/` begin with, which read this file too.
+//! Every reader of rows and of documents, each with a valid input. The tests here damage these inputs, and the fuzzers
+//! in `fuzz/`, which include this file too, start from them.
 
 /// A reader of rows, and a file with one row of the right fields.
 pub struct FileReader {
-    /// The task that reads it, `{}` for the folder.
+    /// The name of the task that reads it, where `{}` stands for the folder.
     pub task: &'static str,
-    /// The file's place in the folder.
+    /// The path of the file in the folder.
     pub file: &'static str,
-    /// A row, or all of a document.
+    /// A row, or the whole document.
     pub row: &'static str,
 }
 
@@ -174,7 +174,7 @@ pub const READERS: &[FileReader] = &[
     ),
 ];
 
-/// Readers of whole files: here `row` is all of the file.
+/// Readers of whole files, whose `row` is the whole file.
 pub const DOCUMENTS: &[FileReader] = &[
     reader(
         "ruler/qa_1",

@@ -1,5 +1,5 @@
-//! What a base of grid tasks is: a group of tasks with the same options, which draw a scene for each sample. A scene is all that is
-//! random in a sample: the texts and values that examples at every depth share.
+//! A base of grid tasks: a group of tasks with the same options, which draw one scene for each sample. A scene holds everything
+//! random in a sample: the texts and values that its examples at all depths share.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::ruler::fit::{Draft, Request, Units};
 use crate::{TaskInfo, TaskOptions};
 use spattn_base::error::UsageError;
 
-/// A group of tasks that one piece of code makes.
+/// A group of tasks that share one implementation.
 pub(super) struct Base {
     /// Name of the task, or of the group where there are several.
     pub(super) name: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Base {
     pub(super) members: fn() -> Vec<Member>,
     /// Number of depths, at equal distances, unless the user gives depths.
     pub(super) steps: usize,
-    /// The option that sets the number of units of a context (pairs or lines) in place of its length, if there is one.
+    /// The option that sets the number of units of a context (pairs or lines) instead of its length, if there is one.
     pub(super) count: Option<&'static str>,
     /// Whether the option `file` takes contexts from a file.
     pub(super) takes_file: bool,
@@ -57,7 +57,7 @@ pub(super) trait Setting: Send + Sync {
     fn data(&self) -> String {
         String::new()
     }
-    /// What the user should know about its data, one line each.
+    /// What the user should know about the data, one line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -69,7 +69,7 @@ pub(super) trait Scene {
     fn draft(&mut self, units: usize, depth: f64) -> Draft;
 }
 
-/// Numbers of pairs or lines that the user may ask for.
+/// The most pairs or lines that the user may ask for.
 pub(super) const MOST_RECORDS: usize = 1_000_000;
 
 /// The options that may follow the name of a task.
@@ -86,7 +86,7 @@ impl Options {
         let mut given = Given::default();
         for option in text.split(',').filter(|_| !text.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
-            // Both say where to ask.
+            // `steps` and `depths` both set the depths, so only one of them may be given.
             given.once(text, key, if key == "depths" { "steps" } else { key })?;
             match key {
                 "steps" => options.depths = Depths::of_steps(value)?,
@@ -104,7 +104,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The options that are not the default, as they follow the recorded name; a file is written without folders and ending.
+    /// The non-default options as the recorded name has them; a file is written without folders and extension.
     pub(super) fn canonical(&self, base: &Base, file: impl Fn(&PathBuf) -> String) -> String {
         let given = [
             self.file.as_ref().map(|path| format!("file={}", file(path))),

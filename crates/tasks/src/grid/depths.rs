@@ -1,8 +1,9 @@
-//! The depths of a grid: where in a context the text lies that is asked for, in percent.
+//! The depths of a grid: at what percentage of the context the text lies that the question
+//! asks for.
 
 use spattn_base::error::UsageError;
 
-/// Depths in percent of the context, 0 at its beginning; never empty, none twice.
+/// Depths in percent of the context, where 0 is its beginning; at least one, all different.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Depths(Vec<f64>);
 
@@ -11,7 +12,7 @@ const HINT: &str = "for example steps=11 (0, 10, ..., 100 %) or depths=0+25+50";
 const MOST: usize = 1001;
 
 impl Depths {
-    /// `steps` depths at equal distances from 0 to 100; 50 if it is only one.
+    /// `steps` evenly spaced depths from 0 to 100; 50 if there is only one.
     pub fn even(steps: usize) -> Self {
         match steps {
             0 | 1 => Self(vec![50.0]),
@@ -22,7 +23,7 @@ impl Depths {
     /// Reads the value of `steps=N`.
     ///
     /// # Errors
-    /// If it is no number from 1 to 1001.
+    /// If it is not a number from 1 to 1001.
     pub fn of_steps(value: &str) -> Result<Self, UsageError> {
         let steps = value.parse().ok().filter(|n| (1..=MOST).contains(n));
         let wrong = || UsageError::new(format!("`steps={value}` is not a number from 1 to {MOST}")).hint(HINT);
@@ -32,7 +33,7 @@ impl Depths {
     /// Reads the value of `depths=a+b+c`, in the order given.
     ///
     /// # Errors
-    /// If one is no percentage or there twice.
+    /// If one is not a percentage or is given twice.
     pub fn parse(value: &str) -> Result<Self, UsageError> {
         let mut depths = Vec::new();
         for part in value.split('+') {
@@ -59,7 +60,8 @@ impl Depths {
         &self.0
     }
 
-    /// As an option of a task's name: `steps=5`, or `depths=0+30` where the distances differ.
+    /// The depths as an option of a task's name: `steps=5`, or `depths=0+30` if they are not
+    /// evenly spaced.
     pub fn option(&self) -> String {
         if *self == Self::even(self.count()) {
             return format!("steps={}", self.count());

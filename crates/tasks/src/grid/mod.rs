@@ -1,11 +1,11 @@
 //! Tasks over a grid of lengths and depths: needles, passkeys, key-value pairs and lines.
 //!
-//! An example asks for one thing at a stated depth of its context. A sample is drawn once, and has an example for every depth.
-//! Needles and passkeys move through the same filler. Of pairs and lines, the example asks for the one at its depth. So all depths
-//! of a sample share a context or its beginning, which the model then prefills once.
+//! An example asks for one thing at a stated depth of its context. A sample is drawn once and has one example for each depth.
+//! Needles and passkeys move through the same filler; of pairs and lines, each example asks for the one at its depth. All depths
+//! of a sample thus share a context or the beginning of one, which the model prefills once.
 //!
-//! A task may have options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. Those that are not the default are part of the recorded
-//! name. Adding a base: a file with a [`Base`](base::Base), and a line in `BASES`.
+//! A task may have options: `NAME:steps=5`, `NAME:depths=0+50,pairs=75`. The recorded name has those that are not the default. To
+//! add a base, write a file with a [`Base`](base::Base) and add a line to `BASES`.
 
 mod base;
 mod depths;
@@ -51,7 +51,7 @@ impl Family for Grids {
         let base = find_base(bare)?;
         let members: Vec<String> = (base.members)().into_iter().map(|m| m.name).collect();
         let meant: Vec<String> = members.into_iter().filter(|m| bare == base.name || m == bare).collect();
-        // Options that are wrong are reported when the task is made.
+        // Invalid options are reported when the task is made.
         let options = match Options::parse(base, options) {
             Ok(options) => options.canonical(base, |path| path.display().to_string()),
             Err(_) => format!(":{options}"),
@@ -78,9 +78,9 @@ impl Family for Grids {
 }
 
 struct GridTask {
-    /// The recorded name, with the options that are not the default.
+    /// The recorded name, with the non-default options.
     name: String,
-    /// The name that seeds hash: without depths, so that samples do not depend on them.
+    /// The name that seeds hash: it has no depths, so samples do not depend on them.
     seed_name: String,
     metric: Metric,
     max_new_tokens: usize,
@@ -104,7 +104,7 @@ impl GridTask {
         if !one_context {
             return Ok(fitted.draft);
         }
-        // One size for all depths, whose questions differ by a few tokens.
+        // All depths get one size, although their questions differ by a few tokens.
         let scene = &mut scenes[attempt as usize];
         let least = self.setting.units(request.length).least;
         for units in (least..=fitted.units).rev() {
@@ -145,7 +145,7 @@ impl Task for GridTask {
     }
 
     fn least_tokens(&self) -> usize {
-        // A pair or a line is a token at the least.
+        // A pair or a line has at least one token.
         self.options.count.unwrap_or(0)
     }
 

@@ -27,7 +27,7 @@ mod part {
 }
 
 static FILE: LazyLock<File> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../../tasks/needle.toml")).expect("tasks/needle.toml is well-formed")
 });
 
@@ -145,7 +145,7 @@ impl Scene for Haystack<'_> {
     }
 }
 
-/// The complete sentences of a text: the last one is left out if it is cut off.
+/// The complete sentences of a text; a last sentence that is cut off is dropped.
 fn whole_sentences(text: &str) -> Vec<&str> {
     let mut all = sentences(text);
     let ends = |s: &&str| s.trim_end_matches(['"', '\'', ')', ']', '”', '’']).ends_with(['.', '!', '?']);
@@ -155,7 +155,7 @@ fn whole_sentences(text: &str) -> Vec<&str> {
     all
 }
 
-/// Joins the sentences with the needles between them: the first needle at `depth` percent, the others at equal distances from it to
+/// Joins the sentences with the needles between them: the first needle at `depth` percent, the others evenly spaced from there to
 /// the end.
 fn place(sentences: &[&str], needles: &[String], depth: f64) -> String {
     let spacing = (100.0 - depth) / needles.len() as f64;
@@ -170,7 +170,7 @@ fn place(sentences: &[&str], needles: &[String], depth: f64) -> String {
     out
 }
 
-/// Number of sentences before the gap that is nearest to a share (0..=1) of the text.
+/// The number of sentences before the gap nearest to a share (0..=1) of the text.
 fn nearest_gap(sentences: &[&str], share: f64) -> usize {
     let wanted = share * sentences.iter().map(|s| s.len()).sum::<usize>() as f64;
     let mut before = 0;
@@ -183,7 +183,7 @@ fn nearest_gap(sentences: &[&str], share: f64) -> usize {
     sentences.len()
 }
 
-/// Appends a piece after a space, unless a line break is between them.
+/// Appends a piece after a space, unless a line break already separates them.
 fn join(out: &mut String, piece: &str) {
     if !out.is_empty() && !out.ends_with('\n') && !piece.starts_with('\n') {
         out.push(' ');

@@ -14,11 +14,11 @@ use spattn_base::error::UsageError;
 
 pub(super) const BASE: Base = Base { name: "passkey", members, steps: 11, count: None, takes_file: false, make };
 
-/// The part of an example that is drawn.
+/// The stream of random draws for the key.
 const KEY: u64 = 0;
 
 static FILE: LazyLock<File> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../../tasks/passkey.toml")).expect("tasks/passkey.toml is well-formed")
 });
 
@@ -69,7 +69,7 @@ fn make(name: &str, _: &Options, _: &TaskOptions) -> Result<Box<dyn Setting>> {
 struct Passkey(Definition);
 
 impl Passkey {
-    /// The first `units` of the filler, repeated.
+    /// The first `units` units of the repeated filler.
     fn filler(&self, units: usize) -> String {
         let all: Vec<&str> = self.0.filler.iter().map(String::as_str).cycle().take(units).collect();
         all.join(" ")

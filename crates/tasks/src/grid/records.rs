@@ -1,7 +1,7 @@
-//! Lists of records, of which one is asked for: key-value pairs (Lost in the Middle) and lines (LongEval).
+//! Lists of records with a question about one: key-value pairs (Lost in the Middle) and lines (LongEval).
 //!
-//! A list is generated to a length or to a number of records. A sample is one list, and each depth asks for the record that lies
-//! there. Pairs from a file are treated as the publication does it: the record that is asked for is moved to each depth.
+//! A list is generated to a length or to a number of records. A sample is one list, and each depth asks for the record there.
+//! Pairs from a file are treated as in the publication: the pair that the row asks for is moved to each depth.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -55,10 +55,10 @@ pub(super) const LINES: Base = Base {
     make: |_, _, options| Ok(Box::new(Lines { words: assets::words(options)? })),
 };
 
-/// The fewest records of a list: one that is asked for and another.
+/// The fewest records of a list: the one that is asked for and another.
 const LEAST: usize = 2;
 
-/// The part of an example that is drawn.
+/// The stream of random draws for the records.
 const RECORDS: u64 = 0;
 
 /// Index of the record at `depth` percent of `count` records.
@@ -69,7 +69,7 @@ fn at_depth(depth: f64, count: usize) -> usize {
 /// A key and its value.
 type Pair = (String, String);
 
-/// Keys with their values, generated as they are needed.
+/// Keys with their values, generated on demand.
 struct Growing<'a> {
     made: Vec<Pair>,
     next: Box<dyn FnMut() -> Pair + 'a>,
@@ -115,7 +115,7 @@ impl Setting for Pairs {
     }
 }
 
-/// The published rows, with the pair that is asked for moved to the depth.
+/// The published rows, where the pair that a row asks for is moved to the depth.
 struct PairFile {
     file: String,
     rows: Vec<kv_retrieval::KeyValueRow>,
@@ -190,7 +190,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// A key that no line has yet, as long as the word lists have one.
+    /// A key that no line has yet, as long as the word lists have one left.
     fn new_key(&self, draw: &mut Draw, taken: &mut HashSet<String>) -> String {
         const DRAWS: usize = 50;
         let keys = std::iter::repeat_with(|| self.words.key(draw)).take(DRAWS);

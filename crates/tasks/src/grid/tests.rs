@@ -1,4 +1,4 @@
-//! What holds for every base: depths are hit, lengths are filled, samples are the same whatever the grid.
+//! Properties of every base: depths are hit, lengths are filled, and samples do not depend on the grid.
 
 use super::*;
 use crate::metrics::Metric;
@@ -28,7 +28,7 @@ fn tokens(e: &Example, counter: &dyn PromptCounter) -> usize {
     counter.prompt_tokens(&e.user_turn(), &e.answer_prefix).unwrap() + e.max_new_tokens
 }
 
-/// Share of the context's tokens before what is asked for: where the first reference is said first.
+/// The share of the context's tokens before the first occurrence of the first reference.
 fn share_before(e: &Example, counter: &dyn PromptCounter) -> f64 {
     let context = e.context.split_once("start:\n\n").map_or(e.context.as_str(), |(_, records)| records);
     let at = context.to_lowercase().find(&e.references[0].to_lowercase()).unwrap();
@@ -58,7 +58,7 @@ fn what_is_asked_for_lies_at_its_depth() {
     let real = Real::find();
     let counter = real.as_ref().map_or(&Subwords as &dyn PromptCounter, |real| real);
     for name in ALL {
-        // HiP's key line is long, and the first key near its beginning.
+        // HiP's key line is long, so its first key is far from the line's middle.
         let tolerance = if name == "passkey/hip" { 0.12 } else { 0.05 };
         let task = task(name, &TaskOptions::default());
         for index in 0..task.cells() {

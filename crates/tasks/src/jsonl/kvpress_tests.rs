@@ -1,4 +1,4 @@
-//! Rows of kvpress: how they are laid out and scored, and that each task of a file can be one of its own.
+//! Rows of kvpress: their layout and scores, and each task of a file as a task of its own.
 
 use super::tests::{file, open, usage_error};
 use super::*;
@@ -7,8 +7,8 @@ use crate::resolve;
 use crate::ruler::testing::{Words, example};
 use spattn_base::error::UsageError;
 
-/// What kvpress' pipeline makes of a row (`kvpress/pipeline.py`): context and question in the user's turn; then, for a model without a chat
-/// template, a line break; then the answer prefix. Rows of RULER's tasks are RULER's prompt, which has no line break there.
+/// The prompt that kvpress' pipeline builds from a row (`kvpress/pipeline.py`): context and question in the user's turn; then, for a model
+/// without a chat template, a line break; then the answer prefix. Rows of RULER's tasks keep RULER's prompt, which has no line break there.
 #[test]
 fn rows_of_kvpress_are_laid_out_as_its_pipeline_does() {
     let row = |task: &str| {
@@ -65,7 +65,7 @@ fn a_file_of_several_tasks_is_a_task_of_each() {
     assert_eq!(error.hint.as_deref(), Some("no row has a field `task`"));
 }
 
-/// The same prompt in kvpress's three parts is RULER's, byte for byte, and scored alike.
+/// kvpress' three parts of a RULER prompt give the same prompt, byte for byte, and the same score.
 #[test]
 fn rows_of_kvpress_are_rulers_in_parts() {
     for name in ["ruler/niah_multivalue", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/niah_single_2"] {

@@ -1,4 +1,5 @@
-//! The task of a prepared file: opens it, checks every row, and makes an example of each question.
+//! The task of a prepared file: opens the file, checks every row, and makes an example of each
+//! question.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,7 +14,7 @@ use crate::{Cut, Example, PromptCounter, Task, answers, digest, kvpress, turns};
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// The field by which rows say which task they belong to.
+/// The field in which a row names its task.
 const TASK: &str = "task";
 
 /// The rows of a file as a task.
@@ -24,25 +25,25 @@ pub(super) struct PreparedFile {
     places: QuestionPlaces,
     /// Whether the prompt of any row may be shortened to fit a length.
     is_cut: bool,
-    /// Whether those of all rows may.
+    /// Whether the prompts of all rows may be shortened.
     cuts_all: bool,
     notes: Vec<String>,
 }
 
-/// What is counted while rows are checked, for notes to the user.
+/// Counts made while rows are checked, for notes to the user.
 #[derive(Default)]
 struct SeenRows {
     usable: usize,
     /// Prompts that may be shortened.
     cut: usize,
-    /// Examples of published sets of whose answers nothing is compared, by metric.
+    /// For each metric, the examples of published sets in whose answers it compares nothing.
     uncompared: HashMap<Metric, usize>,
-    /// Tasks or data sets that rows name, as kvpress's and LongBench's do.
+    /// Tasks or data sets that rows name, as rows of kvpress and LongBench do.
     tasks: BTreeSet<String>,
     metrics: BTreeSet<&'static str>,
-    /// Whether rows name their tasks as kvpress's do.
+    /// Whether rows name their tasks as rows of kvpress do.
     names_tasks: bool,
-    /// Fields that other programs put into a prompt, and that nothing here reads.
+    /// Fields that other programs put into a prompt, but that are not read here.
     unread: BTreeSet<&'static str>,
 }
 
@@ -71,7 +72,7 @@ impl SeenRows {
         self.tasks.extend(named.and_then(|name| row.text(name).ok().flatten()).map(str::to_owned));
     }
 
-    /// What is to be said of the file, a line each.
+    /// The notes on the file, one line each.
     fn notes(&self, label: &str) -> Vec<String> {
         let uncompared = self.uncompared.iter().filter_map(|(metric, count)| answers::note(label, *count, *metric));
         let list = |kind: &str, names: Vec<&str>| format!("{} {kind} ({})", names.len(), names.join(", "));
@@ -114,7 +115,8 @@ impl PreparedFile {
                 return Ok(false);
             }
             let count = turns::count(&row.fields).unwrap_or(1);
-            // All questions before any is taken: a row is left out as a whole.
+            // All questions are read before any is added, since a malformed row is left out as a
+            // whole.
             let prompts: Vec<RowPrompt> =
                 (0..count).map(|question| RowPrompt::of_row(row, question, spec)).collect::<Result<_, _>>()?;
             for (turn, prompt) in prompts.iter().enumerate() {
@@ -138,10 +140,10 @@ impl PreparedFile {
     }
 }
 
-/// The tasks that the rows of a file name, in their order.
+/// The tasks that the rows of a file name, in order of appearance.
 ///
 /// # Errors
-/// If the file cannot be read or has no row, or a row names a task by something other than a text.
+/// If the file cannot be read or has no row, or the task that a row names is not a text.
 pub(super) fn tasks_of(spec: &FileSpec, skip_bad: bool) -> Result<Vec<String>> {
     let mut tasks: Vec<String> = Vec::new();
     Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
@@ -175,7 +177,7 @@ impl Task for PreparedFile {
     fn inputs(&self) -> String {
         let FileSpec { metric, max_new_tokens, chat, layout, task, .. } = &self.spec;
         let others = (self.rows.digest(), metric.map(Metric::name), max_new_tokens, chat);
-        // Digests from before there were layouts and tasks are those without them.
+        // Without layout and task the digest is the one of versions that did not have these options.
         match (layout, task) {
             (None, None) => digest::of(&others),
             both => digest::of(&(&others, both)),

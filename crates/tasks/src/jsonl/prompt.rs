@@ -10,7 +10,7 @@ use crate::{Cut, PromptRules, answers, kv_retrieval, kvpress, longbench, longeva
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// A question of a row as a prompt with its answers; the fields are those of [`Example`](crate::Example).
+/// One question of a row as a prompt with its answers; the fields are those of [`Example`](crate::Example).
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RowPrompt {
     pub context: String,
@@ -25,7 +25,7 @@ pub(super) struct RowPrompt {
 }
 
 impl RowPrompt {
-    /// A prompt without answer prefix and classes, to which the usual rules apply.
+    /// A prompt without answer prefix and classes, to which the default rules apply.
     fn new(context: String, question: String, references: Vec<String>, metric: Metric, max_new_tokens: usize) -> Self {
         Self {
             context,
@@ -40,7 +40,7 @@ impl RowPrompt {
         }
     }
 
-    /// The prompt of question number `question` of a row, from 0; most rows have only one.
+    /// The prompt of the question numbered `question` (from 0) of a row; most rows have only one.
     ///
     /// # Errors
     /// A [`UsageError`] that names the row if it is of no known kind, a field is missing or malformed, or the answers cannot
@@ -59,10 +59,10 @@ impl RowPrompt {
             () if has("input") || has("outputs") => Self::ruler(row, spec),
             () => Err(unknown_kind(row)),
         }?;
-        // LongBench's rows are scored as LongBench does it, unless another metric is asked for.
+        // LongBench's rows are scored as LongBench does, unless the user asks for another metric.
         let is_published = spec.metric.is_none() && prompt.rules.cut != Cut::Nothing;
         if let Some(metric) = spec.metric.filter(|metric| *metric != prompt.metric) {
-            // A metric that was asked for takes the place of the first; the others are recorded all the same.
+            // The user's metric replaces the first one; the others are still recorded.
             if !prompt.also.is_empty() {
                 prompt.also.retain(|m| *m != metric);
                 prompt.also.insert(0, prompt.metric);
@@ -126,7 +126,7 @@ impl RowPrompt {
         let input = row.required("input").map_err(hint)?;
         let given_prefix = row.text("answer_prefix").map_err(hint)?;
         let references = row.list("outputs").map_err(hint)?;
-        // RULER's scorer finds an empty answer in anything.
+        // RULER's scorer finds an empty answer in any prediction.
         if references.iter().any(String::is_empty) {
             return Err(hint(row.wrong("the field `outputs` holds an empty text")));
         }
@@ -216,7 +216,7 @@ impl RowPrompt {
 }
 
 pub(super) const PREFIX_FIELD: &str = "answer_prefix";
-/// Fields that other programs put into prompts or use for scoring, and that nothing here reads. A note mentions them.
+/// Fields that other programs put into prompts or use for scoring, but that are not read here. A note mentions them.
 pub(super) const UNREAD: [&str; 11] = [
     "choices",
     "examples",
@@ -241,12 +241,12 @@ pub(super) fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// Fields of which one holds the answers.
+/// The fields that may hold the answers; a row has one of them.
 const ANSWERS: [&str; 3] = ["answer", "answers", "outputs"];
-/// Fields of which one holds the question.
+/// The fields that may hold the question; a row has one of them.
 const QUESTIONS: [&str; 2] = ["question", "input"];
 
-/// Checks that `context` and `question`, if a row has them beside `input`, are parts of `input`.
+/// Checks that `context` and `question`, if a row has them besides `input`, are parts of `input`.
 fn no_other_prompt(row: &Row) -> Result<(), UsageError> {
     let Ok(Some(input)) = row.text("input") else { return Ok(()) };
     for name in ["context", "question"] {
@@ -277,5 +277,5 @@ const KINDS_HINT: &str = "jsonl: takes rows of RULER (input, outputs), LongBench
                           expected_number), kvpress (context, question, answer, task, max_new_tokens), a needle (context, question, answer), several questions (context, turns) \
                           or a document (document, summary); published sets have tasks of their own: `spattn list tasks`";
 const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
-/// Tokens to generate for a needle, unless the user gives a number; enough for a sentence.
+/// Tokens to generate for a needle unless the user gives a number; enough for a sentence.
 const NEEDLE_TOKENS: usize = 64;

@@ -9,18 +9,18 @@ use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 
 pub(super) const PREFIX: &str = "jsonl:";
-/// What may follow the path.
+/// The options that may follow the path.
 pub(super) const OPTIONS: [&str; 5] = ["metric", "max_new_tokens", "chat", "layout", "task"];
 /// The value of `task` that stands for every task of a file.
 pub(super) const EACH: &str = "each";
 pub(super) const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
 
-/// What stands between question and answer prefix of kvpress' rows, for a model without a chat template.
+/// What separates question and answer prefix in rows of kvpress, for a model without a chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Layout {
     /// Nothing: the parts joined are RULER's prompt.
     Ruler,
-    /// A line break, as kvpress' pipeline has it.
+    /// A line break, as in kvpress' pipeline.
     Kvpress,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct FileSpec {
     pub path: PathBuf,
     pub metric: Option<Metric>,
     pub max_new_tokens: Option<usize>,
-    /// Whether prompts are put into the model's chat template, even if they look as if they were in one. `None`: the text of each
+    /// Whether prompts are put into the model's chat template, even if they seem to contain one already. `None`: the text of each
     /// prompt decides.
     pub chat: Option<bool>,
     /// How rows of kvpress are laid out for a model without a chat template. `None`: the row's task decides.
@@ -55,7 +55,7 @@ impl FileSpec {
         format!("set the metric: jsonl:{}:metric=string_match_all,max_new_tokens=64", self.path.display())
     }
 
-    /// The error for a row whose task cannot be told.
+    /// The error for a row whose task is not known.
     pub fn unscored(&self, row: &Row) -> UsageError {
         row.wrong("the prompt belongs to no known task, so its metric is unknown").hint(self.scoring_hint())
     }
@@ -75,7 +75,7 @@ impl FileSpec {
             return Ok(spec);
         };
         if spec.path.is_file() {
-            // The colon is part of the file's name.
+            // The colon is part of the file name.
             return Ok(spec);
         }
         spec.path = path.into();
@@ -123,7 +123,7 @@ impl FileSpec {
         Ok(())
     }
 
-    /// The name of the file without folders and ending.
+    /// The file name without folders and extension.
     pub fn stem(&self) -> String {
         self.path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
     }

@@ -320,7 +320,8 @@ fn fields_that_belong_to_other_programs_prompts_are_noted() {
     assert!(note.contains("fields that are ignored") && note.contains("`answer_prefix`"), "{note}");
 }
 
-/// What NVIDIA's `scripts/data/synthetic/*.py` write, field by field: niah.py, then variable_tracking.py and the others.
+/// Rows as NVIDIA's `scripts/data/synthetic/*.py` write them, field by field: niah.py, then variable_tracking.py and the
+/// others.
 #[test]
 fn rows_as_rulers_own_generator_writes_them_run_unchanged() {
     for name in ["ruler/niah_multivalue", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/niah_single_2"] {
@@ -454,7 +455,7 @@ fn files_recorded_under_one_name_are_refused() {
 }
 
 proptest! {
-    /// Whatever a row holds, reading it is no panic.
+    /// Reading a row never panics.
     #[test]
     fn any_row_can_be_read(
         names in proptest::sample::subsequence(vec![
@@ -477,7 +478,7 @@ proptest! {
         }
     }
 
-    /// Whatever a prompt looks like, it is run byte for byte.
+    /// Every prompt is run byte for byte.
     #[test]
     fn no_byte_of_a_prompt_is_lost(
         parts in proptest::collection::vec(0usize..8, 0..12),

@@ -10,7 +10,7 @@ fn open(name: &str, file: &str, text: &str, skip_bad: bool) -> Result<Vec<Box<dy
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, text).unwrap();
     let options = TaskOptions { data: Some(dir.path().to_owned()), skip_bad, ..TaskOptions::default() };
-    // Rows are read from the file as long as the task lives.
+    // Rows are read later, so the folder has to stay.
     let made = resolve(&[name.to_owned()], &options);
     std::mem::forget(dir);
     made
@@ -21,7 +21,7 @@ struct Golden {
     prompts: Vec<GoldenPrompts>,
 }
 
-/// What the published programs make of a row.
+/// The prompts that the published programs make of a row.
 #[derive(Deserialize)]
 struct GoldenPrompts {
     task: String,
@@ -41,7 +41,8 @@ fn prompts_and_answers_are_the_published_ones() {
             "infinitebench" | "loogle" => format!("{group}/{set}.jsonl"),
             "zeroscrolls" => format!("zeroscrolls/{set}/validation.jsonl"),
             "scbench" | "scbench_multi_turn" => {
-                // Of mixed sets a task for each kind of question.
+                // A mixed set is a task for each kind of
+                // question.
                 let mixed = ["summary_with_needles", "repoqa_and_kv"].into_iter().find(|mixed| set.starts_with(mixed));
                 format!("scbench/scbench_{}.jsonl", mixed.unwrap_or(set))
             }
@@ -119,7 +120,7 @@ fn rows_with_the_same_text_are_asked_together() {
     }
 }
 
-/// The letters that `pred.py` of LongBench v2 finds are A to D.
+/// `pred.py` of LongBench v2 finds only the letters A to D.
 #[test]
 fn questions_of_nothing_are_refused_and_answers_that_none_can_give_noted() {
     let with = |name: &str, value: &str| {

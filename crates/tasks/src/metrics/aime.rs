@@ -1,7 +1,7 @@
 //! lm-eval's `exact_match` for AIME: compares the content of the last `\boxed{}`, or else the text between the first and the last
-//! dollar sign, or else the whole answer, after the LaTeX of both sides is normalised.
+//! dollar sign, or else the whole answer, after normalising the LaTeX of both sides.
 //!
-//! If the published program fails to normalise a text, it compares both texts as they were; this does too.
+//! If the published program fails to normalise a text, it compares both texts unchanged, and so does this.
 
 use super::python::{is_digit, strip};
 
@@ -85,7 +85,7 @@ fn without_unit(text: &str) -> Option<&str> {
     }
 }
 
-/// `\sqrt3` as `\sqrt{3}`.
+/// Rewrites `\sqrt3` as `\sqrt{3}`.
 fn roots(text: &str) -> Option<String> {
     let mut parts = text.split("\\sqrt");
     let mut written = parts.next()?.to_owned();
@@ -99,7 +99,7 @@ fn roots(text: &str) -> Option<String> {
     Some(written)
 }
 
-/// `\frac12` and `\frac1{2}` as `\frac{1}{2}`; a text with a `\frac` of a single character is not changed.
+/// Rewrites `\frac12` and `\frac1{2}` as `\frac{1}{2}`; a text with a `\frac` of a single character is left unchanged.
 fn fractions(text: &str) -> Option<String> {
     let mut parts = text.split("\\frac");
     let mut written = parts.next()?.to_owned();
@@ -121,7 +121,7 @@ fn fractions(text: &str) -> Option<String> {
     Some(written)
 }
 
-/// `1/2` as `\frac{1}{2}`.
+/// Rewrites `1/2` as `\frac{1}{2}`.
 fn slash(text: String) -> Option<String> {
     let [above, below] = text.split('/').collect::<Vec<_>>()[..] else { return Some(text) };
     match (whole(above)?, whole(below)?) {

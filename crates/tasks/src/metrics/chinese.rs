@@ -1,9 +1,9 @@
-//! LongBench's scores for Chinese text: its scores for English, on words found by the segmenter `jieba`.
+//! LongBench's scores for Chinese text: the English scores, on words that the segmenter `jieba` finds.
 //!
 //! The published code segments text with the Python package `jieba` 0.42.1: its default dictionary, and a hidden Markov model for
-//! words that are not in it. The crate `jieba-rs` has the same dictionary and model, but does not split some runs of Latin letters
-//! and digits (`COVID-19`, `U.S.`); they are split here as the package does it. `tests/golden/jieba.json` has the output of the
-//! package for several hundred texts.
+//! other words. The crate `jieba-rs` has the same dictionary and model, but leaves some runs of Latin letters and digits whole
+//! (`COVID-19`, `U.S.`); this module splits them as the package does. `tests/golden/jieba.json` has the package's output for
+//! several hundred texts.
 
 use std::sync::LazyLock;
 
@@ -12,34 +12,34 @@ use jieba_rs::Jieba;
 use super::python::words;
 use super::{qa_f1, rouge};
 
-/// Loading the dictionary takes a fraction of a second, so it is done once, at first use.
+/// The segmenter, made at first use because loading the dictionary takes a fraction of a second.
 static SEGMENTER: LazyLock<Jieba> = LazyLock::new(|| {
     let mut jieba = Jieba::new();
-    // The package's dictionary has one word (`B超`, frequency 3) twice, and adds both to the total frequency.
+    // The package's dictionary lists one word (`B超`, frequency 3) twice, and counts both in the total frequency.
     jieba.add_word("\0", Some(3), None);
     jieba
 });
 
-/// Punctuation that the published normalisation removes besides that of ASCII; as published, `》` is in it and `《` is not.
+/// Punctuation that the published normalisation removes besides ASCII punctuation; as published, it contains `》` but not `《`.
 const PUNCTUATION: &str = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
 
-/// `qa_f1_zh_score`: F1 of the multisets of words, each in lower case without punctuation and white space.
+/// `qa_f1_zh_score`: F1 of the multisets of words, lower-cased and without punctuation and white space.
 pub fn qa_f1_zh(prediction: &str, reference: &str) -> f64 {
     qa_f1::f1(&normalized_words(prediction), &normalized_words(reference))
 }
 
-/// InfiniteBench's `qa_f1_score_zh`: F1 of the multisets of characters, in lower case without punctuation and white space.
+/// InfiniteBench's `qa_f1_score_zh`: F1 of the multisets of characters, lower-cased and without punctuation and white space.
 pub fn qa_f1_zh_characters(prediction: &str, reference: &str) -> f64 {
     let characters = |text: &str| normalize(text).chars().map(String::from).collect::<Vec<_>>();
     qa_f1::f1(&characters(prediction), &characters(reference))
 }
 
-/// Whether a reference has words by [`qa_f1_zh`].
+/// Whether [`qa_f1_zh`] finds words in a reference.
 pub fn compares_words(reference: &str) -> bool {
     !normalized_words(reference).is_empty()
 }
 
-/// Whether a reference has characters by [`qa_f1_zh_characters`].
+/// Whether [`qa_f1_zh_characters`] finds characters in a reference.
 pub fn compares_characters(reference: &str) -> bool {
     !normalize(reference).is_empty()
 }
@@ -61,8 +61,8 @@ fn normalize(word: &str) -> String {
 }
 
 /// `jieba.cut(text, cut_all=False)`.
-/// The Python package looks for words in runs of the characters of [`is_in_words`], and each other character is a word of its own.
-/// The crate has more (rare) Chinese characters in its runs, so the runs are found here.
+/// The Python package looks for words in runs of the characters of [`is_in_words`]; every other character is a word of its own. The
+/// crate allows more (rare) Chinese characters in a run, so runs are found here.
 pub fn segment(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -141,9 +141,9 @@ mod tests {
 
     #[test]
     fn names_with_hyphens_and_points_score_as_published() {
-        // Python: COVID, -, 19, 疫情 and COVID, blank, 19, 疫情; hyphen and blank are no words.
+        // Python gives COVID, -, 19, 疫情 and COVID, blank, 19, 疫情; hyphen and blank do not count as words.
         assert_eq!(qa_f1_zh("COVID-19疫情", "COVID 19疫情"), 1.0);
-        // Python: U, ., S, . and U, ., blank, S, .; the blank goes when words are joined and split again.
+        // Python gives U, ., S, . and U, ., blank, S, .; the blank disappears when words are joined and split again.
         assert_eq!(rouge_l_zh("U.S.", "U. S."), rouge_l_zh("U. S.", "U. S."));
     }
 

@@ -1,9 +1,9 @@
 //! LongBench's classification score.
 
-/// `classification_score`: takes the class names that occur in the prediction, and drops some that are contained in the answer.
-/// If the answer remains, the score is 1 over the number of remaining names, else 0.
-/// The published loop removes entries from the list that it iterates over, so it skips the entry after a removed one, and a removal
-/// takes the first equal entry. Both are reproduced here because they change scores.
+/// `classification_score`: takes the class names that occur in the prediction, and drops some that are contained in the answer. If
+/// the answer remains, the score is 1 over the number of remaining names, else 0. The published loop removes entries from the list
+/// that it iterates over: it skips the entry after a removed one, and removes the first equal entry. Both change scores, so they
+/// are reproduced here.
 pub fn classification(prediction: &str, answer: &str, all_classes: &[String]) -> f64 {
     let mut left: Vec<&str> = all_classes.iter().map(String::as_str).filter(|c| prediction.contains(c)).collect();
     let mut at = 0;

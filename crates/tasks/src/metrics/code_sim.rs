@@ -1,8 +1,8 @@
 //! LongBench's code similarity: `fuzz.ratio` of `fuzzywuzzy` 0.18.0 on the first line of code.
 //!
 //! `fuzzywuzzy` uses `difflib`, or `python-Levenshtein` if that is installed, which LongBench does not require. `difflib` counts the
-//! characters of common blocks, `python-Levenshtein` those of the longest common subsequence: never fewer, and usually more.
-//! Published figures are of either kind.
+//! characters of common blocks. `python-Levenshtein` counts those of the longest common subsequence: never fewer, and usually more.
+//! Published figures may be of either kind.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub fn code_sim(prediction: &str, answer: &str) -> f64 {
     rounded(first_line_of_code(prediction), answer, ratio)
 }
 
-/// The same where `python-Levenshtein` (0.27.5) is installed: [`levenshtein_ratio`].
+/// `code_sim_score` if `python-Levenshtein` (0.27.5) is installed: [`levenshtein_ratio`] instead of [`ratio`].
 pub fn code_sim_levenshtein(prediction: &str, answer: &str) -> f64 {
     rounded(first_line_of_code(prediction), answer, levenshtein_ratio)
 }
@@ -27,8 +27,7 @@ fn is_excluded(line: &str) -> bool {
     line.contains('`') || line.contains('#') || line.contains("//")
 }
 
-/// `fuzz.ratio / 100`: 1 for equal texts, 0 if one is empty, else `ratio` of their characters, rounded to whole percent (half to
-/// even).
+/// `fuzz.ratio / 100`: 1 for equal texts, 0 if one is empty, else `ratio` of their characters, rounded to whole percent (half to even).
 fn rounded(a: &str, b: &str, ratio: fn(&[char], &[char]) -> f64) -> f64 {
     if a == b {
         return 1.0;
@@ -73,7 +72,8 @@ impl<'a> Matcher<'a> {
         for (j, c) in b.iter().enumerate() {
             positions.entry(*c).or_default().push(j);
         }
-        // difflib's "autojunk": in texts of 200 characters and more, no block starts with a character that makes up over 1 % of the text.
+        // difflib's "autojunk": in a text of at least 200 characters, no block starts with a character that makes up over 1 % of the
+        // text.
         const AUTOJUNK_LEN: usize = 200;
         if b.len() >= AUTOJUNK_LEN {
             let popular = b.len() / 100 + 1;
@@ -98,8 +98,8 @@ impl<'a> Matcher<'a> {
         total
     }
 
-    /// `find_longest_match`: the longest block (of equal ones the earliest in `a`, then in `b`), extended by popular characters at both
-    /// ends.
+    /// `find_longest_match`: the longest block (among equal ones the earliest in `a`, then in `b`), extended by popular characters at
+    /// both ends.
     fn longest(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
         let mut block = self.longest_of_rare(low_a, high_a, low_b, high_b);
         while block.start_a > low_a && block.start_b > low_b && self.a[block.start_a - 1] == self.b[block.start_b - 1] {
@@ -116,7 +116,7 @@ impl<'a> Matcher<'a> {
 
     fn longest_of_rare(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
         let mut best = Block { start_a: low_a, start_b: low_b, len: 0 };
-        // By position in `b`: the length of the common block that ends there and at the previous character of `a`.
+        // For each position in `b`, the length of the common block that ends there and at the previous character of `a`.
         let mut ending: HashMap<usize, usize> = HashMap::new();
         for i in low_a..high_a {
             let mut next = HashMap::new();

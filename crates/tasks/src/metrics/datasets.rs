@@ -26,7 +26,7 @@ const fn longbench_first_line(name: &'static str, metric: Metric) -> Dataset {
     Dataset { first_line: true, ..longbench(name, metric) }
 }
 
-/// A data set of code, whose similarity depends on whether an optional package is installed.
+/// A data set of code, whose published similarity depends on whether an optional package is installed.
 const fn longbench_code(name: &'static str) -> Dataset {
     Dataset { also: &[Metric::CodeSimLevenshtein], ..longbench(name, Metric::CodeSim) }
 }
@@ -73,16 +73,16 @@ pub static DATASETS: [Dataset; 34] = [
     ruler("qa_2", Metric::StringMatchPart),
 ];
 
-/// A range of LongBench-E: rows by their `length`, in words.
+/// A length range of LongBench-E: rows are grouped by their `length`, in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LengthRange {
     /// Name as published.
     pub name: &'static str,
-    /// The end of the range (exclusive); `None` if it has no end.
+    /// The exclusive upper bound; `None` if there is none.
     below: Option<u64>,
 }
 
-/// The ranges of LongBench-E, by which its scores are given.
+/// The ranges by which scores of LongBench-E are reported.
 pub static LENGTH_RANGES: [LengthRange; 3] = [
     LengthRange { name: "0-4k", below: Some(4000) },
     LengthRange { name: "4-8k", below: Some(8000) },
@@ -90,7 +90,7 @@ pub static LENGTH_RANGES: [LengthRange; 3] = [
 ];
 
 impl LengthRange {
-    /// The range of a row of that length.
+    /// The range that contains this length.
     pub fn of(length: u64) -> &'static LengthRange {
         let last = &LENGTH_RANGES[LENGTH_RANGES.len() - 1];
         LENGTH_RANGES.iter().find(|range| range.below.is_some_and(|below| length < below)).unwrap_or(last)
@@ -98,11 +98,11 @@ impl LengthRange {
 }
 
 impl Dataset {
-    /// The data set of that name. The name may begin with `longbench/` or `ruler/`, and a LongBench name may end with `_e` (LongBench-E
-    /// is scored in the same way).
+    /// The data set with this name. The name may begin with `longbench/` or `ruler/`, and a LongBench name may end with `_e`
+    /// (LongBench-E is scored the same way).
     ///
     /// # Errors
-    /// If nothing has that name; the hint has the nearest one.
+    /// If no data set has this name; the hint suggests the nearest one.
     pub fn parse(name: &str) -> Result<&'static Dataset, UsageError> {
         let (family, bare) = name.split_once('/').map_or((None, name), |(family, bare)| (Some(family), bare));
         DATASETS

@@ -1,6 +1,6 @@
-//! Scorers of InfiniteBench (`compute_scores.py`), and the scorers of SCBench that differ from them.
+//! Scorers of InfiniteBench (`compute_scores.py`), and those of SCBench that differ from them.
 //!
-//! Where the published code raises an exception (for a fraction where the answer is a whole number), the answer is parsed as in SCBench.
+//! Where the published code raises an exception (a fraction where a whole number is expected), the answer is parsed as in SCBench.
 
 use std::sync::LazyLock;
 
@@ -10,9 +10,9 @@ use super::python::{strip, words};
 
 /// Characters that separate words, besides white space.
 const MARKS: [char; 9] = [':', '"', '\'', '.', ',', '?', '!', '{', '}'];
-/// Phrases before the letter of an option.
+/// Phrases that precede the letter of an option.
 const CHOICE_MARKS: [&str; 4] = ["answer is:", "answer:", "answer is", "option is"];
-/// Phrases before the name of a function.
+/// Phrases that precede the name of a function.
 const FUNCTION_MARKS: [&str; 4] = ["answer is:", "is:", "answer:", "correct option is:"];
 const LETTERS: [char; 4] = ['A', 'B', 'C', 'D'];
 
@@ -44,7 +44,7 @@ pub fn first_digits(prediction: &str, answer: &str) -> f64 {
     right(digit_runs(prediction).next().unwrap_or_default() == answer)
 }
 
-/// A whole number as Python's `int` reads it (of ASCII digits), without leading zeros.
+/// A whole number as Python's `int` reads it (ASCII digits only), without leading zeros.
 fn integer(text: &str) -> Option<String> {
     let (minus, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits),
@@ -66,7 +66,7 @@ pub fn is_number(answer: &str) -> bool {
     strip(answer).parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// Whether an answer, a list of whole numbers as text, has a number.
+/// Whether an answer, a list of whole numbers as text, contains a number.
 pub fn has_whole_number(answer: &str) -> bool {
     !whole_numbers(answer).is_empty()
 }
@@ -78,7 +78,7 @@ pub fn last_word_number(prediction: &str, answer: &str) -> f64 {
     right(said.is_some() && said == integer(strip(answer)))
 }
 
-/// `math_find`: 1 if the first number has the value of the answer; if the answer is a whole number, decimals are cut off.
+/// `math_find`: 1 if the first number has the value of the answer; if the answer is a whole number, decimals are truncated.
 pub fn first_value(prediction: &str, answer: &str) -> f64 {
     static NUMBER: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"[0-9]+\.[0-9]+|[0-9]+").expect("the constant pattern is valid"));
@@ -88,8 +88,8 @@ pub fn first_value(prediction: &str, answer: &str) -> f64 {
     right(first == answer_value)
 }
 
-/// `math_calc`: the share of the answer's numbers before the first one that differs from the prediction's. The answer is a list of
-/// whole numbers as text.
+/// `math_calc`: the share of the answer's numbers before the first that differs from the prediction's. The answer is a list of whole
+/// numbers as text.
 pub fn leading_numbers(prediction: &str, answer: &str) -> f64 {
     let answer = whole_numbers(answer);
     if answer.is_empty() {
@@ -100,12 +100,12 @@ pub fn leading_numbers(prediction: &str, answer: &str) -> f64 {
     same as f64 / answer.len() as f64
 }
 
-/// The whole numbers of a list of them as text.
+/// The numbers in a list of whole numbers as text.
 fn whole_numbers(list: &str) -> Vec<String> {
     list.split(|c: char| "[], ".contains(c) || c.is_whitespace()).filter_map(integer).collect()
 }
 
-/// A text with each of `marks` replaced by a space, and runs of spaces by one.
+/// The text with each of `marks` and each run of spaces replaced by one space.
 fn blanked(text: &str, marks: &[&str]) -> String {
     let mut text = marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "));
     while text.contains("  ") {
@@ -114,7 +114,7 @@ fn blanked(text: &str, marks: &[&str]) -> String {
     text
 }
 
-/// The text after the first of `marks` that occurs in it, without the character after the mark. Marks are tried in their order.
+/// The text after the first of `marks` that occurs in it, without the character that follows the mark. Marks are tried in order.
 fn announced<'a>(text: &'a str, marks: &[&str]) -> Option<&'a str> {
     let (at, mark) = marks.iter().find_map(|mark| Some((text.find(mark)?, mark)))?;
     let mut after = text[at + mark.len()..].chars();
@@ -122,7 +122,7 @@ fn announced<'a>(text: &'a str, marks: &[&str]) -> Option<&'a str> {
     Some(after.as_str())
 }
 
-/// `longbook_choice_eng`: 1 if the prediction gives the letter or the text of the right option. `answers` are the two.
+/// `longbook_choice_eng`: 1 if the prediction gives the letter or the text of the right option; `answers` holds both.
 pub fn choice(prediction: &str, answers: &[String]) -> f64 {
     let is_right = |said: &str| answers.iter().any(|answer| answer == said);
     let prediction = strip(prediction);
@@ -137,13 +137,13 @@ pub fn choice(prediction: &str, answers: &[String]) -> f64 {
     if let Some(after) = announced(&text, &CHOICE_MARKS) {
         return right(!after.is_empty() && answers.iter().any(|answer| after.starts_with(answer)));
     }
-    // As published, the letter is tested as a substring of `ABCD`; `AB` is one too, but equals no answer.
+    // As published, the letter is tested as a substring of `ABCD`; `AB` passes too, but equals no answer.
     let letter = words(&text).find(|word| "ABCD".contains(word));
     right(letter.is_some_and(is_right))
 }
 
-/// `code_debug`: 1 if the prediction begins with the letter, or has the letter or the function after one of the phrases. `answers`
-/// are the two.
+/// `code_debug`: 1 if the prediction begins with the letter, or has the letter or the function after one of the phrases. `answers` holds
+/// both.
 pub fn function_choice(prediction: &str, answers: &[String]) -> f64 {
     let prediction = strip(prediction);
     let begins = |letter: &String| {
@@ -165,7 +165,7 @@ pub fn contains(prediction: &str, answer: &str) -> f64 {
     right(prediction.contains(answer))
 }
 
-/// SCBench's `qa_eng`, `many_shot`: as [`contains`], ignoring case.
+/// SCBench's `qa_eng`, `many_shot`: like [`contains`], ignoring case.
 pub fn contains_in_capitals(prediction: &str, answer: &str) -> f64 {
     right(strip(prediction).to_uppercase().contains(&answer.to_uppercase()))
 }

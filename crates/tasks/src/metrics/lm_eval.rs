@@ -1,4 +1,5 @@
-//! lm-eval's scorers of generated answers: numbers extracted from GSM8K's reasoning, and CoQA, which has answers of several people.
+//! lm-eval's scorers of generated answers: GSM8K, which extracts numbers from reasoning, and CoQA, which has answers by several
+//! people.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -14,22 +15,22 @@ fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("the constant pattern is valid")
 }
 
-/// `strict-match`: the number after the first "The answer is", compared by `exact_match` without commas, dollar signs and a full
-/// stop at the end.
+/// `strict-match`: the number after the first "The answer is", compared by `exact_match` without commas, dollar signs and a final
+/// full stop.
 pub fn gsm8k_strict(prediction: &str, answer: &str) -> f64 {
     static SAID: LazyLock<Regex> = LazyLock::new(|| pattern(r"The answer is (\-?[0-9\.,]+)."));
     let said = SAID.captures(prediction).and_then(|found| found.get(1));
     same_number(said.map_or(NOTHING, |said| said.as_str()), answer)
 }
 
-/// `strict-match` of the data set whose examples are training rows: the number after the first `####`.
+/// `strict-match` with training rows as examples: the number after the first `####`.
 pub fn gsm8k_hashes(prediction: &str, answer: &str) -> f64 {
     static MARKED: LazyLock<Regex> = LazyLock::new(|| pattern(r"#### (\-?[0-9\.,]+)"));
     let marked = MARKED.captures(prediction).and_then(|found| found.get(1));
     same_number(marked.map_or(NOTHING, |marked| marked.as_str()), answer)
 }
 
-/// `flexible-extract`: the last number of the prediction, compared in the same way.
+/// `flexible-extract`: the last number of the prediction, compared like that of `strict-match`.
 pub fn gsm8k_flexible(prediction: &str, answer: &str) -> f64 {
     static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"-?[$0-9.,]{2,}|-?[0-9]+"));
     let last = NUMBER.find_iter(prediction).last();
@@ -40,14 +41,14 @@ fn same_number(number: &str, answer: &str) -> f64 {
     f64::from(u8::from(bare_number(number) == bare_number(answer)))
 }
 
-/// A number as `exact_match` compares it.
+/// A number in the form that `exact_match` compares.
 fn bare_number(text: &str) -> String {
     let text = text.trim().replace([',', '$'], "");
     let text = text.rsplit("#### ").next().unwrap_or_default().to_lowercase();
     text.strip_suffix('.').map_or(text.clone(), str::to_owned)
 }
 
-/// Whether an answer of GSM8K is a number of the form that is extracted from predictions.
+/// Whether a GSM8K answer is a number of the form that is extracted from predictions.
 pub fn compares_number(answer: &str) -> bool {
     let bare = bare_number(answer);
     let digits = bare.strip_prefix('-').unwrap_or(&bare);
@@ -67,7 +68,7 @@ pub fn answer_is(prediction: &str, answer: &str) -> f64 {
     f64::from(u8::from(bare_letters(said) == bare_letters(answer)))
 }
 
-/// A text as `exact_match` compares it when it ignores case and punctuation.
+/// The text that `exact_match` compares when it ignores case and punctuation.
 fn bare_letters(text: &str) -> String {
     text.to_lowercase().replace(|c: char| c.is_ascii_punctuation(), "")
 }
@@ -77,21 +78,20 @@ pub fn compares_letters(answer: &str) -> bool {
     !python::strip(&bare_letters(answer)).is_empty()
 }
 
-/// The answers without those that equal an earlier one ignoring case, in their order. lm-eval removes them from CoQA's answers before
-/// scoring, so that an answer given twice is not compared with itself. (CoQA's own script keeps them, and gives higher scores.)
+/// The answers in order, without those that equal an earlier one ignoring case. lm-eval removes repeated answers from CoQA before
+/// scoring, so that an answer given twice is not compared with itself. (CoQA's own script keeps them and gives higher scores.)
 pub fn distinct_answers(answers: &[String]) -> Vec<&String> {
     let mut seen = BTreeSet::new();
     answers.iter().filter(|answer| seen.insert(answer.to_lowercase())).collect()
 }
 
-/// CoQA's F1 of the prediction's first line. Each answer is left out in turn, the best score among the other answers is taken, and
-/// the score is the mean of these; with a single answer it is the score against that. Repeated answers count once
-/// ([`distinct_answers`]).
+/// CoQA's F1 of the prediction's first line. Each answer is left out in turn, and the best score against the others is taken; the
+/// result is the mean of these. A single answer is scored directly. Repeated answers count once ([`distinct_answers`]).
 pub fn coqa_f1(prediction: &str, answers: &[String]) -> f64 {
     leaving_one_out(prediction, answers, qa_f1::squad_f1)
 }
 
-/// As [`coqa_f1`], with exact match instead of F1.
+/// Like [`coqa_f1`], with exact match instead of F1.
 pub fn coqa_em(prediction: &str, answers: &[String]) -> f64 {
     leaving_one_out(prediction, answers, qa_f1::squad_exact)
 }

@@ -1,7 +1,7 @@
 //! Automatic scorers of LooGLE (`Evaluation/automatic_metrics.py`): BLEU as NLTK computes it, recall of ROUGE, and masked names.
 //!
-//! Not implemented: METEOR, whose published score depends on the order of sets, which differs in each run; BERTScore and the judgement
-//! of GPT-4, which need those models.
+//! Not implemented: METEOR, whose published score depends on the order of sets, which differs in each run; and BERTScore and the
+//! judgement of GPT-4, which need those models.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::python::words;
 use super::{python_literal, rouge};
 
-/// The text that is scored for a prediction: "None" for an empty one.
+/// The prediction, or "None" if it is empty.
 fn said(prediction: &str) -> &str {
     if prediction.is_empty() { "None" } else { prediction }
 }
@@ -25,7 +25,7 @@ pub fn has_names(reference: &str) -> bool {
     dict(reference).is_some_and(|names| names.values().any(Value::is_string))
 }
 
-/// `sentence_bleu` of n-grams of one length alone, without smoothing: clipped precision times the brevity penalty.
+/// `sentence_bleu` for n-grams of one length only, without smoothing: clipped precision times the brevity penalty.
 pub fn bleu(n: usize, prediction: &str, reference: &str) -> f64 {
     let prediction: Vec<&str> = words(said(prediction)).collect();
     let reference: Vec<&str> = words(reference).collect();
@@ -36,7 +36,7 @@ pub fn bleu(n: usize, prediction: &str, reference: &str) -> f64 {
         (matched, of_prediction.values().sum::<usize>().max(1))
     };
     let (matched, all) = precision(n);
-    // The score is 0 without a common word. With common words but no common n-gram, NLTK replaces 0 by Python's smallest positive float.
+    // Without a common word the score is 0. If words but no n-grams are common, NLTK replaces 0 by Python's smallest positive float.
     if precision(1).0 == 0 {
         return 0.0;
     }
@@ -64,17 +64,17 @@ pub fn rouge_l_recall(prediction: &str, reference: &str) -> f64 {
     rouge::rouge_l_recall(said(prediction), reference)
 }
 
-/// `get_exact_match`: the share of the masked names that the prediction, a Python dictionary, has exactly.
+/// `get_exact_match`: the share of the masked names that the prediction, a Python dictionary, gives exactly.
 pub fn cloze_exact(prediction: &str, reference: &str) -> f64 {
     cloze(prediction, reference, |said, right| said == right)
 }
 
-/// `get_partial_match`: the share of the masked names of which the prediction has at least one word.
+/// `get_partial_match`: the share of the masked names of which the prediction gives at least one word.
 pub fn cloze_partial(prediction: &str, reference: &str) -> f64 {
     cloze(prediction, reference, |said, right| words(said).any(|word| words(right).any(|other| other == word)))
 }
 
-/// The published number is a share of all names of a data set, this one of the names of a question.
+/// The share of a question's names that fit. The published number is a share of all names of a data set.
 fn cloze(prediction: &str, reference: &str, fits: impl Fn(&str, &str) -> bool) -> f64 {
     let (Some(said), Some(right)) = (dict(prediction), dict(reference)) else { return 0.0 };
     let fits = |(mask, name): &(&String, &Value)| {

@@ -1,8 +1,8 @@
-//! Scorers: a prediction and its references in, a number in 0..=1 out.
+//! Scorers, which turn a prediction and its references into a number in 0..=1.
 //!
 //! Each family of metrics has a file, `registry.rs` lists all metrics, and [`datasets`] says how each published data set is scored.
 //! Every metric reproduces the published scorer with its quirks, since scores are only comparable with those of other tools if they
-//! are computed alike. Nothing here reads files or knows where a prediction came from.
+//! are computed alike. Nothing here reads files or depends on where a prediction came from.
 
 pub mod datasets;
 
@@ -31,20 +31,20 @@ use spattn_base::text::is_blank;
 /// Why a prediction cannot be scored against some reference answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
-    /// One of them is empty or white space.
+    /// A reference is empty or white space.
     Blank,
-    /// They hold nothing that the metric compares.
+    /// The metric compares nothing in any of the references.
     Nothing {
-        /// The first reference that holds nothing.
+        /// The first such reference.
         reference: String,
     },
 }
 
 impl Metric {
-    /// The metric of that name.
+    /// The metric with this name.
     ///
     /// # Errors
-    /// If nothing has that name; the hint has the nearest one.
+    /// If no metric has this name; the hint suggests the nearest one.
     pub fn parse(name: &str) -> Result<Self, UsageError> {
         RULES
             .iter()
@@ -58,12 +58,12 @@ impl Metric {
         self.rule().name
     }
 
-    /// What it measures, in a line.
+    /// A one-line description of what it measures.
     pub fn about(self) -> &'static str {
         self.rule().about
     }
 
-    /// Every metric, in the order in which they are listed to users.
+    /// Every metric, in the order in which users see them.
     pub fn all() -> impl Iterator<Item = Metric> {
         RULES.iter().map(|rule| rule.metric)
     }
@@ -73,11 +73,11 @@ impl Metric {
         self.rule().needs_classes
     }
 
-    /// Why reference answers are useless for scoring; `None` if they can be used.
+    /// The flaw that makes reference answers useless for scoring; `None` if they can be used.
     ///
-    /// A blank reference is found in any prediction, or equals an empty one. A reference may also hold nothing that the metric
-    /// compares, such as `the` for a metric that drops articles. By most metrics no prediction matches it, which does no harm if
-    /// there are other references. By some (`Rule::nothing_is_right`) an empty prediction matches it.
+    /// A blank reference is found in any prediction, or equals an empty one. There may also be nothing in a reference that the
+    /// metric compares, such as `the` for a metric that drops articles. By most metrics no prediction matches it, which does no
+    /// harm if there are other references. By some (`Rule::nothing_is_right`) an empty prediction matches it.
     pub fn flaw(self, references: &[String]) -> Option<Flaw> {
         let Rule { compares, nothing_is_right, .. } = self.rule();
         if references.iter().any(|reference| is_blank(reference)) {
@@ -91,13 +91,14 @@ impl Metric {
 
     /// Cleans a prediction as the published evaluation does before it computes this metric.
     ///
-    /// RULER strips it, turns each control character into a newline and strips again; LongBench leaves
-    /// it alone (its cut to the [`first_line`] belongs to the data set, see [`datasets`]).
+    /// RULER strips it, turns each control character into a newline and strips it again; LongBench leaves it unchanged (cutting it
+    /// to the [`first_line`] belongs to the data set, see [`datasets`]).
     pub fn postprocess(self, prediction: &str) -> String {
         (self.rule().postprocess)(prediction)
     }
 
-    /// The score of one prediction in 0..=1. Most metrics take the best over the references. Without references the score is 0.
+    /// The score of one prediction in 0..=1. Most metrics take the best score over the references. Without references the score is
+    /// 0.
     ///
     /// Only `classification` reads `all_classes`, the names of all classes.
     pub fn score(self, prediction: &str, references: &[String], all_classes: &[String]) -> f64 {
@@ -129,8 +130,7 @@ impl From<Metric> for &'static str {
     }
 }
 
-/// What LongBench's `eval.py` keeps of a prediction for some data sets: the first line, after any line
-/// breaks at the start.
+/// The first line of a prediction, after any line breaks at its start: what LongBench's `eval.py` keeps for some data sets.
 pub fn first_line(prediction: &str) -> &str {
     prediction.trim_start_matches('\n').split('\n').next().unwrap_or("")
 }

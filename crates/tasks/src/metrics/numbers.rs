@@ -56,7 +56,7 @@ fn same_value(number: Option<&str>, answer: &str) -> f64 {
     f64::from(u8::from(number.is_some_and(|number| value(number) == value(answer))))
 }
 
-/// The share of the answer's digits that are equal to the digit at the same position among the digits of the prediction; other
+/// The share of the answer's digits that equal the digit at the same position among the digits of the prediction; other
 /// characters of the prediction are skipped.
 pub fn digit_match(prediction: &str, answer: &str) -> f64 {
     let digits = prediction.chars().filter(|c| is_digit(*c));

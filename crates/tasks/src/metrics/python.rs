@@ -1,6 +1,6 @@
 //! Python's definitions of white space, digits and words, which differ from Rust's.
 //!
-//! The published scorers are written in Python, and a port with Rust's own predicates would give other scores.
+//! The published scorers are written in Python, so a port with Rust's own predicates would give other scores.
 
 /// `str.isspace` of one character: Unicode white space, and the four separators U+001C..=U+001F.
 pub fn is_space(c: char) -> bool {

@@ -1,17 +1,17 @@
-//! Parser of Python literals, as `ast.literal_eval`: some data sets write fields as literals, and a published scorer parses predictions
+//! Parser of Python literals, like `ast.literal_eval`: some data sets write fields as literals, and a published scorer parses predictions
 //! as literals.
 //!
-//! Values are returned as JSON. Literals that JSON does not have (bytes, complex numbers) are rejected, and dictionary entries whose key
-//! is not a text are dropped.
+//! Values are returned as JSON. Literals without a JSON form (bytes, complex numbers) are rejected, and dictionary entries whose key is
+//! not a text are dropped.
 
 use serde_json::{Map, Number, Value};
 
 use super::python::is_space;
 
-/// The deepest nesting of brackets; deeper text is not a literal.
+/// The deepest nesting of brackets; a text with deeper nesting is not a literal.
 const DEEPEST: usize = 64;
 
-/// The value of a text, which may have white space around it; `None` if it is not a literal.
+/// The value of a literal, which may have white space around it; `None` if the text is not a literal.
 pub fn parse(text: &str) -> Option<Value> {
     let mut reader = Reader { rest: text };
     reader.skip_space();
@@ -29,7 +29,7 @@ impl Reader<'_> {
         self.rest = self.rest.trim_start_matches(is_space);
     }
 
-    /// Skips `expected` and the white space after it; `false` if the rest does not start with it.
+    /// Skips `expected` and the white space after it; returns `false` if the rest does not start with it.
     fn takes(&mut self, expected: &str) -> bool {
         let rest = self.rest.strip_prefix(expected);
         self.rest = rest.unwrap_or(self.rest);
@@ -127,7 +127,7 @@ impl Reader<'_> {
         let number = number.replace('_', "");
         let negative = signs.matches('-').count() % 2 == 1;
         match number.parse::<i64>() {
-            // Python rejects all other whole numbers that begin with a zero.
+            // Python rejects other whole numbers that begin with a zero.
             Ok(whole) if whole == 0 || !number.starts_with('0') => {
                 Some(Value::from(if negative { -whole } else { whole }))
             }
@@ -140,7 +140,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A string literal, or several in a row, which are joined.
+    /// A string literal, or several adjacent ones, which are joined.
     fn text(&mut self) -> Option<String> {
         let mut text = String::new();
         loop {
@@ -162,7 +162,7 @@ impl Reader<'_> {
 
     fn quoted(&mut self, raw: bool, text: &mut String) -> Option<()> {
         let quote = self.next()?;
-        // Two more quotes open a triple-quoted string; one more ends an empty string.
+        // Two more quotes open a triple-quoted string; one more closes an empty string.
         let two = [quote; 2].iter().collect::<String>();
         let triple = self.rest.starts_with(&two);
         self.rest = if triple { &self.rest[2..] } else { self.rest };
@@ -214,8 +214,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A character by its code of `digits` hexadecimal digits. Half of a surrogate pair, which is not a character, becomes the replacement
-    /// character.
+    /// The character with a code of `digits` hexadecimal digits. Half of a surrogate pair, which is not a character, becomes the
+    /// replacement character.
     fn coded(&mut self, digits: usize) -> Option<char> {
         let code = self.rest.get(..digits).filter(|code| code.chars().all(|c| c.is_ascii_hexdigit()))?;
         let code = u32::from_str_radix(code, 16).ok()?;
@@ -287,7 +287,7 @@ mod tests {
     }
 
     proptest! {
-        /// JSON without its own names is Python.
+        /// JSON without `true`, `false` and `null` is also valid Python.
         #[test]
         fn reads_what_json_writes(texts in proptest::collection::vec(any::<String>(), 0..4), number in any::<i32>()) {
             let value = json!({"texts": texts, "number": number});

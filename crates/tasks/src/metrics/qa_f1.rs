@@ -20,7 +20,7 @@ pub fn f1(prediction: &[String], reference: &[String]) -> f64 {
 }
 
 /// SQuAD's `exact_match_score`: 1 if both are equal after [`normalize`].
-/// A reference that is empty after normalisation (a choice `A`, or `!`) is compared as it is, without white space around it: by
+/// A reference that is empty after normalisation (an option `A`, or `!`) is compared unchanged except for white space at its ends: by
 /// SQuAD's rule any prediction without words would be right.
 pub fn exact_match(prediction: &str, reference: &str) -> f64 {
     let normalized = normalize(reference);
@@ -41,7 +41,7 @@ pub fn squad_exact(prediction: &str, reference: &str) -> f64 {
     f64::from(u8::from(normalize(prediction) == normalize(reference)))
 }
 
-/// SQuAD 2's `compute_f1`: as [`qa_f1`], but 1 if neither has words.
+/// SQuAD 2's `compute_f1`: like [`qa_f1`], but 1 if neither text has words.
 pub fn squad_f1(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (normalize(prediction), normalize(reference));
     if prediction.is_empty() || reference.is_empty() {
@@ -74,7 +74,7 @@ fn without_articles(text: &str) -> String {
     kept
 }
 
-/// Size of the intersection of two multisets.
+/// The size of the intersection of two multisets.
 fn common(a: &[String], b: &[String]) -> usize {
     let mut left: HashMap<&str, usize> = HashMap::new();
     for word in a {

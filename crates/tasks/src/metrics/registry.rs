@@ -1,6 +1,7 @@
-//! Every metric: a variant of [`Metric`], and its entry in [`RULES`].
+//! All metrics: each has a variant of [`Metric`] and an entry in [`RULES`].
 //!
-//! Adding a metric: a function in a file of its family, a variant at the end of the enum, and an entry at the end of the table.
+//! To add a metric, write a function in the file of its family, and add a variant at the end of the enum and an entry at the end of the
+//! table.
 
 use serde::{Deserialize, Serialize};
 
@@ -133,9 +134,9 @@ pub(super) struct Rule {
     pub score: Scorer,
     pub postprocess: fn(&str) -> String,
     pub needs_classes: bool,
-    /// Whether a reference that is not blank holds anything that the metric compares.
+    /// Whether the metric compares anything in a reference that is not blank.
     pub compares: fn(&str) -> bool,
-    /// Whether an empty prediction matches a reference that holds nothing that the metric compares.
+    /// Whether an empty prediction matches a reference in which the metric compares nothing.
     pub nothing_is_right: bool,
 }
 
@@ -153,12 +154,12 @@ const fn rule(metric: Metric, name: &'static str, about: &'static str, score: Sc
 }
 
 impl Rule {
-    /// The same entry for a metric that compares nothing of the references for which `compares` is false.
+    /// The same entry, for a metric that compares nothing in the references for which `compares` is false.
     const fn comparing(self, compares: fn(&str) -> bool) -> Self {
         Self { compares, ..self }
     }
 
-    /// The same entry for a metric by which an empty prediction matches such a reference.
+    /// The same entry, for a metric by which an empty prediction matches such a reference.
     const fn or_nothing(self) -> Self {
         Self { nothing_is_right: true, ..self }
     }
@@ -168,7 +169,7 @@ fn anything(_: &str) -> bool {
     true
 }
 
-/// What is registered of each metric, in the order of the enum, by whose discriminants entries are found.
+/// The entry of each metric, indexed by the discriminants of the enum.
 pub(super) static RULES: &[Rule] = &[
     Rule {
         postprocess: string_match::postprocess,
@@ -473,7 +474,7 @@ fn unchanged(prediction: &str) -> String {
     prediction.to_owned()
 }
 
-/// LongBench's way over several answers: the best, and at least 0.
+/// LongBench's rule for several answers: the best score, and at least 0.
 fn best(references: &[String], score: impl Fn(&str) -> f64) -> f64 {
     references.iter().map(|reference| score(reference)).fold(0.0, f64::max)
 }

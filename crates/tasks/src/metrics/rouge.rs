@@ -1,4 +1,4 @@
-//! ROUGE as the Python package `rouge` 1.0.1 computes it, which is what LongBench uses.
+//! ROUGE as computed by the Python package `rouge` 1.0.1, which LongBench uses.
 //!
 //! It differs from other ROUGE packages: a sentence ends at every full stop, n-grams and words are sets (repetitions count once),
 //! nothing is lower-cased or stemmed, and a perfect score is 0.999999995.
@@ -16,7 +16,7 @@ pub fn rouge_n_recall(n: usize, prediction: &str, reference: &str) -> f64 {
     overlap_of_ngrams(n, prediction, reference).map_or(0.0, Overlap::recall)
 }
 
-/// F of the summary-level ROUGE-L. It is 0 where the package raises an exception, as in LongBench's scorer: for a text without a
+/// F of the summary-level ROUGE-L. Where the package raises an exception, it is 0, as in LongBench's scorer: for a text without a
 /// sentence, and for a recursion too deep for Python's stack.
 pub fn rouge_l(prediction: &str, reference: &str) -> f64 {
     overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::f)
@@ -54,14 +54,14 @@ impl Overlap {
         self.share(self.of_reference)
     }
 
-    /// The package's F, with 1e-8 added against a division by zero, in its order of operations.
+    /// The package's F in its order of operations, with 1e-8 added to avoid a division by zero.
     fn f(self) -> f64 {
         let (precision, recall) = (self.share(self.of_prediction), self.recall());
         2.0 * ((precision * recall) / (precision + recall + 1e-8))
     }
 }
 
-/// `None` if either text has no sentence.
+/// The overlap of the sets of n-grams; `None` if either text has no sentence.
 fn overlap_of_ngrams(n: usize, prediction: &str, reference: &str) -> Option<Overlap> {
     let (prediction, reference) = (sentences(prediction), sentences(reference));
     if prediction.is_empty() || reference.is_empty() {
@@ -74,7 +74,7 @@ fn overlap_of_ngrams(n: usize, prediction: &str, reference: &str) -> Option<Over
     Some(Overlap { both, of_prediction: of_prediction.len(), of_reference: of_reference.len() })
 }
 
-/// `None` if either text has no sentence, or a recursion is too deep.
+/// The overlap of the summary-level ROUGE-L; `None` if either text has no sentence, or a recursion is too deep.
 fn overlap_of_lcs(prediction: &str, reference: &str) -> Option<Overlap> {
     let (prediction, reference) = (sentences(prediction), sentences(reference));
     if prediction.is_empty() || reference.is_empty() {
@@ -87,8 +87,8 @@ fn overlap_of_lcs(prediction: &str, reference: &str) -> Option<Overlap> {
     Some(Overlap { both, of_prediction: distinct(&prediction), of_reference: distinct(&reference) })
 }
 
-/// The words of each sentence, where full stops separate sentences. As in the package, white space only is a sentence with one empty
-/// word, while an empty piece is not a sentence.
+/// The words of each sentence, where full stops separate sentences. As in the package, pure white space is a sentence with one empty
+/// word, and an empty piece is not a sentence.
 fn sentences(text: &str) -> Vec<Vec<&str>> {
     text.split('.').filter(|piece| !piece.is_empty()).map(words_or_empty).collect()
 }
@@ -122,12 +122,12 @@ fn union_of_lcs(prediction: &[Vec<u32>], reference: &[Vec<u32>]) -> Option<HashS
     Some(union)
 }
 
-/// The package walks back through its table by recursion, with a stack frame for each step. CPython's limit of 1000 frames leaves
-/// LongBench's evaluation 990 steps; beyond them an exception makes the score 0.
+/// The package walks back through its table by recursion, with one stack frame for each step. CPython's limit of 1000 frames leaves
+/// 990 steps in LongBench's evaluation; beyond them an exception makes the score 0.
 const DEEPEST_WALK: usize = 990;
 
-/// The words of a longest common subsequence; of several, the one that the package finds. `None` if the walk through the table has
-/// more than [`DEEPEST_WALK`] steps.
+/// The words of a longest common subsequence; among several, the one that the package finds. `None` if the walk through the table
+/// has more than [`DEEPEST_WALK`] steps.
 fn lcs(x: &[u32], y: &[u32]) -> Option<Vec<u32>> {
     let table = LcsTable::new(x, y);
     let mut found = Vec::new();

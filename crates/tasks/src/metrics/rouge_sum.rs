@@ -1,11 +1,11 @@
-//! ROUGE of Google's Python package `rouge_score` 0.1.2, as used by Hugging Face's `evaluate`: without stemming.
+//! ROUGE as computed by Google's Python package `rouge_score` 0.1.2 without stemming, the way Hugging Face's `evaluate` uses it.
 //!
 //! Unlike the package `rouge`, it lower-cases, keeps only ASCII letters and digits, and counts each word as often as it occurs in both
-//! texts. For `rougeLsum` each line is a sentence; the other scores have no sentences.
+//! texts. For `rougeLsum` each line is a sentence; the other scores ignore sentences.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// The words of each line that is not empty, as numbers.
+/// The words of each non-empty line, as numbers.
 fn lines(text: &str, ids: &mut HashMap<String, u32>) -> Vec<Vec<u32>> {
     let mut words = |line: &str| {
         let lower = line.to_lowercase();
@@ -19,14 +19,14 @@ fn lines(text: &str, ids: &mut HashMap<String, u32>) -> Vec<Vec<u32>> {
     text.split('\n').filter(|line| !line.is_empty()).map(&mut words).collect()
 }
 
-/// How often each word is in a text.
+/// The number of occurrences of each word in a text.
 fn counts(lines: &[Vec<u32>]) -> HashMap<u32, usize> {
     let mut counts = HashMap::new();
     lines.iter().flatten().for_each(|word| *counts.entry(*word).or_default() += 1);
     counts
 }
 
-/// The words of a reference, after normalisation.
+/// The number of words of a reference, after normalisation.
 fn words_in(reference: &str) -> usize {
     lines(reference, &mut HashMap::new()).iter().map(Vec::len).sum()
 }
@@ -63,7 +63,7 @@ pub fn rouge_score_l(prediction: &str, reference: &str) -> f64 {
     f_score(common_places(&reference, &prediction).len(), prediction.len(), reference.len())
 }
 
-/// F of the number of common items of two texts.
+/// F for a number of common items of two texts.
 fn f_score(hits: usize, of_prediction: usize, of_reference: usize) -> f64 {
     if hits == 0 {
         return 0.0;
@@ -95,7 +95,7 @@ pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
     f_score(hits, of_prediction, of_reference)
 }
 
-/// Positions in `x` of a longest common subsequence; of several, the one that the package finds.
+/// Positions in `x` of a longest common subsequence; among several, the one that the package finds.
 fn common_places(x: &[u32], y: &[u32]) -> Vec<usize> {
     let width = y.len() + 1;
     let mut lengths = vec![0u32; (x.len() + 1) * width];

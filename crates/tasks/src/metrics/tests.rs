@@ -30,7 +30,7 @@ fn without_references_nothing_is_right() {
     }
 }
 
-/// Words that no rule takes for an article, a number or a mark.
+/// Words that no rule treats as an article, a number or punctuation.
 fn words() -> impl Strategy<Value = String> {
     proptest::collection::vec("[b-z]{3,7}", 1..8).prop_map(|words| words.join(" "))
 }
@@ -41,7 +41,7 @@ fn chinese() -> impl Strategy<Value = String> {
         .prop_map(|parts| parts.concat())
 }
 
-/// For every metric: a prediction that is right, and the reference it is right for.
+/// For every metric: a right prediction and its reference.
 fn right_answers() -> impl Strategy<Value = (Metric, String, String)> {
     let all = Metric::all().collect::<Vec<_>>();
     (proptest::sample::select(all), words(), chinese(), 1u32..1_000_000).prop_map(|(metric, words, chinese, number)| {
@@ -79,7 +79,7 @@ fn right_answers() -> impl Strategy<Value = (Metric, String, String)> {
     })
 }
 
-/// A text that has no character of a reference.
+/// A text that shares no character with a reference.
 fn nothing() -> impl Strategy<Value = String> {
     "[!?~A]{0,9}"
 }
@@ -96,7 +96,8 @@ fn any_text() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Whatever the texts: finite and in 0..=1, empty predictions and references included, and 0 without any.
+    /// Scores of any texts are finite and in 0..=1, also for empty predictions and references, and 0 without
+    /// references.
     #[test]
     fn scores_are_between_0_and_1(
         prediction in any_text(),
@@ -112,14 +113,14 @@ proptest! {
         }
     }
 
-    /// What is right scores 1, alone and as one of several answers where the best counts; what is not scores 0.
+    /// A right answer scores 1, alone and among several answers where the best counts; a wrong one scores 0.
     #[test]
     fn right_answers_score_1_and_others_0((metric, prediction, reference) in right_answers(), other in nothing()) {
         let score = |prediction: &str, references: &[&str]| {
             let references: Vec<String> = references.iter().map(|r| (*r).to_owned()).collect();
             metric.score(&metric.postprocess(prediction), &references, std::slice::from_ref(&reference))
         };
-        // The package `rouge` adds 1e-8 below the line.
+        // The package `rouge` adds 1e-8 to the denominator.
         prop_assert!(score(&prediction, &[&reference]) > 1.0 - 1e-6, "{}", metric);
         prop_assert_eq!(score(&other, &[&reference]), 0.0, "{} of {:?}", metric, other);
         prop_assert_eq!(score("", &[&reference]), 0.0, "{}", metric);
@@ -130,7 +131,7 @@ proptest! {
         }
     }
 
-    /// The order of the answers is of no matter, and a further one never lowers the best.
+    /// The order of the answers does not matter, and another answer never lowers the best score.
     #[test]
     fn answers_are_a_set(
         prediction in any_text(),
@@ -154,7 +155,7 @@ proptest! {
         }
     }
 
-    /// What the published rules take away makes no difference.
+    /// What the published rules remove does not change a score.
     #[test]
     fn what_is_normalised_away_makes_no_difference(answer in words(), said in words(), number in 0u32..100_000) {
         let score = |metric: Metric, prediction: &str, reference: &str| {
@@ -188,7 +189,7 @@ proptest! {
         prop_assert!(score(Metric::CodeSimLevenshtein, &said, &answer) >= score(Metric::CodeSim, &said, &answer) - 1e-9);
     }
 
-    /// Of class names in a prediction the reference is one: the share is one over their number.
+    /// If the prediction names several classes, the score is one over their number.
     #[test]
     fn a_class_is_shared_with_the_others_that_are_named(count in 1usize..6) {
         let classes: Vec<String> = (0..6).map(|i| format!("class{i}")).collect();

@@ -4,9 +4,9 @@ use super::python::{is_digit, is_word};
 use super::qa_f1;
 use super::rouge_sum::{rouge_score_l, rouge_score_n};
 
-/// `f1_score`: F1 of the bags of normalised words, written in ASCII.
-/// The published rule converts to ASCII by `unidecode`, this one by a port of it: both agree on 425 of the 432 characters from
-/// Latin-1 to Latin Extended-B and on the letters of modern Greek and Russian, but not on all characters of other scripts.
+/// `f1_score`: F1 of the bags of normalised words, converted to ASCII. The published rule converts by `unidecode`, this one by a
+/// port of it: both agree on 425 of the 432 characters from Latin-1 to Latin Extended-B and on the letters of modern Greek and
+/// Russian, but not on all characters of other scripts.
 pub fn qa_f1_ascii(prediction: &str, reference: &str) -> f64 {
     qa_f1::f1(&ascii_words(prediction), &ascii_words(reference))
 }
@@ -16,7 +16,7 @@ fn ascii_words(text: &str) -> Vec<String> {
     ascii.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether a reference has words by [`qa_f1_ascii`].
+/// Whether [`qa_f1_ascii`] finds words in a reference.
 pub fn compares_words(reference: &str) -> bool {
     !ascii_words(reference).is_empty()
 }
@@ -31,12 +31,12 @@ pub fn has_percentage(reference: &str) -> bool {
     percentage(reference).is_some()
 }
 
-/// Whether a reference has an order of two things or more.
+/// Whether a reference has an order of at least two items.
 pub fn has_order(reference: &str) -> bool {
     places(reference).is_some_and(|places| places.len() > 1)
 }
 
-/// `accuracy_score`: 1 if the first of the letters A to D that is a word of its own is the reference's.
+/// `accuracy_score`: 1 if the first of the letters A to D that stands alone as a word is the reference's.
 pub fn first_letter(prediction: &str, reference: &str) -> f64 {
     let [said, right] = [prediction, reference].map(letter);
     f64::from(right.is_some() && said == right)
@@ -56,7 +56,7 @@ fn letter(text: &str) -> Option<char> {
     None
 }
 
-/// `exp_similarity_score`: 1 for equal percentages, halved for each ten points between them; 0 if a text has no percentage.
+/// `exp_similarity_score`: 1 for equal percentages, halved for every ten points between them; 0 if a text has no percentage.
 pub fn percent_similarity(prediction: &str, reference: &str) -> f64 {
     match (percentage(prediction), percentage(reference)) {
         (Some(said), Some(right)) => 0.5f64.powf((said - right).abs() / 10.0),
@@ -92,7 +92,7 @@ pub fn order_concordance(prediction: &str, reference: &str) -> f64 {
     same as f64 / all as f64
 }
 
-/// The positions of the numbers from 1 in a text that has each of them once.
+/// The positions of the numbers 1, 2, … in a text that has each of them exactly once.
 fn places(text: &str) -> Option<Vec<usize>> {
     let kept: String = text.chars().filter(|c| c.is_ascii_digit() || c.is_whitespace() || *c == ',').collect();
     let numbers = kept.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());

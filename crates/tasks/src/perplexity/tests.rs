@@ -1,7 +1,7 @@
 use super::*;
 use std::fs::File;
 
-/// One token a byte of text, with one in front.
+/// A tokenizer with one token for each byte of text and one in front.
 struct Bytes;
 
 impl TextEncoder for Bytes {
@@ -82,7 +82,7 @@ fn wikitext_is_read_as_lm_eval_reads_it_if_asked_and_counted_as_it_stands() {
     }
 }
 
-/// The length of a window that has all of a task's only text.
+/// The length of a window that holds the whole text of a task with one text.
 fn task_length(task: &dyn Task) -> usize {
     let task = task.likelihood().unwrap();
     (1..200).rev().find(|length| task.available(*length, &Bytes).is_ok()).unwrap()
@@ -157,7 +157,7 @@ fn known_texts_are_found_in_the_data_folder() {
     std::fs::write(dir.path().join("wiki.test.raw"), "abcd").unwrap();
     std::fs::write(dir.path().join("pg19/test/1.txt"), "efgh").unwrap();
     let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
-    // The same text in the published archive, whose file has the same name and so the same source in records.
+    // The same text in the published archive; its file has the same name, and so the same source in records.
     let zipped = tempfile::tempdir().unwrap();
     let mut zip = zip::ZipWriter::new(File::create(zipped.path().join("wikitext-2-raw-v1.zip")).unwrap());
     zip.start_file("wikitext-2-raw/wiki.test.raw", zip::write::SimpleFileOptions::default()).unwrap();

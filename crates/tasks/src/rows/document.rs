@@ -1,4 +1,4 @@
-//! A JSON document that holds a list of rows, as JSON lines.
+//! Reads a JSON document that holds a list of rows as JSON lines.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use spattn_base::given::{self, Given, MARK};
 
-/// The most bytes of a JSON document that is read as a whole.
+/// The most bytes of a JSON document that is read in one piece.
 const MOST_OF_DOCUMENT: u64 = 4 << 30;
 
 /// The rows of a JSON document as lines.
@@ -31,7 +31,7 @@ pub(super) fn document_lines(path: &Path) -> Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// A reader of a document that starts after the byte order mark, if there is one.
+/// A reader of a document that skips the byte order mark, if there is one.
 fn behind_mark(path: &Path) -> io::Result<BufReader<Given>> {
     let mut reader = BufReader::new(given::open(path)?);
     if reader.fill_buf()?.starts_with(MARK) {
@@ -44,7 +44,7 @@ fn first_byte(path: &Path) -> io::Result<Option<u8>> {
     behind_mark(path)?.bytes().find(|byte| byte.as_ref().map_or(true, |byte| !byte.is_ascii_whitespace())).transpose()
 }
 
-/// The rows of a document that is a list. Each becomes a line as soon as it is read, since such a list may have gigabytes.
+/// The rows of a document that is a list. Each becomes a line as soon as it is read, since the list may have gigabytes.
 fn list_lines(path: &Path) -> Result<Vec<u8>> {
     struct Lines;
     impl<'de> Visitor<'de> for Lines {

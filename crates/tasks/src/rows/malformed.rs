@@ -1,4 +1,4 @@
-//! The malformed rows of a file: what messages say of them, and whether they end the run.
+//! The malformed rows of a file: the messages about them, and whether they end the run.
 
 use spattn_base::error::UsageError;
 
@@ -10,9 +10,9 @@ const PLACES_NAMED: usize = 10;
 /// The malformed rows of a file of any format, each with its error.
 #[derive(Debug)]
 pub(crate) struct Malformed {
-    /// The file, as messages name it.
+    /// The name of the file in messages.
     file: String,
-    /// What the numbers of rows count: `line`, or `row` if a row is no line.
+    /// The unit of row numbers: `line`, or `row` if rows are not lines.
     unit: &'static str,
     bad: Vec<Bad>,
 }
@@ -24,30 +24,30 @@ struct Bad {
 }
 
 impl Malformed {
-    /// No malformed row yet, of the file that messages call `file`.
+    /// No malformed rows; `file` is the name of their file in messages.
     pub fn none(file: String, unit: &'static str) -> Self {
         Self { file, unit, bad: Vec::new() }
     }
 
-    /// Adds a malformed row at the line or row `number`, from 1.
+    /// Adds the malformed row with the line or row number `number`, from 1.
     pub fn push(&mut self, number: usize, error: UsageError) {
         self.bad.push(Bad { number, error });
     }
 
-    /// How many there are.
+    /// The number of malformed rows.
     pub fn len(&self) -> usize {
         self.bad.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.bad.is_empty()
     }
 
-    /// Decides whether the run goes on with the `usable` rows that are left.
+    /// Decides whether the run continues with the remaining `usable` rows.
     ///
     /// # Errors
-    /// If there is no usable row, and, unless `skip_bad`, if any row is malformed. The error is that of the first malformed row, and
+    /// If there is no usable row, or any row is malformed and `skip_bad` is false. The error is that of the first malformed row, and
     /// names the places of the others.
     pub fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
         match self.bad.as_slice() {
@@ -67,7 +67,7 @@ impl Malformed {
         }
     }
 
-    /// The note on malformed rows that were left out, in one line; `None` if there are none.
+    /// The one-line note on malformed rows that were left out; `None` if there are none.
     pub fn note(&self) -> Option<String> {
         let first = self.bad.first()?;
         let rows = match self.bad.len() {
@@ -77,7 +77,7 @@ impl Malformed {
         Some(format!("{}: {rows} left out ({}); the first: {}", self.file, self.places(&self.bad), first.error))
     }
 
-    /// `line 3`, or `lines 3, 5, 8 ...`.
+    /// Formats row numbers as `line 3` or `lines 3, 5, 8 ...`.
     fn places(&self, bad: &[Bad]) -> String {
         let named: Vec<String> = bad.iter().take(PLACES_NAMED).map(|b| b.number.to_string()).collect();
         let more = if bad.len() > PLACES_NAMED { " ..." } else { "" };

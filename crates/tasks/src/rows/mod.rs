@@ -1,10 +1,10 @@
 //! Files with one JSON object a line: opened and checked once, then read one row at a time.
 //!
-//! A malformed row is never left out silently. Opening fails with the line of the first one and the number of all; or, if the user
-//! asked to go on without them (`--skip-bad`), [`Rows::note`] tells how many there are and where.
+//! A malformed row is never left out silently. Opening fails with the line of the first one and the total number; if the user asked
+//! to continue without them (`--skip-bad`), [`Rows::note`] tells how many there are and where.
 //!
-//! The rows may also lie in a zip archive (LongBench, WinoGrande), in a table in Parquet (most sets on the Hugging Face hub), or in
-//! a JSON document with a list of rows (CoQA). `source.rs` turns each of these into lines.
+//! The rows may also be in a zip archive (LongBench, WinoGrande), in a Parquet table (most sets on the Hugging Face hub), or in a
+//! JSON document with a list of rows (CoQA). `source.rs` turns each of these into lines.
 
 mod document;
 mod malformed;
@@ -34,18 +34,18 @@ use spattn_base::error::UsageError;
 use spattn_base::given::{self, MARK};
 
 const CR_HINT: &str = "`tr '\\r' '\\n'` writes lines that end in LF";
-/// The most empty lines in succession; a file with more is refused.
+/// The most consecutive empty lines; a file with more is refused.
 const MOST_EMPTY: usize = 1_000_000;
-/// The most malformed rows; a file with more is refused, whatever the user asked for.
+/// The most malformed rows; a file with more is refused, even with `--skip-bad`.
 const MOST_MALFORMED: usize = 100_000;
 /// The most bytes that a file in an archive may unpack to.
 const MOST_UNPACKED: u64 = 16 << 30;
 
-/// The rows of a file that a task uses, each found by its place in the file.
+/// The rows of a file that a task uses, each found by its offset in the file.
 #[derive(Debug)]
 pub struct Rows {
     source: RowSource,
-    /// For each row, the byte at which it starts and its line number from 1. Empty lines are no rows.
+    /// For each row, the byte at which it starts and its line number from 1. Empty lines are not rows.
     starts: Vec<(u64, usize)>,
     malformed: Malformed,
     digest: String,
@@ -55,8 +55,8 @@ impl Rows {
     /// Reads the whole file once and passes every row to `check`, which returns whether the task uses it.
     ///
     /// # Errors
-    /// A [`UsageError`] if the file cannot be read or has no usable row at all, and, unless `skip_bad`, if any row is
-    /// malformed or `check` fails on it.
+    /// A [`UsageError`] if the file cannot be read or has no usable row, or if `skip_bad` is false and a row is malformed or
+    /// `check` fails on it.
     pub fn open(
         source: RowSource,
         skip_bad: bool,
@@ -118,17 +118,17 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Number of rows that the task uses.
+    /// The number of rows that the task uses.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether the task uses no row.
+    /// Whether the task uses no rows.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Digest of the whole file, including malformed and unused rows.
+    /// The digest of the whole file, including malformed and unused rows.
     pub fn digest(&self) -> &str {
         &self.digest
     }
@@ -138,7 +138,7 @@ impl Rows {
         &self.source
     }
 
-    /// The note on malformed rows that were left out, in one line; `None` if there are none.
+    /// The one-line note on malformed rows that were left out; `None` if there are none.
     pub fn note(&self) -> Option<String> {
         self.malformed.note()
     }
@@ -151,7 +151,7 @@ impl Rows {
     /// Reads the row at `index` from the file.
     ///
     /// # Errors
-    /// If there are fewer rows, or the file was changed or removed since it was opened.
+    /// If there are fewer rows, or the file was changed or removed after it was opened.
     pub fn read(&self, index: usize) -> Result<Row> {
         let &(start, number) = self.starts.get(index).ok_or_else(|| {
             UsageError::new(format!("{} has {} rows, none at {index}", self.source.label(), self.len()))
@@ -188,7 +188,7 @@ impl Rows {
     }
 }
 
-/// The first field that a JSON object has twice, if any: a parser would silently take the last.
+/// The first field that occurs twice in a JSON object, if any: a parser would silently take the last.
 fn given_twice(object: &str) -> Option<String> {
     struct Names;
     impl<'de> Visitor<'de> for Names {

@@ -17,10 +17,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// The text of a field; `None` if it is absent or null.
+    /// The text of a field; `None` if the field is absent or null.
     ///
     /// # Errors
-    /// If it is no text.
+    /// If it is not a text.
     pub fn text(&self, name: &str) -> Result<Option<&str>, UsageError> {
         match self.fields.get(name) {
             None | Some(Value::Null) => Ok(None),
@@ -32,7 +32,7 @@ impl Row {
     /// The text of a required field.
     ///
     /// # Errors
-    /// If it is absent, null or no text.
+    /// If it is absent, null or not a text.
     pub fn required(&self, name: &str) -> Result<&str, UsageError> {
         self.text(name)?.ok_or_else(|| self.absent(name))
     }
@@ -43,7 +43,7 @@ impl Row {
         self.wrong(format!("the field `{name}` is {how}"))
     }
 
-    /// The items of a required field that is a list of texts or numbers, with at least one.
+    /// The items of a required field that is a non-empty list of texts or numbers.
     ///
     /// # Errors
     /// If it is anything else.
@@ -62,7 +62,7 @@ impl Row {
     /// The acceptable answers, from the field `answer` or `answers`: one text, or a list of texts or numbers.
     ///
     /// # Errors
-    /// If both are absent, or the answers are anything else, such as a list that was written as a text.
+    /// If both fields are absent, or the answers are anything else, such as a list written as text.
     pub fn answers(&self) -> Result<Vec<String>, UsageError> {
         let is_said = |name: &str| self.fields.get(name).is_some_and(|value| !value.is_null());
         let name = match is_said("answer") || (self.fields.contains_key("answer") && !is_said("answers")) {
@@ -75,7 +75,7 @@ impl Row {
         }
     }
 
-    /// An error with the place of this row in front.
+    /// The error with the place of this row in front.
     pub fn at(&self, error: UsageError) -> UsageError {
         UsageError { hint: error.hint, ..self.wrong(error.what) }
     }

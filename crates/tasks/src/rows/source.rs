@@ -34,7 +34,7 @@ pub enum RowSource {
         /// The member's name in it.
         member: String,
     },
-    /// A table in Parquet, or a JSON document.
+    /// A Parquet table or a JSON document.
     Table {
         /// The file.
         path: PathBuf,
@@ -65,11 +65,11 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// The rows of a JSON document: the document is a list of them, or an object with the list `data`. In the latter case, lists of
-    /// objects become objects of lists, as tables on the Hugging Face hub have them.
+    /// The rows of a JSON document, which is a list of rows or an object with the list `data`. In the latter case, lists of objects
+    /// become objects of lists, as in tables on the Hugging Face hub.
     ///
     /// # Errors
-    /// [`UsageError`] if the file cannot be read or is no such document.
+    /// [`UsageError`] if the file cannot be read or is not such a document.
     pub fn document(path: &Path) -> Result<Self, UsageError> {
         no_lfs_pointer_at(path)?;
         given::no_packed_at(path)?;
@@ -78,10 +78,10 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// The file `member` in `archive`; `None` if there is no archive, or it has no such file.
+    /// The file `member` in `archive`; `None` if the archive does not exist or has no such file.
     ///
     /// # Errors
-    /// [`UsageError`] if the archive is there but cannot be read.
+    /// [`UsageError`] if the archive exists but cannot be read.
     pub fn zipped(archive: &Path, member: &str) -> Result<Option<Self>, UsageError> {
         if !archive.is_file() || open_archive(archive)?.index_for_name(member).is_none() {
             return Ok(None);
@@ -90,7 +90,7 @@ impl RowSource {
         Ok(Some(Self::Zipped { archive: archive.to_owned(), member: member.to_owned() }))
     }
 
-    /// The path, as messages name it.
+    /// The path, as shown in messages.
     pub fn label(&self) -> String {
         match self {
             Self::File(path) | Self::Table { path, .. } => path.display().to_string(),
@@ -118,7 +118,7 @@ impl RowSource {
             }
             Self::Zipped { archive, member } => read_member(archive, member, |packed| {
                 let mut reader = BufReader::new(packed);
-                // An archive's member is only to be had from its beginning.
+                // A member of an archive can only be read from its beginning.
                 io::copy(&mut reader.by_ref().take(offset), &mut io::sink()).with_context(context)?;
                 with(&mut reader)
             }),

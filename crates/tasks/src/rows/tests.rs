@@ -150,7 +150,7 @@ fn rows_in_an_archive_are_those_of_the_file() {
 fn lines_without_rows_are_not_read_for_ever() {
     let row = b"{\"x\": \"1\"}\n";
     let empty = |count: usize| [&row[..], &vec![b'\n'; count], row].concat();
-    // The lines, how often they come, and what is said of them.
+    // The lines of a file, and the end of the error, if there is one.
     let malformed = vec![&b"x\n"[..]; MOST_MALFORMED + 1].concat();
     for (bytes, said) in [
         (empty(MOST_EMPTY), None),
@@ -182,7 +182,7 @@ fn a_line_that_would_fill_the_memory_is_refused() {
 }
 
 proptest! {
-    /// Whatever the bytes: no panic, and what is wanted can be read again.
+    /// No bytes cause a panic, and every usable row can be read again.
     #[test]
     fn any_bytes_can_be_opened(bytes in proptest::collection::vec(prop_oneof![
         any::<u8>(), proptest::sample::select(b"\n\r{}[]\":,\\ux1 ".to_vec()),
@@ -195,7 +195,7 @@ proptest! {
         }
     }
 
-    /// Rows that are cut off or changed at one byte.
+    /// Rows that are cut or changed at one byte cause no panic.
     #[test]
     fn damaged_rows_are_errors_and_no_panics(cut in 0usize..60, at in 0usize..60, byte in any::<u8>()) {
         let mut bytes = br#"{"x": "caf\u00e9 \ud83d\ude00", "y": [1, 2.5e3, null], "z": {"a": true}}"#.to_vec();

@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 
-/// The text of an answer that is a text or a number; `None` for anything else, and for numbers whose digits JSON did not keep.
+/// The text of an answer that is a text or a number; `None` for anything else, and for numbers whose digits were lost in
+/// parsing.
 pub fn text_or_number(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        // A whole number beyond 64 bits has lost its digits when it is read.
+        // A whole number of more than 64 bits loses digits when it is parsed.
         Value::Number(number) if number.as_f64().is_none_or(|x| number.is_f64() && x.abs() >= 1e15) => None,
         Value::Number(number) => Some(number.to_string()),
         _ => None,
@@ -17,7 +18,7 @@ pub fn text_or_number(value: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What was read in floating point has not the digits that were written.
+    /// A number that was parsed as floating point may not have the digits that were written.
     #[test]
     fn numbers_that_lose_digits_are_no_answers() {
         let text = |json: &str| text_or_number(&serde_json::from_str(json).unwrap());

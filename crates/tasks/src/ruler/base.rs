@@ -1,4 +1,4 @@
-//! What a base task is: a definition file and the generator of its examples.
+//! A base task: a definition file and the generator of its examples.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use crate::{Positions, TaskOptions};
 
 /// A base task: its definition file and its generator.
 pub(crate) struct Base {
-    /// Name, which is also that of the group of its tasks.
+    /// Its name, which is also the name of the group of its tasks.
     pub(super) name: &'static str,
     /// The definition file's text.
     pub(super) file: &'static str,
@@ -32,13 +32,13 @@ pub(crate) trait Generator: Send + Sync {
     fn data(&self) -> String {
         String::new()
     }
-    /// What the user should know about its data, one line each.
+    /// What the user should know about the data, one line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// The order of `count` things: RULER's fixed shuffle if positions are as published, or else a shuffle by `draw`.
+/// An order of `count` items: RULER's fixed shuffle if positions are as published, else a shuffle by `draw`.
 pub(super) fn shuffled_order(count: usize, positions: Positions, draw: &mut Draw) -> Vec<usize> {
     if positions == Positions::Published {
         return published::order(count);

@@ -25,7 +25,7 @@ mod part {
     pub const SHOT_ORDER: u64 = 3;
 }
 
-/// More words than any dictionary here has; the size search stops at what there is.
+/// An upper bound of the number of words; the size search stops earlier, at the words there are.
 const MOST_WORDS: usize = 150_000;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -119,7 +119,7 @@ impl CommonWords {
         )
     }
 
-    /// A list of which the first words of `words` are the common ones.
+    /// A list whose common words are the first of `words`.
     fn draft(&self, words: &[&str], times: Times, request: &Request, draw: &mut Draw) -> Draft {
         let common = &words[..self.parameters.common.min(words.len())];
         let others = &words[common.len()..];
@@ -155,7 +155,7 @@ mod tests {
     use crate::Positions;
     use crate::ruler::testing::{Words, example, example_with};
 
-    /// How often each word of a numbered list appears, and at which numbers the words `of` stand.
+    /// The number of occurrences of each word in a numbered list.
     fn counts(list: &str) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for (i, pair) in list.split_whitespace().collect::<Vec<_>>().chunks(2).enumerate() {
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(named, most);
     }
 
-    /// The numbers at which the first common word stands.
+    /// The item numbers of the first common word.
     fn places(positions: Positions, index: usize) -> Vec<usize> {
         let e = example_with("ruler/cwe", 4096, index, positions, &Words);
         let words: Vec<&str> = lists(&e.context)[1].split_whitespace().skip(1).step_by(2).collect();

@@ -18,7 +18,7 @@ pub(super) const BASES: [Base; 5] = [niah::BASE, vt::BASE, cwe::BASE, fwe::BASE,
 pub(super) const PREFIX: &str = "ruler/";
 
 pub(super) static DEFINITIONS: LazyLock<Vec<(&'static Base, RulerDefinition)>> = LazyLock::new(|| {
-    // Embedded files: a mistake in one is ours, and the tests find it.
+    // The files are embedded, so a mistake in one is ours, and the tests find it.
     BASES.iter().map(|base| (base, toml::from_str(base.file).expect("tasks/ruler/*.toml is well-formed"))).collect()
 });
 
@@ -32,13 +32,13 @@ pub fn definition(base: &str) -> Option<(&'static RulerDefinition, &'static str)
     DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
 }
 
-/// The most tokens that the task `name` (`ruler/vt`) generates; `None` if there is no such task.
+/// The most tokens that the task `name` (such as `ruler/vt`) generates; `None` if there is no such task.
 pub fn max_new_tokens(name: &str) -> Option<usize> {
     Ruler::find(name).map(|(_, definition, _)| definition.tokens_to_generate)
 }
 
-/// The task `name` for training rows: its examples are seeded under another name (`train/ruler/vt` for `ruler/vt`), so they are like
-/// the task's examples and never one of them.
+/// The task `name` for training rows. Its examples are seeded under another name (`train/ruler/vt` for `ruler/vt`), so they are like
+/// the task's examples, but never one of them.
 pub fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
     Ok(Box::new(Ruler.build(name, options)?.for_training()))
 }
@@ -66,7 +66,7 @@ impl Ruler {
         of_base.flat_map(|(_, d)| d.tasks.iter().map(|t| format!("{PREFIX}{}", t.name))).collect()
     }
 
-    /// RULER's thirteen tasks, where a synthetic stand-in takes the place of a question set whose data is missing.
+    /// RULER's thirteen tasks, with a synthetic stand-in for each question set whose data is missing.
     fn thirteen(options: &TaskOptions) -> Vec<String> {
         let mut all: Vec<String> =
             BASES.iter().filter(|b| b.name != qa::BASE.name).flat_map(|b| Self::members(b.name)).collect();

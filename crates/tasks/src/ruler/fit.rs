@@ -2,7 +2,7 @@
 //!
 //! An example consists of whole units (words of an essay, noise lines, documents, …). Its length is the number of tokens of the whole
 //! prompt, by the evaluated model's tokenizer, plus the tokens to generate. RULER's generator searches the size of one example, steps
-//! down by a fixed increment for all others, and may loop for ever if nothing fits. Here the size of every example is searched, with
+//! down by a fixed increment for all others, and may loop forever if nothing fits. Here the size of every example is searched, with
 //! few calls of the tokenizer, and the search always ends.
 
 use anyhow::Result;
@@ -13,20 +13,20 @@ use spattn_base::error::UsageError;
 
 /// The share of the length that an example should fill at least.
 pub const LEAST_FILL: f64 = 0.95;
-/// How many examples are drawn if units are so large that the largest size fills less than [`LEAST_FILL`].
+/// The most attempts to draw an example, if units are so large that the largest size fills less than [`LEAST_FILL`].
 const ATTEMPTS: u64 = 32;
-/// After this many calls of the tokenizer every second step halves the range, so the search ends soon for any lengths.
+/// After this many calls of the tokenizer, every second step halves the range, so the search ends soon however token counts grow.
 const TRUST_INTERPOLATION: usize = 8;
 
 /// The request for an example, and how its length is counted.
 pub struct Request<'a> {
-    /// Full task name, for messages.
+    /// The full task name, for messages.
     pub task: &'a str,
     /// The name that seeds hash.
     pub seed_name: &'a str,
-    /// Tokens of the prompt and the answer together.
+    /// The total tokens of prompt and answer.
     pub length: usize,
-    /// Position of the example in its task.
+    /// The index of the example in its task.
     pub index: usize,
     /// The run's seed.
     pub run_seed: u64,
@@ -34,14 +34,14 @@ pub struct Request<'a> {
     pub seed: u64,
     /// Tokens kept free for the answer.
     pub max_new_tokens: usize,
-    /// Whether shuffles are drawn for each example or RULER's fixed ones.
+    /// Whether shuffles are drawn for each example or are RULER's fixed ones.
     pub positions: Positions,
     /// Counts the tokens of a prompt.
     pub counter: &'a dyn PromptCounter,
 }
 
 impl Request<'_> {
-    /// The stream of random draws for one part of the example. Each attempt of [`fill`] has streams of its own.
+    /// The stream of random draws for one part of the example. Each attempt of [`fill`] has its own streams.
     pub fn draw(&self, attempt: u64, part: u64) -> Draw {
         Draw::new(self.seed, self.stream(attempt, part))
     }
@@ -51,13 +51,13 @@ impl Request<'_> {
         attempt << 32 | part
     }
 
-    /// Tokens of `draft` with the tokens to generate.
+    /// The tokens of `draft` plus the tokens to generate.
     pub fn tokens(&self, draft: &Draft) -> Result<usize> {
         let user = format!("{}{}", draft.context, draft.question);
         Ok(self.counter.prompt_tokens(&user, &draft.answer_prefix)? + self.max_new_tokens)
     }
 
-    /// Whether `tokens` fill the length up to [`LEAST_FILL`] at least.
+    /// Whether `tokens` fill at least [`LEAST_FILL`] of the length.
     pub fn is_filled(&self, tokens: usize) -> bool {
         tokens as f64 >= LEAST_FILL * self.length as f64
     }
@@ -92,36 +92,36 @@ pub struct Draft {
     pub answer_prefix: String,
     /// The answer key.
     pub references: Vec<String>,
-    /// A note that the record's `source` takes up.
+    /// A note that is added to the record's `source`.
     pub note: Option<String>,
 }
 
-/// How many units an example may have.
+/// The possible numbers of units of an example.
 #[derive(Debug, Clone, Copy)]
 pub struct Units {
     /// The fewest that make a valid example.
     pub least: usize,
     /// The most there are.
     pub most: usize,
-    /// The first example that is counted has this many units more than the fewest, to estimate the tokens of a unit.
+    /// The first counted example has this many units more than `least`, to estimate the tokens of a unit.
     pub probe: usize,
 }
 
-/// The largest example that fits.
+/// The largest example that fits, with its size.
 #[derive(Debug, Clone)]
 pub struct Fitted {
     /// The example.
     pub draft: Draft,
-    /// Units it has.
+    /// The number of units that it has.
     pub units: usize,
-    /// Its tokens, with those to generate.
+    /// The number of its tokens, including those to generate.
     pub tokens: usize,
 }
 
-/// Finds the largest example that fits. If its last unit leaves too much of the length empty, a few other examples are drawn.
+/// Finds the largest example that fits. If it leaves too much of the length empty, a few other examples are drawn.
 ///
-/// `build(attempt, n)` must always return the same draft for the same arguments. If one unit is more than 5 % of the length (uuid
-/// needles at 512 tokens), the attempt that fills most is taken.
+/// `build(attempt, n)` must always return the same draft for the same arguments. If one unit is more than 5 % of the length (UUID
+/// needles at 512 tokens), the attempt that fills most is used.
 ///
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit or if all units together do not fill the
@@ -130,10 +130,10 @@ pub fn fill(request: &Request, units: Units, build: impl FnMut(u64, usize) -> Re
     Ok(fill_sized(request, units, build)?.1.draft)
 }
 
-/// As [`fill`], with the attempt that was taken and the size it has.
+/// Like [`fill`], but also returns the chosen attempt and its size.
 ///
 /// # Errors
-/// As [`fill`].
+/// Those of [`fill`].
 pub fn fill_sized(
     request: &Request,
     units: Units,
@@ -156,7 +156,7 @@ pub fn fill_sized(
 }
 
 /// Finds the largest number of units that fits, by interpolation between a size that fits and one that does not. The tokens of the
-/// result were counted, so it fits whatever the tokenizer does.
+/// result are always counted, so it fits whatever the tokenizer does.
 ///
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit; errors of `build` and of the counter.
@@ -200,7 +200,7 @@ struct Search {
 }
 
 impl Search {
-    /// The next size to count; `None` when the largest that fits is known.
+    /// The next size to count; `None` once the largest that fits is known.
     fn next(&self) -> Option<usize> {
         let end = self.too_long.map_or(self.units.most + 1, |(units, _)| units);
         let (low, high) = (self.fits.0 + 1, end.saturating_sub(1));
@@ -243,7 +243,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Counts bytes and how often it was asked.
+    /// Counts bytes as tokens, and how often it is called.
     struct Bytes(AtomicUsize);
 
     impl PromptCounter for Bytes {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     proptest! {
-        /// Growing lengths of any shape: the largest size is found exactly.
+        /// If lengths grow with the units in any way, the largest size is found exactly.
         #[test]
         fn the_largest_size_is_found(steps in proptest::collection::vec(0usize..60, 1..400), length in 20usize..6_000) {
             let total = |n: usize| -> usize { steps[..n].iter().sum::<usize>() };
@@ -323,7 +323,7 @@ mod tests {
             prop_assert!(counter.0.load(Ordering::Relaxed) <= 30);
         }
 
-        /// Lengths that jump up and down: the search still ends, and what it returns fits.
+        /// If lengths go up and down, the search still ends, and its result fits.
         #[test]
         fn jumping_lengths_never_exceed(lengths in proptest::collection::vec(1usize..3_000, 2..200), length in 100usize..3_000) {
             let counter = Bytes(AtomicUsize::new(0));

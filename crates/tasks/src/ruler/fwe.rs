@@ -2,7 +2,7 @@
 //!
 //! The prompt is a list of made-up words whose counts follow a zeta distribution: the word of rank k appears int(N · k^−α / ζ(α))
 //! times, where the size search varies N. The word of rank 1 is dots, which the prompt says to ignore. Ranks 2, 3 and 4 are the
-//! answer. N is never so small that rank 5 has as many as rank 4.
+//! answer. N is always large enough that rank 4 appears more often than rank 5.
 
 use std::collections::HashSet;
 
@@ -55,7 +55,7 @@ impl Generator for FrequentWords {
 
     fn generate(&self, request: &Request) -> Result<Draft> {
         let prompt_tokens = request.length.saturating_sub(request.max_new_tokens);
-        // Rank 1 is no answer, and one more rank shows where the answers end.
+        // Rank 1 is not an answer, and one more rank shows where the answers end.
         let size = (prompt_tokens / self.shared.tokens_per_word).max(self.parameters.answers + 2);
         let units = Units { least: self.fewest_words(), most: 8 * request.length.max(self.fewest_words()), probe: 100 };
         fit::fill(request, units, |attempt, words| {
@@ -104,7 +104,7 @@ impl FrequentWords {
     }
 }
 
-/// Riemann's zeta function for `s` > 1: a sum to 20 with the Euler–Maclaurin remainder, good to 1e-12.
+/// Riemann's zeta function for `s` > 1: a sum to 20 with the Euler–Maclaurin remainder, accurate to 1e-12.
 fn zeta(s: f64) -> f64 {
     const N: f64 = 20.0;
     let head: f64 = (1..20).map(|k| f64::from(k).powf(-s)).sum();

@@ -1,10 +1,10 @@
 //! RULER: thirteen synthetic tasks, generated to a length (Hsieh et al. 2024, arXiv:2404.06654).
 //!
 //! Each base task has a file (`niah`, `vt`, `cwe`, `fwe`, `qa`). `fit` searches the size of an example, `published` has RULER's fixed
-//! shuffles, `reworded` asks the same in other words. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples are drawn from
-//! the published distribution by generators written here, so they are not the published examples.
+//! shuffles, and `reworded` words the same tasks differently. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples are
+//! drawn from the published distribution by generators written here, so they are not the published examples.
 //!
-//! Adding a base task: one file with a `BASE`, and one line in `BASES` of `family`.
+//! To add a base task, write one file with a `BASE`, and add one line to `BASES` of `family`.
 
 mod base;
 mod cwe;

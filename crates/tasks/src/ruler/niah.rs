@@ -2,8 +2,7 @@
 //!
 //! Needles are sentences that give a key its value. They lie among repeated noise lines, in essays (between sentences, at depths drawn
 //! from 40 percentages) or among other needles. Two things differ from the published script: all keys of an example are different, so
-//! there is one right answer; and the order of several needles is drawn for every example, unless the user asks for published
-//! positions.
+//! there is one right answer; and the order of several needles is drawn for every example, unless the user asks for published positions.
 
 use std::collections::HashSet;
 
@@ -37,7 +36,7 @@ pub struct NeedleTexts {
     pub needle: String,
     /// One line of the noise haystack.
     pub noise: String,
-    /// Replacements `(plural, singular)` in the templates, for questions that ask for one value.
+    /// Replacements `(plural, singular)` in the templates, for questions about one value.
     pub singular: Vec<(String, String)>,
     depths: usize,
 }
@@ -79,7 +78,7 @@ impl NeedleKind {
         }
     }
 
-    /// Draws one at random; words come from `words`.
+    /// Draws a random key or value; words come from `words`.
     pub fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
         match self {
             Self::Words => words(draw),
@@ -150,14 +149,14 @@ impl Niah {
         }
     }
 
-    /// The type as the question names it: singular when one value is asked for.
+    /// The type as the question names it: in the singular if it asks for one value.
     fn asked_type(&self) -> &'static str {
         let plural = self.parameters.value.plural();
         if self.parameters.queries * self.parameters.values == 1 { &plural[..plural.len() - 1] } else { plural }
     }
 }
 
-/// One draw of an example, whose haystack grows while the size is searched.
+/// One attempt at an example; its haystack grows while the size is searched.
 struct Attempt<'a> {
     niah: &'a Niah,
     request: &'a Request<'a>,
@@ -216,7 +215,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn new_key(&mut self, draw: &mut Draw) -> String {
-        // Word lists of a folder may be tiny: after some draws a repeated key is better than none.
+        // A folder's word lists may be tiny, so after some draws a repeated key is accepted.
         const DRAWS: usize = 50;
         let mut key = self.random(self.niah.parameters.key, draw);
         for _ in 0..DRAWS {
@@ -258,8 +257,8 @@ impl<'a> Attempt<'a> {
         self.distractor_draw = draw;
     }
 
-    /// Puts the needles at depths drawn from evenly spaced percentages. As in RULER, needles that meet or lie at an end leave two spaces,
-    /// or one at the end.
+    /// Puts the needles at depths drawn from evenly spaced percentages. As in RULER, adjacent needles have two spaces between them, and a
+    /// needle at either end of the text leaves an extra space there.
     fn among_sentences(&self, sentences: &[&str]) -> String {
         let steps = self.niah.shared.depths;
         let mut draw = self.request.draw(self.number, part::PLACES);
@@ -281,7 +280,7 @@ impl<'a> Attempt<'a> {
         pieces.join(" ")
     }
 
-    /// Puts the needles before lines drawn without repetition. As in RULER, the last of these lines takes the first needle.
+    /// Puts the needles before lines drawn without repetition. As in RULER, the first needle goes before the last of these lines.
     fn among_lines(&self, mut lines: Vec<String>) -> String {
         let mut draw = self.request.draw(self.number, part::PLACES);
         let mut places = draw.distinct(self.needles.len(), lines.len());
@@ -305,7 +304,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// `a`, or `a, and b`, or `a, b, and c`.
+/// Joins keys as `a`, `a, and b` or `a, b, and c`.
 pub fn enumerate(keys: &[&str]) -> String {
     match keys {
         [] => String::new(),
@@ -314,7 +313,7 @@ pub fn enumerate(keys: &[&str]) -> String {
     }
 }
 
-/// Version 4 of RFC 9562 from 128 random bits.
+/// A UUID of version 4 (RFC 9562) from 128 random bits.
 pub fn uuid(bits: u128) -> String {
     let version = (bits & !(0xf << 76)) | 0x4 << 76;
     let variant = (version & !(0x3 << 62)) | 0x2 << 62;
@@ -418,7 +417,7 @@ mod tests {
 
     #[test]
     fn published_positions_fix_the_order_of_needles() {
-        // Positions of the four values of one key, in the order they were drawn.
+        // The positions of the four values of one key, in the order in which the values were drawn.
         let ranks = |positions, index| {
             let e = example_with("ruler/niah_multivalue", 2048, index, positions, &WordCounter);
             let at: Vec<usize> = e.references.iter().map(|r| e.context.find(r.as_str()).unwrap()).collect();

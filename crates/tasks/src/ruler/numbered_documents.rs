@@ -18,10 +18,10 @@ pub struct NumberedDocuments {
 }
 
 impl NumberedDocuments {
-    /// The templates that a definition holds.
+    /// The templates of a definition.
     ///
     /// # Errors
-    /// If the definition has none for a document.
+    /// If the definition has no template for a document.
     pub fn new(definition: &RulerDefinition) -> Result<Self> {
         let shared: Shared = definition.own()?;
         Ok(Self { definition: definition.clone(), document: shared.document })

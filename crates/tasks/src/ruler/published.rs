@@ -1,9 +1,9 @@
 //! The published generator's fixed shuffles, for `positions = "published"`.
 //!
 //! For every example, RULER shuffles with a new `random.Random(42)` of CPython, so lists of equal length always get the same order. In
-//! `qa`, the depth of the document with the answer depends only on the number of documents; in `cwe` and `fwe`, the words that are
-//! asked for have the same places in every example. This file reproduces that order: the Mersenne Twister (Matsumoto and Nishimura
-//! 1998) with CPython's seeding and its documented shuffle.
+//! `qa`, the depth of the document with the answer depends only on the number of documents; in `cwe` and `fwe`, the answer's words
+//! have the same places in every example. This file reproduces that order: the Mersenne Twister (Matsumoto and Nishimura 1998) with
+//! CPython's seeding and its documented shuffle.
 
 /// The published `random_seed`.
 pub const SEED: u32 = 42;
@@ -27,7 +27,7 @@ struct Twister {
 }
 
 impl Twister {
-    /// Seeds from a key of one word, as CPython does for small integers.
+    /// Seeds from a key of one word, like CPython for small integers.
     fn new(key: u32) -> Self {
         let mut state = Self::from_word(19_650_218);
         let mut i = 1;
@@ -83,7 +83,7 @@ impl Twister {
         self.next = 0;
     }
 
-    /// A number in `0..bound` by drawing just enough bits until one is small enough.
+    /// A number in `0..bound`: draws just enough bits until the result is below `bound`.
     fn below(&mut self, bound: usize) -> usize {
         let bits = usize::BITS - bound.leading_zeros();
         loop {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn words_are_cpythons() {
-        // random.Random(42).getrandbits(32), four times.
+        // Four calls of random.Random(42).getrandbits(32).
         let mut twister = Twister::new(42);
         let words: Vec<u32> = (0..4).map(|_| twister.word()).collect();
         assert_eq!(words, [2_746_317_213, 478_163_327, 107_420_369, 3_184_935_163]);

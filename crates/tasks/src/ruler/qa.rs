@@ -1,9 +1,9 @@
 //! Question answering over documents (RULER, section 3 "Question answering"; `scripts/data/synthetic/qa.py`).
 //!
 //! `qa_1` and `qa_2` ask questions of SQuAD and HotpotQA. The context has the documents with the answer, then other paragraphs of the
-//! same article, then any others, all shuffled. RULER's generator adds ten documents at a time. Here they are added singly, and the
-//! last distractor is chosen to fill the length. A question whose own documents are too long for the length, or leave a gap that no
-//! document fills, is replaced by another one, and the record says so. The synthetic stand-ins are in `qa_synth`.
+//! same article, then any others, all shuffled. RULER's generator adds ten documents at a time. Here they are added one by one, and
+//! the last distractor is chosen to fill the length. A question is replaced by another one, which the record notes, if its own
+//! documents are too long for the length, or if they leave a gap that no document fills. The synthetic stand-ins are in `qa_synth`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,9 +30,9 @@ mod part {
     pub const ORDER: u64 = 1;
 }
 
-/// How many questions are tried in place of one whose own documents do not fit.
+/// The most questions tried in place of one whose own documents do not fit.
 const REPLACEMENTS: usize = 8;
-/// How many documents are tried as the last distractor.
+/// The most documents tried as the last distractor.
 const CHOICES: usize = 5;
 /// The share of the length that may stay empty without a search for a better last distractor.
 const CLOSE_ENOUGH: f64 = 0.01;
@@ -75,13 +75,13 @@ fn needs_data(task: &str, file: &str, stand_in: &str) -> UsageError {
 struct Question {
     text: String,
     answers: Vec<String>,
-    /// Documents that hold the answer (HotpotQA: its ten paragraphs).
+    /// The documents that hold the answer (HotpotQA: its ten paragraphs).
     own: Vec<usize>,
-    /// Documents that come next: paragraphs of the same article.
+    /// The documents that follow: paragraphs of the same article.
     related: Vec<usize>,
 }
 
-/// Questions in the order of the file, and all distinct documents in alphabetical order, as in RULER.
+/// All questions in file order, and all distinct documents in alphabetical order, as in RULER.
 #[derive(Debug, Hash)]
 struct Collection {
     label: String,
@@ -119,7 +119,7 @@ struct SquadAnswer {
     text: String,
 }
 
-/// A question, or why it cannot be read.
+/// A question, or the reason why it cannot be read.
 struct Checked<T>(Result<T, String>);
 
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Checked<T> {
@@ -147,7 +147,7 @@ fn label(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
-/// Distinct documents in alphabetical order, each with its index.
+/// The distinct documents in alphabetical order, each with its index.
 fn index_documents<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
     let mut index: BTreeMap<&str, usize> = texts.map(|text| (text, 0)).collect();
     for (i, position) in index.values_mut().enumerate() {
@@ -202,7 +202,7 @@ fn read_hotpotqa(path: &Path, skip_bad: bool) -> Result<Collection> {
     questions.collection(index.into_keys().map(str::to_owned).collect(), skip_bad)
 }
 
-/// The questions of a file, good and bad.
+/// The usable and the malformed questions of a file.
 struct Sorted {
     file: String,
     label: String,
@@ -217,13 +217,13 @@ impl Sorted {
         Self { bad: Malformed::none(file.clone(), "question"), file, label, read: 0, good: Vec::new() }
     }
 
-    /// Adds the next question of the file: `None` if it is not asked (it has no answer), an error if it cannot be read.
+    /// Adds the next question of the file: `None` if it is skipped because it has no answer, an error if it cannot be read.
     fn push(&mut self, question: Result<Option<Question>, &String>) {
         self.read += 1;
         let wrong = |what: &str| UsageError::new(format!("{}, question {}: {what}", self.file, self.read));
         match question {
             Ok(None) => {}
-            // RULER's scorer finds a blank answer in anything.
+            // RULER's scorer finds a blank answer in any prediction.
             Ok(Some(q))
                 if q.answers.is_empty()
                     || q.answers.iter().any(|answer| answer.trim().is_empty())
@@ -298,14 +298,14 @@ impl Generator for Documents {
         }
         match fullest {
             Some(fitted) => Ok(fitted.draft),
-            // No question fits: the asked one says how much too long it is.
+            // No question fits, so the error for the requested one says how much too long it is.
             None => Ok(self.about(&self.collection.questions[request.index], request)?.draft),
         }
     }
 }
 
-/// The index of the question that is tried as number `try_number`. Steps of about a golden section of the file give neighbouring
-/// questions different replacements.
+/// The index of the question for try number `try_number`. Steps of about a golden section of the file give neighbouring questions
+/// different replacements.
 fn replacement(index: usize, try_number: usize, count: usize) -> usize {
     (index + try_number * (count * 382 / 1000).max(1)) % count
 }
@@ -322,7 +322,7 @@ impl Documents {
         Ok(fitted)
     }
 
-    /// The question's own documents, then related ones, then all others, each group in random order.
+    /// The question's own documents, then related ones, then all others; the latter two groups are in random order.
     fn ranked(&self, question: &Question, request: &Request) -> Vec<usize> {
         let mut draw = request.draw(0, part::DISTRACTORS);
         let mut related = question.related.clone();
@@ -339,7 +339,7 @@ impl Documents {
     fn draft(&self, question: &Question, chosen: &[usize], request: &Request) -> Draft {
         let all = self.collection.documents.len();
         let before: Vec<usize> = if chosen.len() == all && request.positions == Positions::Published {
-            // As published: with every document in, they are shuffled from alphabetical order.
+            // As published: if all documents are used, they are shuffled from alphabetical order.
             (0..all).collect()
         } else {
             chosen.to_vec()
@@ -349,8 +349,8 @@ impl Documents {
         self.prompt.draft(texts, &question.text, &question.answers)
     }
 
-    /// Fills the tokens that whole documents left free: adds a short unused document, or replaces the last distractor by a longer one.
-    /// Related documents are tried before others.
+    /// Uses the tokens that whole documents leave free: adds a short unused document, or replaces the last distractor by a longer one.
+    /// Related documents are tried first.
     fn top_up(&self, question: &Question, ranked: &[usize], fitted: Fitted, request: &Request) -> Result<Fitted> {
         let used = fitted.units;
         let own = question.own.len();
@@ -370,7 +370,7 @@ impl Documents {
         Ok(best)
     }
 
-    /// `kept` with the document of `unused` that fills the length best, if that is better than `best`; otherwise `best`.
+    /// `kept` plus the document of `unused` that fills the length best, if that is better than `best`; else `best`.
     fn best_last(
         &self,
         question: &Question,
@@ -402,7 +402,7 @@ impl Documents {
                 }
                 break;
             }
-            // Too long by so many bytes: the next choice is shorter by as many.
+            // The estimated bytes in excess, by which the next candidate has to be shorter.
             let over = ((tokens - request.length) as f64 * bytes_per_token).max(1.0);
             let wanted = length_of(candidate) as f64 - over;
             end = by_length[..end - 1].partition_point(|&i| length_of(i) as f64 <= wanted);

@@ -1,8 +1,8 @@
-//! Synthetic stand-ins for RULER's question answering: questions of one or two hops on documents about made-up cities, companies and
+//! Synthetic stand-ins for RULER's question answering: questions of one or two hops about documents on made-up cities, companies and
 //! persons.
 //!
 //! This is not RULER's data, so the tasks have other names: `qa_synth` and `qa_synth_hop2`. Sentences and questions are data in
-//! `tasks/ruler/qa.toml`. Longer examples have more sentences: more distractor documents, of which the last may end after any of its
+//! `tasks/ruler/qa.toml`. Longer examples have more sentences: more distractor documents, the last of which may end after any of its
 //! sentences.
 
 use std::collections::{BTreeMap, HashSet};
@@ -24,7 +24,7 @@ mod part {
     pub const QUESTION: u64 = 2;
 }
 
-/// Number of different countries in an example.
+/// The number of different countries in an example.
 const COUNTRIES: usize = 30;
 /// The most filler sentences of a document.
 const FILLER: usize = 3;
@@ -58,7 +58,7 @@ pub struct WorldQuestion {
     pub answer: String,
     /// The kind of document (city, company, person) whose name is in the question.
     pub of: String,
-    /// The kind of document that holds the answer of a question of two hops.
+    /// For a question of two hops, the kind of document that holds the answer.
     pub via: Option<String>,
     /// Names of the sentences that the answer needs.
     pub uses: Vec<String>,
@@ -76,7 +76,7 @@ struct SyntheticQa {
     hops: usize,
 }
 
-/// The generator for questions of `hops` hops; the sentences are in `definition`.
+/// The generator for questions of `hops` hops; `definition` has the sentences.
 ///
 /// # Errors
 /// If the definition is malformed.
@@ -102,11 +102,11 @@ impl Generator for SyntheticQa {
     }
 }
 
-/// The facts about one city, one company and one person, which make up three documents.
+/// The facts about one city, one company and one person, which three documents state.
 struct Group {
-    /// Placeholder to value: `city`, `country`, `fame`, `company`, … of this group's city, company and person.
+    /// Values by placeholder: `city`, `country`, `fame`, `company`, … of this group's city, company and person.
     facts: BTreeMap<&'static str, String>,
-    /// The group whose city the person was born in, and the one whose company the person works at.
+    /// The index of the group whose city the person was born in; `works_at` is that of the group whose company employs the person.
     born_in: usize,
     works_at: usize,
 }
@@ -114,7 +114,7 @@ struct Group {
 /// Sentences of one document in order.
 type Document = Vec<String>;
 
-/// One draw of an example, whose world grows while the size is searched.
+/// One attempt at an example; its world grows while the size is searched.
 struct Attempt<'a> {
     qa: &'a SyntheticQa,
     request: &'a Request<'a>,
@@ -123,9 +123,9 @@ struct Attempt<'a> {
     taken: HashSet<String>,
     countries: Vec<String>,
     groups: Vec<Group>,
-    /// Documents with the answer, always there in full.
+    /// The documents with the answer, always complete.
     own: Vec<Document>,
-    /// All others, in the order in which they are added.
+    /// All other documents, in the order in which they are added.
     others: Vec<Document>,
     question: String,
     answer: String,
@@ -152,7 +152,7 @@ impl<'a> Attempt<'a> {
         Ok(attempt)
     }
 
-    /// Draws the question, and the first group of documents around it.
+    /// Draws the question, and the group of documents that it is about.
     fn ask(&mut self) -> Result<()> {
         let qa = self.qa;
         let mut draw = self.request.draw(self.number, part::QUESTION);
@@ -176,8 +176,8 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// A city, a company and a person with new names. The person comes from this or an earlier group's
-    /// city, and works at this or an earlier group's company.
+    /// A city, a company and a person with new names. The person comes from a city, and works at a company, of this or an earlier
+    /// group.
     fn new_group(&mut self) -> Group {
         let grammar = Grammar::house();
         let number = self.groups.len();
@@ -205,7 +205,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn unique(&mut self, make: fn(&Grammar, &mut Draw) -> String) -> String {
-        // There are tens of thousands of names; after many draws a repeated one is taken.
+        // There are tens of thousands of names, so a repeated one is accepted only after many draws.
         const DRAWS: usize = 100;
         let mut name = make(Grammar::house(), &mut self.draw);
         for _ in 0..DRAWS {
@@ -217,7 +217,7 @@ impl<'a> Attempt<'a> {
         name
     }
 
-    /// The first sentence, those in `needed`, some of the others, and filler.
+    /// A document: the first sentence, those in `needed`, some of the others, and filler.
     fn document(&mut self, kind: &str, facts: &BTreeMap<&'static str, String>, needed: &[String]) -> Result<Document> {
         let qa = self.qa;
         let names = qa.text.documents.get(kind).ok_or_else(|| anyhow!("no document `{kind}`"))?;
@@ -234,7 +234,7 @@ impl<'a> Attempt<'a> {
         Ok(document)
     }
 
-    /// Adds the three documents of one more group.
+    /// Adds the three documents of another group.
     fn grow(&mut self) -> Result<()> {
         let group = self.new_group();
         let mut facts = group.facts.clone();
@@ -252,7 +252,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// The example with `sentences` sentences besides those of its own documents.
+    /// The example with `sentences` sentences besides those of the question's own documents.
     fn draft(&mut self, sentences: usize) -> Result<Draft> {
         while self.others.iter().map(Vec::len).sum::<usize>() < sentences {
             self.grow()?;
@@ -309,7 +309,7 @@ mod tests {
         assert!(shapes.len() >= 5, "{shapes:?}");
     }
 
-    /// Reads the answer out of the documents, as one who knows the sentence forms would.
+    /// Reads the answer from the documents by the known sentence forms.
     fn solve_two_hops(e: &Example) -> String {
         let text = documents(e).join("\n");
         let after = |start: &str, end: &str| -> String {

@@ -1,8 +1,8 @@
 //! RULER's tasks in other words, to measure how much a score depends on the wording of the prompt.
 //!
-//! Generators, parameters and draws are those of `ruler/NAME`: equal seed, length and index give the same keys, values and places.
-//! Only the words around them differ. These are data in `tasks/ruler_reworded.toml`. Examples take the wordings of a base task in turn,
-//! and the record's `source` names the one that was used.
+//! Generators, parameters and draws are those of `ruler/NAME`: equal seed, length and index give the same keys, values and places. Only
+//! the words around them differ; they are data in `tasks/ruler_reworded.toml`. Examples take the wordings of a base task in turn, and
+//! the record's `source` names the wording.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -22,9 +22,9 @@ const GROUP: &str = "ruler_reworded";
 const PREFIX: &str = "ruler_reworded/";
 const FILE: &str = include_str!("../../tasks/ruler_reworded.toml");
 
-/// Each base task that has other wordings, with its definition in each of them.
+/// Each base task that has other wordings, with one definition for each wording.
 static REWORDED: LazyLock<Vec<(&'static Base, Vec<RulerDefinition>)>> = LazyLock::new(|| {
-    // Embedded: a mistake in it is ours, and the tests find it.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     read(FILE).expect("tasks/ruler_reworded.toml is well-formed")
 });
 
@@ -32,7 +32,7 @@ static REWORDED: LazyLock<Vec<(&'static Base, Vec<RulerDefinition>)>> = LazyLock
 struct File {
     /// The tasks to reword, without `ruler/`.
     tasks: Vec<String>,
-    /// For each base task its wordings, each with the entries that replace those of the base task's own file.
+    /// For each base task its wordings, each with the entries that replace those in the base task's own file.
     #[serde(flatten)]
     wordings: BTreeMap<String, Vec<toml::Table>>,
 }
@@ -69,7 +69,7 @@ fn definitions() -> impl Iterator<Item = &'static RulerDefinition> {
     REWORDED.iter().flat_map(|(_, wordings)| wordings)
 }
 
-/// The shapes of the base tasks in other words.
+/// The shapes of the reworded base tasks.
 pub fn reworded_shapes() -> impl Iterator<Item = Shape> {
     definitions().map(Shape::of)
 }
@@ -78,7 +78,7 @@ pub fn reworded_shapes() -> impl Iterator<Item = Shape> {
 pub struct Reworded;
 
 impl Reworded {
-    /// Every task with its base task and the wordings of that.
+    /// Every task with its base task and that base task's wordings.
     fn all() -> impl Iterator<Item = (&'static Base, &'static [RulerDefinition], &'static TaskDefinition)> {
         REWORDED.iter().flat_map(|(base, wordings)| {
             let tasks = wordings.first().map_or(&[][..], |w| &w.tasks);
@@ -121,7 +121,7 @@ impl Family for Reworded {
     }
 }
 
-/// One task in several wordings, taken in turn. There is at least one.
+/// One task in several wordings (at least one), taken in turn.
 struct InTurn {
     wordings: Vec<RulerTask>,
 }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::ruler::testing::{Subwords, Words, example, task};
 
-    /// Every text of the wordings.
+    /// All texts of the wordings.
     fn texts() -> Vec<String> {
         fn walk(value: &toml::Value, out: &mut Vec<String>) {
             match value {
@@ -171,12 +171,12 @@ mod tests {
         for wording in file.wordings.into_values().flatten() {
             walk(&toml::Value::Table(wording), &mut out);
         }
-        // Single words are names: of facts, sentences and kinds of document.
+        // Single words are names (of facts, sentences and kinds of document), not wordings.
         out.retain(|text| text.split(['{', '}']).step_by(2).any(|part| part.trim().contains([' ', '=', ':'])));
         out
     }
 
-    /// The text between placeholders where it is long enough to be a wording of its own.
+    /// The parts of a text between placeholders that are long enough to be a wording of their own.
     fn phrases(text: &str) -> Vec<&str> {
         let parts = text.split(['{', '}', '\n']).map(|p| p.trim_matches(|c: char| !c.is_alphanumeric()));
         parts.filter(|p| p.split_whitespace().count() >= 3).collect()

@@ -21,14 +21,14 @@ pub(super) fn info(prefix: &str, definition: &RulerDefinition, task: &TaskDefini
     }
 }
 
-/// A TOML value without the quotes of a string.
+/// A TOML value; a string is written without quotes.
 fn bare(value: &toml::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 pub(super) struct RulerTask {
     name: String,
-    /// The name that seeds hash: the task's own, or that of another task whose draws it repeats.
+    /// The name that seeds hash: its own, or that of the task whose draws it repeats.
     seed_name: String,
     metric: Metric,
     max_new_tokens: usize,
@@ -44,10 +44,10 @@ impl RulerTask {
         self
     }
 
-    /// The task `name`, whose examples are seeded as those of `seed_name`.
+    /// The task `name`, with examples seeded like those of `seed_name`.
     ///
     /// # Errors
-    /// If the task needs data that is not there, or its data is malformed.
+    /// If the task needs missing data, or its data is malformed.
     pub(super) fn new(
         name: &str,
         seed_name: &str,

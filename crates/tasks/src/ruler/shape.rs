@@ -1,4 +1,4 @@
-//! How a row of a prepared file is recognised as one of a task of RULER.
+//! How a row of a prepared file is recognised as a row of a RULER task.
 
 use super::template::RulerDefinition;
 use crate::metrics::Metric;

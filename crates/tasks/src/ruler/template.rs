@@ -11,7 +11,7 @@ use crate::metrics::Metric;
 pub struct RulerDefinition {
     /// How predictions are scored.
     pub metric: Metric,
-    /// Tokens kept free for the answer, and generated at most.
+    /// Tokens kept free for the answer; also the most that are generated.
     pub tokens_to_generate: usize,
     /// The published template up to the question.
     pub context_template: String,
@@ -25,7 +25,7 @@ pub struct RulerDefinition {
     pub prefix_mark: String,
     /// The tasks made from this base task.
     pub tasks: Vec<TaskDefinition>,
-    /// The entries that only this base task has, such as its needle and its noise.
+    /// Entries that only this base task has, such as its needle and its noise.
     #[serde(flatten)]
     own: toml::Table,
 }
@@ -40,16 +40,16 @@ impl RulerDefinition {
     }
 }
 
-/// One of the tasks, with its own parameters.
+/// A task with its own parameters.
 #[derive(Debug, Clone, Deserialize)]
 pub struct TaskDefinition {
     /// Name without `ruler/`.
     pub name: String,
     /// What it asks, in a few words.
     pub about: String,
-    /// Full name of the published task whose place this one takes with synthetic data.
+    /// The full name of the published task that this one replaces with synthetic data.
     pub stands_in_for: Option<String>,
-    /// Everything else in its table.
+    /// All other entries of its table.
     #[serde(flatten)]
     pub parameters: toml::Table,
 }
@@ -64,8 +64,8 @@ impl TaskDefinition {
     }
 }
 
-/// Replaces each `{name}` of `template` by its value, in one pass: braces in a value stay as they are,
-/// and so does a placeholder without a value.
+/// Replaces each `{name}` of `template` by its value in one pass: braces in a value, and a placeholder
+/// without a value, stay unchanged.
 pub fn substitute(template: &str, values: &[(&str, &str)]) -> String {
     let mut out = String::with_capacity(template.len() + values.iter().map(|(_, v)| v.len()).sum::<usize>());
     let mut rest = template;

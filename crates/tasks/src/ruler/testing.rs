@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::{Example, Positions, PromptCounter, Task, TaskOptions, resolve};
 
-/// One token a whitespace-separated word, and a prompt frame of five.
+/// Counts one token for each whitespace-separated word, and five for the prompt's frame.
 pub struct Words;
 
 impl PromptCounter for Words {
@@ -17,8 +17,8 @@ impl PromptCounter for Words {
     }
 }
 
-/// One token for every three bytes of a word, to imitate a tokenizer with subwords, and a frame of 20
-/// as of a chat template.
+/// Counts one token for every three bytes of a word, to imitate a tokenizer with subwords, and 20 for
+/// the frame of a chat template.
 pub struct Subwords;
 
 impl PromptCounter for Subwords {
@@ -28,7 +28,7 @@ impl PromptCounter for Subwords {
     }
 }
 
-/// Counts how often it is asked, and otherwise what `Subwords` does.
+/// Counts like `Subwords`, and counts its own calls.
 #[derive(Default)]
 pub struct Asked(pub AtomicUsize);
 
@@ -43,7 +43,7 @@ impl PromptCounter for Asked {
 pub struct Real(Mutex<tokenizers::Tokenizer>);
 
 impl Real {
-    /// That of the built-in model or of a checkpoint beside the repository, if there is one.
+    /// The tokenizer of the built-in model or of a checkpoint beside the repository, if there is one.
     pub fn find() -> Option<Self> {
         let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
         let places = ["models/builtin/tokenizer.json", "../shared/models/builtin-probe/tokenizer.json"];
@@ -72,12 +72,12 @@ pub fn shared_data() -> Option<PathBuf> {
     None
 }
 
-/// The one task called `name`.
+/// The single task that `name` stands for.
 pub fn task(name: &str, options: &TaskOptions) -> Box<dyn Task> {
     resolve(&[name.to_owned()], options).unwrap().remove(0)
 }
 
-/// An example of `name` with the offline defaults, counted in words.
+/// An example of `name` with the offline defaults, measured in words.
 pub fn example(name: &str, length: usize, index: usize) -> Example {
     example_with(name, length, index, Positions::Varied, &Words)
 }

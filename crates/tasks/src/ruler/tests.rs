@@ -78,12 +78,13 @@ fn every_context_ends_where_its_question_begins() {
     }
 }
 
-/// A needle of two uuids is about an eighth of 512 tokens: there whole needles may leave up to that free.
+/// The least fill in percent. A needle of two UUIDs is about an eighth of 512 tokens, so that much may stay
+/// free there.
 fn least_percent(name: &str, length: usize) -> usize {
     if name == "ruler/niah_multikey_3" && length == 512 { 88 } else { 95 }
 }
 
-/// Checks `samples` examples of every task at each length; returns which did not fit.
+/// Checks `samples` examples of every task at each length; returns the tasks and lengths that did not fit.
 fn check_lengths(counter: &dyn PromptCounter, lengths: &[usize], samples: usize) -> Vec<(String, usize)> {
     let mut too_short = Vec::new();
     for name in all() {
@@ -194,7 +195,7 @@ fn published_essays_and_words_fill_too() {
     }
 }
 
-/// Prints one example of every task, to be read by eye:
+/// Prints one example of every task to read:
 /// `cargo test --release --lib tasks::ruler::tests::print -- --ignored --nocapture`
 #[test]
 #[ignore = "prints examples for reading"]

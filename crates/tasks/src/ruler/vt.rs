@@ -1,8 +1,8 @@
 //! Variable tracking (RULER, section 3 "Multi-hop tracing"; `scripts/data/synthetic/variable_tracking.py`).
 //!
-//! A chain of assignments lies among noise lines. The answer is every variable that has the first one's value in the end. A solved
-//! example with shorter names, of up to 500 tokens, comes first. It is drawn for every example; with published positions only its
-//! names and value are.
+//! A chain of assignments lies among noise lines. The answer is every variable that ends up with the first one's value. A solved
+//! example with shorter names, of up to 500 tokens, comes first. All of it is drawn for every example; with published positions
+//! only its names and value are.
 
 use std::collections::HashSet;
 
@@ -79,7 +79,7 @@ struct Chain {
 }
 
 impl Tracking {
-    /// The fewest noise lines: each assignment of a chain stands before a line of its own.
+    /// The fewest noise lines: each assignment of a chain precedes a different line.
     fn fewest_lines(&self) -> usize {
         self.parameters.hops + 1
     }
@@ -92,7 +92,7 @@ impl Tracking {
         let units = Units { least: self.fewest_lines(), most: self.shared.shot_tokens, probe: 4 };
         let build = |lines| {
             let draft = self.draft(&chains, lines, &mut self.shot_places(request));
-            // Counted as published: its text alone, before the answer.
+            // As published, only its own text up to the answer is counted.
             Ok(Draft { question: draft.question + &draft.answer_prefix, answer_prefix: String::new(), ..draft })
         };
         let draft = match fit::largest(&alone, units, build) {
@@ -119,7 +119,7 @@ impl Tracking {
         (0..self.parameters.chains)
             .map(|_| {
                 let variables = (0..=self.parameters.hops).map(|_| new_name(letters, &mut taken, draw)).collect();
-                // The published bounds: randint(10000, 99999) without its upper end.
+                // The published bounds: randint(10000, 99999), whose upper end is exclusive.
                 Chain { variables, value: draw.between(10_000, 99_998).to_string() }
             })
             .collect()
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::ruler::testing::{Words, example, example_with};
 
-    /// Follows the assignments of `text` from `value`, as a reader would.
+    /// The variables that get `value`, found by following the assignments of `text`.
     fn follow(text: &str, value: &str) -> Vec<String> {
         let mut holders: Vec<String> = Vec::new();
         for line in text.lines().filter_map(|l| l.strip_prefix("VAR ")) {

@@ -16,7 +16,7 @@ const MOST_DIGITS: i32 = 76;
 /// Bytes at the end of a file: the length of its footer (4 bytes) and the letters `PAR1`.
 const TAIL: usize = 8;
 
-/// Checks the metadata in the footer of the file. A file without a footer passes; the crate `parquet` refuses it.
+/// Checks the metadata in the footer of the file. A file without a footer passes here; the crate `parquet` refuses it.
 pub(super) fn check_footer(file: &File, length: u64) -> Result<()> {
     let Some(end) = length.checked_sub(TAIL as u64) else { return Ok(()) };
     let tail = file.get_bytes(end, TAIL)?;
@@ -53,7 +53,7 @@ pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
                 bail!("the header of a page of the column {} {}", column.column_path(), described(flaw));
             }
             let after = size.flatten().and_then(|size| skimmed.bytes.get(usize::try_from(size).ok()?..));
-            // The crate `parquet` refuses a header that cannot be read when it comes to it.
+            // The crate `parquet` refuses an unreadable header when it gets there.
             let Some(after) = after else { break };
             left = after;
         }
@@ -61,7 +61,7 @@ pub(super) fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
     Ok(())
 }
 
-/// Checks the columns: those that would take much memory or time before a page is read are refused.
+/// Refuses columns that would take much memory or time before a page is read.
 pub(super) fn check_columns(table: &ParquetMetaData, length: u64) -> Result<()> {
     let schema = table.file_metadata().schema_descr();
     ensure!(schema.num_columns() > 0, "it has no columns");

@@ -1,11 +1,11 @@
-//! Reads tables in Parquet as JSON lines, in bounded memory whatever the file states.
+//! Reads Parquet tables as JSON lines, in bounded memory whatever the file declares.
 //!
-//! A file of a few kilobytes may state sizes that exceed any memory, and may repeat a value very often at the cost of a few bytes.
-//! Three things keep the memory bounded:
+//! A file of a few kilobytes may declare sizes that exceed any memory, and may repeat a value very often at the cost of a few
+//! bytes. Three things keep the memory bounded:
 //!
 //! - The metadata is checked before the crate `parquet` reads it (`checks.rs`), and each page before memory is allocated for it
 //!   (`pages.rs`).
-//! - The texts of a row are counted before the row is put together ([`sizes`]).
+//! - The texts of a row are measured before the row is built ([`sizes`]).
 //! - The number of rows and bytes of a table is limited ([`Limits`]).
 
 mod checks;
@@ -51,7 +51,7 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
     let schema = table.file_metadata().schema_descr_ptr();
     let (mut lines, mut number) = (Vec::new(), 0);
     for metadata in table.row_groups() {
-        // Each of the two readers of a group goes through its pages on its own.
+        // Each of the two readers of a row group reads its pages independently.
         let (ahead, group) = (Group::new(file, metadata, limits), Group::new(file, metadata, limits));
         let columns = (0..ahead.num_columns()).map(|column| ahead.get_column_reader(column));
         let columns = columns.collect::<ParquetResult<Vec<_>>>().map_err(plain)?;
@@ -81,7 +81,7 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// The error without the name of the crate `parquet`, if its text is from here.
+/// The error without the name of the crate `parquet`, if the text was written here.
 fn plain(error: ParquetError) -> anyhow::Error {
     match error {
         ParquetError::External(ours) => match ours.downcast::<TooLarge>() {
@@ -99,7 +99,8 @@ fn mebibytes(bytes: u64) -> String {
     }
 }
 
-/// A function that returns the bytes of the texts in a column's next row, without copying them; `None` if the column has no texts.
+/// A function that returns the bytes of the texts in the column's next row, without copying them; `None` if the column has no
+/// texts.
 fn measured(column: ColumnReader) -> Option<Box<dyn FnMut() -> ParquetResult<u64>>> {
     match column {
         ColumnReader::ByteArrayColumnReader(column) => Some(Box::new(sizes(column, |text| text.len()))),
@@ -108,7 +109,7 @@ fn measured(column: ColumnReader) -> Option<Box<dyn FnMut() -> ParquetResult<u64
     }
 }
 
-/// A function that returns the sum of `size` over the values of a column's next row.
+/// A function that returns the sum of `size` over the values in the column's next row.
 fn sizes<T: DataType>(
     mut column: ColumnReaderImpl<T>,
     size: impl Fn(&T::T) -> usize,
@@ -121,7 +122,7 @@ fn sizes<T: DataType>(
         loop {
             let levels = (Some(&mut definitions), Some(&mut repetitions));
             let (rows, _, read) = column.read_records(1, levels.0, levels.1, &mut values)?;
-            // The end of a row may come without any of its values, which then were there before.
+            // The reader may report the end of a row without any of its values, if they were already read.
             if rows == 0 || read > 0 {
                 return Ok(values.iter().map(|value| size(value) as u64).sum());
             }

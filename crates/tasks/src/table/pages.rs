@@ -1,4 +1,4 @@
-//! The pages of a table's columns, each checked and unpacked before its reader makes room for it.
+//! The pages of a table's columns, each checked and unpacked before its reader allocates memory for it.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,22 +16,22 @@ use parquet::schema::types::{ColumnDescPtr, Type};
 use super::limits::{Limits, TooLarge};
 use super::thrift::number;
 
-/// Number of values that the crate `parquet` reads from a column at a time.
+/// The number of values that the crate `parquet` reads from a column at a time.
 pub(super) const BATCH: usize = 16;
-/// The most bytes that one byte in Snappy's format unpacks to: three bytes copy 64.
+/// The most bytes that one byte in Snappy's format unpacks to: three bytes can copy 64.
 const SNAPPY_RATIO: usize = 22;
-/// The most values that one byte of delta encoding stands for: five bytes hold a block of 128 or 256 equal values.
+/// The most values that one byte of delta encoding stands for: five bytes can hold a block of 128 or 256 equal values.
 const DELTA_RATIO: u64 = 64;
 
 fn refused(what: String) -> ParquetError {
     ParquetError::External(what.into())
 }
 
-/// How many values in lists the readers of a row group have in memory.
+/// The number of values in lists that the readers of a row group hold in memory.
 #[derive(Default)]
 struct ListValues {
     row: u64,
-    /// For each column, the last row for which a page was read, and the number of values on all pages that were read for it.
+    /// For each column, the last row for which a page was read, and the number of values on all pages read for it.
     columns: Vec<(u64, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl RowGroupReader for Group<'_> {
 
     fn get_column_page_reader(&self, index: usize) -> ParquetResult<Box<dyn PageReader>> {
         let column = self.metadata.column(index);
-        // The crate's reader makes room for as many bytes as a page states; so it is told that nothing is packed.
+        // The crate's reader allocates as many bytes as a page declares, so it is told that pages are not compressed.
         let packed = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
         let rows = usize::try_from(self.metadata.num_rows())?;
         Ok(Box::new(Pages {
@@ -107,7 +107,7 @@ impl Pages {
         let page = self.unpacked(page)?;
         match &page {
             Page::DictionaryPage { buf, num_values, .. } => {
-                // Room for all of them is made at once.
+                // Memory for all values is allocated at once.
                 if *num_values as usize > buf.len() {
                     return Err(refused(format!("a dictionary of {} bytes states {num_values} values", buf.len())));
                 }
@@ -146,8 +146,8 @@ impl Pages {
         Ok(page)
     }
 
-    /// Counts the values of a page among those in memory if they are in lists. A list is read as a whole, and all values of a page
-    /// may be one list. Other columns are read by [`BATCH`] values at a time.
+    /// Adds the values of a page to the count of those in memory if they are in lists. A list is read as a whole, and all values
+    /// of a page may be one list. Other columns are read by [`BATCH`] values at a time.
     fn count_list_values(&self, values: u64) -> ParquetResult<()> {
         if self.column.max_rep_level() == 0 {
             return Ok(());
@@ -165,8 +165,8 @@ impl Pages {
         }
     }
 
-    /// Checks a page of texts in a delta encoding: it must have as many lengths as it states, since the crate allocates a list for
-    /// them. Lists of texts in `DELTA_BYTE_ARRAY` are refused: each text may repeat all of the one before.
+    /// Checks a page of texts in a delta encoding: it must have as many lengths as it declares, since the crate allocates a list
+    /// for them. Lists of texts in `DELTA_BYTE_ARRAY` are refused, since each text may repeat the whole previous one.
     fn check_differences<'a>(
         &self,
         encoding: Encoding,
@@ -229,13 +229,13 @@ pub(super) fn unpack(front: &[u8], packed: &[u8]) -> ParquetResult<Vec<u8>> {
     Ok(all)
 }
 
-/// The bytes after levels, which have their length (4 bytes) in front; `None` if there are fewer bytes.
+/// The bytes after the levels, whose length (4 bytes) precedes them; `None` if there are fewer bytes.
 fn after_levels(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     rest.get(u32::from_le_bytes(*length) as usize..)
 }
 
-/// The bytes after numbers in delta encoding; `None` if the bytes end early or state more numbers than they can hold.
+/// The bytes after delta-encoded numbers; `None` if the bytes end early or declare more numbers than they can hold.
 pub(super) fn after_differences(mut bytes: &[u8]) -> Option<&[u8]> {
     let most = bytes.len() as u64 * DELTA_RATIO;
     let [block, parts, count, _first] = [(); 4].map(|()| number(&mut bytes));

@@ -1,5 +1,6 @@
-//! The structures of Parquet's metadata with the kinds of their fields, as its format (`parquet.thrift` of apache/parquet-format)
-//! numbers them: those that a reader knows, so that a file can be [skimmed](super::thrift) as it would be read.
+//! The structures of Parquet's metadata with the kinds of their fields, numbered as in its format (`parquet.thrift` of
+//! apache/parquet-format). They are those that the reader knows, so that a file can be [skimmed](super::thrift) as it would be
+//! read.
 
 use super::thrift::Fields;
 use super::thrift::Kind::{Byte, Bytes, Double, List, Structure, Truth, Whole};

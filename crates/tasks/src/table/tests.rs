@@ -19,7 +19,7 @@ fn properties() -> WriterPropertiesBuilder {
     WriterProperties::builder().set_compression(Compression::SNAPPY)
 }
 
-/// A table of one column.
+/// A table with one column.
 fn table(schema: &str, with: WriterPropertiesBuilder, write: impl FnOnce(&mut SerializedColumnWriter)) -> Arc<File> {
     let file = Arc::new(tempfile::tempfile().unwrap());
     let schema = Arc::new(parse_message_type(schema).unwrap());
@@ -46,7 +46,7 @@ fn limits(file: &Arc<File>) -> Limits {
     Limits::of_file(file.metadata().unwrap().len())
 }
 
-/// That it is too large, and what it says.
+/// The text of the error that the file is too large.
 #[track_caller]
 fn too_large(file: &Arc<File>, limits: &Limits) -> String {
     lines_within(file, limits).unwrap_err().downcast::<TooLarge>().unwrap().to_string()
@@ -82,7 +82,7 @@ fn every_encoding_that_is_read_gives_the_same_rows() {
 
 #[test]
 fn lists_of_several_pages_are_read() {
-    // Rows of one to five texts, on pages of a few.
+    // Rows of one to five texts, with few texts on each page.
     let starts: Vec<i16> = (0..4000).map(|i| i16::from(![0, 1, 5, 8, 9].contains(&(i % 12)))).collect();
     let some = vec!["abc"; starts.len()];
     let with = properties().set_data_page_row_count_limit(7).set_write_batch_size(5);
@@ -140,14 +140,15 @@ fn repeated_rows_end_somewhere() {
 
 #[test]
 fn pages_that_state_more_than_they_hold_are_refused() {
-    // As Snappy writes lengths: 2^31 - 1.
+    // 2^31 - 1 in Snappy's encoding of lengths.
     let error = unpack(b"ab", b"\xff\xff\xff\xff\x07abc").unwrap_err();
     assert!(error.to_string().contains("a page of 8 bytes states 2147483647 unpacked ones"), "{error}");
     let packed = snap::raw::Encoder::new().compress_vec(&[b'a'; 1 << 20]).unwrap();
     assert_eq!(unpack(b"ab", &packed).unwrap().len(), 2 + (1 << 20));
     assert_eq!(unpack(b"ab", b"").unwrap(), b"ab");
 
-    // Blocks of 128 in 4 parts, a number of values, the first; then a least difference and the widths of a block.
+    // Blocks of 128 values in 4 parts, the number of values, the first value; then the block's least difference
+    // and bit widths.
     assert_eq!(after_differences(b"\x80\x01\x04\x02\x00\x00\x00\x00\x00\x00rest"), Some(&b"rest"[..]));
     assert_eq!(after_differences(b"\x80\x01\x04\x01\x00rest"), Some(&b"rest"[..]));
     assert_eq!(after_differences(b"\x80\x01\x04\xff\xff\xff\xff\x07\x00\x00\x00\x00\x00\x00rest"), None);
@@ -157,7 +158,7 @@ fn pages_that_state_more_than_they_hold_are_refused() {
 
 #[test]
 fn values_that_are_stated_but_not_there_are_refused() {
-    // Of a field that nobody knows.
+    // A list in an unknown field.
     const LIST: &[u8] = b"\xa9\xf1\xff\xff\xff\xff\x07";
     let written = |bytes: &[u8]| {
         let mut file = tempfile::tempfile().unwrap();
@@ -168,14 +169,14 @@ fn values_that_are_stated_but_not_there_are_refused() {
         let file = written(&[b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat());
         lines_within(&file, &limits(&file)).unwrap_err().to_string()
     };
-    // A reader would pass over eighty thousand million values.
+    // A reader would skip more than eighty thousand million values.
     let error = error_of(&[&LIST.repeat(40)[..], b"\x00"].concat());
     assert_eq!(error, "its footer declares more values than it has bytes for");
-    // It would take the number for the length of a column's name, and find another file behind it.
+    // A reader would take the number for the length of a column's name, and read on beyond the footer.
     let error = error_of(b"\x29\x1c\x45\x02\x00\x00");
     assert_eq!(error, "its footer has a value whose type the Parquet format does not allow there");
 
-    // The same in the header of a page: in place of the end of an honest one.
+    // The same in a page header, in place of the end of a valid one.
     let honest = texts(TEXTS, properties(), &["a long text, and no other"], None);
     let mut bytes = honest.get_bytes(0, honest.metadata().unwrap().len() as usize).unwrap().to_vec();
     let mut skimmed = Skimmed::new(&bytes[4..]);

@@ -1,18 +1,18 @@
 //! Checks metadata in Thrift's compact encoding before the crate `parquet` reads it: lists of booleans, and the types of fields.
 //!
-//! When the crate skips a list of booleans, it reads no byte for each. A list of a few bytes may thus state two thousand million of
-//! them, which the crate skips one by one. A correct file has a byte for each.
+//! When the crate skips a list of booleans, it does not read a byte for each. So a list of a few bytes may declare two thousand
+//! million booleans, which the crate skips one by one. A correct file has a byte for each.
 
 /// How deep structures may be nested; the crate refuses deeper ones.
 const DEEPEST: usize = 64;
 
-/// The type of a field. The crate decides by the field's number alone, whatever type the file states, and would misread a field of
+/// The type of a field. The crate goes by the field's number alone, whatever type the file declares, and would misread a field of
 /// another type.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Truth,
     Byte,
-    /// Of 16 to 64 bits.
+    /// A number of 16 to 64 bits.
     Whole,
     Double,
     Bytes,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
 pub(super) type Fields = &'static [(i64, Kind)];
 
 impl Kind {
-    /// Whether a field of this kind may have the type that the file states.
+    /// Whether a field of this kind may have the type that the file declares.
     fn is_stated_by(self, stated: u8) -> bool {
         match self {
             Self::Truth => matches!(stated, 1 | 2),
@@ -41,30 +41,30 @@ impl Kind {
 /// Why metadata is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flaw {
-    /// It states more booleans than there are bytes.
+    /// It declares more booleans than there are bytes.
     StatesTooMuch,
-    /// A field has another type than its number stands for.
+    /// A field's type is not the one of its number.
     OtherKind,
 }
 
-/// Metadata that is skipped as the crate would skip it.
+/// Metadata that is skipped the way the crate would skip it.
 pub(super) struct Skimmed<'a> {
-    /// What is left.
+    /// The bytes that are left.
     pub bytes: &'a [u8],
-    /// How many booleans may still follow.
+    /// How many more booleans are allowed.
     truths: usize,
-    /// The flaw that was found, if any.
+    /// The first flaw found, if any.
     pub flaw: Option<Flaw>,
 }
 
 impl<'a> Skimmed<'a> {
-    /// At the beginning of a structure.
+    /// Starts at the beginning of a structure.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, truths: bytes.len(), flaw: None }
     }
 
     /// Skips a structure of `fields` and returns the number in its field `wanted`. `None` if it has a flaw, ends early or is invalid;
-    /// the crate reports the latter two.
+    /// the crate itself reports the latter two.
     pub fn structure(&mut self, fields: Fields, wanted: i64) -> Option<Option<i64>> {
         let (mut field, mut found) = (0i64, None);
         loop {
@@ -152,7 +152,7 @@ impl<'a> Skimmed<'a> {
         }
     }
 
-    /// Skips `count` times a value of each of these types.
+    /// Skips `count` groups of values, one value of each type in `kinds`.
     fn values(&mut self, kinds: &[u8], count: u64, depth: usize) -> Option<()> {
         if kinds.iter().all(|kind| matches!(kind, 1 | 2)) {
             let left = usize::try_from(count).ok().and_then(|count| self.truths.checked_sub(count));
@@ -160,11 +160,11 @@ impl<'a> Skimmed<'a> {
             self.truths = left;
             return Some(());
         }
-        // Each takes a byte at least, so this ends with them.
+        // Each value takes at least a byte, so this ends with the bytes.
         (0..count).try_for_each(|_| kinds.iter().try_for_each(|kind| self.value(*kind, depth)))
     }
 
-    /// A number. One of more than 64 bits is refused, since the crate would accept it.
+    /// A number. One of more than 64 bits is refused here, since the crate would accept it.
     fn number(&mut self) -> Option<u64> {
         let mut rest = self.bytes;
         let number = number(&mut rest);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn values_of_all_kinds_are_passed_over() {
-        // Fields 1 to 3: true, a byte, -2; then 3 texts in a list, a map of a number to a structure, field 300: two truth values.
+        // Fields 1 to 3: true, a byte, -2; then a list of 3 texts, a map from a number to a structure, and field 300: two booleans.
         let bytes = b"\x11\x13\x07\x15\x03\x19\x38\x01a\x00\x02bc\x1b\x01\x5c\x02\x11\x00\x09\xd8\x04\x21\x00rest";
         let mut skimmed = Skimmed::new(bytes);
         let fields: Fields = &[(3, Kind::Whole)];
@@ -229,11 +229,12 @@ mod tests {
             (skimmed.structure(&[], 0), skimmed.flaw)
         };
         let too_much = (None, Some(Flaw::StatesTooMuch));
-        // A list of 2^31 - 1, and, in a list of lists, twice two where there are seven bytes and where there are three.
+        // A list of 2^31 - 1 booleans; and in five bytes two lists of two booleans, which is accepted, and two of three, which is
+        // not.
         assert_eq!(state(b"\x19\xf1\xff\xff\xff\xff\x07\x00"), too_much);
         assert_eq!(state(b"\x19\x29\x21\x22\x00"), (Some(None), None));
         assert_eq!(state(b"\x19\x29\x31\x32\x00"), too_much);
-        // Maps of them are no better.
+        // Maps of booleans are refused as well.
         assert_eq!(state(b"\x1b\xff\xff\xff\xff\x07\x12\x00"), too_much);
     }
 
@@ -246,7 +247,7 @@ mod tests {
             let mut skimmed = Skimmed::new(bytes);
             (skimmed.structure(FIELDS, 1).is_some(), skimmed.flaw)
         };
-        // A number, two structures in a list, a field that nobody knows, numbers in a list; then an empty list of anything.
+        // A number, two structures in a list, an unknown field, a list of numbers; then an empty list of any type.
         let sound = b"\x15\x02\x19\x2c\x11\x18\x01a\x00\x12\x00\x11\x19\x25\x02\x04\x00";
         assert_eq!(skim(sound), (true, None));
         assert_eq!(skim(b"\x29\x00\x00"), (true, None));

@@ -1,13 +1,14 @@
-//! Multiple choice (`mcq/...`): the model chooses the option that it finds most likely after the question.
+//! Multiple choice (`mcq/...`): the model chooses the option to which it gives the highest likelihood after the question.
 //!
 //! `tasks/multiple_choice.toml` defines the tasks and names the source of their templates. The conventions are lm-eval's:
 //!
 //! - There is no chat template.
-//! - Context and option are split into tokens together, and the tokens beyond the context's own are scored.
-//! - `acc` takes the option of the greatest log-likelihood, `acc_norm` that of the greatest log-likelihood per character.
+//! - Context and option are split into tokens together, and the tokens after those of the context alone are scored.
+//! - `acc` takes the option with the highest log-likelihood, `acc_norm` the one with the highest log-likelihood per
+//!   character.
 //! - Solved examples before the question (`shots`) are the first rows of their file, the same for all questions; with
-//!   `shots_seed` they are those that lm-eval draws (`shots.rs`).
-//! - If the rows lie in several files, the task has the first row of each, then the second of each, and so on.
+//!   `shots_seed` they are drawn as by lm-eval (`shots.rs`).
+//! - If the rows are in several files, the task has the first row of each, then the second of each, and so on.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -29,27 +30,27 @@ use crate::{Task, TaskOptions, digest};
 use spattn_base::error::UsageError;
 use spattn_base::text::is_blank;
 
-/// Stands between a question and its answer.
+/// Separates a question and its answer.
 const DELIMITER: &str = " ";
-/// Stands after a solved example.
+/// Follows a solved example.
 const SEPARATOR: &str = "\n\n";
 
-/// What a definition says of a question with options.
+/// What a definition states about a question with options.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Choice {
-    /// Where rows for solved examples are looked for.
+    /// The files of rows for solved examples.
     shots: Vec<String>,
-    /// Template of the text before everything else.
+    /// Template of the text that comes first.
     #[serde(default)]
     description: String,
     /// Template of the question.
     prompt: String,
     /// Expression that gives the list of options.
     options: String,
-    /// Template of the text that follows an option. If there is one, an option belongs to the prompt, without a blank before
-    /// it, and the likelihood of this text is what is compared (Winogrande).
+    /// Template of the text after an option. If there is one, the option is part of the prompt, with no blank before it, and
+    /// the likelihoods of this text are compared (Winogrande).
     rest: Option<String>,
-    /// Expression that gives the options' labels, if rows name the right one by its label.
+    /// Expression that gives the options' labels, if rows name the right option by its label.
     labels: Option<String>,
     /// Expression that gives the index or the label of the right option.
     right: String,
@@ -66,14 +67,14 @@ enum DrawRule {
     /// It draws as many as it shows.
     #[default]
     Exactly,
-    /// It draws one more than it shows and leaves out the question itself, since the set has no test split.
+    /// It draws one more than it shows and drops the question itself, since the set has no test split.
     OneMore,
     /// It takes the first ones, whatever its seed.
     First,
 }
 
 impl DrawRule {
-    /// How many more are drawn than are shown.
+    /// How many more examples are drawn than shown.
     fn spare(self) -> usize {
         usize::from(self == Self::OneMore)
     }
@@ -95,7 +96,7 @@ static DEFINITIONS: LazyLock<Vec<Definition<Choice>>> =
 /// The family of questions with options.
 pub(crate) static MULTIPLE_CHOICE: TemplatedFamily<Choice> = TemplatedFamily::new();
 
-/// All patterns of files that the family looks for in a data folder.
+/// All file patterns that the family looks for in a data folder.
 pub(crate) fn patterns() -> impl Iterator<Item = &'static str> {
     file_patterns::<Choice>()
 }
@@ -138,7 +139,7 @@ impl AnswerKind for Choice {
     }
 }
 
-/// A row as a question, with all its templates filled in.
+/// A question: a row with all its templates filled in.
 ///
 /// The digest of a task's inputs hashes its fields in this order.
 #[derive(Hash)]
@@ -146,20 +147,20 @@ struct Question {
     description: String,
     prompt: String,
     options: Vec<String>,
-    /// The text after an option that is scored in its stead.
+    /// The text after an option that is scored instead of the option.
     rest: Option<String>,
     /// Index of the right option.
     right: usize,
-    /// What the row says, or the name of its file without the split: `anatomy` for `anatomy_test.csv`.
+    /// The subject that the row states, or the name of its file without the split: `anatomy` for `anatomy_test.csv`.
     subject: String,
-    /// Hash of the row, by which a question is recognised among the examples.
+    /// The hash of the row, which identifies the question among the examples.
     row: u64,
-    /// Index among all rows in their published order.
+    /// The index among all rows in their published order.
     place: usize,
 }
 
 impl Question {
-    /// The question with its answer, as an example for another.
+    /// The question with its answer, as a solved example.
     fn solved(&self) -> String {
         let option = &self.options[self.right];
         match &self.rest {
@@ -168,7 +169,7 @@ impl Question {
         }
     }
 
-    /// For an option: the text that belongs to the prompt, and the text that is scored.
+    /// The text of an option that is part of the prompt, and the text that is scored.
     fn halves(&self, option: &str) -> (String, String) {
         match &self.rest {
             None => (String::new(), format!("{DELIMITER}{option}")),
@@ -180,13 +181,13 @@ impl Question {
 /// The tokens of a prompt followed by one of its options.
 struct OptionTokens {
     tokens: Vec<u32>,
-    /// How many of the first tokens are the prompt's, which are not scored.
+    /// How many of the first tokens belong to the prompt, and so are not scored.
     given: usize,
     /// The text that is scored.
     after: String,
 }
 
-/// How many of the first tokens are the same for all options and scored for none.
+/// How many of the first tokens all options share and none scores.
 fn common_tokens(splits: &[OptionTokens]) -> usize {
     let first = splits.first().map_or(&[][..], |split| &split.tokens[..split.given]);
     let same = |split: &OptionTokens| split.tokens[..split.given].iter().zip(first).take_while(|(a, b)| a == b).count();
@@ -238,9 +239,9 @@ impl ChoiceTask {
         })
     }
 
-    /// What comes before the options: description, solved examples, question.
+    /// What precedes the options: description, solved examples, question.
     fn context(&self, question: &Question) -> Result<String> {
-        // Without examples of its subject, a question has those of all.
+        // If there are no examples of its subject, a question gets those of all subjects.
         let has_own = self.examples.all.iter().any(|example| example.subject == question.subject);
         let fits = |example: &Question| !has_own || example.subject == question.subject;
         let shots = self.examples.before(question.place, fits);
@@ -258,10 +259,10 @@ fn with_places(made: RowItems<Question>) -> Vec<Question> {
     made.in_published_order().into_iter().map(|(place, question)| Question { place, ..question }).collect()
 }
 
-/// For each question by its place, the indices of `count` examples that lm-eval draws. Sorts `examples` by their places.
+/// For each question by its place, the indices of the `count` examples that lm-eval draws. Sorts `examples` by place.
 ///
 /// # Errors
-/// If there are fewer examples than are drawn at a time.
+/// If there are fewer examples than one draw needs.
 fn draw_examples(
     seed: u64,
     count: usize,
@@ -302,7 +303,7 @@ impl Choice {
         anyhow::ensure!(twice.is_none(), "two options have one label");
         let named = fields.value(&self.right)?;
         let right = named.to_string();
-        // Where options have labels, a text is one of them, and a number may be a place.
+        // If options have labels, a text must be one of them; a number may also be an index.
         let is_place = labels.is_empty() || named.is_number();
         let right = labels
             .iter()
@@ -359,7 +360,7 @@ impl LikelihoodTask for ChoiceTask {
         let split = |option: &String| -> Result<OptionTokens> {
             let (before, after) = question.halves(option);
             let before = format!("{context}{before}");
-            // White space before an answer belongs to the answer's first token.
+            // White space before an answer is part of the answer's first token.
             let (before, blank) = before.split_at(before.trim_end().len());
             let after = format!("{blank}{after}");
             let given = front.len() + encoder.encode(before)?.ids.len();

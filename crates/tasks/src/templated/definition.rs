@@ -1,6 +1,6 @@
-//! A task as its TOML file defines it, and the family of all tasks with one kind of answer.
+//! A task as defined by its TOML file, and the family of all tasks with one kind of answer.
 //!
-//! What a kind of answer adds (its templates, how predictions are scored) is its [`AnswerKind`].
+//! The part of a definition that depends on the kind of answer (templates, scoring) is its [`AnswerKind`].
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,16 @@ use crate::metrics::Metric;
 use crate::{Family, Task, TaskInfo, TaskOptions};
 use spattn_base::error::UsageError;
 
-/// A task as a TOML file defines it: what all such tasks say, and in `answer` what its kind of answer needs.
+/// A task as a TOML file defines it: the fields of all such tasks, and in `answer` those of its kind of answer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Definition<A> {
     /// Name without the family's prefix, such as `gsm8k`.
     pub name: String,
-    /// What it asks, in one line.
+    /// A one-line description.
     pub about: String,
-    /// Where the rows are looked for: paths in the data folder, with `*` for a part of a name. The first that fits a file counts.
+    /// Where the rows are looked for: paths in the data folder, with `*` for a part of a name. The first that matches a file is
+    /// used.
     pub files: Vec<String>,
     /// Where rows with the fields that the templates read are published.
     pub hub: Hub,
@@ -34,9 +35,9 @@ pub(super) struct Definition<A> {
     pub answer: A,
 }
 
-/// A kind of answer: the part of a definition that says what is asked of a row and how the answer is scored.
+/// A kind of answer: the part of a definition that says what a row asks and how the answer is scored.
 pub(super) trait AnswerKind: DeserializeOwned + Sync + Sized + 'static {
-    /// What the names of its tasks begin with, such as `mcq/`.
+    /// The prefix of its tasks' names, such as `mcq/`.
     const PREFIX: &'static str;
 
     /// All tasks with this kind of answer.
@@ -45,18 +46,18 @@ pub(super) trait AnswerKind: DeserializeOwned + Sync + Sized + 'static {
     fn metric(&self) -> Option<Metric>;
     /// Tokens to generate at most; 0 if nothing is generated.
     fn max_new_tokens(&self) -> usize;
-    /// Solved examples before a question unless the user asks for another number; `None` if the task takes no options.
+    /// Solved examples before a question by default; `None` if the task takes no options.
     fn default_shots(&self) -> Option<usize>;
-    /// Where rows that become solved examples are looked for, as [`Definition::files`].
+    /// The files of rows that become solved examples, like [`Definition::files`].
     fn example_files(&self) -> &[String];
-    /// Why `shots_seed` has no meaning for the task called `name`, with a hint; `None` if examples can be drawn.
+    /// Why `shots_seed` makes no sense for the task called `name`, with a hint; `None` if examples can be drawn.
     fn seed_refusal(&self, name: &str) -> Option<(String, &'static str)>;
-    /// An example of how options are written, for hints.
+    /// An example of options as the user writes them, for hints.
     fn options_hint(&self) -> &'static str;
-    /// Reads the rows, and makes the task.
+    /// Reads the rows and makes the task.
     ///
     /// # Errors
-    /// A [`UsageError`] if rows or examples are missing or malformed, or fewer examples are there than are asked for.
+    /// A [`UsageError`] if rows or examples are missing or malformed, or there are too few examples.
     fn open(definition: &'static Definition<Self>, shots: Shots, options: &TaskOptions) -> Result<Box<dyn Task>>;
 }
 
@@ -72,23 +73,23 @@ pub(super) fn parse_definitions<D: DeserializeOwned>(file: &str) -> Vec<D> {
     toml::from_str::<File<D>>(file).expect("files of definitions are tested").task
 }
 
-/// All patterns of files that the tasks with one kind of answer look for in a data folder.
+/// All file patterns that the tasks with one kind of answer look for in a data folder.
 pub(super) fn file_patterns<A: AnswerKind>() -> impl Iterator<Item = &'static str> {
     A::definitions().iter().flat_map(|d| d.files.iter().chain(d.answer.example_files())).map(String::as_str)
 }
 
 impl<A: AnswerKind> Definition<A> {
-    /// The name as it is recorded, with the options that are not the default.
+    /// The recorded name, with the non-default options.
     pub fn full_name(&self, shots: Shots) -> String {
         let default = self.answer.default_shots().unwrap_or_default();
         format!("{}{}{}", A::PREFIX, self.name, shots.suffix(default))
     }
 
-    /// Makes an item of every row in the files that fit `patterns`; `name` is the task's, for errors. Also gives the files.
+    /// Makes an item of every row in the files that match `patterns`; `name` is the task's, for errors. Also returns the files.
     ///
     /// # Errors
-    /// A [`UsageError`] if no file fits, a file cannot be read or has no usable row, and, unless malformed rows are to be
-    /// skipped, if `make` fails on a row.
+    /// A [`UsageError`] if no file matches, a file cannot be read or has no usable row, or if malformed rows are errors and
+    /// `make` fails on a row.
     pub fn read_rows<T>(
         &self,
         patterns: &[String],
@@ -122,7 +123,7 @@ impl<A: AnswerKind> Definition<A> {
     /// Parses the options after the colon of the task name `name`.
     ///
     /// # Errors
-    /// If the task takes no options, one is unknown or malformed, or a seed has nothing to draw.
+    /// If the task takes no options, one is unknown or malformed, or a seed is given without anything to draw.
     fn parse_shots(&self, options: Option<&str>, name: &str) -> Result<Shots, UsageError> {
         let default = self.answer.default_shots();
         if default.is_none() && options.is_some() {

@@ -13,7 +13,7 @@ use spattn_base::text::is_blank;
 pub(crate) struct Fields {
     env: Environment<'static>,
     row: Filled,
-    /// What templates see: the fields, and `turn` after [`ask`](Self::ask).
+    /// The variables of templates: the fields, and `turn` after [`ask`](Self::ask).
     seen: Filled,
 }
 
@@ -21,7 +21,7 @@ impl Fields {
     /// The fields of a row.
     ///
     /// # Errors
-    /// None in practice: only a wrong Jinja syntax setting would fail.
+    /// Does not fail in practice: only a wrong setting of Jinja's syntax would.
     pub fn new(row: &Map<String, Value>) -> Result<Self> {
         let mut env = Environment::new();
         env.set_auto_escape_callback(|_| AutoEscape::None);
@@ -33,7 +33,7 @@ impl Fields {
         Ok(Self { env, seen: row.clone(), row })
     }
 
-    /// Sets the variable `turn` of templates: which of a row's questions is asked, from 0.
+    /// Sets the template variable `turn`: the number of the row's question, from 0.
     pub fn ask(&mut self, turn: usize) {
         self.seen = minijinja::context! { turn, ..self.row.clone() };
     }
@@ -41,15 +41,15 @@ impl Fields {
     /// Renders a template.
     ///
     /// # Errors
-    /// If a field is missing, or is no text, number or boolean.
+    /// If a field is missing, or is not a text, number or boolean.
     pub fn text(&self, template: &str) -> Result<String> {
         self.env.render_str(template, &self.seen).map_err(|e| unfilled(template, &e))
     }
 
-    /// Renders a template of a prompt, in which no field that is used may be blank.
+    /// Renders a template of a prompt, which must not use blank fields.
     ///
     /// # Errors
-    /// As [`text`](Self::text), or if a field is blank.
+    /// Those of [`text`](Self::text); also if a field is blank.
     pub fn prompt(&self, template: &str) -> Result<String> {
         let used = self.env.template_from_str(template).map(|t| t.undeclared_variables(false)).unwrap_or_default();
         let is_blank = |name: &&String| {
@@ -65,7 +65,7 @@ impl Fields {
     /// Evaluates a Jinja expression.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// Those of [`text`](Self::text).
     pub fn value(&self, expression: &str) -> Result<Filled> {
         let value = self.env.compile_expression(expression).and_then(|compiled| compiled.eval(&self.seen));
         value.map_err(|e| unfilled(expression, &e))
@@ -74,10 +74,10 @@ impl Fields {
     /// Evaluates a Jinja expression that gives a list of texts.
     ///
     /// # Errors
-    /// As [`text`](Self::text), or if it is no list.
+    /// Those of [`text`](Self::text); also if the value is not a list.
     pub fn list(&self, expression: &str) -> Result<Vec<String>> {
         let list = self.value(expression)?;
-        // A text would give its letters.
+        // A text would be split into characters.
         anyhow::ensure!(matches!(list.kind(), ValueKind::Seq | ValueKind::Iterable), "no list for `{expression}`");
         let item = |value: Filled| match is_text(&value) {
             true => Ok(value.to_string()),
@@ -88,10 +88,10 @@ impl Fields {
     }
 }
 
-/// Fields that may be blank since published rows leave them empty: `ctx_b` of HellaSwag.
+/// Fields that may be blank because published rows leave them empty: `ctx_b` of HellaSwag.
 const MAY_BE_BLANK: [&str; 1] = ["ctx_b"];
 
-/// The error for a template that a row cannot fill: what the row lacks.
+/// The error for a row that lacks what a template needs.
 fn unfilled(template: &str, error: &Error) -> anyhow::Error {
     let what = match error.kind() {
         ErrorKind::UndefinedError => "a field is missing".to_owned(),

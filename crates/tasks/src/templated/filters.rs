@@ -1,6 +1,6 @@
-//! Filters that templates use beside Jinja's own, and how values are written into a text.
+//! Filters for templates besides Jinja's own, and how values are written into a text.
 //!
-//! A filter that cannot be applied fails with [`ErrorKind::InvalidOperation`] and a text for the user.
+//! A filter that cannot be applied fails with [`ErrorKind::InvalidOperation`] and a message for the user.
 
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Filled};
@@ -9,7 +9,7 @@ use regex::Regex;
 use crate::metrics::{python, python_literal};
 use spattn_base::text::is_blank;
 
-/// Adds all filters to an environment, and makes values that are no text errors.
+/// Adds all filters to an environment, and makes it an error to write a value that [`is_text`] rejects.
 pub(super) fn add_to(env: &mut Environment<'static>) {
     env.set_formatter(written_out);
     env.add_filter("without_markup", without_markup);
@@ -28,8 +28,8 @@ pub(super) fn is_text(value: &Filled) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Number | ValueKind::Bool)
 }
 
-/// Writes a value into a text. Other values than texts, numbers and booleans are errors, since they would be written as a program
-/// writes them: `none`, or a list in brackets.
+/// Writes a value into a text. Values other than texts, numbers and booleans are errors, since they would be written in a program's
+/// notation: `none`, or a list in brackets.
 fn written_out(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Filled) -> Result<(), Error> {
     if is_text(value) || value.is_undefined() {
         return minijinja::escape_formatter(out, state, value);
@@ -46,7 +46,7 @@ fn text_of(field: &Filled) -> Result<&str, Error> {
     }
 }
 
-/// Filter `stripped`: a text without white space at its ends, as Python's `str.strip`.
+/// Filter `stripped`: the text without white space at its ends, like Python's `str.strip`.
 fn stripped(field: &Filled) -> Result<String, Error> {
     Ok(python::strip(text_of(field)?).to_owned())
 }
@@ -75,7 +75,7 @@ fn said(field: &Filled) -> Result<String, Error> {
     }
 }
 
-/// Filter `four`: true; an error if the list has not four items, the number of options in the prompt.
+/// Filter `four`: true; an error if the list does not have four items, the number of options in the prompt.
 fn four(choices: &Filled) -> Result<bool, Error> {
     match choices.len() {
         Some(4) => Ok(true),
@@ -86,7 +86,8 @@ fn four(choices: &Filled) -> Result<bool, Error> {
     }
 }
 
-/// Filter `with_letter(options)`: an answer and its letter. The answer is a text, a list with it, or a list with it and its letter.
+/// Filter `with_letter(options)`: an answer and its letter. The answer is a text, a list of the text, or a list of the text and its
+/// letter.
 fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Error> {
     const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
     let answer: Vec<String> = match answer.as_str() {
@@ -104,7 +105,7 @@ fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Err
     }
 }
 
-/// Filter `literal`: the value of a Python literal that is written as a text; other values unchanged.
+/// Filter `literal`: the value of a Python literal that is given as a text; other values are left unchanged.
 fn literal(field: Filled) -> Result<Filled, Error> {
     let Some(text) = field.as_str() else { return Ok(field) };
     let value = python_literal::parse(text);
@@ -112,7 +113,7 @@ fn literal(field: Filled) -> Result<Filled, Error> {
     Ok(Filled::from(Serde(value)))
 }
 
-/// Filter `number_list`: all numbers of a list, and of lists in it, as one text with commas.
+/// Filter `number_list`: all numbers of a list and its nested lists, as one text with commas.
 fn number_list(numbers: Filled) -> Result<String, Error> {
     if let Some(text) = numbers.as_str() {
         return Ok(text.to_owned());
@@ -130,7 +131,7 @@ fn without_markup(text: &str) -> String {
     let mut kept = String::new();
     let mut rest = text.as_str();
     while let Some((before, inside)) = rest.split_once('[') {
-        // A bracket that is not closed on its line is text.
+        // A bracket that is not closed on its line is ordinary text.
         match inside.split_once(']').filter(|(note, _)| !note.contains('\n')) {
             Some((_, after)) => {
                 kept.push_str(before);

@@ -1,8 +1,8 @@
-//! Generated answers (`gen/...`) to the rows of published sets, as lm-eval asks for them: sums with their steps, conversations.
+//! Generated answers (`gen/...`) to rows of published sets, with lm-eval's prompts: sums with their steps, conversations.
 //!
 //! `tasks/generation.toml` defines the tasks and names the source of their templates. As in lm-eval by default, there is no
-//! chat template. An answer ends where one of the texts in `until` occurs. The questions of one row share its context, whose
-//! KV cache is then used for all of them.
+//! chat template. An answer ends where one of the texts in `until` occurs. The questions of one row share its context, whose KV
+//! cache is reused for all of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ use spattn_base::error::UsageError;
 const SUBJECTS: &str =
     "rows name their subject as the published set does, in the field `subject` or by their file: anatomy_test.csv";
 
-/// What a definition says of a generated answer.
+/// What a definition states about a generated answer.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Generation {
     /// Expression that gives the numbers of a row's questions, if it has several.
@@ -41,15 +41,15 @@ pub(crate) struct Generation {
     until: Vec<String>,
     max_new_tokens: usize,
     metric: Metric,
-    /// Metrics that are recorded beside it.
+    /// Metrics that are recorded in addition.
     also: Vec<Metric>,
-    /// Solved examples before a question, unless the user asks for another number.
+    /// Solved examples before a question by default.
     #[serde(default)]
     shots: usize,
     /// Solved examples that are the same for every question, each with the text that separates it from what follows.
     #[serde(default)]
     examples: Vec<String>,
-    /// Rows of another file that are solved examples instead.
+    /// Rows of another file that serve as solved examples instead.
     drawn: Option<ExampleRows>,
     /// Solved examples of the question's subject instead.
     by_subject: Option<BySubject>,
@@ -60,7 +60,7 @@ pub(crate) struct Generation {
 #[serde(deny_unknown_fields)]
 struct BySubject {
     file: SubjectFile,
-    /// Template of an example over its `question` and `target`, with the text that separates it from what follows.
+    /// Template of an example with `question` and `target`, and the text that separates it from what follows.
     example: String,
 }
 
@@ -82,7 +82,7 @@ impl SubjectFile {
 /// For each subject, its description and its solved examples as texts.
 type Subjects = BTreeMap<String, (String, Vec<String>)>;
 
-/// What the file says of a subject: what comes before its questions.
+/// What the file states about a subject: the text before its questions.
 #[derive(Debug, Clone, Deserialize)]
 struct Subject {
     description: String,
@@ -117,7 +117,7 @@ impl BySubject {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExampleRows {
-    /// Where they are looked for; the first pattern that fits a file counts.
+    /// The files of these rows; the first pattern that matches a file is used.
     files: Vec<String>,
     /// Template of a row with its answer.
     solved: String,
@@ -129,7 +129,7 @@ static DEFINITIONS: LazyLock<Vec<Definition<Generation>>> =
 /// The family of generated answers.
 pub(crate) static GENERATION: TemplatedFamily<Generation> = TemplatedFamily::new();
 
-/// All patterns of files that the family looks for in a data folder.
+/// All file patterns that the family looks for in a data folder.
 pub(crate) fn patterns() -> impl Iterator<Item = &'static str> {
     file_patterns::<Generation>()
 }
@@ -174,7 +174,7 @@ impl AnswerKind for Generation {
     }
 }
 
-/// A row's question, with all its templates filled in.
+/// A question of a row, with all its templates filled in.
 ///
 /// The digest of a task's inputs hashes its fields in this order.
 #[derive(Hash)]
@@ -186,7 +186,7 @@ struct Question {
 }
 
 impl Generation {
-    /// The numbers of a row's questions; one question has the number 0.
+    /// The numbers of a row's questions; a single question has the number 0.
     fn turns(&self, row: &Map<String, Value>) -> Result<Vec<usize>> {
         let Some(turns) = &self.turns else { return Ok(vec![0]) };
         let turns = Fields::new(row)?.value(turns)?.try_iter()?.map(usize::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -194,7 +194,7 @@ impl Generation {
         Ok(turns)
     }
 
-    /// The question number `turn` of a row of the file `path`.
+    /// The question numbered `turn` of a row of the file `path`.
     fn question(&self, mut row: Map<String, Value>, path: &Path, turn: usize) -> Result<Question> {
         row.insert("turn".to_owned(), turn.into());
         let subject = self.by_subject.as_ref().map_or_else(String::new, |_| subject_of(&mut row, path));
@@ -220,7 +220,7 @@ impl Definition<Generation> {
     /// The solved examples for `questions` questions, and notes on rows that were left out.
     ///
     /// # Errors
-    /// If a file of examples is missing or malformed, or has fewer than are to be shown.
+    /// If a file of examples is missing or malformed, or has too few examples.
     fn solved_examples(
         &self,
         shots: Shots,
@@ -239,7 +239,7 @@ impl Definition<Generation> {
         }
         let numbers = |count: usize| (0..count as u64).collect::<Vec<_>>();
         let draws = shots.seed.map(|seed| {
-            // The examples come from another split than the questions, so no row has to be left out.
+            // The examples come from another split than the questions, so none of them is a question itself.
             shots::draw_for_questions(seed, shots.count, false, &numbers(all.len()), &numbers(questions))
         });
         Ok((SubjectExamples { any: Examples { all, count: shots.count, draws }, subjects }, notes))
@@ -256,14 +256,14 @@ impl Definition<Generation> {
     }
 }
 
-/// Solved examples, which every subject may have of its own.
+/// Solved examples, either for all questions or for each subject.
 ///
 /// The digest of a task's inputs hashes its fields in this order.
 #[derive(Hash)]
 struct SubjectExamples {
-    /// Those for questions of any subject.
+    /// The examples for questions of subjects without their own.
     any: Examples<String>,
-    /// Those of each subject, of which the first are shown.
+    /// The examples of each subject, of which the first ones are shown.
     subjects: Subjects,
 }
 
@@ -282,7 +282,7 @@ struct GenerationTask {
     definition: &'static Definition<Generation>,
     name: String,
     source: String,
-    /// Each question with the index of the first question of its row.
+    /// Each question, with the index of its row's first question.
     questions: Vec<(usize, Question)>,
     examples: SubjectExamples,
     notes: Vec<String>,

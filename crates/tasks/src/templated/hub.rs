@@ -15,7 +15,7 @@ pub(super) struct Hub {
     name: String,
     /// Its configuration, if it has several.
     config: Option<String>,
-    /// The name of the set for `spattn data fetch`, if that can download it.
+    /// The name of the set for `spattn data fetch`, if that command can download it.
     set: Option<String>,
 }
 
@@ -26,7 +26,7 @@ impl Hub {
         format!("rows have the fields of {} on the Hugging Face hub{fetch}", self.name)
     }
 
-    /// The hint for a user who has no file that fits one of `patterns`.
+    /// The hint for a user without a file that matches one of `patterns`.
     fn hint(&self, patterns: &[String]) -> String {
         let (file, split) = written(patterns);
         let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
@@ -46,7 +46,7 @@ impl Hub {
     }
 }
 
-/// An example of a file that fits the first pattern of JSON lines, and the split that it holds, by which file or folder is named.
+/// A file name that matches the first pattern of JSON lines, and the split after which the file or its folder is named.
 fn written(patterns: &[String]) -> (String, &str) {
     let pattern = patterns.iter().find(|p| p.ends_with(".jsonl")).map_or("", String::as_str);
     let (folder, name) = pattern.rsplit_once('/').unwrap_or(("", pattern));
@@ -56,10 +56,10 @@ fn written(patterns: &[String]) -> (String, &str) {
     }
 }
 
-/// The files in the data folder that fit the first pattern that any file fits; `name` is the task's, for the error.
+/// The files in the data folder that match the first pattern that matches any; `name` is the task's, for the error.
 ///
 /// # Errors
-/// If no file fits; the hint names the patterns and says how to get a file.
+/// If no file matches; the hint names the patterns and says how to get a file.
 pub(super) fn find_files(
     options: &TaskOptions,
     patterns: &[String],

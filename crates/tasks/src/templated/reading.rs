@@ -1,4 +1,4 @@
-//! Reads all rows of a task's files: JSON lines, JSON documents, tables in Parquet, and MMLU's tables in CSV.
+//! Reads all rows of a task's files: JSON lines, JSON documents, Parquet tables, and MMLU's CSV tables.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use spattn_base::disk::{no_lfs_pointer, no_lfs_pointer_at};
 use spattn_base::error::UsageError;
 use spattn_base::given;
 
-/// The items that were made of the rows of some files.
+/// The items made of the rows of several files.
 pub(super) struct RowItems<T> {
-    /// One for each usable row: the first of every file, then the second of every file, and so on.
+    /// One item for each usable row: the first row of every file, then the second of every file, and so on.
     pub items: Vec<T>,
     /// For each item, the index of its file.
     files: Vec<usize>,
@@ -23,7 +23,7 @@ pub(super) struct RowItems<T> {
 }
 
 impl<T> RowItems<T> {
-    /// The items with their indices in the published order: all of the first file, then all of the second.
+    /// The items with their indices in the published order: all rows of the first file, then all of the second, and so on.
     pub fn in_published_order(self) -> Vec<(usize, T)> {
         let mut by_file: Vec<usize> = (0..self.files.len()).collect();
         by_file.sort_by_key(|item| self.files[*item]);
@@ -33,12 +33,12 @@ impl<T> RowItems<T> {
     }
 }
 
-/// Makes an item of every row of some files: JSON lines, JSON documents, tables in Parquet, or MMLU's tables in CSV. If there is a
-/// file of labels beside a file (`valid-labels.lst` for `valid.jsonl`), they become the field `label` of its rows. `hub` is for hints.
+/// Makes an item of every row of several files: JSON lines, JSON documents, Parquet tables, or MMLU's CSV tables. If a file has a file
+/// of labels beside it (`valid-labels.lst` for `valid.jsonl`), they become the field `label` of its rows. `hub` is for hints.
 ///
 /// # Errors
-/// A [`UsageError`] if a file cannot be read or has no usable row, and, unless `skip_bad`, if a row is malformed or
-/// `make` fails on it.
+/// A [`UsageError`] if a file cannot be read or has no usable row, or if `skip_bad` is false and a row is malformed or `make` fails on
+/// it.
 pub(super) fn make_all<T>(
     files: &[PathBuf],
     skip_bad: bool,
@@ -112,7 +112,7 @@ fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
-/// Reads a table of MMLU: question, four choices, and the answer as letter or number; with or without a line of headings.
+/// Reads a table of MMLU: question, four choices, and the answer as letter or number; with or without a header line.
 fn of_table<T>(
     path: &Path,
     skip_bad: bool,
@@ -145,20 +145,20 @@ fn table_row(record: &csv::ByteRecord) -> Result<Map<String, Value>> {
     let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|e| anyhow::anyhow!("not UTF-8: {e}"))?;
     anyhow::ensure!(record.len() == 6, "a row has {} columns, not question, four choices and answer", record.len());
     let choices: Vec<Value> = (1..5).map(|i| record[i].into()).collect();
-    // The right one, by its letter or by its place.
+    // The right choice, by its letter or its index.
     let answer = record[5].trim().parse::<u64>().map_or_else(|_| record[5].into(), Value::from);
     let row = [("question", record[0].into()), ("choices", choices.into()), ("answer", answer)];
     Ok(row.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
-/// The subject of a row: its field `subject`, which is set to the name of the file without the split if it is absent.
+/// The subject of a row: its field `subject`. If absent, it is set to the name of the file without the split.
 pub(super) fn subject_of(row: &mut Map<String, Value>, path: &Path) -> String {
     let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
     let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
     row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned()
 }
 
-/// Reorders items: the first of every subject, then the second of every subject, and so on, wherever they come from.
+/// Reorders items: the first of every subject, then the second of every subject, and so on.
 pub(super) fn alternating<T>(items: Vec<T>, subject: impl Fn(&T) -> &str) -> Vec<T> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut rank = |item: &T| {

@@ -1,8 +1,8 @@
-//! Which solved examples stand before a question: the user's options, and random draws as lm-eval makes them.
+//! Which solved examples precede a question: the user's options, and random draws like those of lm-eval.
 //!
 //! lm-eval's default sampler uses one Python `random.Random(seed)` for a whole task. It draws rows for one question after the other,
-//! in the order of the file, so the draw for a question depends on how many questions come before it. If the set has no test split,
-//! it draws one row more than it needs and leaves out the question's own row. Its default seed is 1234.
+//! in file order, so the draw for a question depends on the number of questions before it. If the set has no test split, it draws
+//! one row more than it needs and drops the question's own row. Its default seed is 1234.
 
 use rand_mt::Mt;
 
@@ -22,8 +22,8 @@ pub struct Shots {
 }
 
 impl Shots {
-    /// Parses `shots=N,shots_seed=S`. `default` is the number of examples if none is given; `example` shows how options are written,
-    /// for hints.
+    /// Parses `shots=N,shots_seed=S`. `default` is the number of examples if none is given; `example` shows in hints how options are
+    /// written.
     ///
     /// # Errors
     /// If an option is unknown, malformed or given twice.
@@ -48,7 +48,7 @@ impl Shots {
         Ok(shots)
     }
 
-    /// Checks that a seed has examples to draw.
+    /// Checks that there are examples to draw if a seed is given.
     ///
     /// # Errors
     /// If a seed is given and `shots` is 0.
@@ -72,10 +72,10 @@ impl Shots {
     }
 }
 
-/// Draws examples for every question of a set, in the order of the questions: for each, the indices in `pool` of `shots` rows.
+/// Draws examples for every question of a set, in order: for each question, the indices in `pool` of `shots` rows.
 ///
-/// `pool` and `questions` identify rows by a number. If `spare`, one row more is drawn, and rows with the number of the question are
-/// left out. The pool must have as many rows as are drawn at a time.
+/// `pool` and `questions` identify rows by a number. If `spare`, one more row is drawn, and a row with the question's own number is
+/// dropped. The pool must have at least as many rows as one draw.
 pub fn draw_for_questions(seed: u64, shots: usize, spare: bool, pool: &[u64], questions: &[u64]) -> Vec<Vec<usize>> {
     let mut random = PythonRandom::new(seed);
     let one = |question: &u64| {
@@ -94,18 +94,18 @@ pub fn draw_for_questions(seed: u64, shots: usize, spare: bool, pool: &[u64], qu
     questions.iter().map(one).collect()
 }
 
-/// CPython's `random.Random` of a whole number, as far as `sample` needs it.
+/// CPython's `random.Random` with an integer seed, as far as `sample` needs it.
 struct PythonRandom(Mt);
 
 impl PythonRandom {
-    /// Seeded as by `random.Random(seed)`: the key has the seed's words, the lowest first.
+    /// Seeds like `random.Random(seed)`: the key consists of the seed's words, the lowest first.
     fn new(seed: u64) -> Self {
         let (low, high) = (seed as u32, (seed >> 32) as u32);
         let words = if high == 0 { 1 } else { 2 };
         Self(Mt::new_with_key([low, high].into_iter().take(words)))
     }
 
-    /// `_randbelow`: a number below `n`, which must not be 0. As many bits as `n` has are drawn until they give a smaller number.
+    /// `_randbelow`: a number below `n`, which must not be 0. Draws as many bits as `n` has until they give a smaller number.
     fn below(&mut self, n: usize) -> usize {
         let bits = usize::BITS - n.leading_zeros();
         loop {
@@ -116,7 +116,7 @@ impl PythonRandom {
         }
     }
 
-    /// `getrandbits`: whole words, the lowest first, of which the last one keeps its highest bits.
+    /// `getrandbits`: whole words, the lowest first; of the last word the highest bits are used.
     fn bits(&mut self, bits: u32) -> usize {
         let mut drawn = 0;
         for at in (0..bits).step_by(32) {
@@ -126,9 +126,9 @@ impl PythonRandom {
         drawn
     }
 
-    /// `random.sample(range(n), k)`; `k` is `n` at most.
+    /// `random.sample(range(n), k)`; `k` must not exceed `n`.
     fn sample(&mut self, n: usize, k: usize) -> Vec<usize> {
-        // Python shuffles a list where a set of so many would be larger than it.
+        // Python shuffles a list if that takes less memory than a set of the selected numbers.
         let mut set_size = 21;
         if k > 5 {
             let mut power = 1;
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_more_rows_than_a_word_counts_is_drawn_from_two_words() {
-        // random.Random(7).getrandbits(40), and again.
+        // Two calls of random.Random(7).getrandbits(40).
         let mut random = PythonRandom::new(7);
         assert_eq!([random.bits(40), random.bits(40)], GETRANDBITS_40);
     }

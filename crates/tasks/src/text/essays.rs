@@ -1,8 +1,8 @@
 //! Essays as haystacks: text from a folder or from the grammar in `grammar.rs`, as words and as sentences.
 //!
 //! As in RULER, a haystack of n words consists of the first n words of the text, which starts again when it ends. Needles are put
-//! between its sentences. RULER finds sentences by NLTK's trained punkt model. [`sentences`] uses a short rule instead, which
-//! differs at some abbreviations; it only decides between which sentences a needle may lie.
+//! between its sentences. RULER finds sentences with NLTK's trained punkt model. [`sentences`] uses a short rule instead, which
+//! differs at some abbreviations; it only decides between which sentences a needle may be put.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,9 +33,9 @@ pub enum Essays {
 /// Where the haystack of an example starts in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Start {
-    /// At the beginning of the text, the same for every example, as RULER does it.
+    /// At the beginning of the text, the same for every example, as in RULER.
     Beginning,
-    /// At a random sentence for every example.
+    /// At a random sentence, drawn for every example.
     Anywhere,
 }
 
@@ -48,7 +48,7 @@ impl Essays {
     /// Reads RULER's `PaulGrahamEssays.json` (`{"text": ...}`).
     ///
     /// # Errors
-    /// If the file cannot be read, is not such JSON, or has no words.
+    /// If the file cannot be read, is not JSON of this form, or has no words.
     pub fn from_json(path: &Path) -> Result<Self> {
         let json = super::read(path)?;
         let file: EssayFile = serde_json::from_str(&json).map_err(|e| {
@@ -85,7 +85,7 @@ impl Essays {
         Ok(Self::Text { label, words: words.into(), start })
     }
 
-    /// `grammar` or the name of the file or folder, for the record.
+    /// `grammar`, or the name of the file or folder, for the record.
     pub fn label(&self) -> &str {
         match self {
             Self::Grammar => "grammar",
@@ -93,8 +93,8 @@ impl Essays {
         }
     }
 
-    /// A reader that starts at the beginning of a haystack. `seed` and `stream` determine the text of the grammar, and the place in a
-    /// text that may start anywhere.
+    /// A reader of a haystack from its beginning. `seed` and `stream` determine the grammar's text, and where in a text it starts, if
+    /// it may start anywhere.
     pub fn reader(&self, seed: u64, stream: u64) -> HaystackReader {
         match self {
             Self::Grammar => HaystackReader::Growing { words: Vec::new(), draw: Box::new(Draw::new(seed, stream)) },
@@ -130,18 +130,18 @@ pub fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Reads the first words of a haystack.
 #[derive(Debug)]
 pub enum HaystackReader {
-    /// Words of a file, from its start again when they run out.
+    /// The words of a file, which start again when they run out.
     Fixed {
         /// All words.
         words: Arc<[String]>,
-        /// The first one to read.
+        /// The index of the first word to read.
         from: usize,
     },
-    /// Words of the grammar, made as they are asked for.
+    /// The words of the grammar, made on demand.
     Growing {
         /// Words made so far.
         words: Vec<String>,
-        /// Where the next sentence comes from.
+        /// The draws for further sentences.
         draw: Box<Draw>,
     },
 }
@@ -173,13 +173,13 @@ fn join<'a>(words: impl Iterator<Item = &'a String>) -> String {
     out
 }
 
-/// The first word from `at` on that begins a sentence; `at` if none does.
+/// The first word from `at` on that begins a sentence; `at` if there is none.
 fn sentence_start(words: &[String], at: usize) -> usize {
     let begins = |i: &usize| *i == 0 || ends_sentence(&words[*i - 1]) && may_start_sentence(&words[*i]);
     (at..words.len()).find(begins).unwrap_or(at)
 }
 
-/// Cuts text whose words are separated by single spaces into sentences, without the spaces between.
+/// Splits a text whose words are separated by single spaces into sentences, without the spaces between them.
 ///
 /// A sentence ends after a word that ends in `.`, `!` or `?` (closing quotes and brackets may follow),
 /// unless the word is a known abbreviation or an initial, or the next word starts in lower case.

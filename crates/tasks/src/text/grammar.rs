@@ -1,7 +1,7 @@
-//! A grammar that generates essay-like sentences with made-up persons and places, as many as are needed.
+//! A grammar that generates any number of essay-like sentences about made-up persons and places.
 //!
-//! Patterns and words are data (`tasks/text/grammar.toml`). The sentences are the haystack when the user gives no essays, and the
-//! filler of synthetic documents. They have no meaning, but equal sentences are unlikely.
+//! Patterns and words are data (`tasks/text/grammar.toml`). The sentences are the haystack if the user gives no essays, and the
+//! filler of synthetic documents. They have no meaning, and hardly ever repeat.
 
 use std::sync::LazyLock;
 
@@ -47,7 +47,7 @@ pub struct Grammar {
     company_ends: Vec<String>,
 }
 
-/// Words of the definition file, and those of the crate `petname`, which are many but of few kinds (animals, praise).
+/// The words of the definition file, and those of the crate `petname`, which are many but of few kinds (animals, praise).
 #[derive(Debug)]
 struct Mixed {
     own: Vec<String>,
@@ -87,7 +87,7 @@ impl Grammar {
     }
 
     fn load() -> Self {
-        // Embedded data: a mistake in it is ours, and the tests below find it.
+        // The file is embedded, so a mistake in it is ours, and the tests below find it.
         let file: GrammarFile = toml::from_str(include_str!("../../tasks/text/grammar.toml"))
             .expect("tasks/text/grammar.toml is well-formed");
         let petnames = petname::Petnames::medium();

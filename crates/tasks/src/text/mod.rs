@@ -1,6 +1,6 @@
 //! Raw material for generated examples: word lists, generated sentences, and essays from a folder.
 //!
-//! What is built from it (needles, lists, documents) belongs to the families of tasks.
+//! The families of tasks build needles, lists and documents from it.
 
 pub mod essays;
 pub(crate) mod grammar;
@@ -16,7 +16,7 @@ use spattn_base::given;
 /// Reads a text file, without the byte order mark that it may start with.
 ///
 /// # Errors
-/// If it cannot be read, or as [`decode`].
+/// If it cannot be read; also the errors of [`decode`].
 pub fn read(path: &Path) -> Result<String, UsageError> {
     let bytes = given::bytes(path, given::MOST_OF_TEXT)
         .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
@@ -26,7 +26,7 @@ pub fn read(path: &Path) -> Result<String, UsageError> {
 /// Decodes the bytes of a text file, without the byte order mark that they may start with; `path` names the file in errors.
 ///
 /// # Errors
-/// If the bytes are not UTF-8 (the error names the line), since replacing them would change what the model reads; or if the file is
+/// If the bytes are not UTF-8, since replacing them would change what the model reads (the error names the line); or if the file is
 /// a pointer of Git LFS.
 pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<String, UsageError> {
     no_lfs_pointer(path.display(), &bytes)?;

@@ -1,28 +1,27 @@
-//! WikiText detokenised, as lm-eval's task `wikitext` reads it.
+//! Detokenised WikiText, as lm-eval's task `wikitext` reads it.
 //!
 //! The file has blanks around punctuation, `@-@` within compounds and `= Title =` for headings. lm-eval removes these from each article
-//! before a model reads it, but divides the likelihood by the bytes and words of the original article. So its figures per byte and
-//! word are lower than those of the text as the file has it. Rules, order and counts are those of
-//! lm_eval 0.4.13, `tasks/wikitext/preprocess_wikitext.py`; articles are those of the data set that it reads
-//! (`EleutherAI/wikitext_document_level`).
+//! before a model reads it, but divides the likelihood by the bytes and words of the original article. So its figures per byte and word
+//! are lower than those for the file's text. Rules, order and counts are those of lm_eval 0.4.13,
+//! `tasks/wikitext/preprocess_wikitext.py`; articles are those of the data set that it reads (`EleutherAI/wikitext_document_level`).
 
 use std::ops::Range;
 
 use crate::metrics::python::{is_space, strip};
 
-/// A text that was made from an original, and which part of the original each of its bytes stands for.
+/// A text made from an original, which knows the part of the original that each of its bytes stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detokenised {
-    /// The detokenised text: all articles in turn, each on lines of its own.
+    /// The detokenised text: all articles in order, each on its own lines.
     pub text: String,
-    /// For each byte of `text`, the byte of the original at which the part ends that it stands for.
+    /// For each byte of `text`, the end of the part of the original that it stands for.
     ends: Vec<usize>,
-    /// Bytes of the original at which words begin as lm-eval counts them, ascending.
+    /// The bytes of the original at which words begin as lm-eval counts them, in ascending order.
     words: Vec<usize>,
 }
 
 impl Detokenised {
-    /// A file of WikiText.
+    /// Detokenises a file of WikiText.
     pub fn new(file: &str) -> Self {
         let (mut all, mut words) = (Tracked::default(), Vec::new());
         let mut before = 0;
@@ -36,7 +35,7 @@ impl Detokenised {
             all.text.push_str(&kept.text);
             all.ends.extend(kept.ends.iter().map(|end| before + end));
             before += article.len();
-            // Blanks cut off at its end belong to the article's last byte.
+            // Blanks that were cut off at an article's end belong to its last byte.
             if let (false, Some(last)) = (kept.ends.is_empty(), all.ends.last_mut()) {
                 *last = before;
             }
@@ -44,13 +43,13 @@ impl Detokenised {
         Self { text: all.text, ends: all.ends, words }
     }
 
-    /// Number of bytes of the original that these bytes of the text stand for.
+    /// The number of bytes of the original that these bytes of the text stand for.
     pub fn original_bytes(&self, bytes: Range<usize>) -> usize {
         let original = self.original(bytes);
         original.end - original.start
     }
 
-    /// Number of words of the original that begin in the part that these bytes of the text stand for. lm-eval counts the pieces
+    /// The number of words that begin in the part of the original that these bytes of the text stand for. lm-eval counts the pieces
     /// between runs of white space, so white space at the beginning or end of an article adds an empty piece.
     pub fn original_words(&self, bytes: Range<usize>) -> usize {
         let original = self.original(bytes);
@@ -88,8 +87,8 @@ fn is_title(line: &str) -> bool {
     line.starts_with("= ") && line.ends_with(" =")
 }
 
-/// Where the pieces of an article between runs of white space begin. Each begins at the last byte of the run before it, the first at
-/// the beginning of the article.
+/// Where the pieces of an article between runs of white space begin: the first at the beginning of the article, every other at the last
+/// byte of the run before it.
 fn word_places(article: &str) -> impl Iterator<Item = usize> {
     let ends_run = |(at, c): (usize, char)| {
         let next = article[at + c.len_utf8()..].chars().next();
@@ -98,7 +97,7 @@ fn word_places(article: &str) -> impl Iterator<Item = usize> {
     [0].into_iter().chain(article.char_indices().filter_map(ends_run))
 }
 
-/// Applies lm-eval's rules in its order, which matters: some rules remove what later ones would match.
+/// Applies lm-eval's rules in its order, since some rules remove what later ones would match.
 fn detokenised(article: &str) -> Tracked {
     let rules: &[(&str, &str)] = &[
         (" @-@ ", "-"),
@@ -133,11 +132,11 @@ fn detokenised(article: &str) -> Tracked {
     replaced(text, last)
 }
 
-/// A text under construction, which keeps for each byte the part of the original that it stands for.
+/// A text under construction, which knows the part of the original that each of its bytes stands for.
 #[derive(Debug, Default)]
 struct Tracked {
     text: String,
-    /// For each byte, where the part of the original ends that it stands for.
+    /// For each byte, the end of the part of the original that it stands for.
     ends: Vec<usize>,
 }
 
@@ -152,7 +151,7 @@ impl Tracked {
         self.ends.extend(&of.ends[bytes]);
     }
 
-    /// Appends a text that stands for these bytes of the original, each of its bytes for an equal part.
+    /// Appends a text that stands for these bytes of the original, divided evenly among its bytes.
     fn push_literal(&mut self, text: &str, original: Range<usize>) {
         let (n, bytes) = (text.len(), original.end - original.start);
         self.text.push_str(text);
@@ -170,7 +169,7 @@ impl Tracked {
         self.with(found, |_| to)
     }
 
-    /// The text with each of these ranges, which are in order, replaced by a text.
+    /// The text with each of these ranges, given in order, replaced by a text.
     fn with<'t>(&self, ranges: impl Iterator<Item = Range<usize>>, text: impl Fn(&str) -> &'t str) -> Self {
         let (mut out, mut from) = (Self::default(), 0);
         for range in ranges {
@@ -182,8 +181,8 @@ impl Tracked {
         out
     }
 
-    /// Applies a rule that is a mistake in lm-eval: a digit between slashes, with an apostrophe before it, becomes the text of the
-    /// rule's own pattern.
+    /// Applies a rule that is a mistake in lm-eval: a digit between slashes, with an apostrophe and a blank before it, is replaced by
+    /// the text of the rule's own pattern.
     fn with_broken_digits(self) -> Self {
         let is_digit = |at: usize| self.text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
         let is_slash = |at: usize| self.text.as_bytes().get(at) == Some(&b'/');
@@ -201,7 +200,7 @@ impl Tracked {
         self.with(found.into_iter(), |_| "/'[0-9]/")
     }
 
-    /// Removes white space directly inside a pair of marks. Pairs do not overlap; a single mark stays as it is.
+    /// Removes white space directly inside a pair of marks. Pairs do not overlap; a mark without its partner is left unchanged.
     fn trimmed_within(self, open: char, close: char) -> Self {
         let (mut out, mut from) = (Self::default(), 0);
         while let Some(opened) = self.text[from..].find(open).map(|at| from + at + open.len_utf8()) {
@@ -269,7 +268,7 @@ mod tests {
         assert!(pages > 100, "{pages}");
     }
 
-    /// Figures of lm-eval's own rules on the whole file, where the file is there.
+    /// Figures of lm-eval's own rules on the whole file, if the file is there.
     #[test]
     fn the_published_test_text_is_lm_evals_to_the_byte() {
         use spattn_model::checksum::sha256_hex;
@@ -297,7 +296,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a text is cut, its parts make up the whole; and nothing is out of order.
+        /// The two parts of a text that is cut anywhere add up to the whole, and nothing is out of order.
         #[test]
         fn parts_add_up(file in "([a-c' =\n\"(){}@,.°]|= = |s '| @-@ | N |\u{1f}){0,60}", cut in 0.0f64..1.0) {
             let all = Detokenised::new(&file);

@@ -1,8 +1,8 @@
-//! Words for keys and lists: from maintained crates by default, or the exact lists of a folder.
+//! Words for keys and lists: by default from maintained crates, or the lists in a folder.
 //!
-//! RULER takes its adjective-noun keys and the words of its lists from the Python package wonderwords, whose lists no crate has. The
-//! adjectives, adverbs and animal names of `petname` with the plainest words of `random_word` give the same task with other words.
-//! For RULER's own words, the user puts wonderwords' three files into a folder.
+//! RULER takes its adjective-noun keys and the words of its lists from the Python package wonderwords, whose lists are in no crate.
+//! The adjectives, adverbs and animal names of `petname` with the plainest words of `random_word` give the same task with other
+//! words. To use RULER's own words, put the three files of wonderwords into a folder.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,14 +18,14 @@ use spattn_base::error::UsageError;
 
 /// The least number of words in the pool for lists.
 const POOL: usize = 8_400;
-/// The fewest words of a list; with fewer, examples repeat themselves.
+/// The fewest words of a list; with fewer, examples would repeat themselves.
 const LEAST_WORDS: usize = 10;
-/// The fewest keys; with fewer, two needles have the same key too often.
+/// The fewest keys; with fewer, two needles would have the same key too often.
 const LEAST_KEYS: usize = 1000;
 const LIST_HINT: &str = "a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line";
 /// SHA-256 of `nounlist.txt` in wonderwords 3.0.1.
 const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
-/// Beginnings of offensive words, which are left out: the large list is a dictionary for word games and has them all.
+/// Beginnings of offensive words, which are left out: the large list is a dictionary for word games and contains them.
 static BLOCKED: LazyLock<Regex> = LazyLock::new(|| {
     let lines = include_str!("../../tasks/text/blocked.txt").lines();
     let stems = lines.filter(|line| !line.starts_with('#') && !line.is_empty()).map(regex::escape);
@@ -45,21 +45,21 @@ pub struct Words {
 
 #[derive(Debug, Clone, Hash)]
 enum Pool {
-    /// [`PLAIN_POOL`], which is computed when it is first needed, since most tasks have no lists.
+    /// [`PLAIN_POOL`], which is computed at first use, since most tasks have no lists.
     Plain,
     Read(Arc<[String]>),
 }
 
 impl Words {
-    /// The offline default. Keys come from petname's medium lists; the pool holds these, their
-    /// adverbs and the plainest words of `random_word`, some 8,400 words in all.
+    /// The offline default. Keys come from petname's medium lists; the pool holds these, petname's adverbs and the plainest words of
+    /// `random_word`, some 8,400 words in total.
     pub fn from_crates() -> Self {
         let PlainNames { adjectives, nouns, .. } = &*PETNAMES;
         Self { adjectives: adjectives.clone(), nouns: nouns.clone(), pool: Pool::Plain, label: "petname" }
     }
 
-    /// Lists read from `nounlist.txt`, `adjectivelist.txt` and `verblist.txt` in `folder`: one word a
-    /// line, as in wonderwords. The pool is all of them, as in RULER.
+    /// Lists read from `nounlist.txt`, `adjectivelist.txt` and `verblist.txt` in `folder`, with one word per line, as in wonderwords.
+    /// The pool has all of these words, as in RULER.
     ///
     /// # Errors
     /// A [`UsageError`] naming the file if one is missing, unreadable or empty.
@@ -100,18 +100,18 @@ impl Words {
         }
     }
 
-    /// An `adjective-noun` key, every pair equally likely.
+    /// An `adjective-noun` key; every pair is equally likely.
     pub fn key(&self, draw: &mut Draw) -> String {
         let adjective = draw.pick(&self.adjectives);
         let noun = draw.pick(&self.nouns);
         format!("{adjective}-{noun}")
     }
 
-    /// All words for lists in random order: the pool, then (for very long lists only) words of
-    /// `random_word` that are not in it. A list of n words takes the first n.
+    /// All words for lists in random order: the pool, then (for very long lists only) the words of `random_word` that are not in it.
+    /// A list of n words takes the first n.
     ///
-    /// If the pool is too small, RULER takes *all* words of a list from a second dictionary. Here they are added to the pool instead,
-    /// so that the tokens of a list grow smoothly with its number of words.
+    /// If the pool is too small, RULER takes *all* words of a list from a second dictionary. Here its words are added to the pool, so
+    /// that the tokens of a list grow smoothly with its number of words.
     pub fn shuffled(&self, seed: u64, stream: u64) -> Shuffled<'_> {
         let mut draw = Draw::new(seed, stream);
         let mut order: Vec<&str> = self.pool().iter().map(String::as_str).collect();
@@ -135,7 +135,7 @@ impl PlainNames {
         Self { adjectives: adjectives.into(), nouns: nouns.into(), adverbs }
     }
 
-    /// All of them, and the plainest words of the dictionary.
+    /// All of these words, and the plainest words of the dictionary.
     fn pool(&self) -> Vec<String> {
         let mut pool = sorted_set(self.adjectives.iter().chain(&*self.nouns).chain(&self.adverbs).cloned());
         let known: HashSet<String> = pool.iter().cloned().collect();
@@ -179,7 +179,7 @@ pub fn dictionary_words() -> &'static [&'static str] {
     &ALL
 }
 
-/// The large dictionary without blocked and very short or very long words.
+/// The large dictionary without blocked, very short and very long words.
 fn dictionary() -> impl Iterator<Item = &'static str> {
     random_word::all(random_word::Lang::En).iter().copied().filter(|w| is_plain(w))
 }
@@ -203,7 +203,7 @@ fn relatives(word: &str, all: &HashSet<&str>) -> usize {
     ];
     const BEGINNINGS: [&str; 9] = ["un", "re", "out", "over", "mis", "under", "pre", "sub", "inter"];
     let stem = word.strip_suffix('e').unwrap_or(word);
-    // One text for all that is looked up: there are a million of them.
+    // One buffer for a million look-ups.
     let mut joined = String::with_capacity(16);
     let mut is_word = |start: &str, end: &str| {
         joined.clear();

@@ -11,7 +11,7 @@ use crate::seed::Draw;
 use crate::text::{self, essays};
 use spattn_base::error::UsageError;
 
-/// Thousandths of each book, from its end, that are held out to measure the loss on.
+/// Thousandths at the end of each book that are held out to measure the loss on.
 const HELD_OUT_PER_MILLE: usize = 10;
 /// Upper bound of the mean number of bytes of a token.
 const BYTES_A_TOKEN: usize = 6;
@@ -20,7 +20,7 @@ const BYTES_A_TOKEN: usize = 6;
 #[derive(Debug, Clone, Default)]
 pub struct Books {
     texts: Arc<[String]>,
-    /// For each text, the sum of the bytes up to its end, without held-out parts.
+    /// For each text, the total bytes of the texts up to and including it, without held-out parts.
     ends: Arc<[usize]>,
 }
 
@@ -60,8 +60,8 @@ impl Books {
         self.texts.is_empty()
     }
 
-    /// Fills a row with running text, one time in three without the line breaks within paragraphs. With `held_out` the text is from
-    /// the held-out parts and always unchanged.
+    /// Fills a row with running text, in one of three cases without the line breaks within paragraphs. With `held_out`, the text
+    /// comes from the held-out parts and is always unchanged.
     pub fn write(&self, row: &mut RowBuilder, draw: &mut Draw, held_out: bool) {
         let unwrap = percent(33, draw) && !held_out;
         let text = self.run((row.left() + 8) * BYTES_A_TOKEN, draw, held_out);
@@ -82,7 +82,7 @@ impl Books {
         }
     }
 
-    /// About `bytes` bytes of a book, from the beginning of a line on.
+    /// About `bytes` bytes of a book, starting at the beginning of a line.
     fn run(&self, bytes: usize, draw: &mut Draw, held_out: bool) -> &str {
         let Some(total) = self.ends.last() else { return "" };
         let at = draw.below(*total);
@@ -104,7 +104,7 @@ impl Books {
         let text: Vec<&str> = self.run(bytes, draw, false).split_whitespace().collect();
         let text = text.join(" ");
         let all = essays::sentences(&text);
-        // The first and the last sentence are probably cut.
+        // The first and the last sentence are probably incomplete.
         let whole = if all.len() > 4 { &all[1..all.len() - 1] } else { &all[..] };
         whole.iter().map(|s| (*s).to_owned()).collect()
     }

@@ -30,11 +30,11 @@ struct FactGroup {
     born_in: usize,
     /// Index of the group whose company the person works at.
     works_at: usize,
-    /// Names of the sentences that its documents have.
+    /// The names of the sentences in its documents.
     stated: HashSet<String>,
 }
 
-/// Writes documents, and questions about them until no further one fits.
+/// Writes documents, and questions about them as long as they fit.
 pub fn write(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
     let (definition, file) = definition("qa").context("there is no base task `qa`")?;
     let world: WorldFile = toml::from_str(file)?;
@@ -81,7 +81,7 @@ pub fn write(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
     Ok(())
 }
 
-/// The question about `group` and its answer; `None` if a fact that it needs is in no document. An answer that needs two documents
+/// The question about `group` and its answer; `None` if no document has a fact that it needs. An answer that needs two documents
 /// first names the city or company that links them.
 fn asked(question: &WorldQuestion, group: &FactGroup, groups: &[FactGroup]) -> Result<Option<(String, String)>> {
     let other = match question.via.as_deref() {

@@ -14,7 +14,7 @@ use crate::ruler::definition;
 use crate::seed::Draw;
 use crate::text::words::{Words, dictionary_words};
 
-/// Most different words of a list: more would make each one rarer.
+/// The most different words of a list; more would make each one rarer.
 const MOST_WORDS: usize = 8_000;
 
 /// Writes a numbered list in which some words occur more often than the others, and asks for them.
@@ -48,7 +48,7 @@ pub fn write_common(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
     let wished =
         if percent(40, draw) && other_times == 3 { 30 } else { draw.between((2 * other_times + 2).max(6), 40) };
     let a_round: usize = asked.iter().map(|w| costs(row, w)).sum();
-    // The common words take at most three quarters of the list, and occur more often than the others.
+    // The common words occur more often than the others, and take at most three quarters of the list if that is possible.
     let common_times = wished.min(room * 3 / 4 / a_round.max(1)).max(other_times + 1);
     let mut list: Vec<String> = Vec::new();
     let mut used = 0;
@@ -100,7 +100,7 @@ fn numbered<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
 }
 
-/// Where the words of a list are from: the words of the evaluated task, the dictionary, or made up.
+/// The source of a list's words: the evaluated task, the dictionary, or a generator of made-up words.
 enum WordSource {
     Pool(Words),
     Dictionary,
@@ -159,7 +159,8 @@ pub fn write_frequent(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
     let shares: Vec<f64> =
         (0..words.len()).map(|i| ((i + 1) as f64).powf(-alpha) * (1.0 + jitter * (fraction(draw) - 0.5))).collect();
     let mut counts = largest_counts(&shares, &costs, room);
-    // The first word is the dots. The answer is the next three words, each of which occurs more often than any later one.
+    // The word of rank 1 is the dots. The answer is the next three words, each of which occurs more often than any later
+    // one.
     let mut ranked: Vec<usize> = (1..words.len()).collect();
     ranked.sort_by_key(|&i| std::cmp::Reverse(counts[i]));
     for (rank, &i) in ranked.iter().enumerate().skip(3) {
@@ -179,7 +180,7 @@ pub fn write_frequent(row: &mut RowBuilder, draw: &mut Draw) -> Result<()> {
     Ok(())
 }
 
-/// How often each word occurs: `int(N · share)`, for the largest N with which the list fits `room` tokens.
+/// The number of occurrences of each word: `int(N · share)`, for the largest N with which the list fits `room` tokens.
 fn largest_counts(shares: &[f64], costs: &[usize], room: usize) -> Vec<usize> {
     let counts = |n: f64| -> Vec<usize> { shares.iter().map(|s| (n * s) as usize).collect() };
     let tokens = |n: f64| counts(n).iter().zip(costs).map(|(count, cost)| count * cost).sum::<usize>();

@@ -1,7 +1,7 @@
-//! Rows that the built-in model is trained on, from the templates, words and texts of the tasks.
+//! Rows for training the built-in model, made from the tasks' templates, words and texts.
 //!
-//! A row is one context with as many questions as fit. The answer and the end token follow each question, so the model learns from
-//! one context many times. A fixed share of the rows are examples exactly as the tasks make them, with their answers
+//! A row is one context with as many questions as fit. Each question is followed by its answer and the end token, so the model learns
+//! from one context many times. A fixed share of the rows are examples exactly as the tasks make them, with their answers
 //! (`task_examples.rs`). The others vary more than the tasks do: in the number of keys and values, in words, and in wordings
 //! (`training_rows.toml`). Some rows are running text.
 //!
@@ -9,7 +9,7 @@
 //! begins with that, so no row shares its seed with an evaluated example.
 //!
 //! The tool `train-rows` (`crates/train-rows`) writes rows for `scripts/train_builtin/`. Trained calibrations also learn from these rows;
-//! no evaluation does.
+//! evaluations never use them.
 
 mod books;
 mod documents;
@@ -35,7 +35,7 @@ use spattn_base::error::UsageError;
 /// The family of held-out text: the end of each book, which no other family uses.
 pub const HELD_OUT: &str = "held_out";
 
-/// Makes training rows, of a mix of families or of one.
+/// Makes training rows of one family or of a mix of families.
 pub struct Trainer {
     books: Books,
     task_examples: task_examples::TaskExamples,
@@ -43,7 +43,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Takes running text from `books`, which may be empty: then no row is running text.
+    /// Takes running text from `books`. If that is empty, no row is running text.
     ///
     /// # Errors
     /// If an embedded definition of a task is malformed.
@@ -60,11 +60,11 @@ impl Trainer {
         &self.names
     }
 
-    /// The row with number `index` among those of at most `length` tokens. It depends on nothing but the arguments. Without a
-    /// `family`, one is drawn.
+    /// The row numbered `index` among those of at most `length` tokens, which depends only on the arguments. Without a `family`, one is
+    /// drawn.
     ///
     /// # Errors
-    /// A [`UsageError`] if the family is unknown; another error if it cannot make rows of this length.
+    /// A [`UsageError`] if the family is unknown; another error if the family cannot make rows of this length.
     pub fn row(
         &self,
         seed: u64,

@@ -16,7 +16,7 @@ use crate::seed::Draw;
 use crate::text::grammar::Grammar;
 use crate::text::words::{Words, dictionary_words};
 
-/// Shortest rows, in tokens, with UUIDs: in shorter ones they leave too few tokens for anything else.
+/// The least tokens of a row with UUIDs, which would leave too little room for anything else in a shorter one.
 const UUIDS_FROM: usize = 500;
 
 /// A key made of words. Half are keys of the evaluated task; the others are made of any words, so that the model does not memorise
@@ -109,7 +109,7 @@ enum QuestionStyle {
     SeveralKeys,
 }
 
-/// A context of needles while it is written.
+/// A context of needles under construction.
 struct NeedleContext<'a> {
     text: NeedleTemplates,
     value: NeedleKind,
@@ -121,7 +121,7 @@ struct NeedleContext<'a> {
     draw: &'a mut Draw,
 }
 
-/// Writes a context with needles and as many questions as fit.
+/// Writes a context with needles, and as many questions as fit.
 pub fn write(row: &mut RowBuilder, draw: &mut Draw, books: &Books) -> Result<()> {
     let (definition, file) = definition("niah").context("there is no base task `niah`")?;
     let shared: NeedleTexts = toml::from_str(file)?;
@@ -177,7 +177,7 @@ pub fn write(row: &mut RowBuilder, draw: &mut Draw, books: &Books) -> Result<()>
     Ok(())
 }
 
-/// Upper bound of the tokens of a question of this style and its answer.
+/// An upper bound of the tokens of a question of this style with its answer.
 fn largest_question(
     row: &RowBuilder,
     text: &NeedleTemplates,
@@ -200,17 +200,17 @@ fn largest_question(
         }
 }
 
-/// What was drawn of a context before its text.
+/// The properties of a context that are drawn before its text.
 struct ContextPlan {
     /// Tokens that the context may have.
     room: usize,
-    /// What lies between the needles.
+    /// What surrounds the needles.
     haystack: Haystack,
     /// The kind of the keys.
     key: NeedleKind,
     /// The most keys.
     most_keys: usize,
-    /// What is asked.
+    /// The style of the first question.
     style: QuestionStyle,
 }
 
@@ -256,7 +256,8 @@ impl NeedleContext<'_> {
         scatter(units, needles, self.draw)
     }
 
-    /// How many values a key has. Not always the four of the evaluated task, so that the model has to see in the text when to stop.
+    /// The number of values of a key. It is not always the four of the evaluated task, so that the model has to see in the text
+    /// when to stop.
     fn number_of_values(&mut self, style: QuestionStyle) -> usize {
         match (style, self.draw.below(10)) {
             (QuestionStyle::AllValues, 0..=3) => 4,
@@ -267,11 +268,11 @@ impl NeedleContext<'_> {
     }
 
     fn needle(&self, key: &str, value: &str) -> String {
-        // The published needle names the kind of value in the plural, whatever the question.
+        // The published needle names the kind of value in the plural, whatever the question is.
         self.text.with(&self.text.statement, self.value, false, &[("key", key), ("query", key), ("value", value)])
     }
 
-    /// Appends questions until no further one fits: the first of the given style, the others of any.
+    /// Appends questions until one does not fit, at times fewer: the first in the given style, the others in any style.
     fn ask(&mut self, row: &mut RowBuilder, style: QuestionStyle, context: &str) {
         if self.entries.is_empty() {
             // The row is too short for one needle.
@@ -310,7 +311,7 @@ impl NeedleContext<'_> {
         if wants_many && !self.of_many.is_empty() {
             let entry = &self.entries[*self.draw.pick(&self.of_many)];
             let mut values = entry.values.clone();
-            // In the order of the text, so that each next value, and the end, is determined.
+            // In text order, so that each next value, and the end of the list, is determined.
             values.sort_by_key(|value| context.find(&self.needle(&entry.key, value)));
             return (self.words(&entry.key, false), format!(" {}.", values.join(", ")));
         }

@@ -75,7 +75,7 @@ pub fn write_passkey(row: &mut RowBuilder, draw: &mut Draw, books: &Books) {
     );
     let in_noise = percent(70, draw);
     let units = haystack_units(row, room, in_noise, &noise.unwrap_or_default(), draw, books);
-    // As published: one line of noise before the line of the key, and one after it.
+    // As published, a line of noise precedes the line of the key, and another follows it.
     let context = if in_noise && percent(70, draw) {
         let (head, tail) = units.split_at(draw.below(units.len() + 1));
         format!("{}\n{statement}\n{}", head.join(" "), tail.join(" "))

@@ -1,7 +1,7 @@
-//! A training row, [`RowBuilder`], which keeps it within its length, and how it becomes tokens.
+//! A training row, its builder [`RowBuilder`], which keeps it within its length, and its encoding into tokens.
 
 /// The tokenizer of the trained model. It must encode each piece (white space and the text after it, up to the next white space)
-/// independently of the others, so that the lengths of texts add up.
+/// independently of the others, so that token counts of texts add up.
 pub trait Encoder: Sync {
     /// Appends the tokens of `text`, without special tokens.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
@@ -29,7 +29,7 @@ pub enum Class {
     Text = 5,
 }
 
-/// Text of one class. Neighbours of class [`Class::Context`] are one text to the tokenizer, as in a prompt.
+/// Text of one class. Adjacent segments of [`Class::Context`] are passed to the tokenizer as one text, as in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// The text.
@@ -47,12 +47,12 @@ pub struct TrainingRow {
     pub family: usize,
     /// Its text in order.
     pub segments: Vec<Segment>,
-    /// Most tokens it may have.
+    /// The most tokens that it may have.
     pub length: usize,
 }
 
 impl TrainingRow {
-    /// Token ids and their classes, both cut at the length. The class of the first token, which begins the row, is 0.
+    /// The token ids and their classes, both cut to the length. The class of the first token, which begins the row, is 0.
     pub fn encode(&self, encoder: &dyn Encoder) -> (Vec<u32>, Vec<u8>) {
         let mut ids = Vec::with_capacity(self.length);
         let mut classes = Vec::with_capacity(self.length);
@@ -71,7 +71,7 @@ impl TrainingRow {
     }
 }
 
-/// Writes a row, and counts how many tokens of its length are left.
+/// Writes a row, and counts the remaining tokens of its length.
 pub struct RowBuilder<'a> {
     encoder: &'a dyn Encoder,
     row: TrainingRow,
@@ -109,7 +109,7 @@ impl<'a> RowBuilder<'a> {
         self.push(text, Class::Context, false);
     }
 
-    /// Appends text of a class, with the end token after it if `ends`. The caller checks that it fits.
+    /// Appends text of a class, followed by the end token if `ends`. The caller checks that it fits.
     pub fn push(&mut self, text: &str, class: Class, ends: bool) {
         self.used += self.cost(text) + usize::from(ends);
         match self.row.segments.last_mut() {
@@ -136,7 +136,7 @@ impl<'a> RowBuilder<'a> {
         self.cost(question) + self.cost(answer) + 1
     }
 
-    /// Texts from `next`, as many as fit into `room` tokens, each with the separator before it.
+    /// As many texts from `next` as fit into `room` tokens, each with the separator before it.
     pub fn fill(&self, mut room: usize, separator: &str, mut next: impl FnMut() -> String) -> Vec<String> {
         let mut units = Vec::new();
         loop {
@@ -150,13 +150,13 @@ impl<'a> RowBuilder<'a> {
         }
     }
 
-    /// The row.
+    /// The finished row.
     pub fn finish(self) -> TrainingRow {
         self.row
     }
 }
 
-/// Inserts texts at random places among `units`; their order stays.
+/// Inserts texts at random places among `units`, keeping their order.
 pub fn scatter(units: Vec<String>, inserted: Vec<String>, draw: &mut crate::seed::Draw) -> Vec<String> {
     let mut places: Vec<usize> = inserted.iter().map(|_| draw.below(units.len() + 1)).collect();
     places.sort_unstable();

@@ -7,10 +7,10 @@ use super::row::{Class, Encoder, RowBuilder};
 use crate::ruler::{self, shapes};
 use crate::{Example, PromptCounter, Task, TaskOptions};
 
-/// Most tokens of an answer, its end token included.
+/// The most tokens of an answer, including its end token.
 pub(crate) const ANSWER: usize = 72;
 
-/// Counts the tokens of a prompt as an evaluation does: the token that begins it, and its text.
+/// Counts the tokens of a prompt as in an evaluation: the token that begins it, and its text.
 pub(crate) struct RowCounter<'a>(pub &'a dyn Encoder);
 
 impl PromptCounter for RowCounter<'_> {
@@ -25,7 +25,7 @@ pub struct TaskExamples {
 }
 
 impl TaskExamples {
-    /// Makes the tasks of these names; the second of each pair is not used here.
+    /// Makes the tasks with these names; the second element of each pair is ignored.
     ///
     /// # Errors
     /// If a task is unknown or its definition is malformed.
@@ -42,7 +42,7 @@ impl TaskExamples {
     pub fn write(&self, name: &str, row: &mut RowBuilder, seed: u64, index: usize) -> Result<()> {
         let Some((_, task)) = self.tasks.iter().find(|(n, _)| n == name) else { return Ok(()) };
         let counter = RowCounter(row.encoder());
-        // A task leaves space for all tokens that it may generate; the answer needs fewer.
+        // A task reserves all tokens that it may generate, but the answer needs fewer.
         let generated = ruler::max_new_tokens(name).unwrap_or(0);
         let length = row.length() + generated - ANSWER.min(generated);
         let example = task.example(length, index, seed, &counter)?;
@@ -55,7 +55,8 @@ impl TaskExamples {
     }
 }
 
-/// The context in parts, each with whether it is an answer: some prompts begin with a solved example, whose answer is trained too.
+/// The context in parts, each with whether it is an answer: some prompts begin with a solved example, whose answer is also
+/// trained.
 fn solved<'a>(name: &str, context: &'a str) -> Vec<(&'a str, bool)> {
     let has_one = matches!(name, "ruler/vt" | "ruler/cwe");
     let cut = shapes().filter(|s| has_one && s.prefix_mark.len() > " Answer:".len()).find_map(|shape| {

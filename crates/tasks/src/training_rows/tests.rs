@@ -5,7 +5,7 @@ use super::*;
 use crate::ruler::NeedleKind;
 use crate::{TaskOptions, resolve};
 
-/// The built-in model's tokenizer. Its tokens never join text across the start of white space.
+/// The built-in model's tokenizer. None of its tokens has text before white space.
 struct BuiltinEncoder(tokenizers::Tokenizer);
 
 impl BuiltinEncoder {
@@ -51,7 +51,7 @@ fn trainer() -> Trainer {
     Trainer::new(books()).unwrap()
 }
 
-/// The answers of a row with the prompt before each.
+/// The answers of a row, each with the prompt before it.
 fn asked(row: &TrainingRow) -> Vec<(String, String)> {
     let mut before = String::new();
     let mut all = Vec::new();
@@ -66,7 +66,7 @@ fn asked(row: &TrainingRow) -> Vec<(String, String)> {
 
 #[test]
 fn no_row_shares_a_seed_with_an_evaluated_example() {
-    // By construction: what is hashed differs, because no task's name starts with the domain.
+    // Seeds differ because no task's name starts with the domain, so different names are hashed.
     let all = ["ruler", "ruler/qa_synth", "ruler/qa_synth_hop2"].map(str::to_owned);
     for task in resolve(&all, &TaskOptions::default()).unwrap() {
         assert!(!task.name().starts_with(TRAINING_DOMAIN));
@@ -114,7 +114,8 @@ fn rows_fit_and_their_weights_mark_the_answers() {
                 assert!(ids.len() <= length, "{family} at {length}, row {index}: {} tokens", ids.len());
                 assert_eq!(ids.len(), classes.len());
                 assert_eq!((ids[0], classes[0]), (encoder.bos(), 0));
-                // The tokens of each answer class are those of the answers, with the end token where they end.
+                // The tokens of each answer class are those of the answers, with the end token after those
+                // that end.
                 for class in [Class::Answer, Class::Count] {
                     let marked: Vec<u32> =
                         ids.iter().zip(&classes).filter(|(_, c)| **c == class as u8).map(|(id, _)| *id).collect();
@@ -202,7 +203,7 @@ fn counted_answers_are_the_most_frequent_words() {
                 *counts.entry(word).or_insert(0) += 1;
             }
             let least = answers.iter().map(|w| counts[w]).min().unwrap();
-            // Only words of the instructions may come up more often.
+            // Only words of the instructions may occur more often.
             for (word, count) in counts.iter().filter(|(w, n)| **n >= least && !answers.contains(**w)) {
                 assert!(prose.contains(word), "{family} {length} {index}: {word} {count}, {least}");
             }

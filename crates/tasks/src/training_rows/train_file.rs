@@ -1,11 +1,11 @@
-//! `training_rows.toml`: the share of each family of rows, and the wordings that were written by hand.
+//! `training_rows.toml`: the share of each family of rows, and the hand-written wordings.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
 pub(crate) static FILE: LazyLock<TrainFile> = LazyLock::new(|| {
-    // The file is embedded, and the tests parse it, so this cannot fail for a user.
+    // The file is embedded, so a mistake in it is ours, and the tests find it.
     toml::from_str(include_str!("../../tasks/training_rows.toml")).expect("training_rows.toml is well-formed")
 });
 
@@ -43,11 +43,11 @@ pub(crate) struct TaskExampleShares {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Wording {
-    /// Percentage of rows that do not have the published wording.
+    /// Percentage of rows with a wording other than the published one.
     pub percent: usize,
-    /// Percentage of those whose wording is drawn word by word.
+    /// Percentage of these rows whose wording is drawn word by word.
     pub drawn: usize,
-    /// Frequent words, of which drawn wordings are made.
+    /// Frequent words, from which drawn wordings are made.
     pub words: Vec<String>,
     /// Forms of a list item, with `{number}` and `{word}`.
     pub items: Vec<String>,

@@ -22,7 +22,7 @@ struct AssignmentTemplates {
     link: String,
 }
 
-/// A value and the variables that are assigned it, one from the other.
+/// A value and the variables that get it, one from the other.
 struct Chain {
     value: String,
     variables: Vec<String>,

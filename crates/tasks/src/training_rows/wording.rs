@@ -1,8 +1,8 @@
-//! Wordings of the tasks other than the published ones: those of `training_rows.toml`, and ones of random words.
+//! Wordings of the tasks other than the published ones: those in `training_rows.toml`, and random ones.
 //!
-//! A model that is trained on a handful of wordings recognises them, and fails on any other one. So a large part of the wordings
-//! has no fixed text: random words around the placeholders, the same throughout a row. What remains to be learnt is the task: to
-//! find the value next to a key, in whatever words.
+//! A model trained on a handful of wordings recognises these and fails on others. So many wordings have no fixed text: random
+//! words surround the placeholders, the same throughout a row. What remains to be learnt is the task: to find the value next to a
+//! key, in whatever words.
 
 use super::draw::percent;
 use super::train_file::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording};
@@ -11,9 +11,9 @@ use crate::ruler::World;
 use crate::seed::Draw;
 use crate::text::words::dictionary_words;
 
-/// Where the wording of a row is from.
+/// The source of a row's wording.
 enum WordingSource<'a, T> {
-    /// The tasks.
+    /// The task.
     Published,
     /// `training_rows.toml`.
     Listed(&'a T),
@@ -98,14 +98,14 @@ pub fn documents(draw: &mut Draw) -> Option<DocumentWording> {
 }
 
 fn drawn_needles(value: NeedleKind, draw: &mut Draw) -> NeedleWording {
-    // A value that is a word cannot be distinguished from other words beside it, so none may follow it.
+    // A value that is a word cannot be told from other words beside it, so no word may follow it.
     let (between, behind) = if value == NeedleKind::Words { (2, 0) } else { (4, 4) };
     let joint = match draw.below(4) {
         0 => draw.pick(&[":", " =", " ->", " -", ","]).to_string(),
         1 => format!(" {}:", words(1, between, draw)),
         _ => format!(" {}", typed(1, between, draw)),
     };
-    // In half of the wordings the value precedes its key, which is harder: it has been read before the key shows that it matters.
+    // In half of the wordings the value precedes its key, which is harder: it is read before the key shows that it matters.
     let (first, second) = if percent(50, draw) { ("{key}", "{value}") } else { ("{value}", "{key}") };
     let start = if percent(70, draw) { capital(&lead(draw)) } else { String::new() };
     let end = if behind > 0 && percent(45, draw) { format!(" {}", typed(1, behind, draw)) } else { String::new() };
@@ -192,7 +192,7 @@ fn list_question(count: &str, draw: &mut Draw) -> String {
     }
 }
 
-/// The made-up world in other words: each fact gets a word of its own, which the question about it has too.
+/// The made-up world in other words: each fact gets a word of its own, which its question shares.
 pub fn other_world(world: &World, draw: &mut Draw) -> World {
     let mut world = world.clone();
     let mut own_words = std::collections::BTreeMap::new();
@@ -205,7 +205,7 @@ pub fn other_world(world: &World, draw: &mut Draw) -> World {
         for fact in placeholders(form).into_iter().filter(|fact| *fact != subject) {
             let own = (*draw.pick(dictionary_words())).to_owned();
             let (before, after) = (sometimes(words(1, 2, draw), draw), sometimes(words(1, 2, draw), draw));
-            // The question often has another form of the word than the sentence: lies and lie, earned and earn.
+            // The question often has another form of the word than the sentence, like lie for lies or earn for earned.
             let ending = draw.pick(&["", "", "", "s", "ed", "ing"]);
             sentence += &format!(" {before}{own}{ending} {after}{{{fact}}}");
             own_words.insert((name.clone(), fact), own);
@@ -217,7 +217,7 @@ pub fn other_world(world: &World, draw: &mut Draw) -> World {
             .uses
             .iter()
             .flat_map(|used| own_words.iter().filter(move |((name, _), _)| name == used))
-            // Of a sentence with several facts, only the word of the fact that is asked for.
+            // For a sentence with several facts, only the word of the requested fact is used.
             .filter(|((_, fact), _)| {
                 question.via.is_some() || *fact == question.answer || question.uses.len() > 1 || is_subject(question)
             })
@@ -269,7 +269,7 @@ fn words(low: usize, high: usize, draw: &mut Draw) -> String {
     (0..draw.between(low, high)).map(|_| word(draw)).collect::<Vec<_>>().join(" ")
 }
 
-/// As [`words`]; in 30 % one word is the placeholder for the kind of value.
+/// Like [`words`]; in 30 % of the cases one word is the placeholder for the kind of value.
 fn typed(low: usize, high: usize, draw: &mut Draw) -> String {
     let text = words(low, high, draw);
     if !percent(30, draw) {

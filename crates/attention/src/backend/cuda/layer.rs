@@ -1,4 +1,4 @@
-//! What device forms are given: a layer of the prefix, and the rows of a step.
+//! The inputs of device forms: a layer of the prefix, and the rows of a step.
 
 use std::ops::Range;
 
@@ -32,13 +32,13 @@ pub struct DeviceLayer<'a> {
 
 /// A step of one layer: the rows that share a method.
 pub struct DeviceStep<'a> {
-    /// The prefix that they share.
+    /// The prefix that the rows share.
     pub prefix: DeviceLayer<'a>,
-    /// Its tokens, of which some are no candidates.
+    /// Number of tokens of the prefix, not all of which are candidates.
     pub prefix_tokens: usize,
-    /// Where the candidates of each row end, if tokens behind the prefix become candidates; `None` if they end with those of the prefix.
+    /// Where the candidates of each row end, if tokens after the prefix become candidates; `None` if they end with those of the prefix.
     pub ends: Option<&'a [usize]>,
-    /// Their rotated, unscaled queries.
+    /// The rows' rotated, unscaled queries.
     pub queries: Queries<'a>,
     /// The [budget](crate::DeviceForm::budget_units) of each row.
     pub budget_units: &'a [u32],
@@ -51,7 +51,7 @@ pub struct DeviceStep<'a> {
 /// The data of a row's own sequence at a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSequence<'a> {
-    /// Keys and values behind the prefix.
+    /// Keys and values after the prefix.
     pub tail: Cache<'a>,
     /// Its [token cache](crate::CudaForm::start_all), if the method keeps one.
     pub held: Option<&'a HeldTokens>,

@@ -1,4 +1,4 @@
-//! Device memory: keys and values of a layer, and what is kept from step to step, so that nothing is allocated in between.
+//! Device memory: keys and values of a layer, and what is kept from step to step so that nothing is allocated in between.
 
 use crate::backend::workspaces::Workspaces;
 use spattn_cuda::{Cache, Gpu, HostDeviceVec, ScoreWorkspace, TokenLists};
@@ -13,17 +13,17 @@ pub struct DeviceWorkspace {
     pub lists: TokenLists,
     /// The budget of each row.
     pub budget_units: HostDeviceVec<u32>,
-    /// Where the candidates of each row end, if tokens behind the prefix become candidates.
+    /// Where the candidates of each row end, if tokens after the prefix become candidates.
     pub ends: HostDeviceVec<u32>,
-    /// What the method or its picker keeps beside them.
+    /// What the method or its picker keeps besides.
     pub own: Workspaces,
 }
 
-/// Scratch memory of a launch. Launches follow each other on one stream, so that all methods share it.
+/// Scratch memory of a launch. Launches follow each other on one stream, so all methods share it.
 #[derive(Debug, Default)]
 pub struct DeviceScratch {
     /// Scores of candidates, from which a picker selects.
     pub scores: ScoreWorkspace,
-    /// What methods need beside them, by its type.
+    /// Other scratch memory of methods, by its type.
     pub own: Workspaces,
 }

@@ -1,4 +1,4 @@
-//! The backend for NVIDIA GPUs: what device forms are given, and the traits by which they launch kernels.
+//! The backend for NVIDIA GPUs: the inputs of device forms, and the traits by which they launch kernels.
 
 mod launch;
 mod layer;

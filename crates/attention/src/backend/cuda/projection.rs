@@ -1,4 +1,4 @@
-//! Scores by products of projected queries with the rows of an index, for methods that keep a few numbers of each key.
+//! Scores as products of projected queries with the rows of an index, for methods that keep a few numbers per key.
 
 use crate::backend::cuda::layer::DeviceStep;
 use spattn_cuda::{Buffer, GpuError, HostDeviceVec, IndexRows, ProjectedQueries, Reduction, ScoreWorkspace};
@@ -8,15 +8,15 @@ use spattn_cuda::{Buffer, GpuError, HostDeviceVec, IndexRows, ProjectedQueries, 
 pub(crate) struct ProjectionWorkspace {
     /// Queries in the storage type of the index.
     pub(crate) high: Option<Buffer>,
-    /// What they lose by rounding to that type, where that is added.
+    /// The rounding errors of the queries in that type, where they are added.
     pub(crate) low: Option<Buffer>,
     /// Row numbers `0..rows`.
     in_order: HostDeviceVec<u32>,
 }
 
 impl ProjectionWorkspace {
-    /// Scores `index` by the queries `[row][head][width]` that were written last, of `rows` rows; `with_low` adds the products with
-    /// what they lose by rounding.
+    /// Scores `index` by the last written queries `[row][head][width]`, of `rows` rows; `with_low` adds the products with the
+    /// queries' rounding errors.
     pub(crate) fn score(
         &mut self,
         step: &DeviceStep<'_>,

@@ -1,4 +1,5 @@
-//! Launches of a build without a device: the traits are empty and hold for every form.
+//! Launches of a build without a device: the traits are empty and every form
+//! implements them.
 
 use std::any::Any;
 use std::ops::Range;
@@ -47,7 +48,7 @@ pub(crate) fn build_index(
     match kv.never {}
 }
 
-/// Waits for all that was launched.
+/// Waits for all launched work.
 pub(crate) fn finish(kv: KvHandle<'_>) -> Result<(), DeviceFailure> {
     match kv.never {}
 }

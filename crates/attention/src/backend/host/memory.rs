@@ -1,9 +1,9 @@
-//! Memory of a device that there is not.
+//! Device memory of a build without a device.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
 
-/// Keys and values of one layer in a device's memory: no value of this type exists.
+/// Keys and values of one layer in device memory: no value of this type exists.
 #[derive(Debug, Clone, Copy)]
 pub struct KvHandle<'a> {
     pub(super) never: Infallible,

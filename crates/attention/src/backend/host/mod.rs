@@ -1,4 +1,5 @@
-//! The backend of a build that computes on the CPU only: the names of a backend, with nothing behind them.
+//! The backend of a build that computes only on the CPU: it defines a backend's names and launches
+//! nothing.
 
 mod launch;
 mod memory;

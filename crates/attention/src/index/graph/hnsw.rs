@@ -1,8 +1,8 @@
 //! Hierarchical navigable small worlds (Malkov and Yashunin 2020).
 //!
 //! Every node is on level 0; each higher level holds about one in `M` nodes of the level below. A search walks greedily through the upper
-//! levels, each of which gets closer in few steps, and then searches level 0 with a beam. A new node is linked on each of its levels to `M`
-//! diverse nodes among the nearest found, and those link back; a node keeps at most `M` links on upper levels and `2M` on level 0.
+//! levels, each of which gets closer in a few steps, and then searches level 0 with a beam. A new node is linked on each of its levels to
+//! `M` diverse nodes among the nearest found, and those link back; a node keeps at most `M` links on upper levels and `2M` on level 0.
 //!
 //! **Levels and order.** Each node draws `u` uniformly; its level is `⌊−ln u / ln M⌋`. Nodes are inserted by ascending `u`, the highest
 //! level first. So the entry never changes, a level's nodes are the first ones inserted, and neighbours in the text are not inserted one
@@ -29,18 +29,18 @@ use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 /// How a graph is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HnswParams {
-    /// Links of a new node on each level (`M`).
+    /// Number of links of a new node on each level (`M`).
     pub links: usize,
-    /// Width of the beam that searches for them (`efConstruction`).
+    /// Width of the beam that searches for these links (`efConstruction`).
     pub width: usize,
 }
 
 /// The graph over the candidates of one KV head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hnsw {
-    /// Levels from 1 up; nodes are ranks in [`order`](Self::order).
+    /// Links on levels from 1 up; nodes are ranks in [`order`](Self::order).
     upper: Vec<Links>,
-    /// The nodes of level 1 in order of insertion, so those of higher levels come first.
+    /// The nodes of level 1 in order of insertion; those of higher levels come first.
     order: Vec<u32>,
     ground: Links,
     /// The first node inserted, from which all nodes of level 0 can be reached.
@@ -57,7 +57,7 @@ impl Hnsw {
         builder.finish(order)
     }
 
-    /// The best nodes that a beam of `width` finds, at most `width`, best first. `score` writes the scores of nodes.
+    /// Returns the best nodes that a beam of `width` finds, at most `width`, best first. `score` writes the scores of nodes.
     pub fn search(&self, width: usize, beam: &mut Beam, mut score: impl FnMut(&[u32], &mut [f32])) -> Vec<Scored> {
         let mut rank = 0;
         for links in self.upper.iter().rev() {
@@ -68,23 +68,23 @@ impl Hnsw {
             rank = beam.search(&[rank], 1, |r| links.of(r), of_ranks)[0].node;
         }
         let near = self.order.get(rank as usize).copied().unwrap_or(self.entry);
-        // Also from the entry, from which all keys can be reached.
+        // Start at the entry as well, from which all keys can be reached.
         beam.search(&[near, self.entry], width, |node| self.ground.of(node), score)
     }
 
-    /// Nodes of the graph.
+    /// Number of nodes of the graph.
     pub fn nodes(&self) -> usize {
         self.ground.nodes()
     }
 
-    /// Bytes stored.
+    /// Number of bytes stored.
     pub fn bytes(&self) -> usize {
         let upper: usize = self.upper.iter().map(Links::bytes).sum();
         upper + size_of_val(self.order.as_slice()) + self.ground.bytes() + size_of_val(&self.entry)
     }
 }
 
-/// Nodes in order of insertion, and the number of nodes on each level, from 0 up.
+/// Returns the nodes in order of insertion, and the number of nodes on each level, from 0 up.
 fn draw_levels(nodes: usize, links: usize, seed: u64) -> (Vec<u32>, Vec<usize>) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // In (0, 1], so that the logarithm is finite.
@@ -118,7 +118,7 @@ impl Builder {
         if level == 0 { 2 * self.params.links } else { self.params.links }
     }
 
-    /// Links a node to earlier ones; node 0 must be there.
+    /// Links a node to earlier ones; node 0 must exist.
     fn insert(&mut self, node: u32) {
         let points = &self.points;
         let mut entries = vec![0];

@@ -1,11 +1,11 @@
 //! Proximity graphs over the keys of one KV head, searched by a beam for the largest inner products.
 //!
 //! A node is a candidate's number, from 0; its links name other nodes. A search starts at an entry node. It repeatedly scores the links of
-//! the best node not expanded yet, until that is worse than all of the `width` best found. Graphs differ in how links are chosen: [`hnsw`]
-//! links keys to near keys, [`roar`] links keys that the same queries look for. A graph is built node by node, so it does not depend on
-//! threads; the caller builds heads in parallel.
+//! the best node that is not yet expanded, until that node is worse than all of the `width` best found. Graphs differ in how links are
+//! chosen: [`hnsw`] links keys to near keys, [`roar`] links keys that the same queries look for. A graph is built node by node, so it does
+//! not depend on threads; the caller builds heads in parallel.
 //!
-//! **Why no crate is used.** Here, a graph must be the same bits for the same seed, its bytes and every inner product must be counted,
+//! **Why no crate is used.** Here, a graph must have the same bits for the same seed, its bytes and every inner product must be counted,
 //! searches use the inner product with keys that are stored once, in 16 bits, and parameters are set at run time. `hnsw_rs` 0.3 (the one
 //! that is maintained) copies every key as 32-bit floats, gives no access to what it stores, draws levels from a fixed seed, needs
 //! distances that are never negative, one pair at a time, and depends on a logger, memory maps and a date library. `instant-distance` 0.6
@@ -43,19 +43,19 @@ impl PartialOrd for Scored {
     }
 }
 
-/// Work that searches did.
+/// The work done by searches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effort {
-    /// Nodes scored.
+    /// Number of nodes scored.
     pub scored: u64,
-    /// Links read.
+    /// Number of links read.
     pub links: u64,
-    /// Nodes whose links were read.
+    /// Number of nodes whose links were read.
     pub expanded: u64,
 }
 
 impl Effort {
-    /// Bytes of links read: a number for each link, and the two ends of each list.
+    /// Bytes of links read: a number for each link, and both ends of each list.
     pub fn bytes(&self) -> u64 {
         (self.links + 2 * self.expanded) * size_of::<u32>() as u64
     }
@@ -66,18 +66,18 @@ impl Effort {
 pub struct Beam {
     /// One bit for each node, all clear between searches.
     visited: Vec<u64>,
-    /// Nodes whose bit is set.
+    /// The nodes whose bit is set.
     touched: Vec<u32>,
     frontier: BinaryHeap<Scored>,
     best: BinaryHeap<Reverse<Scored>>,
     fresh: Vec<u32>,
     scores: Vec<f32>,
-    /// Work of all searches together.
+    /// The work of all searches together.
     pub effort: Effort,
 }
 
 impl Beam {
-    /// For graphs of at most `nodes` nodes.
+    /// A beam for graphs of at most `nodes` nodes.
     pub fn new(nodes: usize) -> Self {
         Self {
             visited: vec![0; nodes.div_ceil(64)],
@@ -90,7 +90,7 @@ impl Beam {
         }
     }
 
-    /// The best nodes found from `entries` along `links`, at most `width`, best first.
+    /// Returns the best nodes found from `entries` along `links`, at most `width`, best first.
     ///
     /// `score` writes the scores of the given nodes.
     pub fn search<'g>(
@@ -148,10 +148,10 @@ impl Beam {
     }
 }
 
-/// Links of all nodes, one list after the other.
+/// The links of all nodes, one list after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Links {
-    /// Where each node's list begins, and the end of the last.
+    /// Start of each node's list, and the end of the last.
     ends: Vec<u32>,
     nodes: Vec<u32>,
 }
@@ -169,17 +169,17 @@ impl Links {
         Self { ends, nodes }
     }
 
-    /// The links of a node.
+    /// Returns the links of a node.
     pub fn of(&self, node: u32) -> &[u32] {
         &self.nodes[self.ends[node as usize] as usize..self.ends[node as usize + 1] as usize]
     }
 
-    /// Nodes of the graph.
+    /// Number of nodes of the graph.
     pub fn nodes(&self) -> usize {
         self.ends.len() - 1
     }
 
-    /// Bytes stored.
+    /// Number of bytes stored.
     pub fn bytes(&self) -> usize {
         size_of_val(self.ends.as_slice()) + size_of_val(self.nodes.as_slice())
     }
@@ -188,14 +188,14 @@ impl Links {
 /// Directions of keys from their mean, `[node][d]`. Keys are alike if their directions are.
 ///
 /// `q·k` orders keys as `q·(k − mean)` does, so the mean, which all keys share, can be subtracted. A query looks for keys far out in its
-/// direction; only the directions of keys are linked.
+/// direction, so keys are linked by direction alone.
 pub(crate) struct Points {
     directions: Vec<f32>,
     d: usize,
 }
 
 impl Points {
-    /// Directions of `keys: [node][d]`. A key equal to the mean has no direction: its cosine to all others is 0.
+    /// Computes the directions of `keys: [node][d]`. A key equal to the mean has no direction: its cosine with all others is 0.
     fn new(mut keys: Vec<f32>, d: usize) -> Self {
         let mut sum = vec![0.0f64; d];
         for key in keys.chunks_exact(d) {
@@ -216,12 +216,12 @@ impl Points {
         self.directions.len() / self.d
     }
 
-    /// Cosine of `node` with each of `others`.
+    /// Writes the cosine of `node` with each of `others`.
     fn likeness(&self, node: u32, others: &[u32], out: &mut [f32]) {
         linear::scores_of(&self.directions[node as usize * self.d..][..self.d], &self.directions, others, out);
     }
 
-    /// `others` sorted by their cosine with `node`, largest first.
+    /// Returns `others` sorted by their cosine with `node`, largest first.
     fn ranked(&self, node: u32, others: &[u32]) -> Vec<Scored> {
         let mut scores = vec![0.0; others.len()];
         self.likeness(node, others, &mut scores);
@@ -230,8 +230,8 @@ impl Points {
         ranked
     }
 
-    /// Chooses up to `count` links for a node from `candidates`, which are sorted. A candidate is chosen unless it is more like a chosen
-    /// one than like the node, so links point in different directions (Malkov and Yashunin 2020, Alg. 4).
+    /// Chooses up to `count` links for a node from `candidates`, which are sorted. A candidate is rejected if it is more like a chosen one
+    /// than like the node, so that links point in different directions (Malkov and Yashunin 2020, Alg. 4).
     fn diverse(&self, candidates: &[Scored], count: usize) -> Vec<u32> {
         let mut taken: Vec<u32> = Vec::with_capacity(count);
         let mut scores = vec![0.0; count];
@@ -248,7 +248,7 @@ impl Points {
         taken
     }
 
-    /// Adds the link `from → to`, unless it exists. A list half as long again as `most` is cut back to `most`.
+    /// Adds the link `from → to`, unless it exists. A list that reaches one and a half times `most` links is cut back to `most`.
     fn link(&self, lists: &mut [Vec<u32>], from: u32, to: u32, most: usize) {
         let list = &mut lists[from as usize];
         if list.contains(&to) {
@@ -268,11 +268,11 @@ impl Points {
     }
 }
 
-/// Makes every node reachable from `entry`. A node that is not gets a link from a reachable node: of those that it links to, the one with
-/// the fewest links.
+/// Makes every node reachable from `entry`. An unreachable node gets a link from a reachable node: among those that it links to, the one
+/// with the fewest links.
 ///
-/// Where many keys are nearly equal, cutting lists can leave a node without links to it. After this, a beam as wide as the graph finds
-/// every key.
+/// If many keys are nearly equal, cutting lists can leave a node without links to it. After this function, a beam as wide as the graph
+/// finds every key.
 pub(crate) fn reach_all(lists: &mut [Vec<u32>], entry: u32) {
     let mut reached = vec![false; lists.len()];
     spread(lists, entry, &mut reached);
@@ -313,7 +313,7 @@ mod tests {
         (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
     }
 
-    /// Rows around some centres, all shifted by the same vector, as keys are.
+    /// Rows around a few centres, all shifted by the same vector, as keys are.
     fn clustered(n: usize, d: usize, seed: u64) -> Vec<f32> {
         const CENTRES: usize = 20;
         let (centres, mean) = (noise(CENTRES * d, seed), noise(d, seed + 1));
@@ -338,7 +338,7 @@ mod tests {
         ranking
     }
 
-    /// The mean share of the `k` best keys that searches of this width find, and the mean share of nodes that they score.
+    /// Returns the mean share of the `k` best keys that searches of this width find, and the mean share of nodes that they score.
     fn recall(
         keys: &[f32],
         queries: &[f32],
@@ -360,7 +360,7 @@ mod tests {
     fn a_beam_as_wide_as_the_graph_ranks_every_key_exactly() {
         let d = 8;
         let mut repeated = noise(300 * d, 3);
-        // Many more equal keys than a node has links.
+        // Repeats a few keys far more often than a node has links.
         (0..300 * d).for_each(|i| repeated[i] = repeated[i % (3 * d)]);
         let cases =
             [noise(d, 1), noise(2 * d, 1), noise(500 * d, 2), clustered(500, d, 4), repeated, vec![0.0; 200 * d]];
@@ -441,8 +441,8 @@ mod tests {
         let keys = noise(n * d, 4);
         let roar = Roar::build(&keys, d, &noise(50 * d, 5), ROAR);
         let hnsw = Hnsw::build(&keys, d, HnswParams { links: 4, width: 50 }, 1);
-        // 8 links on level 0, 4 for less than 1/3 of the nodes on upper levels; ends of lists; and room for the links that make all nodes
-        // reachable.
+        // 8 links on level 0, 4 for less than 1/3 of the nodes on upper levels, the ends of lists, and room for the links that make all
+        // nodes reachable.
         assert!(hnsw.bytes() < n * 4 * (8 + 1 + 4) && hnsw.bytes() > n * 4 * 4, "{}", hnsw.bytes());
         assert!(roar.bytes() < n * 4 * (32 + 2) && roar.bytes() > n * 4 * 4, "{}", roar.bytes());
         let lists: [&[u32]; 3] = [&[1, 2], &[], &[0]];

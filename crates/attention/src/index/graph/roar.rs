@@ -1,30 +1,30 @@
-//! Graphs that follow queries: projected bipartite graphs (Chen et al. 2024, "RoarGraph").
+//! Graphs built from queries: projected bipartite graphs (Chen et al. 2024, "RoarGraph").
 //!
-//! Queries and keys are distributed differently, and the keys that one query looks for need not be near each other, so a graph of near keys
-//! is a detour. Here, keys are linked if queries look for them together:
+//! Queries and keys are distributed differently, and the keys that one query looks for need not be near each other, so searching a graph of
+//! near keys is a detour. Here, keys are linked if queries look for them together:
 //!
 //! 1. **Bipartite graph**: each sampled query is linked to the `nearest` keys with the largest inner product.
 //! 2. **Projection**: the first of these keys, the query's pivot, is linked to the others. Of all keys that a pivot gets from its queries,
 //!    up to `M` diverse ones are kept, and link back.
 //! 3. **Connection**: each key searches for itself with a beam from the entry, and is linked to `M` diverse keys found, which link back. So
-//!    keys that no query asked for can be reached, too.
+//!    keys that no query looked for can be reached, too.
 //!
-//! A key has at most `2M` links, apart from those that make every key reachable. Searches begin at the key with the largest inner product
+//! A key has at most `2M` links, apart from those that make every key reachable. Searches start at the key with the largest inner product
 //! with the mean query. Nothing is random.
 
 use crate::index::graph::{Beam, Links, Points, Scored, reach_all};
 use spattn_kernels::linear;
 use spattn_kernels::topk::{argmax, top_k};
 
-/// Queries scored at a time.
+/// Number of queries scored at a time.
 const QUERY_BLOCK: usize = 16;
 
 /// How a graph is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RoarParams {
-    /// Keys that each query is linked to (`N_q`).
+    /// Number of keys that each query is linked to (`N_q`).
     pub nearest: usize,
-    /// Links that a key gets from queries, and again from its own search (`M`).
+    /// Number of links that a key gets from queries, and again from its own search (`M`).
     pub links: usize,
     /// Width of the beam with which a key searches for itself (`L`).
     pub width: usize,
@@ -51,23 +51,23 @@ impl Roar {
         Self { links: Links::new(lists.iter().map(Vec::as_slice)), entry }
     }
 
-    /// The best nodes that a beam of `width` finds, at most `width`, best first. `score` writes the scores of nodes.
+    /// Returns the best nodes that a beam of `width` finds, at most `width`, best first. `score` writes the scores of nodes.
     pub fn search(&self, width: usize, beam: &mut Beam, score: impl FnMut(&[u32], &mut [f32])) -> Vec<Scored> {
         beam.search(&[self.entry], width, |node| self.links.of(node), score)
     }
 
-    /// Nodes of the graph.
+    /// Number of nodes of the graph.
     pub fn nodes(&self) -> usize {
         self.links.nodes()
     }
 
-    /// Bytes stored.
+    /// Number of bytes stored.
     pub fn bytes(&self) -> usize {
         self.links.bytes() + size_of_val(&self.entry)
     }
 }
 
-/// The key with the largest inner product with the mean query.
+/// Returns the key with the largest inner product with the mean query.
 fn entry(keys: &[f32], d: usize, queries: &[f32]) -> u32 {
     let mut mean = vec![0.0; d];
     for query in queries.chunks_exact(d) {
@@ -78,7 +78,7 @@ fn entry(keys: &[f32], d: usize, queries: &[f32]) -> u32 {
     argmax(&scores) as u32
 }
 
-/// Links each pivot to the other keys of its queries, and these back to it.
+/// Links each pivot to the other keys of its queries, and those keys back to it.
 fn projection(points: &Points, keys: &[f32], queries: &[f32], params: RoarParams) -> Vec<Vec<u32>> {
     let (n, d) = (points.nodes(), points.d);
     let mut wanted: Vec<Vec<u32>> = vec![Vec::new(); n];
@@ -105,7 +105,7 @@ fn projection(points: &Points, keys: &[f32], queries: &[f32], params: RoarParams
     lists
 }
 
-/// Links every key to some of the keys that it finds, and these back to it.
+/// Links every key to some of the keys that its search finds, and those keys back to it.
 fn connect(points: &Points, lists: &mut [Vec<u32>], entry: u32, params: RoarParams) {
     let mut beam = Beam::new(points.nodes());
     for node in 0..points.nodes() as u32 {

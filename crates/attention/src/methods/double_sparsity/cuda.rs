@@ -1,4 +1,4 @@
-//! Launches of the label cache on a GPU: in 4 or 2 bits by ranges of 128 tokens as on the host, or in 16 bits as keys are stored.
+//! Launches of the label cache on a GPU: in 4 or 2 bits with ranges over 128 tokens, as on the host, or in the keys' 16-bit type.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ enum StoredLabels {
 }
 
 impl LabelScores {
-    /// Channels of each KV head of the model, in the order of the head.
+    /// Channels of each KV head of the model, ascending.
     fn chosen(&self, layer: usize, kv_heads: usize, d: usize) -> Vec<Vec<u32>> {
         let known = self.rankings.as_ref().map_or(kv_heads, |(rankings, _)| rankings[layer].len());
         let of_head = |kv_head: usize| {
@@ -38,7 +38,7 @@ impl LabelScores {
         (0..known.min(kv_heads)).map(of_head).collect()
     }
 
-    /// The labels of a layer's candidates by the channels of `heads` KV heads.
+    /// Builds the labels of a layer's candidates from the channels of `heads` KV heads.
     fn label(&self, layer: &DeviceLayer<'_>, (channels, heads): (&Buffer, usize)) -> Result<StoredLabels, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let width = self.channels.of(cache.d);
@@ -63,7 +63,7 @@ impl LabelScores {
 }
 
 impl LayerLabels {
-    /// KV heads that have channels of their own, of `width` channels each.
+    /// Number of KV heads with channels of their own, `width` channels each.
     fn heads(&self, width: usize) -> usize {
         self.channels.bytes() / (4 * width)
     }

@@ -10,7 +10,7 @@ use crate::kv::{KvDtype, KvShape};
 use crate::{PromptShape, StepShape};
 
 impl LabelScores {
-    /// Bytes that the host's labels of so many tokens take.
+    /// Bytes of the host's labels of `tokens` tokens.
     pub(super) fn label_bytes(&self, tokens: usize, width: usize) -> usize {
         if self.bits == 16 { 2 * tokens * width } else { coded_bytes(tokens, width, self.bits) }
     }
@@ -19,7 +19,7 @@ impl LabelScores {
 impl DeviceScorer for LabelScores {
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = Vec::from_iter(HostReason::of_index_width(self.channels.of(shape.d), WIDEST_ROW));
-        // Labels in 16 bits are stored as keys are.
+        // Labels in 16 bits have the type of the keys.
         if self.bits == 16 && shape.dtype == KvDtype::F32 {
             reasons.push(HostReason::Storage(shape.dtype));
         }

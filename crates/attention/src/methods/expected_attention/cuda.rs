@@ -1,4 +1,4 @@
-//! Expected attention of the keys that a GPU holds: it sums up queries, and computes the forms of keys and the norms of values.
+//! Expected attention of keys on a GPU, which sums up queries and computes the forms of keys and the norms of values.
 
 use rayon::prelude::*;
 
@@ -64,7 +64,7 @@ impl ExpectedAttention {
 }
 
 impl Queries {
-    /// The distribution of so many rows, by their moments.
+    /// The distribution of `count` rows with these moments.
     fn of_moments(count: usize, moments: &RowMoments) -> Self {
         let RowMoments { sum, products } = moments;
         let mut covariance = Covariance::new(sum.len());

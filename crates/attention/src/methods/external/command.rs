@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A command as the user gave it. No shell reads it: blanks part words, and what stands between single quotes is one word or part of one.
+/// A command as the user gave it. No shell reads it: blanks separate words, and text in single quotes is one word or part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct CommandLine {
     text: String,
@@ -14,10 +14,10 @@ pub(super) struct CommandLine {
 }
 
 impl CommandLine {
-    /// Parts a command into its words.
+    /// Splits a command into its words.
     ///
     /// # Errors
-    /// Why it is no command.
+    /// Why it is not a command.
     pub fn parse(text: &str, limit: Duration) -> Result<Self, &'static str> {
         let words = words(text)?;
         if words.is_empty() {
@@ -26,7 +26,7 @@ impl CommandLine {
         Ok(Self { text: text.to_owned(), words, limit })
     }
 
-    /// The program. A bare name that is a file in the working directory is that file; all others are looked up as the system does.
+    /// The program. A bare name that is a file in the working directory is that file; the system looks up all others.
     pub fn program(&self) -> String {
         let name = &self.words[0];
         match !name.contains('/') && Path::new(name).is_file() {

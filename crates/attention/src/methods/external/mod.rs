@@ -1,10 +1,10 @@
-//! `external`: a scorer in another process, in whatever language: `external:cmd="python3 my.py",density=0.05`.
+//! `external`: a scorer in another process, in any language: `external:cmd="python3 my.py",density=0.05`.
 //!
 //! The process gets the keys of the candidates once for a prefix and KV head, then the queries of each step, and answers scores or the
-//! selected candidates (`protocol`). Its answers must depend on the message alone, so that records depend on nothing else either. What
-//! finding tokens costs is not known, and recorded as unknown.
+//! selected candidates (`protocol`). Its answers must depend on the message alone, so that records do too. The cost of finding tokens
+//! is not known, and recorded as unknown.
 //!
-//! The command, its name and its version are settings with a name: they stand in the keys of records.
+//! Command, name and version are named settings, so they are part of the keys of records.
 
 mod command;
 mod process;
@@ -96,7 +96,7 @@ fn read_command(params: &mut Params) -> Result<CommandLine, UsageError> {
         .map_err(|why| UsageError::new(format!("method `external`: the command `{text}` is none: {why}")))
 }
 
-/// Makes command, name and version part of the canonical form. Who gives a name or a version, as a record has them, gets no other.
+/// Makes command, name and version part of the canonical form. A name or version in the spec (as in records) has to match.
 fn note(params: &mut Params, program: &Program) -> Result<(), UsageError> {
     let Hello { name, version, .. } = program.hello();
     params.note(COMMAND, &privacy::text(program.command().text()));
@@ -111,7 +111,7 @@ fn note(params: &mut Params, program: &Program) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Indexes are the same if the command is.
+/// Equal commands have equal indexes.
 fn index_key(program: &Program) -> IndexKey {
     IndexKey::new(program.command().clone())
 }
@@ -123,7 +123,7 @@ struct Commanded(Arc<Program>);
 impl Scorer for Commanded {
     type Index = KnownPrefix;
 
-    /// What a layer makes of products does not matter to scores of any kind.
+    /// The command may score in any way, so it does not matter what a layer does to products.
     fn ranks_by_products(&self) -> bool {
         true
     }
@@ -148,7 +148,7 @@ impl Scorer for Commanded {
         unreachable!("it does not grow")
     }
 
-    /// Not known.
+    /// 0: the size is not known.
     fn index_bytes(&self, _: &KnownPrefix) -> usize {
         0
     }
@@ -183,7 +183,7 @@ impl Method for SelectsItself {
         SpecReason::of_method(spec, true, Positions::Original)
     }
 
-    /// The budget is a matter of each step.
+    /// Leaves out the budget, which concerns only a step.
     fn index_key(&self) -> IndexKey {
         let Self { program, budget: _ } = self;
         index_key(program)
@@ -193,7 +193,7 @@ impl Method for SelectsItself {
         (!prefix.candidates.is_empty()).then(|| self.program.learn(prefix)).transpose()
     }
 
-    /// Not known.
+    /// 0: the size is not known.
     fn index_bytes(&self, _: &Option<KnownPrefix>) -> usize {
         0
     }

@@ -1,6 +1,6 @@
 //! A running command: its pipes, each with a thread, and how waiting for it ends.
 //!
-//! Nothing here can hang: what is written goes to a thread, and what is awaited has an end in time. What the bytes mean is in `protocol`.
+//! Nothing here can hang: a thread does all writing, and every wait has a time limit. `protocol` says what the bytes mean.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,13 +14,13 @@ use super::command::CommandLine;
 use super::protocol::LONGEST_LINE;
 use spattn_base::interrupt;
 
-/// How long it may take until a command that was told to end, or closed its output, is no more waited for.
+/// How long to wait for a command that closed its output to exit, and for the end of its standard error.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often a wait looks whether the user stopped the program.
+/// How often a wait checks whether the user stopped the program.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Bytes that are read at once, and how many such pieces may wait.
+/// Bytes that are read at once, and how many such pieces may wait to be used.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 16;
 
@@ -32,11 +32,11 @@ const KEPT_LINES: usize = 5;
 pub(super) enum Fault {
     /// The process closed its output.
     Ended,
-    /// The time was over.
+    /// The time limit passed.
     Late,
     /// The user stopped the program.
     Stopped,
-    /// The answer is wrong: why.
+    /// The answer is wrong, for this reason.
     Wrong(String),
 }
 
@@ -45,14 +45,14 @@ pub(super) struct Process {
     child: Child,
     input: Sender<Vec<u8>>,
     output: Receiver<Vec<u8>>,
-    /// What was read and not looked at.
+    /// Output that was read but not used yet.
     buffer: VecDeque<u8>,
     errors: Arc<Mutex<VecDeque<String>>>,
     errors_end: Receiver<()>,
 }
 
 impl Process {
-    /// Starts a command, in a process group of its own: Ctrl-C is the program's to handle, which then ends the command.
+    /// Starts a command in a process group of its own, so that only the program gets Ctrl-C, and then ends the command.
     ///
     /// # Errors
     /// If the system cannot start it.
@@ -75,16 +75,16 @@ impl Process {
         Ok(Self { child, input, output, buffer: VecDeque::new(), errors, errors_end })
     }
 
-    /// Writes a message, soon. If the process does not read it, the answer will not come.
+    /// Queues a message to be written. If the process does not read it, no answer comes.
     pub fn send(&self, message: Vec<u8>) {
         // The writer is gone if the process closed its input.
         let _ = self.input.send(message);
     }
 
-    /// The next line of the output, without its end.
+    /// Returns the next line of the output, without its line break.
     ///
     /// # Errors
-    /// If it does not come, or is no text.
+    /// If it does not come in time, or is not text.
     pub fn line(&mut self, until: Instant) -> Result<String, Fault> {
         let mut looked_at = 0;
         loop {
@@ -101,10 +101,10 @@ impl Process {
         }
     }
 
-    /// The next `count` bytes of the output.
+    /// Returns the next `count` bytes of the output.
     ///
     /// # Errors
-    /// If they do not come.
+    /// If they do not come in time.
     pub fn bytes(&mut self, count: usize, until: Instant) -> Result<Vec<u8>, Fault> {
         while self.buffer.len() < count {
             self.read_more(until)?;
@@ -128,7 +128,7 @@ impl Process {
         }
     }
 
-    /// Ends the process: how it had ended before by itself, if it had, and the last lines that it wrote on standard error.
+    /// Ends the process. Returns its exit status, if it had ended by itself, and the last lines of its standard error.
     pub fn end(mut self, has_closed: bool) -> (Option<ExitStatus>, Vec<String>) {
         let status = if has_closed { self.wait(PATIENCE) } else { self.child.try_wait().ok().flatten() };
         self.kill();
@@ -148,7 +148,7 @@ impl Process {
         }
     }
 
-    /// Kills the process and those that it started; its number is not reused before it was waited for.
+    /// Kills the process and those that it started. Its id is not reused before it has been waited for.
     fn kill(&mut self) {
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
@@ -182,7 +182,7 @@ fn read_all(mut stdout: impl Read, pieces: &SyncSender<Vec<u8>>) {
     }
 }
 
-/// Keeps the last lines; drops `end` when there will be no more.
+/// Keeps the last lines; drops `end` when no more can come.
 fn keep_last_lines(stderr: impl Read, kept: &Mutex<VecDeque<String>>, end: Sender<()>) {
     const LONGEST: u64 = 4096;
     let mut stderr = BufReader::new(stderr);

@@ -1,7 +1,7 @@
-//! The one process of a command that all KV heads, sequences and methods ask, one after the other.
+//! A command's only process, which all KV heads, sequences and methods ask in turn.
 //!
-//! A command that fails is killed, and started again for the next prefix: what it was told before is lost, so that those who still ask for
-//! it get the error that it failed with.
+//! A command that fails is killed, and started again for the next prefix. The prefixes that it was told before are lost: those who still
+//! ask for them get the error of the failure.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,14 +17,14 @@ use crate::types::prefix_head::HeadPrefix;
 use spattn_base::error::UsageError;
 use spattn_base::text;
 
-/// Commands that run: methods that differ in their budgets ask the same process.
+/// Running commands. Methods that differ only in their budgets ask the same process.
 static RUNNING: Mutex<Vec<Weak<Program>>> = Mutex::new(Vec::new());
 
 /// A command and its process, which ends with it.
 pub(super) struct Program {
     command: CommandLine,
     hello: Hello,
-    /// How often a process has failed; changed by who holds the state. What an earlier process was told is lost.
+    /// Number of failed processes; only the holder of the state changes it. What an earlier process was told is lost.
     failures: AtomicU64,
     state: Mutex<State>,
 }
@@ -36,7 +36,7 @@ struct State {
     why: String,
     /// Number of the next prefix.
     next: u64,
-    /// Prefixes that nobody will ask for any more, which the process is told with the next message.
+    /// Prefixes that will not be asked for any more. The process is told of them with the next message.
     forgotten: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Program {
     /// The command's process: one that runs already, or a new one.
     ///
     /// # Errors
-    /// If it cannot be started, or does not say what it is.
+    /// If it cannot be started, or its hello is not valid.
     pub fn of(command: CommandLine) -> Result<Arc<Self>, UsageError> {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|program| program.strong_count() > 0);
@@ -124,10 +124,10 @@ impl Program {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Waits for the process.
+    /// Waits for a turn with the process.
     ///
     /// # Errors
-    /// If there were more failures than `failures`, also while waiting: a process that does not answer is not tried by each KV head.
+    /// If the process has failed since `failures` was read, also while waiting: not every KV head should wait for a process that is stuck.
     fn turn(&self, failures: u64) -> Result<MutexGuard<'_, State>, KvError> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match self.failures() == failures {
@@ -145,7 +145,7 @@ impl Program {
         Ok(process)
     }
 
-    /// Sends a message and reads the answer. After a failure there is no process.
+    /// Sends a message and reads the answer. A failure leaves no process.
     fn ask<T>(
         &self,
         state: &mut State,
@@ -184,7 +184,7 @@ impl KnownPrefix {
         Ok(scores.repeat(heads / lists))
     }
 
-    /// The selected candidates, ascending: a list for each query head, or one for all of them. `further` are fields for the command.
+    /// The selected candidates, ascending: a list for each query head, or one for all of them. `further` fields are sent along.
     ///
     /// # Errors
     /// If the process fails.
@@ -244,7 +244,7 @@ fn answer<T>(
     read(process, until)
 }
 
-/// The next line of an answer, read by `parse`. A line that is no object is most often a message for people.
+/// The next line of an answer, read by `parse`. A line that is not an object is most often a message for people.
 fn read_line<T>(
     process: &mut Process,
     until: Instant,

@@ -1,6 +1,6 @@
 //! What passes between the harness and a command: one line of JSON, then arrays of 32-bit floats.
 //!
-//! `docs/external-methods.md` describes it for authors of commands. Nothing here starts or waits for anything.
+//! `docs/external-methods.md` describes it for authors of commands. Nothing here starts a process or waits for one.
 
 use std::collections::HashSet;
 
@@ -23,7 +23,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// A message of some kind, with its fields.
+    /// A message of a kind, with its fields.
     pub fn new(kind: &str, fields: Value) -> Self {
         let mut all = Map::from_iter([("type".to_owned(), kind.into())]);
         let Value::Object(fields) = fields else { unreachable!("fields are an object") };
@@ -48,7 +48,7 @@ impl Message {
         self
     }
 
-    /// The bytes to be written.
+    /// The bytes of the message.
     pub fn into_bytes(self) -> Vec<u8> {
         let Self { mut fields, shapes, numbers } = self;
         fields.insert("arrays".to_owned(), shapes.into());
@@ -80,7 +80,7 @@ pub(super) struct Hello {
     pub version: String,
     /// What it answers.
     pub answers: Answers,
-    /// Whether it also wants values.
+    /// Whether it needs values too.
     #[serde(default)]
     pub values: bool,
 }
@@ -102,7 +102,7 @@ impl Hello {
     }
 }
 
-/// Names and versions stand in tables and in specs.
+/// Checks a name or a version, which stand in tables and in specs.
 fn check_word(word: &str) -> Result<(), String> {
     const LONGEST: usize = 40;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -133,10 +133,10 @@ pub(super) fn read_ready(line: &str) -> Result<(), String> {
     read::<Map<String, Value>>(line).map(drop)
 }
 
-/// Reads the shape `[lists][candidates]` of scores, of which there is a list for each of `heads` query heads, or one for all.
+/// Reads the shape `[lists][candidates]` of scores; returns the number of lists: `heads` (one a query head), or 1 for all.
 ///
 /// # Errors
-/// If the shape is another.
+/// If the shape is different.
 pub(super) fn read_scores_shape(line: &str, heads: usize, candidates: usize) -> Result<usize, String> {
     #[derive(Deserialize)]
     struct Shape {
@@ -150,10 +150,10 @@ pub(super) fn read_scores_shape(line: &str, heads: usize, candidates: usize) -> 
     }
 }
 
-/// The scores `[lists][candidates]` in some bytes.
+/// Reads scores `[lists][candidates]` from bytes.
 ///
 /// # Errors
-/// If one is not a number, or infinitely large.
+/// If a score is not a number, or is positive infinity.
 pub(super) fn read_scores(bytes: &[u8], candidates: usize) -> Result<Vec<f32>, String> {
     let (numbers, _) = bytes.as_chunks::<4>();
     let scores: Vec<f32> = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
@@ -171,7 +171,7 @@ pub(super) fn read_scores(bytes: &[u8], candidates: usize) -> Result<Vec<f32>, S
 /// Reads the selected candidates of each of `heads` query heads, or one list for all, each in ascending order.
 ///
 /// # Errors
-/// If a candidate does not exist, or is there twice.
+/// If a candidate does not exist, or is listed twice.
 pub(super) fn read_tokens(line: &str, heads: usize, candidates: usize) -> Result<Vec<Vec<u32>>, String> {
     #[derive(Deserialize)]
     struct Tokens {

@@ -1,5 +1,5 @@
-//! Commands that answer as they should, and commands that fail in every way that was thought of. All are shell scripts, which run
-//! everywhere; `tests/commands/external.rs` has those in Python.
+//! Commands that answer correctly, and commands that fail in many ways. All are shell scripts, which run everywhere;
+//! `tests/commands/external.rs` has some in Python.
 
 use std::fs;
 use std::path::PathBuf;
@@ -32,12 +32,12 @@ impl Script {
         Self { folder }
     }
 
-    /// One that says what it answers, then does `body`.
+    /// A script that says what it answers, then runs `body`.
     fn of(answers: &str, body: &str) -> Self {
         Self::noting("", answers, body)
     }
 
-    /// As [`of`](Self::of), which does something before it says anything.
+    /// The script of [`of`](Self::of), which runs `before` first.
     fn noting(before: &str, answers: &str, body: &str) -> Self {
         let hello = format!(r#"{{"protocol":1,"name":"script","version":"3","answers":"{answers}"}}"#);
         Self::new(&format!("{before}\nnext; echo '{hello}'\n{body}"))
@@ -196,7 +196,7 @@ fn a_command_is_started_again_after_a_failure_and_ends_with_the_methods_that_ask
     let body = r#"
         while next; do case $line in *'"step"'*)
             if [ -e "$folder/once" ]; then echo '{"tokens":[[0]]}'; else touch "$folder/once"; exit 1; fi ;; *) echo '{}' ;; esac; done"#;
-    // Before its hello, which the program waits for.
+    // Notes its start before its hello, which the program waits for.
     let script = Script::noting("folder=${0%/*}; echo $$ >> \"$folder/started\"", "tokens", body);
     let started = || fs::read_to_string(script.path("started")).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
     let method = configured(&script.spec(",k=4"), &Policy::default());

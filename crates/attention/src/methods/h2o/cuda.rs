@@ -1,7 +1,7 @@
-//! Launches of heavy hitters on a GPU: what a sequence holds lies there with what each token has received, and changes there at every
+//! Launches of heavy hitters on a GPU, which holds each sequence's token cache with the mass of each token and updates it at every
 //! step.
 //!
-//! The masses of the prompt were gathered while it was read; the host decides which tokens are heavy hitters then, and uploads them.
+//! The prompt's masses were gathered while it was read. By them the host selects the first heavy hitters, which it uploads.
 
 use rayon::prelude::*;
 

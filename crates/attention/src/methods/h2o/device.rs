@@ -7,19 +7,19 @@ use crate::kv::{KvDtype, KvShape};
 use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, PromptShape, StepShape};
 
-/// The widest head that kernels weigh.
+/// The widest head that the kernels support.
 const WIDEST: usize = 256;
 /// Bytes of a heavy hitter, and of a token in the window.
 const HEAVY: usize = 2 * size_of::<u32>();
 const RECENT: usize = size_of::<f32>();
 
 impl H2o {
-    /// Query heads that share what is held.
+    /// Number of query heads that share a token cache.
     fn sharing(&self, group: usize) -> usize {
         if self.per == Granularity::QueryHead { 1 } else { group }
     }
 
-    /// Heavy hitters and tokens of the window that a list has at most, where a run generates no more than was read.
+    /// The most heavy hitters and window tokens of a list, if a run generates no more tokens than the prefix has.
     fn sizes(&self, prefix: &PromptShape) -> [usize; 2] {
         let budget = self.heavy.tokens(Context::new(prefix.tokens, &(0..prefix.tokens)));
         [budget.min(2 * prefix.tokens), self.recent.tokens(prefix.tokens)]
@@ -35,12 +35,12 @@ impl DeviceForm for H2o {
         HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
-    /// Nothing: the weights that are added up are those by which a step attends.
+    /// Zero: the weights that are summed are those of the step's attention.
     fn cost(&self, _: &StepShape) -> Cost {
         Cost::default()
     }
 
-    /// What is held says that.
+    /// Zero: the token cache fixes the budget.
     fn budget_units(&self, _: Context, _: usize) -> u32 {
         0
     }
@@ -58,7 +58,7 @@ impl DeviceForm for H2o {
         self.lists(prefix) * (size_of::<u32>() + HEAVY * heavy + RECENT * recent)
     }
 
-    /// Beside the list itself, a logit for each query head of what is held.
+    /// The lists, and a logit for each query head and held token.
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         let [heavy, recent] = self.sizes(prefix);
         size_of::<u32>() * (self.lists(prefix) * heavy + prefix.heads * (heavy + recent))

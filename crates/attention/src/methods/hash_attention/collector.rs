@@ -23,8 +23,8 @@
 //! prompt is read ([`Lesson`]), up to a [bound](lesson::MOST_WAITING), and then all KV heads of all layers learn at once, each on
 //! one thread and in the order of the prompt. So the nets do not depend on the number of threads or on the bound.
 //!
-//! Training runs on the CPU, in stretches of 2,048 tokens also if a device reads more at once. Elsewhere, only the matrix product and the logistic function of
-//! [`training`](super::training) could give other results.
+//! Training runs on the CPU, in stretches of 2,048 tokens even if a device reads more at once. If it ran elsewhere, only the matrix product
+//! and the logistic function of [`training`](super::training) could give other results.
 
 mod held_out;
 mod lesson;
@@ -147,7 +147,7 @@ struct Trainer {
     examined: Option<Examined>,
 }
 
-/// Nets of one group with the moments of their gradients.
+/// Nets of one group, with the optimiser's moments.
 #[derive(Debug, Clone, PartialEq)]
 struct Learner {
     nets: GroupNets,
@@ -189,7 +189,7 @@ struct Found {
 struct Examined {
     nets: Vec<Vec<UsedNets>>,
     learned: Vec<Mean>,
-    /// For each layer, of the soft signatures that training sees.
+    /// Sums for the soft signatures that training sees, by layer.
     soft: Vec<SoftSums>,
     random: Vec<Random>,
 }
@@ -334,7 +334,7 @@ impl Trainer {
         self.settings.sink + self.settings.local
     }
 
-    /// Number of tokens before a query from which on it is trained on.
+    /// Number of tokens that must precede a query for it to be trained on.
     fn least(&self) -> usize {
         self.statics() + LEAST_SEEN * self.settings.top
     }
@@ -354,7 +354,7 @@ impl Trainer {
         positions
     }
 
-    /// What `draws` draws of `count` positions give in each stretch of a chunk that has any with `least` tokens before them.
+    /// For each stretch of a chunk that has positions with `least` tokens before them, the positions of each of `draws` draws of `count`.
     fn drawn(
         &self,
         chunk: &PrefillChunk<'_>,
@@ -367,7 +367,7 @@ impl Trainer {
         stretches.map(|stretch| (stretch, of(stretch))).filter(|(_, draws)| !draws[0].is_empty()).collect()
     }
 
-    /// Learns what waits: the KV heads of all layers side by side, each its lessons in order.
+    /// Learns the waiting lessons: all KV heads of all layers in parallel, each its lessons in order.
     fn learn(&mut self) {
         let lessons = std::mem::take(&mut self.waiting).lessons;
         let points: Vec<usize> = lessons.iter().map(|lesson| self.point_of(lesson)).collect();
@@ -387,7 +387,7 @@ impl Trainer {
         };
         let mut learned: Vec<(usize, (f64, Found))> =
             pieces.into_par_iter().with_max_len(1).flat_map_iter(of_piece).collect();
-        // Sums of the curve are in the order of reading.
+        // The curve's sums are added in the order of reading, which no scheduling of threads changes.
         learned.sort_unstable_by_key(|(number, _)| *number);
         for (number, (loss, found)) in learned {
             let point = &mut self.curve[points[number]];
@@ -398,7 +398,7 @@ impl Trainer {
         }
     }
 
-    /// The point of the learning curve that a lesson counts to.
+    /// The point of the learning curve that a lesson counts towards.
     fn point_of(&mut self, lesson: &Lesson) -> usize {
         let tokens = self.tokens_read + lesson.stretch.first;
         self.curve.iter().rposition(|point| point.tokens == tokens).unwrap_or_else(|| {
@@ -425,7 +425,7 @@ impl Trainer {
             true => {
                 let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
                 let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
-                // exp(s·q·k)·‖v‖ is in the order of q·k + ln‖v‖/s.
+                // exp(s·q·k)·‖v‖ orders keys as q·k + ln‖v‖/s does.
                 let divisor = chunk.scale().divisor() as f32;
                 squares.map(|square| divisor * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
             }

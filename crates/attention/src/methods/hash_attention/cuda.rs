@@ -17,7 +17,7 @@ use spattn_cuda::{Buffer, Gpu, GpuError, Nets, Signatures};
 pub(crate) struct SignedLayer {
     /// Signatures `[kv_head][net][word][token]`.
     signatures: Buffer,
-    /// Nets of the keys, `each` for a KV head, and nets of the queries.
+    /// Key nets, `each` for a KV head, and query nets.
     nets: Arc<LayerNets>,
     /// Which candidates the keys are, if they follow a prefix.
     places: Option<TailPlaces>,

@@ -11,7 +11,7 @@ use crate::{PromptShape, StepShape};
 use spattn_kernels::GPU_WIDEST;
 
 impl LearnedSignatures {
-    /// Nets of the keys of each KV head, and one of the nets of queries, of the first layer; all are alike.
+    /// Number of key nets of a KV head, and one query net, of the first layer. All nets have the same shape.
     pub(super) fn any_net(&self) -> Option<(usize, &SignNet)> {
         let layer = self.nets.as_ref()?.layers.first()?;
         Some((layer.keys.first()?.len(), layer.queries.first()?))

@@ -22,7 +22,7 @@ impl NetKind {
 }
 
 impl Embeddings {
-    /// Reads the nets of an artefact, of whatever kind.
+    /// Reads the nets of an artefact of any kind.
     ///
     /// # Errors
     /// If its tensors are not those of the kind that it states.

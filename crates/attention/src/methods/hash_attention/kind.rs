@@ -78,7 +78,7 @@ pub(crate) const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Which of the nets that can be trained: the same parameters say it to the method and to the training.
+/// The kind of nets, which the same parameters give to the method and to the training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NetKind {
     pub(super) bits: usize,

@@ -51,7 +51,7 @@ impl Scorer for LearnedSignatures {
         Some(ScorerCalibration { kind: NAME, load: Self::with_nets })
     }
 
-    /// `trained` and `text` only say which artefact is accepted; the order of ties is that of the query.
+    /// Leaves out `trained` and `text`, which only say which artefact is accepted, and `ties`, which orders scores.
     fn index_key(&self) -> IndexKey {
         let Self { kind, trained: _, text: _, ties: _, nets } = self;
         IndexKey::new((*kind, nets.as_ref().map(|nets| nets.sha256.clone())))

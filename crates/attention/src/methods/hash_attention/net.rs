@@ -60,7 +60,7 @@ impl SignNet {
         third.apply(&silu(&second.apply(&silu(&first.apply(x)))))
     }
 
-    /// Packed bits of `x: [row][d]`: `[row][word]`. A row's bits do not depend on the rows beside it.
+    /// Packed bits of `x: [row][d]`: `[row][word]`. A row's bits do not depend on the other rows.
     pub(super) fn signatures(&self, x: &[f32]) -> Vec<u32> {
         self.outputs(x).chunks_exact(self.layers[LAYERS - 1].bias.len()).flat_map(pack_signs).collect()
     }

@@ -420,7 +420,7 @@ fn the_papers_training_makes_one_step_of_adam_a_chunk_at_a_constant_rate() {
                 assert!((f64::from(after[2][i]) - second).abs() < 1e-4 * second + 1e-12, "net {net}, step {step}");
                 moved = moved.max((by_hand - p).abs());
             }
-            // At 1e-3 an equal gradient moves a parameter by 1e-3; a decay over 40 prompts would be seen.
+            // At a rate of 1e-3 a steady gradient moves a parameter by 1e-3; a decay over 40 prompts would show.
             assert!(moved > 0.9e-3, "net {net}, step {step}: {moved}");
         }
     }
@@ -492,8 +492,8 @@ fn trainer(model: &ModelShape, spec: &str) -> Box<dyn Collector> {
     super::super::tests::collector(spec, model, PLANNED)
 }
 
-/// Keys and queries of a prompt. A token's key and a query's wish are few numbers, mixed into all channels by matrices
-/// of their own; all keys also share a large part that no query asks for.
+/// Keys and queries of a prompt. A token's key and a query's wish are a few numbers each, mixed into all channels by a
+/// matrix for each of the two; all keys also share a large part that no query asks for.
 fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
     const WISHES: usize = 4;
     let d = model.head_dim;

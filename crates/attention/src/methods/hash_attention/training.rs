@@ -1,9 +1,9 @@
 //! Training of the nets: three layers with their derivatives, the loss, and Adam.
 //!
-//! Derivatives are written by hand with this workspace's matrix product instead of a library's graph. The nets of a KV head and
-//! its group are a few small matrices each; most of the time goes to the `queries × keys` logits, for which three passes suffice.
-//! Keys pass in [blocks](KEY_BLOCK) from their first layer to their derivatives, so all of it stays in a core's cache. Sums are
-//! continued from block to block in the order of keys: no bit depends on how many keys a block has.
+//! Derivatives are written by hand with this workspace's matrix product instead of a library's graph. The nets of a KV head and its group
+//! are a few small matrices each; most of the time goes to the `queries × keys` logits, for which three passes suffice. [Blocks](KEY_BLOCK)
+//! of keys go from the first layer to the derivatives one by one, so that a block stays in a core's cache. Sums continue from block to
+//! block in the order of keys, so no bit depends on the size of a block.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use super::net::{Affine, LAYERS, SignNet};
 use spattn_kernels::elementwise::sigmoid;
 use spattn_kernels::matmul::{matmul, matmul_add, matmul_continue, transposed};
 
-/// Keys that pass the nets together; a multiple of a vector's and of a panel's width, so that each key's numbers come about in the same way.
+/// Number of keys in a block; a multiple of a vector's and of a panel's width, so that each key's numbers are computed in the same way.
 const KEY_BLOCK: usize = 256;
 
 /// Widths of a net's layers.
@@ -66,7 +66,7 @@ pub(super) struct Trace {
 }
 
 impl SoftNet {
-    /// A net with uniform weights and biases in `±1/√d`, made of numbers in `0..1`; the input is not standardised yet.
+    /// A net with weights and biases uniform in `±1/√d`, from numbers in `0..1`; the input is not standardised yet.
     pub(super) fn new(shape: Shape, mut draw: impl FnMut() -> f32) -> Self {
         let bound = 1.0 / (shape.d as f32).sqrt();
         let parameters = (0..shape.parameters()).map(|_| (2.0 * draw() - 1.0) * bound).collect();
@@ -138,7 +138,7 @@ impl SoftNet {
         Reversed((1..LAYERS).map(|layer| transposed(self.layer(layer).0, self.shape.outputs(layer))).collect())
     }
 
-    /// Continues `gradient`, the derivatives of a loss by all parameters, with some rows, given those by the signature, `[row][bits]`.
+    /// Adds the part of some rows to `gradient`, the derivatives of a loss by all parameters, given those by the signatures, `[row][bits]`.
     fn backward(&self, reversed: &Reversed, trace: &Trace, by_signature: &[f32], gradient: &mut [f32]) {
         let d = self.shape.d;
         // tanh' = 1 − tanh².
@@ -285,7 +285,7 @@ impl GroupNets {
         (loss, gradients)
     }
 
-    /// As [`loss`](Self::loss), without the loss itself, whose logarithms take a third of the time.
+    /// The gradients of [`loss`](Self::loss), without the loss itself, whose logarithms take a third of the time.
     pub(super) fn gradients(&self, batch: &Batch<'_>, rule: LossRule) -> Gradients {
         self.pass(batch, rule, None)
     }
@@ -346,7 +346,7 @@ impl Head {
         Self { trace, columns: Vec::new(), from: None, by_signature }
     }
 
-    /// Leaves out the queries before `from` from here on.
+    /// Leaves out the queries before `from` from now on.
     fn begin_at(&mut self, from: usize, bits: usize) {
         if self.from != Some(from) {
             self.columns = transposed(&self.trace.signature[from * bits..], bits);
@@ -355,12 +355,12 @@ impl Head {
     }
 }
 
-/// Memory that is used for every block.
+/// Memory that all blocks reuse.
 #[derive(Default)]
 struct Scratch(Vec<f32>);
 
 impl Scratch {
-    /// Room for so many logits; what it holds is arbitrary.
+    /// Room for `count` logits, with arbitrary contents.
     fn logits(&mut self, count: usize) -> &mut [f32] {
         if self.0.len() < count {
             self.0.resize(count, 0.0);
@@ -400,7 +400,7 @@ impl<'b> Part<'b> {
         self.batch.seen.len() - self.from
     }
 
-    /// Replaces `inner: [query][key]` of a head by the derivatives by these inner products. Adds the block's part of the loss to `loss`.
+    /// Replaces a head's inner products `inner: [query][key]` by the derivatives by them. Adds the block's part of the loss to `loss`.
     fn cross_entropy(&self, head: usize, (scale, total): (f32, f64), inner: &mut [f32], mut loss: Option<&mut f64>) {
         let unit = scale / total as f32;
         let mut agree = vec![0.0; self.count];
@@ -430,7 +430,7 @@ impl<'b> Part<'b> {
 
     /// A query's part of the loss, from its logits and their probabilities.
     fn loss_of_row(&self, wanted: &[Wanted], logits: &[f32], agree: &[f32]) -> f64 {
-        // −ln(1 − σ(z)) = z − ln σ(z); a wanted key has −ln σ(z). Below −80 σ no longer falls.
+        // −ln(1 − σ(z)) = z − ln σ(z); a wanted key has −ln σ(z). Below −80 the computed σ no longer falls.
         let mut loss: f64 = -log_of_product(agree) + logits.iter().map(|z| f64::from(z.max(-80.0))).sum::<f64>();
         for Wanted { key, weight } in wanted {
             let z = logits[*key as usize - self.first];

@@ -10,7 +10,7 @@ use crate::scored::granularity::Granularity;
 use crate::{Context, DeviceForm, Positions, PromptShape, QueryBlock, SearchedMask, StepShape};
 use std::ops::Range;
 
-/// The widest head that kernels search, and the heads with which the blocks of a prompt do.
+/// The widest head that kernels search in a decode step, and the head widths that they search in a prompt.
 const WIDEST: usize = 256;
 const TILED: [usize; 2] = [64, 128];
 
@@ -52,12 +52,12 @@ impl DeviceForm for Hip {
         true
     }
 
-    /// How many branches there are depends on what is found.
+    /// Zero: the number of branches depends on what is found, so the cost follows from the picks.
     fn cost(&self, _: &StepShape) -> Cost {
         Cost::default()
     }
 
-    /// The entries are keys that were scored.
+    /// Each entry is a key that was scored.
     fn cost_of_picks(&self, step: &StepShape, entries: u64, _: u64) -> Cost {
         let queries = if self.per == Granularity::QueryHead { 1 } else { step.group };
         Cost {
@@ -76,10 +76,10 @@ impl DeviceForm for Hip {
     }
 
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
-        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        // A budget that is a share of the context grows with generated tokens, assumed to be as many as the prefix has.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
         let most = self.budget_units(context, prefix.tokens) as usize * self.key_block;
-        // Branches, with where they are, what they score and which are kept, beside the tokens.
+        // Beside its tokens, a list takes branches: their bounds, their scores and which are kept.
         const EACH: usize = 2 * (2 * 8 + 4 + 4);
         let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
         self.count_lists(prefix.heads, prefix.kv_heads) * of_list

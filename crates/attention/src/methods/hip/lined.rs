@@ -1,7 +1,7 @@
 //! HiP's masks of a prompt with AVD's vertical and diagonal lines ("HiP + VD" in the paper's tables).
 //!
 //! The last queries choose the lines, so planning needs the whole prompt. On a host, the masks of all query blocks are
-//! found before any is attended, so that their costs are known by then; a device searches for them.
+//! found before any block is attended, so that their costs are known by then; on a device, kernels find them.
 
 use rayon::prelude::*;
 

@@ -184,7 +184,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| Ok(Arc::new(Hip::read(params)?)),
 };
 
-/// The method: the tree search and its mask cache.
+/// The tree search and its mask cache.
 struct Hip {
     budget: Budget,
     key_block: usize,
@@ -328,7 +328,7 @@ impl Hip {
     ) -> Result<Vec<u32>, KvError> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
-        // A score is a product that the logit's scale has not been applied to.
+        // `r_e` is in logits, but scores are unscaled products: the reach is converted to their unit.
         let reach = (self.ensemble.reach * scale.divisor()) as f32;
         for _ in 0..searches {
             let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
@@ -402,7 +402,7 @@ fn read_offset(params: &mut Params, key: &'static str) -> Result<Offset, UsageEr
 }
 
 impl Ensemble {
-    /// Largest number of searches that may be asked for: each runs for every mask. The paper has 5.
+    /// Largest number of searches that can be requested: each runs for every mask. The paper has 5.
     const MOST_SEARCHES: usize = 64;
     /// Much more than logits differ by: branches are then chosen at random.
     const MOST_RANDOMNESS: f64 = 1e6;

@@ -36,7 +36,7 @@ pub(super) struct Row<'a> {
     pub query: &'a [f32],
     /// First token that the row must not see.
     pub end: usize,
-    /// Keys `[token][d]` as this row alone sees them; `None` if as all rows do.
+    /// Keys `[token][d]` as this row alone sees them; `None` if it sees the common ones.
     pub keys: Option<&'a [f32]>,
 }
 
@@ -90,7 +90,7 @@ impl Listing {
         self.search_raised(keys, rows, keep, &mut |score| score)
     }
 
-    /// The same with `raise` applied to the scores of the middle round's branches, in order.
+    /// As `search`, with `raise` applied to the scores of the middle round's branches, in order.
     fn search_raised(
         &self,
         keys: &Keys<'_>,

@@ -112,11 +112,11 @@ pub(super) enum Offset {
 }
 
 impl Offset {
-    /// The sampled ones of `places`: one of each stride, and at least one unless `places` is empty.
+    /// Samples one of each stride of `places`, and at least one unless `places` is empty.
     pub fn sample(self, places: Range<usize>, stride: usize) -> impl ExactSizeIterator<Item = usize> + use<> {
         let first = match self {
             Self::First => places.start,
-            // Of fewer places than a stride the last; a last stride that is not whole is not sampled.
+            // Fewer places than a stride give their last one; otherwise a last stride that is not whole is not sampled.
             Self::Last => (places.start + stride).min(places.end).saturating_sub(1),
         };
         (first..places.end).step_by(stride)
@@ -194,7 +194,7 @@ impl<'a> FarQueries<'a> {
 }
 
 impl Search {
-    /// The `keep` blocks found for `queries`, ascending; all blocks if there are not more.
+    /// Finds the `keep` best blocks for `queries`, ascending; all blocks if there are no more.
     ///
     /// Of equal scores the lower position is kept. Adds the FLOPs and bytes of the scored keys to `cost`.
     pub fn find(
@@ -336,7 +336,7 @@ impl<'a> QueryRows<'a> {
     fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Result<Vec<f32>, KvError> {
         let rows = self.values.len() / self.width;
         cost.score_flops += 2 * (rows * tokens.len() * self.width) as u64;
-        // Of a key with a few channels, these alone are read.
+        // If few channels are scored, only these are read of each key.
         cost.kv_bytes += (blocks.keys.bytes_of(tokens) * self.width / blocks.d) as u64;
         let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
         let mut raise = |row: usize, products: &mut [f32]| {

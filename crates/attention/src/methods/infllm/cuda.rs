@@ -1,5 +1,5 @@
-//! Launches of representative keys on a GPU. The host chooses the representatives when a prefix is read, by what it gathered of the
-//! prompt, and uploads their keys.
+//! Launches of representative keys on a GPU. The host chooses the representatives when a prefix is read, by the prompt's
+//! statistics, and uploads their keys.
 
 use super::Representatives;
 use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest, build_on_host};

@@ -1,4 +1,4 @@
-//! Launches of keys on their leading components on a GPU.
+//! Launches of scores on the leading components of keys, on a GPU.
 
 use super::Loki;
 use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, FITS, ProjectionWorkspace, ScoreRequest};
@@ -10,7 +10,7 @@ use spattn_cuda::{Buffer, Directions, GpuError, IndexRows, Reduction, Storage};
 pub(super) struct ProjectedKeys {
     /// Components of each KV head of the model: f32 `[kv_head][rank][d]`.
     components: Buffer,
-    /// Keys on them, `[kv_head][token][padded rank]`, in the storage type of the keys.
+    /// Projected keys, `[kv_head][token][padded rank]`, in the keys' storage type.
     keys: Buffer,
 }
 
@@ -39,7 +39,7 @@ impl CudaScorer for Loki {
         let heads_of = index.components.bytes() / (4 * rank * d);
         let directions = Directions { buffer: &index.components, heads: heads_of, count: rank, d };
         let DeviceScratch { scores, own } = scratch;
-        // A sum of scores is the score of a sum.
+        // Summed scores equal the score of the summed queries.
         let summed = reduction == Some(Reduction::Sum);
         let made = if summed { kv_heads } else { heads };
         let bytes = rows.len() * made * padded * storage.bytes();
@@ -47,7 +47,7 @@ impl CudaScorer for Loki {
         let both = [gpu.reserved(&mut projection.high, bytes)?, gpu.reserved(&mut projection.low, bytes)?];
         let of_rows = (&step.queries, rows.clone());
         gpu.project_queries(of_rows, (kv_heads, storage), &directions, (padded, summed), both)?;
-        // What single precision loses by rounding is nothing.
+        // Single precision loses nothing by rounding.
         let with_low = storage != Storage::F32;
         let index = IndexRows { rows: &index.keys, count: step.prefix.candidates.len(), kv_heads, storage };
         projection.score(step, (rows.len(), made, padded), with_low, (&index, reduction), scores)

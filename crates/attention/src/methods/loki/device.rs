@@ -1,4 +1,4 @@
-//! Keys on their leading components on a device: which shapes they fit, what they cost and how much memory they take.
+//! Scores on leading components on a device: which shapes they fit, what they cost and how much memory they take.
 
 use super::Loki;
 use crate::backend::form::{WIDEST_ROW, row_width};

@@ -1,5 +1,5 @@
-//! Launches of signatures by random hyperplanes on a GPU: queries are signed there at every step. Keys are signed by the host form when
-//! a prefix is read, as the norm to which they are lengthened depends on all of them, and their signatures are uploaded.
+//! Launches of signatures by random hyperplanes on a GPU, which signs queries at every step. The host form signs keys when a prefix is
+//! read, because the norm to which they are lengthened depends on all of them, and uploads the signatures.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use spattn_cuda::{Buffer, GpuError, Signatures};
 pub(crate) struct SignedLayer {
     /// Signatures `[kv_head][word][token]`.
     signatures: Buffer,
-    /// Hyperplanes as queries are multiplied with them, f32: all coordinates of each, then what the further one adds.
+    /// Hyperplanes as queries are multiplied with them, f32: all coordinates of each, then what the further coordinate of each adds.
     planes: Buffer,
 }
 

@@ -61,7 +61,7 @@ impl LogProbability {
         (self.floor + sampling_probability(self.shape, self.least, agreement(cos))).ln() as f32
     }
 
-    /// Of a token at this cosine to the query.
+    /// The logarithm for a token at this cosine to the query.
     pub fn at(&self, cos: f64) -> f32 {
         let sine = (0.5 - 0.5 * cos.clamp(-1.0, 1.0)).sqrt();
         let at = sine * (Self::STEPS as f64 / Self::FARTHEST);

@@ -1,5 +1,5 @@
-//! Launches of product-quantised keys on a GPU: the host clusters the keys when a prefix is read, as the authors' code does, and codes
-//! and centroids are uploaded; queries are multiplied with the centroids there at every step.
+//! Launches of product-quantised keys on a GPU. The host clusters the keys when a prefix is read, as the authors' code does, and
+//! uploads codes and centroids; the GPU multiplies queries with the centroids at every step.
 
 use super::{ProductCodes, Subspace};
 use crate::backend::active::{Built, CudaScorer, DeviceLayer, DeviceScratch, ScoreRequest, build_on_host};

@@ -16,7 +16,7 @@ impl ProductCodes {
         self.subspaces.min(d)
     }
 
-    /// Centroids of a part, of so many keys.
+    /// Number of centroids of a sub-space over `keys` keys.
     pub(super) fn centroids(&self, keys: usize) -> usize {
         (1 << self.bits).min(keys)
     }

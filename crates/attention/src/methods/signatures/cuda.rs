@@ -21,7 +21,7 @@ pub(crate) trait CudaSigner: Send + Sync {
     fn sign_keys(&self, layer: &DeviceLayer<'_>, learned: &PrefixStatsView<'_>)
     -> Result<Built<Self::Index>, GpuError>;
 
-    /// Signs tokens that follow a prefix with the index `like`; like those of a prefix by default. Called only for scorers that
+    /// Signs tokens that follow a prefix with the index `like`; by default, as tokens of a prefix. Called only for scorers that
     /// [grow](crate::backend::scorer::DeviceScorer::grows).
     fn sign_tail(
         &self,
@@ -32,7 +32,7 @@ pub(crate) trait CudaSigner: Send + Sync {
         Ok(self.sign_keys(layer, &PrefixStatsView { seed: 0, stats: None })?.index)
     }
 
-    /// Which candidates the signed tokens are; in order from the first on by default.
+    /// Which candidates the signed tokens are; by default the first ones, in order.
     fn places(&self, _index: &Self::Index) -> Option<TailPlaces> {
         None
     }
@@ -105,7 +105,7 @@ impl<S: CudaSigner> CudaScorer for S {
 }
 
 impl Ties {
-    /// As kernels take it, for signatures of `bits` bits and groups of `group` heads.
+    /// The order in the form that kernels take, for signatures of `bits` bits and groups of `group` heads.
     fn on_device(self, bits: usize, group: usize) -> TieOrder {
         let Self::Seeded(seed) = self else { return TieOrder::default() };
         let steps = Steps::new(bits, group);
@@ -115,7 +115,7 @@ impl Ties {
 }
 
 impl Signatures {
-    /// All of them, `[word][candidate]`.
+    /// All signatures, `[word][candidate]`.
     pub(crate) fn planes(&self) -> &[u32] {
         &self.planes
     }

@@ -69,7 +69,7 @@ impl SnapKv {
     }
 }
 
-/// The type of keys that are stored as `storage`.
+/// The type of keys stored as `storage`.
 fn dtype(storage: Storage) -> KvDtype {
     match storage {
         Storage::F32 => KvDtype::F32,

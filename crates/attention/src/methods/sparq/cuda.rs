@@ -1,4 +1,4 @@
-//! Launches of scores by the queries' largest channels, and of what selections leave over, on a GPU.
+//! Launches, on a GPU, of scores by the queries' largest channels and of the mean value's share.
 
 use super::QueryChannels;
 use crate::backend::active::{
@@ -22,7 +22,7 @@ impl LayerChannels {
     }
 }
 
-/// The channels that the queries chose, and the queries there.
+/// The channels that the queries chose, and the queries' numbers there.
 #[derive(Debug, Default)]
 struct ChannelWorkspace {
     channels: Option<Buffer>,
@@ -49,7 +49,7 @@ impl CudaScorer for QueryChannels {
         let lists = if self.per == Granularity::QueryHead { heads } else { cache.kv_heads };
         let mut chosen = ChosenChannels { channels, weights, count: self.r.of(cache.d), lists };
         gpu.choose_channels(&step.queries, rows.clone(), (cache.d, cache.storage), &mut chosen)?;
-        // What a selection leaves over is a matter of each head's own logits, so these are kept.
+        // The share of the mean value depends on each head's own logits, so these are kept.
         gpu.score_channels(&chosen, (rows.len(), heads), &index.view(step), reduction, scores)
     }
 

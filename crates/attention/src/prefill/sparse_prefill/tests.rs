@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use spattn_kernels::Rows;
 use std::collections::BTreeSet;
 
-/// By the definition of a mask's parts: the bias on a token's logit, if the row attends the token.
+/// The bias on a token's logit, if the row attends the token, by the definition of a mask's parts.
 fn says(mask: &Mask, first: usize, position: usize, token: usize) -> Option<f32> {
     let row = position - first;
     let is_plain = token >= mask.starts[row].min(position)
@@ -140,7 +140,8 @@ fn lists_of_a_plan_take_no_more_than_their_share_or_a_block() {
     let bytes = |mask: &dyn PromptMask, tokens: usize| {
         PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()))
     };
-    // A piece holds all blocks of a short prompt; of a long one as many as fit the bytes for lists, but at least one.
+    // A piece holds all blocks of a short prompt. Of a long one, it holds as many as the bytes for lists allow, but
+    // at least one.
     let (plain, each) = (Costly { plan: 0, block: 0 }, 4 * 32);
     assert_eq!(bytes(&plain, 1000), 32 * each * 1000);
     assert_eq!(bytes(&plain, 131_072), PLANNED_LIST_BYTES);
@@ -206,7 +207,7 @@ fn with_all_tokens_left_it_is_exact_attention() {
 
 #[test]
 fn a_block_of_one_row_is_searched_as_a_decoding_step_is() {
-    // The last token as a step over a prefix of all others, and as the last row of a prompt.
+    // The last token is a step over a prefix of all others, or the last row of a prompt.
     let layer = Layer::new(161, 2, 1);
     for spec in ["hip:k=24,b_q=1,b_sq=1", "hip:k=30,b_q=1,b_sq=1,b_k=3,per=kv_head", "hip:k=10,b_q=1,b_sq=1,top_r=3"] {
         let method = method(spec, &Policy { sink: 4, local: 11, ..Policy::default() });

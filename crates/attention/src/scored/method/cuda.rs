@@ -22,7 +22,7 @@ fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Ra
     (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
 }
 
-/// How the scores of a group are reduced; `None` if each query head selects by its own.
+/// How the scores of a group are reduced; `None` if each query head selects by its own scores.
 pub(super) fn reduction(per: Granularity) -> Option<Reduction> {
     match per {
         Granularity::QueryHead => None,
@@ -31,7 +31,8 @@ pub(super) fn reduction(per: Granularity) -> Option<Reduction> {
     }
 }
 
-/// The launch that scores and selects all requested rows at once, if the picker is a top-k and the scorer has one.
+/// The launch that scores and selects for all requested rows at once, if the picker is a top-k and the scorer
+/// offers one.
 fn fused<'f>(
     scorer: &'f dyn DeviceScorer,
     picker: &dyn DevicePicker,
@@ -46,7 +47,7 @@ impl<S: Scorer> Scored<S> {
         Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
     }
 
-    /// What the scorer is asked for some rows of a step.
+    /// The scoring request for some rows of a step.
     fn score_request<'a>(
         &self,
         step: &'a DeviceStep<'a>,

@@ -1,10 +1,10 @@
-//! Selecting on a GPU among candidates that are not those of the prefix's index: some follow the prefix (`tail`), or rows of a prompt
-//! that is being read have fewer.
+//! Selects on a GPU when a row's candidates differ from those in the prefix's index: some follow the prefix (`tail`), or the rows of a
+//! prompt that is being read have fewer.
 //!
-//! The index of the prefix scores its candidates up to the last complete grain. The keys behind, of all rows, are gathered into a cache
-//! of their own, where each row begins a new grain; they are indexed and scored as a prefix is, by every row, and each row's own scores
-//! are put behind those of the prefix. So a scorer needs no kernel beside those for a prefix. The last key of a row fills the rest of its
-//! last grain: neither bounds nor ranges change by a key that is there already.
+//! The index of the prefix scores its candidates up to the last complete grain. The later keys, of all rows, are gathered into a separate
+//! cache, where each row starts a new grain. They are indexed and scored like a prefix, by every row, and each row's own scores are
+//! appended to those of the prefix. So a scorer needs no kernels beyond those for a prefix. The last key of a row is repeated to fill its
+//! last grain, because a key that is already there changes neither bounds nor ranges.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::scored::scorer::Scorer;
 use crate::types::seed::RowSeed;
 use spattn_cuda::{GpuError, Pages, Scores, TailRow, TailRows};
 
-/// What is kept from step to step.
+/// Memory kept from step to step.
 #[derive(Default)]
 struct TailWorkspace {
     rows: TailRows,
@@ -28,17 +28,17 @@ struct TailWorkspace {
     scratch: DeviceScratch,
 }
 
-/// The candidates of a step behind the index of the prefix.
+/// The candidates of a step beyond the index of the prefix.
 struct BehindIndex<'a> {
     rows: Vec<TailRow<'a>>,
     /// Where they are gathered: the room is a multiple of the grain, 0 if no row has such candidates.
     places: TailPlaces,
-    /// Pages of the row that has most.
+    /// Number of pages of the row that has most.
     pages: usize,
 }
 
 impl<S: Scorer> Scored<S> {
-    /// As [`select_all`](crate::backend::active::DeviceLaunch::select_all), for rows whose candidates end at `ends`.
+    /// Like [`select_all`](crate::backend::active::DeviceLaunch::select_all), for rows whose candidates end at `ends`.
     pub(super) fn select_behind(
         &self,
         step: &DeviceStep<'_>,
@@ -84,7 +84,7 @@ impl<S: Scorer> Scored<S> {
         Ok(())
     }
 
-    /// What the rows of a step have behind the index of the prefix.
+    /// The candidates of each row beyond the index of the prefix.
     fn behind_index<'a>(&self, step: &DeviceStep<'a>, ends: &[usize]) -> BehindIndex<'a> {
         let (page, start) = (self.scorer.page(), step.prefix.candidates.start);
         let of_row = |((end, seed), run): ((&usize, &RowSeed), &DeviceSequence<'a>)| {
@@ -110,8 +110,8 @@ impl<S: Scorer> Scored<S> {
 }
 
 impl BehindIndex<'_> {
-    /// Ranges of rows that are scored together: every row scores the gathered keys of all, which are to be no more than those of the
-    /// prefix.
+    /// Ranges of rows that are scored together. Every row scores the gathered keys of all rows in its range, and these keys should be no
+    /// more than those of the prefix.
     fn rows_at_once(&self, step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.rows.len();
         let by_bytes = SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1);

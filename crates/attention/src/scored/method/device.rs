@@ -12,16 +12,16 @@ use crate::types::budget::Context;
 use crate::types::prefix_head::KvHeadId;
 use crate::types::prompt_shape::PromptShape;
 
-/// Keys are gathered in pieces of so many bytes.
+/// Keys are gathered in pieces of this many bytes.
 const GATHERED_BYTES: usize = 16;
 
-/// How candidates are split between the index of the prefix and one of the sequence's own, in tokens. A row of a prompt that is being read
+/// How candidates are split between the index of the prefix and the sequence's own index, in tokens. A row of a prompt that is being read
 /// may have fewer candidates than the index holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TailSplit {
-    /// Those that are scored by the index of the prefix.
+    /// Number of candidates scored by the index of the prefix.
     pub(super) whole: usize,
-    /// Those behind: the last, incomplete grain, and tokens that follow the prefix. 0 if the index holds just the candidates.
+    /// Number of later candidates: the last, incomplete grain, and tokens after the prefix. 0 if the index holds exactly the candidates.
     pub(super) behind: usize,
 }
 
@@ -94,7 +94,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
         let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
-        // Decoded tokens add to a budget that is a share of the context: assume as many as the prefix has.
+        // Decoded tokens enlarge a budget that is a share of the context: assume as many as the prefix has.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
         let most = self.budget_units(context, prefix.tokens) as usize * self.scorer.page();
         lists * most.min(prefix.tokens) * size_of::<u32>()
@@ -102,7 +102,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 }
 
 impl<S: Scorer> Scored<S> {
-    /// Device forms of scorer and picker; if one of them has none, why.
+    /// The device forms of scorer and picker, or the reasons why one of them has none.
     pub(super) fn on_device(&self) -> Result<(&dyn DeviceScorer, &dyn DevicePicker), Vec<HostReason>> {
         match (self.scorer.device(), self.picker.device()) {
             (Ok(scorer), Ok(picker)) => Ok((scorer, picker)),

@@ -1,4 +1,4 @@
-//! Reading a prompt row by row: each row has the selection of a decode step at its position.
+//! Reads a prompt row by row: each row has the selection of a decode step at its position.
 
 use std::any::Any;
 use std::ops::Range;
@@ -69,7 +69,8 @@ impl<S: Scorer> RowMask for Scored<S> {
             let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
             let total = block.first + row + 1;
             let seen = keys.slice(0..total);
-            // The last grain is not complete: it is built for this row as the row sees it.
+            // The last grain is incomplete, so it is built for this row from the tokens that
+            // the row sees.
             let open = candidates.start + whole..candidates.end;
             let mut last = TailIndex { index: None, tokens: 0 };
             if !open.is_empty() {
@@ -96,7 +97,8 @@ impl<S: Scorer> RowMask for Scored<S> {
             attended += selection.of_heads(group).iter().sum::<usize>();
             selections.push(selection);
         }
-        // Earlier rows need not score what only later rows see.
+        // Count only the share of the scores that rows need: earlier rows do not need scores
+        // of later tokens.
         let share = used as f64 / (rows * columns).max(1) as f64;
         cost.score_flops += (scoring.score_flops as f64 * share) as u64;
         if self.takes_products(group) {

@@ -1,4 +1,4 @@
-//! The parameters by which a spec chooses and sets a picker.
+//! The parameters by which a method spec chooses and configures a picker.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use spattn_base::error::UsageError;
 /// The meaning of scores, as far as pickers depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoresAre {
-    /// Estimates (or bounds) of `q·k`.
+    /// Estimates or bounds of `q·k`.
     Logits,
-    /// Only their order has a meaning: larger is better.
+    /// Values of which only the order matters: larger is better.
     AnOrder,
 }
 
-/// Chooses among several ways of selecting.
+/// The parameter that chooses among several ways of selecting.
 pub(crate) const PICK: ParamInfo = ParamInfo {
     key: "pick",
     default: "topk",
@@ -29,66 +29,66 @@ pub(crate) const PICK: ParamInfo = ParamInfo {
             best with a sample of the rest",
 };
 
-/// As [`PICK`], for scores that only order candidates.
+/// Like [`PICK`], for scores that only order candidates.
 pub(crate) const PICK_BY_ORDER: ParamInfo = ParamInfo {
     key: "pick",
     default: "topk",
     about: "topk | sample: the best so many, or these with a sample of the rest",
 };
 
-/// With `pick=sample`.
+/// Allowed error, with `pick=sample`.
 pub(crate) const EPSILON: ParamInfo = ParamInfo {
     key: "epsilon",
     default: "-",
     about: "with pick=sample: error of the softmax denominator that is allowed, as a share of it (0.1)",
 };
 
-/// With `pick=sample`.
+/// Probability of a larger error, with `pick=sample`.
 pub(crate) const DELTA: ParamInfo =
     ParamInfo { key: "delta", default: "-", about: "with pick=sample: probability of a larger error (0.1)" };
 
-/// With `pick=sample`.
+/// Size of the base sample, with `pick=sample`.
 pub(crate) const BASE: ParamInfo = ParamInfo {
     key: "base",
     default: "-",
     about: "with pick=sample: base sample, by which the size of the other is set, as a share of the rest (0.05)",
 };
 
-/// With `pick=topp`.
+/// Share of the mass, with `pick=topp`.
 pub(crate) const SHARE: ParamInfo = ParamInfo {
     key: "p",
     default: "-",
     about: "with pick=topp: share of the candidates' mass, above 0 to 1 (0.95); with rescore: of what was scored again",
 };
 
-/// For methods with an optional second score.
+/// The second score of methods that offer one.
 pub(crate) const RESCORE: ParamInfo = ParamInfo {
     key: "rescore",
     default: "none",
     about: "none | exact | int4: score again what is picked, by its keys or by keys in 4 bits, and pick of it by p or k2",
 };
 
-/// With `rescore`.
+/// Number of tokens picked by the second score, with `rescore`.
 pub(crate) const SECOND: ParamInfo =
     ParamInfo { key: "k2", default: "-", about: "with rescore, instead of p: tokens picked by the second score" };
 
 /// The ways of selecting that a method offers.
 pub(crate) struct Choice {
-    /// The budget if none is given.
+    /// The default budget.
     pub default: Budget,
     /// Whether a budget of 0 tokens is allowed.
     pub from_zero: bool,
-    /// The meaning of its scores.
+    /// The meaning of the method's scores.
     pub scores: ScoresAre,
 }
 
 impl Choice {
-    /// For scores that estimate logits; a budget in tokens is at least 1.
+    /// A choice for scores that estimate logits; a budget in tokens is at least 1.
     pub fn by_logits(default: Budget) -> Self {
         Self { default, from_zero: false, scores: ScoresAre::Logits }
     }
 
-    /// For scores that only order candidates.
+    /// A choice for scores that only order candidates.
     pub fn by_order(default: Budget) -> Self {
         Self { scores: ScoresAre::AnOrder, ..Self::by_logits(default) }
     }

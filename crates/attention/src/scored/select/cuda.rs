@@ -33,7 +33,7 @@ impl PickerLaunch for Top {
     }
 }
 
-/// Lists of a share are as long as it takes; one of this many candidates is expected, by which work is cut evenly.
+/// A share takes as many tokens as it needs; work is divided as if it took one of this many candidates.
 const SELECTED_OF: usize = 16;
 
 impl PickerLaunch for TopShare {

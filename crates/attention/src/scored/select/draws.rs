@@ -1,12 +1,13 @@
-//! Independent draws from the softmax of the candidates' scores, which are taken for logits (MagicPIG,
-//! Definition 3.1 and eq. 4–5). A token's weight is how often it was drawn.
+//! Independent draws from the softmax of the candidates' scores, which are taken as logits (MagicPIG, Definition 3.1 and eq. 4–5).
+//! A token's weight is the share of the draws that hit it.
 //!
-//! With `proposal=value_norm`, tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token drawn
-//! `f_i` times has the weight `(f_i/B)·(w_i/u_i)`: unbiased as well, with the least second moment that independent draws can have.
+//! With `proposal=value_norm`, tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token drawn `f_i`
+//! times has the weight `(f_i/B)·(w_i/u_i)`. This is unbiased as well, with the least second moment that independent draws can
+//! have.
 //!
-//! With `density=`, one number of draws is solved for all heads of an example: the least for which the expected
-//! number of distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. If
-//! attention is too sharp for any number, 16 draws for each candidate are made.
+//! With `density=`, one number of draws is solved for all heads of an example: the smallest for which the expected number of
+//! distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. If attention is too sharp for any
+//! number, 16 draws for each candidate are made.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::{Histogram, Probe, ProbeHead, least_reaching};
 pub(crate) struct Draws {
     /// Draws for each query.
     pub budget: Tuned<NonZero<usize>>,
-    /// The distribution of draws.
+    /// The distribution from which tokens are drawn.
     pub proposal: Proposal,
 }
 
@@ -40,20 +41,20 @@ pub(crate) enum Proposal {
     ValueNorm,
 }
 
-/// Passes over the scores: they are written, and read for the maximum and for the sums.
+/// Number of passes over the scores: one to write them, one for the maximum, one for the sums.
 const PASSES: u64 = 3;
 
 /// Weights below `exp(−40)` are never drawn.
 const SMALLEST_LOG_WEIGHT: f64 = 40.0;
 
-/// Expected distinct tokens among `draws`, as a share of the tokens whose weights were counted, each as
-/// `−ln w` over [`SMALLEST_LOG_WEIGHT`].
+/// Expected distinct tokens among `draws`, as a share of the tokens whose weights were counted. The histogram holds `−ln w`
+/// divided by [`SMALLEST_LOG_WEIGHT`].
 fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
     weights.mean(|x| -(draws as f64 * (-(-SMALLEST_LOG_WEIGHT * x).exp()).ln_1p()).exp_m1())
 }
 
 impl Proposal {
-    /// Added to the logarithm of each candidate's weight.
+    /// The term added to the logarithm of each candidate's weight.
     fn log_norms(self, head: &ProbeHead<'_>) -> Result<Vec<f64>, KvError> {
         let values = head.prefix.candidate_values();
         match self {
@@ -98,7 +99,7 @@ impl Picker for Draws {
     }
 
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
-        // A prefix without candidates cannot be solved for: all tokens after it are attended.
+        // A prefix without candidates cannot be solved for, so all candidates after it are attended.
         let Tuned::Value(budget) = self.budget else {
             return Ok(SelectedTokens::softmax(row.candidates.clone().map(|t| t as u32).collect()));
         };
@@ -124,7 +125,7 @@ impl Picker for Draws {
                 cumulative.partition_point(|c| *c <= x).min(row.scores.len() - 1) as u32
             })
             .collect();
-        // The weight of a token drawn by `u` instead of `w`. Values that are all zero add nothing, whatever their weight.
+        // Corrects the weight of a token drawn by `u` instead of `w`. A value of norm 0 adds nothing, whatever its weight.
         let correction = |token: u32| match norms.get(token as usize) {
             Some(norm) if *norm > 0.0 => (total / (f64::from(*norm) * mass)) as f32,
             _ => 1.0,

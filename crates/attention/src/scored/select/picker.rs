@@ -22,7 +22,7 @@ pub(crate) trait Picker: Send + Sync {
     /// Selects by the scores of one query. Adds the passes over the scores (`select_bytes`) to `cost`.
     ///
     /// # Errors
-    /// If it looks at keys or values of the prefix, and they cannot be read.
+    /// If it reads keys or values of the prefix and this fails.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError>;
 
     /// True if it never selects anything, so that scores need not be computed.
@@ -30,12 +30,12 @@ pub(crate) trait Picker: Send + Sync {
         false
     }
 
-    /// Whether it can select during prefill, before anything is solved from the prompt.
+    /// Whether it can select during prefill, before any parameter is solved from the prompt.
     fn is_known(&self) -> bool {
         true
     }
 
-    /// Whether its selection depends on the order of scores alone.
+    /// Whether its selection depends only on the order of scores.
     fn only_ranks(&self) -> bool {
         false
     }
@@ -45,12 +45,12 @@ pub(crate) trait Picker: Send + Sync {
         None
     }
 
-    /// Its form on a device, with equal selections; why there is none, or none with these parameters, by default.
+    /// Its device form, with equal selections; by default, the reason why there is none, or none with these parameters.
     fn device(&self) -> Result<&dyn DevicePicker, HostReason> {
         Err(HostReason::NoForm)
     }
 
-    /// The second score, if it has two stages.
+    /// What its second score is computed from, if it has two stages.
     fn finer(&self) -> Option<Finer> {
         None
     }
@@ -63,23 +63,23 @@ pub(crate) trait Picker: Send + Sync {
 
 /// Chooses among candidates without queries, keys or scores.
 pub(crate) trait DataIndependentPicker {
-    /// Distinct candidates, ascending.
+    /// Draws distinct candidates, ascending.
     fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> SelectedTokens;
 }
 
-/// Second scores (unscaled `q·k`, or the group's reduced ones) of some candidates. Counts the codes read.
+/// Computes second scores (unscaled `q·k`, or the group's reduced ones) of some candidates. Counts the codes read.
 pub(crate) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Result<Vec<f32>, KvError> + Sync + 'a;
 
-/// Counts exact products with tokens, ascending, that are not attended.
+/// Counts exact products with tokens that are not attended; the tokens ascend.
 pub(crate) type PassOver<'a> = dyn Fn(&[u32], &mut Cost) + Sync + 'a;
 
-/// Norms of the candidates' values.
+/// Computes the norms of the candidates' values.
 pub(crate) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Result<Vec<f32>, KvError> + Sync + 'a;
 
 /// The candidates of one query with their scores.
 #[derive(Clone)]
 pub(crate) struct ScoredRow<'a> {
-    /// One for each page of the candidates.
+    /// One score for each page of the candidates.
     pub scores: &'a [f32],
     /// Tokens in a page; the last page may have fewer.
     pub page: usize,
@@ -87,7 +87,7 @@ pub(crate) struct ScoredRow<'a> {
     pub least: usize,
     /// Tokens that may be selected.
     pub candidates: Range<usize>,
-    /// Numbers of tokens in context and of static tokens.
+    /// The numbers of tokens in context and of static tokens.
     pub context: Context,
     /// Factor of the logits, `1/√d`.
     pub scale: f32,
@@ -97,20 +97,20 @@ pub(crate) struct ScoredRow<'a> {
     pub head: usize,
     /// Query heads that share the selection: one, or all of the group.
     pub heads: usize,
-    /// Their rotated, unscaled queries `[head][d]`.
+    /// The heads' rotated, unscaled queries `[head][d]`.
     pub queries: &'a [f32],
-    /// Rotated keys of all tokens in context, to be read.
+    /// Rotated keys of all tokens in context, read on demand.
     pub keys: KvRows<'a>,
     /// Scores tokens again.
     pub rescore: &'a Rescore<'a>,
-    /// Counts the products with keys that these heads do not attend; those with attended keys are counted by attention.
+    /// Counts products with keys that these heads do not attend. Products with attended keys are counted by attention.
     pub pass_over: &'a PassOver<'a>,
-    /// `‖v‖` of every candidate; counts what reading all values costs.
+    /// `‖v‖` of every candidate; counts the cost of reading all values.
     pub value_norms: &'a ValueNorms<'a>,
 }
 
 impl ScoredRow<'_> {
-    /// Tokens of some pages, in their order.
+    /// The tokens of the listed pages, in their order.
     pub fn tokens(&self, pages: &[u32]) -> Vec<u32> {
         page_tokens(pages, self.page, &self.candidates)
     }
@@ -148,7 +148,7 @@ impl ScoredRow<'_> {
     }
 }
 
-/// Tokens of some pages (blocks) of `page` tokens, which cover the candidates; the last page may be shorter.
+/// The tokens of the listed pages (blocks) of `page` tokens, which cover the candidates; the last page may be shorter.
 pub(crate) fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>) -> Vec<u32> {
     if page == 1 {
         // The common case, and much faster than a range per token.

@@ -3,7 +3,8 @@
 use crate::spec::Params;
 use spattn_base::error::UsageError;
 
-/// Errs if one of `keys` is given, which this way of selecting does not use.
+/// Returns an error if one of `keys`, which this way of selecting does not
+/// use, is given.
 pub(super) fn refuse(params: &mut Params, keys: &[&'static str], why: &str) -> Result<(), UsageError> {
     for key in keys {
         if params.take(key).is_some() {

@@ -1,13 +1,13 @@
-//! Two stages: many candidates by the method's scores, and of these a few by finer scores (Twilight, arXiv:2502.02770).
+//! Two stages: many candidates by the method's scores, then a few of these by finer scores (Twilight, arXiv:2502.02770).
 //!
-//! The first stage selects the top-k, whole pages if scores are of pages. The second scores each of their tokens
-//! again, by its exact key or by its key in 4 bits, and selects the fewest with a share `p` of the mass that these scores
-//! estimate, or the best `k2`. The share is of the first stage's mass, as in Twilight: static tokens are attended
-//! anyway. Twilight quantises a key by the range of its own channels; here, keys in 4 bits are those of
-//! [`QuantisedRows`](crate::kv::quantised::QuantisedRows), with a range for each channel over 128 tokens.
+//! The first stage selects the top-k; these are whole pages if scores are of pages. The second stage scores each of their
+//! tokens again, by its exact key or by its key in 4 bits. It selects the fewest tokens that hold a share `p` of the mass
+//! that these scores estimate, or the best `k2`. The share is of the first stage's mass, as in Twilight, because static
+//! tokens are attended anyway. Twilight quantises a key by the range of its own channels; here, keys in 4 bits are those
+//! of [`QuantisedRows`](crate::kv::quantised::QuantisedRows), with a range for each channel over 128 tokens.
 //!
-//! With `density=`, the second stage selects by that density at each step, out of four times as many. Then budgets are
-//! equal for all heads, and `p` is not used.
+//! With `density=`, the second stage selects by that density at each step, from four times as many tokens. Budgets are
+//! then equal for all heads, and `p` is not used.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::types::budget::Budget;
 use crate::types::selection::SelectedTokens;
 use spattn_base::error::UsageError;
 
-/// A top-k whose tokens are scored and selected again.
+/// A top-k whose tokens are scored and selected a second time.
 pub(crate) struct Rescored {
     first: Top,
     finer: Finer,
@@ -54,7 +54,7 @@ impl Rescored {
     }
 }
 
-/// Tokens that are not `picked`, both ascending.
+/// Returns the `tokens` that are not `picked`; both lists are ascending.
 pub(crate) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
     tokens.iter().filter(|token| picked.binary_search(token).is_err()).copied().collect()
 }

@@ -1,21 +1,22 @@
-//! The best by score, and a uniform sample of the rest, as large as an error bound requires (vAttention, arXiv:2510.05688).
+//! The best candidates by score, and a uniform sample of the rest, as large as an error bound requires (vAttention,
+//! arXiv:2510.05688).
 //!
-//! Attention is a ratio of sums over tokens. The tokens with the largest scores, and the static ones, are summed exactly. A
-//! sum over the rest is estimated from tokens drawn uniformly without replacement. Each counts `N/b` times if `b`
-//! of `N` were drawn. A base sample determines how many must be drawn:
-//! with its standard deviation `σ` of `exp(q·k/√d)`, and the denominator `D` that it estimates,
-//! `b ≥ (z·N·σ / (ε·D))²` tokens are needed for the denominator to be off by more than `ε·D` with probability `δ`, by the
-//! central limit theorem, where `z` is the normal quantile of `1 − δ/2`.
+//! Attention is a ratio of sums over tokens. The tokens with the largest scores, and the static ones, are summed exactly. The
+//! sum over the rest is estimated from tokens drawn uniformly without replacement: if `b` of `N` were drawn, each counts
+//! `N/b` times. A base sample determines `b`. It gives the standard deviation `σ` of `exp(q·k/√d)` and an estimate of the
+//! denominator `D`. By the central limit theorem, `b ≥ (z·N·σ / (ε·D))²` tokens are needed for the denominator to be off by
+//! more than `ε·D` with probability `δ`, where `z` is the normal quantile of `1 − δ/2`.
 //!
 //! As in the authors' code, the bound is on the denominator; the paper also has one on the numerator, which would need
-//! values, and one on both. As in the code, the `b` tokens are drawn from all of the rest; a token of the base sample
-//! is attended only if it is drawn again. So at most `b` tokens are attended besides the best, and the size of the
-//! sample, which depends on the base sample, biases neither sum. `b` is at least the size of the base sample. The code
-//! draws with replacement, and uses the quantile of `1 − δ`; errors have two sides, so this uses that of `1 − δ/2`.
+//! values, and one on both. As in the code, the `b` tokens are drawn from all of the rest; a token of the base sample is
+//! attended only if it is drawn again. So at most `b` tokens are attended besides the best, and the size of the sample, which
+//! depends on the base sample, biases neither sum. `b` is at least the size of the base sample. Unlike this module, the code
+//! draws with replacement and uses the quantile of `1 − δ`, although errors have two sides.
 //!
 //! With `density=`, half of the budget is selected by score, the base sample is an eighth of it, and one `ε` is solved for
-//! all heads of an example, so that the sample is the other half on average. A group that shares a selection draws as many as
-//! its most demanding head, and scores that miss some of the best leave a rest that varies more: both exceed the
+//! all heads of an example, so that the sample is the other half on average. Two things make the density exceed the request:
+//! a group that shares a selection draws as many tokens as its most demanding head, and scores that miss some of the best
+//! tokens leave a rest that varies more.
 //! density.
 
 use std::sync::Arc;
@@ -40,10 +41,11 @@ use rand::SeedableRng;
 use spattn_base::error::UsageError;
 use spattn_kernels::topk::top_k;
 
-/// The best, and a sample of the rest.
+/// The best candidates, and a sample of the rest.
 #[derive(Clone, Copy)]
 pub(crate) struct Sample {
-    /// Tokens selected by score, in whole pages; if a density, tokens selected by score and drawn tokens together.
+    /// Number of tokens selected by score, in whole pages; a density covers the tokens selected by score and the drawn ones
+    /// together.
     pub budget: Budget,
     /// Allowed error of the denominator, as a share of it.
     pub epsilon: f64,
@@ -54,7 +56,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Default of the allowed error, and of the probability of a larger one.
+    /// Default of the allowed error, and of the probability of a larger error.
     pub const TOLERANCE: f64 = 0.1;
     /// Default share of the base sample.
     pub const BASE: f64 = 0.05;
@@ -77,7 +79,7 @@ impl Sample {
         Ok(Self { budget, epsilon, delta, base })
     }
 
-    /// Tokens of the base sample of `rest` tokens, at least two, as a standard deviation requires.
+    /// Size of the base sample of `rest` tokens; at least two, because a standard deviation needs two.
     fn base_of(&self, rest: usize) -> usize {
         ((self.base * rest as f64).ceil() as usize).max(2)
     }
@@ -87,13 +89,13 @@ impl Sample {
         std::f64::consts::SQRT_2 * erfc_inv(self.delta)
     }
 
-    /// How many of the `rest` tokens are drawn, by the relative deviation of a base sample of `base` tokens.
+    /// Number of the `rest` tokens to draw, given the relative deviation of a base sample of `base` tokens.
     fn size(&self, relative_deviation: f64, base: usize, rest: usize) -> usize {
         let needed = (self.quantile() * relative_deviation / self.epsilon).powi(2).ceil();
         (needed as usize).clamp(base, rest.max(base))
     }
 
-    /// The relative deviation for each query of a head's probe, if `best` tokens are selected by score.
+    /// The relative deviation for each query of a probed head, if `best` tokens are selected by score.
     fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Result<Vec<f64>, KvError> {
         let (candidates, tokens) = (head.prefix.candidates.clone(), head.prefix.tokens());
         let (rest, place) = (candidates.len() - best, mix_seed(head.prefix.layer as u64, head.prefix.kv_head as u64));
@@ -113,8 +115,8 @@ impl Sample {
     }
 }
 
-/// `N·σ/D`: the standard deviation of one draw's estimate of the sum over the `rest` of the tokens, as a share of the
-/// denominator, which is estimated from the logits of a `base` sample and of the `fixed` tokens, which are summed exactly.
+/// `N·σ/D`: the standard deviation of one draw's estimate of the sum over the `rest` tokens, as a share of the denominator.
+/// The denominator is estimated from the logits of a `base` sample; `fixed` logits are summed exactly.
 fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
     let max = fixed.iter().chain(base).copied().fold(f32::NEG_INFINITY, f32::max);
     let exponential = |logit: &f32| (f64::from(*logit) - f64::from(max)).exp();
@@ -125,14 +127,14 @@ fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
     rest as f64 * variance.sqrt() / denominator
 }
 
-/// Draws `count` of `0..all` uniformly; ascending.
+/// Draws `count` of `0..all` uniformly, ascending.
 fn draw(rng: &mut ChaCha8Rng, all: usize, count: usize) -> Vec<u32> {
     let mut drawn: Vec<u32> = index::sample(rng, all, count).iter().map(|i| i as u32).collect();
     drawn.sort_unstable();
     drawn
 }
 
-/// The numbers at some `places` among those from `first` on that are not `taken`; all lists are ascending.
+/// Returns the numbers at the given `places` in the sequence `first..` without the `taken` numbers; all lists are ascending.
 fn outside(taken: &[u32], first: u32, places: &[u32]) -> Vec<u32> {
     let mut passed = 0;
     let number = |place: &u32| {
@@ -174,7 +176,7 @@ impl Picker for Sample {
             return Ok(all());
         }
         let drawn = outside(&tokens, first, &draw(&mut rng, rest, size));
-        // The other tokens of the base sample are attended, and counted by attention.
+        // The drawn tokens of the base sample are attended, so attention counts them.
         (row.pass_over)(&others(&looked_at, &drawn), cost);
         let mut log_u = vec![0.0; best];
         log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
@@ -204,7 +206,7 @@ impl Picker for Sample {
             let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest) as f64);
             sizes.sum::<f64>() / deviations.len() as f64
         };
-        // Bisection on the logarithm: sizes fall as the error grows.
+        // Bisects on the logarithm: sample sizes fall as the error grows.
         let (mut low, mut high) = (SMALLEST_EPSILON, 1.0f64);
         for _ in 0..STEPS {
             let middle = (low * high).sqrt();

@@ -1,8 +1,8 @@
-//! The fewest largest scores that cover a share of the attention that they estimate (top-p).
+//! The smallest set of top-scored candidates that covers a share of the estimated attention (top-p).
 //!
-//! Scores are taken for logits. The share is of the candidates' mass: static tokens are attended anyway. If
-//! attention is sharp, this takes few tokens, if it is flat, many: the budget is an outcome. With `density=`, one
-//! share is solved for all heads of an example, by the exact logits of the last queries of its prefix.
+//! Scores are taken as logits. The share is of the candidates' mass, because static tokens are attended anyway.
+//! Sharp attention takes few tokens, flat attention many: the budget is an outcome. With `density=`, one share is
+//! solved for all heads of an example, from the exact logits of the last queries of its prefix.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use spattn_kernels::share::{share_passes, top_share};
 
 /// The smallest set of candidates with a share of the mass.
 pub(crate) struct TopShare {
-    /// Share of the candidates' mass, above 0 to 1.
+    /// Share of the candidates' mass; above 0 and up to 1.
     pub p: Tuned<f64>,
 }
 
@@ -41,7 +41,7 @@ impl TopShare {
 struct Covered(Vec<f64>);
 
 impl Covered {
-    /// The cumulative weights by logits.
+    /// Computes the cumulative weights from logits.
     fn new(logits: &[f32]) -> Self {
         let mut descending = logits.to_vec();
         descending.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -54,7 +54,7 @@ impl Covered {
         Self(covered.collect())
     }
 
-    /// How many of the heaviest candidates cover a share `p`.
+    /// Number of heaviest candidates that cover a share `p`.
     fn needed(&self, p: f64) -> usize {
         let all = self.0.len();
         let total = self.0.last().copied().unwrap_or(0.0);
@@ -62,7 +62,7 @@ impl Covered {
     }
 }
 
-/// Log-odds of the shares that are tried for a density: from 0.0003 to 1 − 10⁻⁷.
+/// Log-odds of the shares tried for a density: from 0.0003 to 1 − 10⁻⁷.
 fn ladder() -> impl Iterator<Item = f64> {
     (-64..=128).map(|eighths| f64::from(eighths) / 8.0)
 }
@@ -76,7 +76,8 @@ impl Picker for TopShare {
         self.p.density().is_none()
     }
 
-    /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
+    /// Measures the mean number of tokens needed on a ladder of shares, and interpolates the share that gives the
+    /// wanted number.
     fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
         let Some(density) = self.p.density() else { return Ok(None) };
         let wanted = probe.tokens(density);
@@ -104,7 +105,7 @@ impl Picker for TopShare {
         Ok(Some(Solved { method: Arc::new(Self { p: Tuned::Value(p) }), params: format!("p={p:.7}") }))
     }
 
-    /// Pages have equally many tokens, so a page's share is that of its score.
+    /// Pages hold equally many tokens, so a page's share follows from its score.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Result<SelectedTokens, KvError> {
         *cost += self.cost(row.scores.len());
         Ok(SelectedTokens::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least))))
@@ -133,7 +134,7 @@ impl DevicePicker for TopShare {
 mod tests {
     use super::*;
 
-    /// A solved share leads to the requested density only if steps select as many as the ladder counts.
+    /// A solved share yields the requested density only if steps select as many tokens as the ladder counts.
     #[test]
     fn the_ladder_counts_what_is_picked() {
         for n in [200, 5000] {

@@ -9,14 +9,14 @@ use crate::types::budget::{Budget, Context};
 use crate::types::selection::SelectedTokens;
 use spattn_kernels::topk::top_k;
 
-/// The pages with the largest scores; among equal ones the earlier.
+/// Selects the pages with the largest scores; of equal ones, the earlier.
 pub(crate) struct Top {
-    /// Tokens, in whole pages.
+    /// Number of tokens, in whole pages.
     pub budget: Budget,
 }
 
 impl Top {
-    /// Pages to select.
+    /// Number of pages to select.
     fn pages(&self, context: Context, size: usize, least: usize) -> usize {
         self.budget.blocks(context, size).max(least)
     }
@@ -43,7 +43,8 @@ impl Picker for Top {
 }
 
 impl DevicePicker for Top {
-    /// Scores are written once and read once; a sample rules out all but few of them.
+    /// Scores are written once and read once; a sample rules out all but a few of
+    /// them.
     fn cost(&self, scores: usize) -> Cost {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }

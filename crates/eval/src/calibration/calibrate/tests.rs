@@ -75,7 +75,7 @@ fn prompts_of_a_task_are_at_most_as_long_as_was_asked_and_differ() {
 #[test]
 fn texts_are_read_in_turn_and_repeated_reading_is_said() {
     let texts = [file(0..120), file(0..150)];
-    // Blocks of 100, 100 and 50 tokens: 150 from the first text, 100 from the second.
+    // Blocks of 100, 100 and 50 tokens: 150 tokens from the first text, 100 from the second.
     let plan_of_two = plan(&texts, 250, 100);
     let notes = plan_of_two.notes();
     assert_eq!(notes.len(), 1, "{notes:?}");
@@ -121,7 +121,7 @@ fn orders_are_sorted_by_kind_each_of_which_is_made_once() {
     };
     assert_eq!(refused(&["loki", "loki"]).unwrap(), "calibration `loki` is given twice");
     assert!(refused(&["quest"]).unwrap().contains("quest"));
-    // The first two kinds read the same text. A long training has a reading of its own.
+    // The first two kinds share a reading. Kinds that train for long have a reading of their own.
     let orders = orders(&[]);
     let readings: Vec<_> = CalibrationOrder::by_reading(&orders).map(kinds).collect();
     assert_eq!(readings[0], all[..2]);
@@ -202,7 +202,7 @@ fn long_calibrations_go_on_from_where_they_were_kept() {
         let info = Artefact::parse("kept", bytes).unwrap().info().clone();
         Some((info.blocks, info.tokens))
     };
-    // The checkpoint after each block: one at every 32nd, and one at the block where the run stops.
+    // The block of each checkpoint: every 32nd block, and the block at which the run stops.
     let mut found = Vec::new();
     let stopped = plan.run(&model, Some(&begin), |done, _| {
         found.push(kept());

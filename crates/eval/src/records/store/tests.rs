@@ -1,4 +1,4 @@
-//! Tests of the folder of a run: opened, added to, torn, locked and resumed.
+//! Tests of a run's folder: opened, added to, damaged, locked and resumed.
 
 use super::*;
 use crate::records::loaded::drop_repeated;
@@ -262,7 +262,7 @@ fn records_survive_other_ends_of_lines_and_a_mark() {
         assert_eq!((store.records().len(), store.notices().len()), (3, 0), "{end:?}");
         assert!(store.append(&record("vt", "full", 3, 1.0)).unwrap());
         assert_eq!(load_records(dir.path()).unwrap().records.len(), 4, "{end:?}");
-        // The line of what is wrong is the one that an editor shows.
+        // Errors count lines as an editor does.
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replacen("\"sample\":1,", "\"sample\":x,", 1)).unwrap();
         let error = usage(load_records(dir.path()).unwrap_err());
@@ -384,7 +384,7 @@ fn what_cannot_be_a_record_is_named_by_its_line() {
     let path = dir.path().join(SAMPLES);
     let own = fs::read_to_string(&path).unwrap();
     let wrong = serde_json::to_string(&Record { score: 7.0, ..record("vt", "full", 1, 1.0) }).unwrap();
-    // Empty lines count, and so does a last one without its newline.
+    // Empty lines count, and so does a last line without a newline.
     for (text, at) in [
         (format!("{{}}\n{own}"), 1),
         (format!("{own}\n{{}}\n"), 3),
@@ -452,7 +452,7 @@ fn a_folder_that_cannot_be_written_is_found_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    // A file in the folder's place fails for the superuser too, which a read-only folder does not.
+    // A file in the folder's place stops the superuser too, which a read-only folder would not.
     let error = usage(Store::open(&file.join("run"), OpenMode::Fresh, &manifest(1)).unwrap_err());
     assert!(error.what.starts_with("cannot write to the folder"), "{error}");
     let error = usage(Store::open(&file, OpenMode::Overwrite, &manifest(1)).unwrap_err());

@@ -1,4 +1,4 @@
-//! Tests of all self-checks, by records that each finds and others that it does not.
+//! Tests of all self-checks, each on records that it warns about and on others that it does not.
 
 use super::*;
 use crate::records::costs::PublishedCosts;
@@ -74,7 +74,7 @@ fn tokens_attended_beside_the_budget_are_told_of_where_they_are_most_of_what_was
         let told = check(&records, &[]).into_iter().filter(|w| w.code == Check::FreeTokens);
         told.map(|warning| warning.message).collect()
     };
-    // A quarter of the examples without a share: the mean is of those that have one.
+    // A quarter of the examples have no share. The mean is over those that have one.
     let mostly = with(&|i| (i % 4 > 0).then_some(if i % 2 == 0 { 0.5 } else { 0.7 }));
     assert_eq!(mostly.len(), 1);
     assert!(
@@ -98,7 +98,8 @@ fn a_method_without_the_dense_layers_of_its_publications_is_told_of() {
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let says = "ruler/vt at 4096, magicpig:K=10,L=150: none of 24 layers was dense, unlike in all publications of magicpig; preset=paper";
     assert!(warnings[0].starts_with(says), "{}", warnings[0]);
-    // One dense layer, another method, and a model of which the published rule leaves but the first layer dense.
+    // No warning with one dense layer, for another method, or for a model in which the published rule makes only the
+    // first layer dense.
     assert!(told("magicpig", [vec![1.0], vec![0.05; 23]].concat()).is_empty());
     assert!(told("quest", vec![0.05; 24]).is_empty());
     assert!(told("magicpig", vec![0.05; 16]).is_empty());
@@ -127,7 +128,7 @@ fn a_clean_run_has_no_warnings() {
     assert_eq!(codes(&[]), []);
 }
 
-/// Of `n` examples of a task, which all methods get right.
+/// Records of `n` examples of a task that all methods get right.
 fn right(task: &str, n: usize) -> Vec<Record> {
     let of = |method: &'static str| (0..n).map(move |i| (method, i));
     of("full").chain(of("topk")).map(|(method, i)| record(task, method, i, 1.0)).collect()
@@ -170,8 +171,8 @@ fn too_few_examples_are_said_once_with_the_number_that_would_do() {
 
 #[test]
 fn of_many_methods_one_is_better_by_chance() {
-    // Half of the dense answers are right. One method gains six of them and loses none, which is beyond noise if it is
-    // one of two, and what the best of many does by chance.
+    // Half of the dense answers are right. One method gains six of them and loses none: beyond noise if it is one of
+    // two methods, but what the best of many gains by chance.
     let of = |methods: usize| {
         let mut records = samples("full", "", |i| f64::from(u8::from(i < 10)));
         records.extend(samples("topk", "k=0", |i| f64::from(u8::from(i < 16))));
@@ -239,7 +240,7 @@ fn what_is_at_a_bound_is_on_the_side_that_the_bound_says() {
         records.iter_mut().for_each(change);
         codes(&records)
     };
-    // Of 4000 tokens, 40 are for the answer: 95 % are 3760 more, 100 % are 3960.
+    // Of 4000 tokens, 40 are for the answer. 3760 prompt tokens make 95 %, and 3960 make 100 %.
     let filled = |tokens: usize| dense(&|r| (r.length, r.prompt_tokens, r.prefix_tokens) = (4000, tokens, 0));
     assert_eq!([3760, 3960].map(filled), [[]; 2]);
     assert_eq!([3759, 3961].map(filled), [[Check::Length]; 2]);
@@ -307,7 +308,7 @@ fn sparse_above_a_low_dense_score_raises_both_alarms() {
 
 #[test]
 fn a_falling_score_is_reported_for_the_worst_step_of_one_parameter() {
-    // The first of equals, too.
+    // Of equal falls, the first is reported.
     for second in [17, 18] {
         let mut records = samples("full", "", |_| 1.0);
         for (k, density, right) in [(8, 0.01, 18), (16, 0.02, second), (32, 0.04, 6), (64, 0.08, 19)] {
@@ -349,7 +350,7 @@ fn why_a_density_was_missed_is_computed_from_what_was_attended() {
         let message = |code: Check| warnings.iter().find(|w| w.code == code).map(|w| w.message.clone());
         message(Check::DensityMissed).unwrap_or_default()
     };
-    // 15 % were attended, 2 % picked: 13 % are static, and a fifth of all, 3 %, is question and answer.
+    // 15 % were attended and 2 % picked, so 13 % are static. A fifth of all, 3 %, is question and answer.
     let quest = of("quest", 0.02, 0.2, None);
     for part in [
         "sink and recent window are 10 % of these contexts, question and answer 3 %",
@@ -363,7 +364,7 @@ fn why_a_density_was_missed_is_computed_from_what_was_attended() {
         counted.contains("less than 13 % here. For 5 %: --local 16 (") && !counted.contains("indexed"),
         "{counted}"
     );
-    // Of these 4 % are static: what was picked is too much.
+    // Here 4 % are static: too much was picked.
     let magicpig = of("magicpig", 0.11, 0.1, Some("K=8"));
     assert!(magicpig.contains("parameter is set once a prompt") && !magicpig.contains("no method"), "{magicpig}");
     let blocks = of("quest", 0.11, 0.1, None);
@@ -375,7 +376,7 @@ fn why_a_density_was_missed_is_computed_from_what_was_attended() {
 
 #[test]
 fn what_so_few_can_tell_is_what_the_rows_say() {
-    // On the first task all or nothing is lost, on the second a tenth at most.
+    // On the first task, all or nothing is lost; on the second, a tenth at most.
     let of = |task: &str, lost: f64| {
         let of =
             |i: usize| [record(task, "full", i, 1.0), record(task, "topk", i, if i == 0 { 1.0 - lost } else { 1.0 })];

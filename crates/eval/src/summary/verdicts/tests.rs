@@ -3,7 +3,7 @@ use crate::records::testing::{perplexity, record};
 use crate::summary::cells::group;
 use crate::summary::summarize;
 
-/// Records of a method on `n` examples of a task, of which the first `lost` are wrong.
+/// Records of a method on `n` examples of a task, of which the first `lost` have wrong answers.
 fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Record> {
     let of = |i: usize| Record {
         params: params.into(),
@@ -16,7 +16,7 @@ fn run(task: &str, method: &str, params: &str, lost: usize, n: usize) -> Vec<Rec
 fn made(runs: &[Vec<Record>], limit: f64) -> Vec<VerdictTable> {
     let records = runs.concat();
     let cells = group(&records, &[]);
-    // The records' indexes have 32 bits.
+    // The indexes of these records have 32 bits per token.
     let kv_bits = KvBits::from([("builtin".to_owned(), 256.0)]);
     judge(&summarize::rows(&cells), &cells, VerdictRule { limit, ..VerdictRule::default() }, &kv_bits)
 }
@@ -59,7 +59,8 @@ fn settings_are_judged_together_and_oracles_and_floors_not_at_all() {
         (table.settings[2].loss.unwrap() - 10.0).abs() < 1e-9 && table.settings[2].loss_low > Some(7.0),
         "{table:?}"
     );
-    // Enough for three methods is too little for four: z² / (n + z²) with the z of 2.5 % / 3 is 0.996 %, and of 2.5 % / 4 1.08 %.
+    // The examples are enough for three methods but not for four: z² / (n + z²) with the z of 2.5 % / 3 is 0.996 %, and of 2.5 %
+    // / 4 1.08 %.
     let (three, four) = (570, ["h2o", "quest", "loki", "sparq"]);
     let of = |count: usize| {
         let methods = four[..count].iter().map(|name| run("vt", name, "", 0, three));
@@ -92,7 +93,7 @@ fn examples_needed_are_of_each_task() {
     let tasks = ["a", "b", "c", "d"];
     let runs: Vec<Vec<Record>> =
         tasks.iter().flat_map(|task| [run(task, "full", "", 0, 20), run(task, "quest", "", 0, 20)]).collect();
-    // 381 in all: z² (1 − 0.01) / 0.01.
+    // 381 examples in all: z² (1 − 0.01) / 0.01.
     assert_eq!(only(&runs, 1.0).settings[0].finding, too_few(96, Prospect::Safe));
 }
 
@@ -105,7 +106,7 @@ fn four_examples_say_nothing_of_how_many_would_tell() {
     let runs = ["a", "b"].map(|task| [run(task, "full", "", 0, 4), run(task, "quest", "", 4, 4)]).concat();
     let quest = &only(&runs, 1.0).settings[0];
     assert_eq!(word(quest.finding), "not safe", "eight in all: {quest:?}");
-    // On a task alone six would tell, at half of the error.
+    // On one task alone, six would tell, at half of the error probability.
     assert_eq!(quest.tasks.iter().map(|of| of.finding).collect::<Vec<_>>(), [too_few(6, Prospect::Unknown); 2]);
     let twenty = [run("a", "full", "", 0, 20), run("a", "quest", "", 3, 20)];
     let Finding::TooFew { would_show, .. } = only(&twenty, 1.0).settings[0].finding else { panic!("three of 20") };
@@ -148,7 +149,7 @@ fn where_dense_attention_gets_nothing_right_there_is_nothing_to_lose() {
         (words(&table), table.nothing_to_lose_on.clone()),
         (vec![("quest", "nothing to lose")], vec!["a".to_owned()])
     );
-    // What it does lose is told all the same.
+    // A loss that does occur is reported all the same.
     let lost = only(&[run("a", "full", "", 480, 500), run("a", "quest", "", 500, 500)], 1.0);
     assert_eq!(words(&lost), [("quest", "not safe")]);
 }
@@ -201,7 +202,7 @@ fn a_perplexity_loses_percent() {
     };
     let table = only(&[of("full", 0.0), of("h2o", 0.05), of("quest", 0.004)], 1.0);
     assert_eq!((words(&table), table.is_perplexity), (vec![("h2o", "not safe"), ("quest", "safe")], true));
-    // Slightly more than 0.004 nats a token are 0.4 %.
+    // Slightly more than 0.004 nats per token are 0.4 %.
     let loss = table.settings[1].loss.unwrap();
     assert!(loss > 0.4 && loss < 0.5, "{loss}");
 }

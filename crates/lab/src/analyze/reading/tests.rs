@@ -90,7 +90,7 @@ fn weights_of_picks_give_what_the_engine_gives() {
                 let far = far.fold(0.0, f64::max);
                 assert!(far < 2e-3, "{name}: {far}");
                 let all = found.weights.iter().map(|w| w.1).sum::<f64>() + found.rest.as_ref().map_or(0.0, |r| r.0);
-                // Direct weights are single-precision numbers, or unbiased only on average.
+                // Direct weights are in single precision, and those of `value_norm` sum to 1 only on average.
                 let off = if name.starts_with("oracle_sampling") { 1e-6 } else { 1e-9 };
                 assert!((all - 1.0).abs() < off || name.contains("value_norm"), "{name}: {all}");
                 if name == "full" {
@@ -142,7 +142,7 @@ fn analyses_run_on_a_document_and_say_the_same_twice() {
     for (one, other) in first.iter().zip(&second) {
         assert_eq!(one.findings, other.findings, "{}", one.analysis.name);
         for table in &one.findings.tables {
-            // These prompts have no numbered documents.
+            // These prompts have no numbered documents, so the analysis of documents has no rows.
             assert_eq!(table.rows.is_empty(), one.analysis.name == "documents", "{}", table.name);
             for row in &table.rows {
                 assert_eq!((row.keys.len(), row.numbers.len()), (table.keys.len(), table.columns.len()));
@@ -154,7 +154,7 @@ fn analyses_run_on_a_document_and_say_the_same_twice() {
         let table = found.findings.tables.iter().find(|t| t.name == table).unwrap();
         table.rows[row].numbers[table.columns.iter().position(|c| c.name == column).unwrap()].unwrap()
     };
-    // Exact top-k with a budget between 32 and 64 tokens of this context finds all of the top 32, not of the top 64.
+    // Exact top-k with 32 to 64 tokens of this context finds all of the top 32, but not all of the top 64.
     assert_eq!(number("recall", "recall", 0, "recall@32"), 1.0);
     assert!(number("recall", "recall", 0, "recall@64") < 1.0);
     // The cosines of each layer with the next, computed directly. The next layer need not be an examined one.

@@ -5,7 +5,7 @@ fn sampler(spec: &str) -> Result<Sampler, UsageError> {
     Sampler::new(expand_grid(spec).unwrap().remove(0), &Policy { sink: 2, local: 3, ..Policy::default() })
 }
 
-/// A head of random keys and values, with one query at the end.
+/// Returns a head of random keys and values, with one query at the end.
 fn head(tokens: usize, d: usize) -> Head {
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     let mut draw = |count: usize| (0..count).map(|_| rng.random_range(-2.0f32..2.0)).collect::<Vec<f32>>();
@@ -40,7 +40,7 @@ fn agreements_are_those_of_centred_keys() {
     let candidates = sampler.candidates(39);
     let centred = Centred::new(&sampler, &head, candidates.clone());
     let geometry = Geometry::new(&sampler, &head, &head.queries[0], candidates.clone(), &centred);
-    // Computed by hand for one token.
+    // The agreement of one token, computed by hand.
     let (token, d) = (7, 8);
     let mean = |c: usize| candidates.clone().map(|t| f64::from(head.key(t)[c])).sum::<f64>() / 34.0;
     let key: Vec<f64> = (0..d).map(|c| f64::from(head.key(token)[c]) - mean(c)).collect();
@@ -82,7 +82,7 @@ fn the_cheapest_that_meets_the_target_is_tried_first_and_then_checked() {
     assert_eq!(order(&all, Target::Density(0.035)), [2, 3]);
     assert_eq!(order(&all, Target::Density(0.06)), [0, 2, 1, 3], "errors within 2 % leave it to the tables");
     assert_eq!((order(&all, Target::Error(0.05)), nearest(&all, Target::Error(0.05))), (vec![], Some(0)));
-    // Three shapes are checked. The answer is the cheapest that meets the target when measured.
+    // Three shapes are checked. The answer is the cheapest one whose measured error meets the target.
     let of = |shape: &Shape| vec![[0.03, if shape.bits == 7 { 0.2 } else { 0.14 }], [0.03, 0.14]];
     let checked = check(&all, Target::Error(0.15), |shapes| Ok(shapes.iter().map(of).collect())).unwrap();
     let found: Vec<_> = checked.iter().map(|c| (c.predicted.shape.bits, c.meets)).collect();
@@ -106,7 +106,7 @@ fn what_was_measured_corrects_what_is_predicted() {
     .unwrap();
     assert_eq!(readings, [vec![10, 9, 8], vec![5, 4]]);
     assert_eq!(chosen(&checked, Target::Error(0.21)), Some(3));
-    // If none meets the target, only the nearest is checked.
+    // If no shape meets the target, only the nearest is checked.
     let none = check(&all, Target::Error(0.01), |shapes| Ok(vec![vec![[0.05, 0.08]]; shapes.len()])).unwrap();
     assert_eq!((none.len(), none[0].predicted.shape.bits, none[0].meets), (1, 4, false));
 }

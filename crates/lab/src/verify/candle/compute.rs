@@ -1,5 +1,5 @@
-//! What candle computes with a model. It reads the files of weights itself; only a model that is in no file is read here for it. It
-//! computes in f32 on the processor.
+//! What candle computes with a model, in f32 on the CPU. It reads the weight files itself; only the weights of a model without files
+//! are read here for it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,16 +22,16 @@ use spattn_model::OpenModel;
 use spattn_model::checkpoint::name_alone;
 use spattn_model::tokenizer::Tokenizer;
 
-/// The version whose models the rows of [`designs`](super::designs) describe.
+/// The candle version that the rows of [`designs`](super::designs) describe.
 pub(super) const VERSION: &str = "0.11.1";
 
-/// What candle has for a model.
+/// Candle's implementation of a model, with its weights.
 pub(super) struct Candle {
     judged: Judged,
     files: Vec<PathBuf>,
-    /// Numbers of the weights.
+    /// The number of weights.
     weights: usize,
-    /// Tensors of a model that is in no file.
+    /// The tensors of a model without files.
     given: HashMap<String, Tensor>,
 }
 
@@ -41,15 +41,15 @@ pub(super) struct Computed {
     pub logits: Vec<f32>,
     /// The tokens that greedy decoding appends to the prompt.
     pub continuation: Vec<u32>,
-    /// By how much the logit of each exceeds the next.
+    /// By how much the logit of each of these tokens exceeds the second largest.
     pub gaps: Vec<f64>,
 }
 
 impl Candle {
-    /// Candle's model for a model with this `config.json`.
+    /// Finds candle's implementation of a model with this `config.json`.
     ///
     /// # Errors
-    /// Tensors that cannot be read. Within: why candle is no referee.
+    /// If tensors cannot be read. The inner error says why candle is no referee.
     pub(super) fn of(model: &OpenModel, config: &Map<String, Value>) -> Result<Result<Self, String>> {
         let files: Vec<PathBuf> = model.weight_files().into_iter().map(Path::to_owned).collect();
         let judged = match Judged::of(config, model.format.is_some()) {
@@ -63,28 +63,28 @@ impl Candle {
         Ok(Ok(Self { judged, files, weights: model.dimensions.weight_numbers(), given }))
     }
 
-    /// What is compared: the program and the module.
+    /// Names the program and the module that the model is compared with.
     pub(super) fn name(&self) -> String {
         format!("candle-transformers {VERSION} ({}) in f32", self.judged.design.module)
     }
 
-    /// What a difference may be at least.
+    /// The smallest tolerance for differences.
     pub(super) fn tolerance(&self) -> f64 {
         self.judged.design.tolerance
     }
 
-    /// What both read: so many tokens, or as many as a reference of transformers has.
+    /// Returns what both programs read: a text of `tokens` tokens, or as many as a reference of transformers has.
     ///
     /// # Errors
-    /// A text that cannot be tokenised.
+    /// If the text cannot be tokenised.
     pub(super) fn passage(&self, tokenizer: &Tokenizer, tokens: Option<usize>) -> Result<Passage> {
         Passage::new(tokenizer, self.judged.trained(), tokens, self.judged.most_tokens())
     }
 
-    /// Makes sure that there can be so much memory as candle takes: the files, and the weights in f32.
+    /// Checks that the machine has the memory that candle takes: for the files, and for the weights in f32.
     ///
     /// # Errors
-    /// If there cannot.
+    /// If the memory is too small.
     pub(super) fn check_memory(&self) -> Result<(), UsageError> {
         let stored: u64 = self.files.iter().map(|file| length(file)).sum();
         memory::check(
@@ -94,10 +94,10 @@ impl Candle {
         )
     }
 
-    /// Reads the weights and computes.
+    /// Reads the weights, and computes logits and a continuation.
     ///
     /// # Errors
-    /// What candle cannot read or compute, in its words.
+    /// In candle's words, if it cannot read the weights or compute the model.
     pub(super) fn compute(self, passage: &Passage) -> Result<Computed> {
         let tokens = passage.ids.len().max(passage.prompt.len() + NEW_TOKENS);
         let mut network = self.network(tokens)?;
@@ -133,7 +133,7 @@ fn length(file: &Path) -> u64 {
     file.metadata().map_or(0, |metadata| metadata.len())
 }
 
-/// The tensors of a model that is in no file, as they are read here.
+/// Reads the tensors of a model without files.
 fn tensors_of(model: &OpenModel) -> Result<HashMap<String, Tensor>> {
     let read = |tensor: &spattn_model::CheckpointTensor| -> Result<(String, Tensor)> {
         let numbers = model.read_tensor(&tensor.name, &tensor.shape)?.to_f32();
@@ -142,8 +142,8 @@ fn tensors_of(model: &OpenModel) -> Result<HashMap<String, Tensor>> {
     model.tensors().iter().filter(|tensor| tensor.is_read).map(read).collect()
 }
 
-/// The tensors with an output matrix, which is the embedding table if none is stored; and whether one was stored. Some models of candle
-/// know no output matrix that is not stored, and none reads a stored one where `tie_word_embeddings` is true, as transformers does.
+/// Adds an output matrix if none is stored: the embedding table. Also returns whether one was stored. Some of candle's models need a
+/// stored output matrix, and none reads a stored one if `tie_word_embeddings` is true, which transformers does.
 fn with_head(mut tensors: HashMap<String, Tensor>) -> (HashMap<String, Tensor>, bool) {
     const HEAD: &str = "lm_head.weight";
     let is_stored = tensors.contains_key(HEAD);
@@ -153,7 +153,7 @@ fn with_head(mut tensors: HashMap<String, Tensor>) -> (HashMap<String, Tensor>, 
     (tensors, is_stored)
 }
 
-/// Logits at the positions of a text that is read from one to the next, so keys and values that are kept are checked as well.
+/// Computes logits at positions of a text, reading from one position to the next, so that the KV cache is checked as well.
 fn at_positions(network: &mut dyn Network, passage: &Passage) -> candle_core::Result<Vec<f32>> {
     let mut all = Vec::new();
     let mut read = 0;
@@ -164,7 +164,7 @@ fn at_positions(network: &mut dyn Network, passage: &Passage) -> candle_core::Re
     Ok(all)
 }
 
-/// Tokens that greedy decoding appends, each with the gap to the second.
+/// Returns the tokens that greedy decoding appends, each with the gap between its logit and the second largest.
 fn greedy(network: &mut dyn Network, prompt: &[u32]) -> candle_core::Result<(Vec<u32>, Vec<f64>)> {
     let (mut tokens, mut gaps) = (Vec::new(), Vec::new());
     let mut last = logits(network, prompt, 0)?;

@@ -1,7 +1,7 @@
-//! The models that candle-transformers 0.11.1 has of our families, and what each of them does not compute: a row each.
+//! The models of our families that candle-transformers 0.11.1 has, one row each, and what each of them does not compute.
 //!
-//! What a row says was read in the source of that version. Where a checkpoint needs what the row lacks, candle is no referee
-//! ([`limits`](super::limits)), whatever numbers it gives.
+//! The rows follow the source of that version. If a checkpoint needs what its row lacks, candle is no referee ([`limits`](super::limits)),
+//! whatever numbers it gives.
 
 use std::fs::File;
 
@@ -24,49 +24,49 @@ pub(super) struct Design {
     pub class: &'static str,
     /// Its module in candle-transformers.
     pub module: &'static str,
-    /// An object with what transformers takes for keys of `config.json` that may be missing or `null`, and that candle asks for.
+    /// The keys of `config.json` that candle requires but that may be missing or `null`, with transformers' defaults, as a JSON object.
     pub defaults: &'static str,
-    /// Kinds of RoPE scaling that it computes; others it leaves out without a word.
+    /// The kinds of RoPE scaling that it computes. It silently ignores others.
     pub scalings: &'static [&'static str],
-    /// Whether a head may have another width than the hidden size over the number of heads.
+    /// Whether the width of a head may differ from the hidden size over the number of heads.
     pub has_head_dim: bool,
-    /// Keys that it does not read, with the value (JSON) that changes nothing.
+    /// Keys that it does not read, each with the value (JSON) that has no effect.
     pub unread: &'static [(&'static str, &'static str)],
-    /// The key of the scale of attention, which it does not read.
+    /// The key that sets the scale of attention, which it does not read.
     pub scale: Option<Scale>,
-    /// The most tokens, where they do not follow from the config.
+    /// The most tokens that it reads, if they do not follow from the config.
     pub longest: Option<usize>,
-    /// What a difference may be at least: some of its numbers are coarser than f32.
+    /// The smallest tolerance for differences: some of its numbers are coarser than f32.
     pub tolerance: f64,
-    /// Makes the model.
+    /// Builds the model.
     pub build: Build,
 }
 
-/// How a family states the scale of attention; candle takes the inverse root of the width of a head.
+/// How a family states the scale of attention. Candle always takes the inverse root of the width of a head.
 #[derive(Clone, Copy)]
 pub(super) enum Scale {
-    /// The number whose inverse root is the scale.
+    /// The key of a number whose inverse root is the scale.
     InverseRootOf(&'static str),
-    /// The scale.
+    /// The key of the scale itself.
     Is(&'static str),
 }
 
-/// How a model is made, by how its weights are stored.
+/// How a model is built, by the format of its weights.
 pub(super) enum Build {
-    /// Of a `config.json` and tensors with the names of Hugging Face.
+    /// From a `config.json` and tensors with Hugging Face's names.
     Folder(fn(&Value, VarBuilder<'_>) -> Result<Box<dyn Network>>),
-    /// Of a GGUF file, whose matrices stay quantised.
+    /// From a GGUF file, whose matrices stay quantised.
     Gguf(fn(Content, &mut File) -> Result<Box<dyn Network>>),
 }
 
 impl Design {
-    /// Whether it reads GGUF files.
+    /// Whether the model is read from GGUF files.
     pub(super) fn is_of_gguf(&self) -> bool {
         matches!(self.build, Build::Gguf(_))
     }
 }
 
-/// A row of the most frequent kind; others name what differs.
+/// The row of the most frequent kind; others name only what differs.
 const FOLDER: Design = Design {
     class: "",
     module: "",
@@ -80,10 +80,10 @@ const FOLDER: Design = Design {
     build: Build::Folder(|_, _| Err(Error::Msg(String::new()))),
 };
 
-/// candle multiplies by quantised matrices with the other factor rounded to 8 bits.
+/// A row of a GGUF model. Candle rounds the other factor of a quantised matrix to 8 bits, hence the tolerance.
 const GGUF: Design = Design { tolerance: 5e-2, ..FOLDER };
 
-/// All of them.
+/// All models.
 pub(super) static DESIGNS: &[Design] = &[
     Design {
         class: "LlamaForCausalLM",
@@ -108,7 +108,7 @@ pub(super) static DESIGNS: &[Design] = &[
     Design {
         class: "MixtralForCausalLM",
         module: "mixtral",
-        // It wants a window.
+        // Candle requires a window, so this one is longer than any text.
         defaults: r#"{"rope_theta": 1e6, "hidden_act": "silu", "sliding_window": 1000000000, "use_flash_attn": false}"#,
         build: Build::Folder(|config, tensors| {
             Ok(Box::new(Copied::new(mixtral::Model::new(&read(config)?, tensors)?)))
@@ -227,7 +227,7 @@ pub(super) static DESIGNS: &[Design] = &[
         }),
         ..GGUF
     },
-    // Left out: `quantized_qwen3`, whose angles of rotation are rounded to f16; `quantized_gemma3`, whose logits are not the reference's; and
+    // Left out: `quantized_qwen3`, whose RoPE angles are rounded to f16; `quantized_gemma3`, whose logits differ from the reference's; and
     // `quantized_qwen3_moe`, which needs a GPU.
     Design {
         class: "Phi3ForCausalLM",
@@ -250,7 +250,7 @@ pub(super) static DESIGNS: &[Design] = &[
     },
 ];
 
-/// Gemma 3, alone or with its images left out.
+/// Gemma 3, as a text model or without its images.
 const GEMMA3: Design = Design {
     module: "gemma3",
     defaults: r#"{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "hidden_activation": "gelu_pytorch_tanh",
@@ -263,7 +263,7 @@ const GEMMA3: Design = Design {
     ..FOLDER
 };
 
-/// A config as candle reads it.
+/// Parses a config as candle does.
 fn read<C: DeserializeOwned>(config: &Value) -> Result<C> {
     C::deserialize(config).map_err(Error::wrap)
 }

@@ -1,4 +1,4 @@
-//! The decoder beside candle's.
+//! Compares the decoder with candle's.
 
 use anyhow::Result;
 use serde_json::{Map, Value};
@@ -10,9 +10,9 @@ use crate::verify::numbers::{judge_greedy, judge_logits, size, tolerance};
 use crate::verify::passage::{NEW_TOKENS, Passage};
 use spattn_model::Model;
 
-/// What was compared and how it went; the name is `None` if candle is no referee.
+/// The program that the model was compared with, and the checks.
 pub(in crate::verify) struct BesideCandle {
-    /// The program and its model.
+    /// The program and its module; `None` if candle is no referee.
     pub name: Option<String>,
     /// The checks.
     pub checks: Vec<Check>,
@@ -25,10 +25,10 @@ impl BesideCandle {
     }
 }
 
-/// Compares a model that has this `config.json` over a text of so many tokens. The model is given up, since candle needs the memory.
+/// Compares a model with this `config.json` over `tokens` tokens. The model is dropped midway, since candle needs the memory.
 ///
 /// # Errors
-/// Numbers that break in the forward pass; too little memory for candle.
+/// If the forward pass yields numbers that are not finite, or candle needs too much memory.
 pub(in crate::verify) fn judge(
     model: Model,
     config: &Map<String, Value>,
@@ -50,7 +50,7 @@ pub(in crate::verify) fn judge(
     let name = candle.name();
     let theirs = match candle.compute(&passage) {
         Ok(theirs) => theirs,
-        // A backtrace may follow.
+        // Only the first line: a backtrace may follow.
         Err(error) => {
             let error = error.to_string();
             return Ok(BesideCandle::skipped(&format!("candle says {}", error.lines().next().unwrap_or_default())));

@@ -1,24 +1,24 @@
-//! Where a model of candle is a referee: what its config needs and the model lacks, and how far both read.
+//! The limits within which a model of candle is a referee: what it lacks for a config, and how many tokens both read alike.
 
 use serde_json::{Map, Value, json};
 
 use super::designs::{DESIGNS, Design, Scale};
 
-/// After how many layers with a window there is a full one.
+/// The key of the period of full layers among layers with a window.
 const PATTERN: &str = "sliding_window_pattern";
 
-/// A model's `config.json` with the keys that candle reads, and the model that reads them.
+/// A model's `config.json` with the keys that candle reads, and candle's model for it.
 pub(super) struct Judged {
-    /// The model.
+    /// Candle's model.
     pub design: &'static Design,
     config: Map<String, Value>,
 }
 
 impl Judged {
-    /// The model that computes a config: of a GGUF file, or of safetensors.
+    /// Finds candle's model for a config, among those for GGUF files or those for safetensors.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason, if there is none.
     pub(super) fn of(config: &Map<String, Value>, is_gguf: bool) -> Result<Self, String> {
         let class = config.get("architectures").and_then(|names| names[0].as_str()).unwrap_or_default();
         let of_class = || DESIGNS.iter().filter(|design| design.class == class);
@@ -36,7 +36,7 @@ impl Judged {
         judged.refusal().map_or(Ok(judged), |why| Err(format!("candle's {} {why}", design.module)))
     }
 
-    /// What the model lacks.
+    /// Says what the model lacks for this config.
     fn refusal(&self) -> Option<String> {
         self.scaling()
             .or_else(|| self.width())
@@ -82,7 +82,7 @@ impl Judged {
         (!is_same).then(|| format!("does not read `{key}` {}", self.config[key]))
     }
 
-    /// Gemma 3 of candle has a full layer after each so many with a window.
+    /// Candle's Gemma 3 has a full layer after a fixed number of layers with a window.
     fn layers(&self) -> Option<String> {
         let pattern = self.size(PATTERN)?;
         let mut layers = self.get("layer_types")?.as_array()?.iter().enumerate();
@@ -90,21 +90,21 @@ impl Judged {
         layers.any(is_other).then(|| "has its full layers at other places".to_owned())
     }
 
-    /// The most tokens that both read alike: candle's windows have one token more, or are left out. `None` if there is no bound.
+    /// Returns the most tokens that both read alike, and why: candle's windows are one token longer or missing. `None`: no bound.
     pub(super) fn most_tokens(&self) -> Option<(usize, &'static str)> {
         let has_window = self.get("use_sliding_window") != Some(&Value::Bool(false));
         let window =
             self.size("sliding_window").filter(|_| has_window).map(|window| (window, "candle's windows are others"));
-        // Tables for GGUF files are as long as these say.
+        // For GGUF files, candle's RoPE tables are only as long as the file's `max_position_embeddings`.
         let stated = self.trained().filter(|_| self.design.is_of_gguf());
         let longest = self.design.longest.or(stated).map(|longest| (longest, "candle reads no more"));
         window.into_iter().chain(longest).min_by_key(|(tokens, _)| *tokens)
     }
 
-    /// The config with which candle reads so many tokens. `has_head` tells whether the output matrix is stored, which is then used.
+    /// Returns the config with which candle reads `tokens` tokens. `has_head` says whether the output matrix is stored and used.
     pub(super) fn config(&self, tokens: usize, has_head: bool) -> Value {
         let mut config = self.config.clone();
-        // Tables of cosines are as long as the model was trained for, and no longer; it changes nothing else.
+        // Candle uses this key only for the length of its cosine tables, which otherwise end at the trained length.
         config.insert("max_position_embeddings".to_owned(), json!(tokens));
         config.insert("tie_word_embeddings".to_owned(), json!(!has_head));
         if self.get("use_sliding_window") == Some(&Value::Bool(false)) && self.size("sliding_window").is_some() {
@@ -113,7 +113,7 @@ impl Judged {
         Value::Object(config)
     }
 
-    /// The length that the model was trained for.
+    /// Returns the length that the model was trained for.
     pub(super) fn trained(&self) -> Option<usize> {
         self.size("max_position_embeddings")
     }
@@ -127,7 +127,7 @@ impl Judged {
     }
 }
 
-/// The keys of the text model as candle has them: RoPE's beside the others, none `null`, those of the class filled in.
+/// Returns the keys of the text model as candle has them: RoPE's beside the others, none `null`, the class's defaults filled in.
 fn plain(config: &Map<String, Value>, design: &Design) -> Map<String, Value> {
     let mut plain = config.get("text_config").and_then(Value::as_object).unwrap_or(config).clone();
     if let Some(rope) = plain.remove("rope_parameters").as_ref().and_then(Value::as_object) {
@@ -139,7 +139,7 @@ fn plain(config: &Map<String, Value>, design: &Design) -> Map<String, Value> {
         }
         plain.insert("rope_scaling".to_owned(), Value::Object(full.clone()));
     }
-    // Ids that end a text may be several, which some of candle's do not read; none of them is computed with.
+    // There may be several EOS ids, which some of candle's configs cannot hold. Candle computes with none of these ids.
     plain.retain(|key, value| {
         !value.is_null() && !["bos_token_id", "eos_token_id", "pad_token_id"].contains(&key.as_str())
     });
@@ -154,7 +154,7 @@ fn plain(config: &Map<String, Value>, design: &Design) -> Map<String, Value> {
         let first_full = layers.iter().position(|kind| kind == "full_attention").unwrap_or(layers.len());
         plain.insert(PATTERN.to_owned(), json!(first_full + 1));
     }
-    // The class has both names.
+    // Configs may use either name for this number.
     if let Some(experts) = plain.get("num_local_experts").cloned() {
         plain.entry("num_experts").or_insert(experts);
     }

@@ -1,6 +1,6 @@
-//! The decoder beside candle-transformers, which computes the same model from the same files.
+//! Compares the decoder with candle-transformers, which computes the same model from the same files.
 //!
-//! [`designs`] lists the models that candle has, [`limits`] says for which checkpoints they are no referee, [`compute`] has them read a
+//! [`designs`] lists the models that candle has, [`limits`] says for which checkpoints they are no referee, [`compute`] runs them on a
 //! text, and [`judge`] compares.
 
 mod compute;

@@ -1,4 +1,4 @@
-//! Models of candle-transformers behind one interface: tokens in, logits of the last one out.
+//! Candle-transformers' models behind one interface: tokens in, logits of the last token out.
 
 use candle_core::{DType, Result, Tensor};
 use candle_transformers::models::smol::smollm3;
@@ -7,16 +7,16 @@ use candle_transformers::models::{
     quantized_phi3, quantized_qwen2, qwen2, qwen3, qwen3_moe,
 };
 
-/// A model that keeps the keys and values of what it read.
+/// A model that keeps the keys and values of the tokens it has read.
 pub(super) trait Network {
-    /// Reads tokens `[1][count]` behind the first `before`; the logits of the last of them.
+    /// Reads tokens `[1][count]` after the first `before`; returns the last one's logits.
     fn read(&mut self, tokens: &Tensor, before: usize) -> Result<Tensor>;
 
-    /// Forgets what was read.
+    /// Forgets all tokens.
     fn restart(&mut self);
 }
 
-/// Reads tokens and returns the logits of the last as numbers.
+/// Reads tokens, and returns the logits of the last one as numbers.
 pub(super) fn logits(network: &mut dyn Network, tokens: &[u32], before: usize) -> Result<Vec<f32>> {
     let tokens = Tensor::new(tokens, &candle_core::Device::Cpu)?.unsqueeze(0)?;
     network.read(&tokens, before)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
@@ -52,14 +52,14 @@ network!(qwen3_moe::ModelForCausalLM);
 network!(smollm3::ModelForCausalLM);
 network!(quantized_llama::ModelWeights);
 network!(quantized_qwen2::ModelWeights);
-// They forget when they read at position 0.
+// These models forget when they read at position 0.
 network!(quantized_glm4::ModelWeights, |_model| ());
 network!(quantized_phi3::ModelWeights, |_model| ());
 
-/// A model whose keys and values are in a cache of its own, as candle has Llama and Granite.
+/// A model with a separate KV cache, as candle's Llama and Granite have.
 pub(super) struct WithCache<M, C> {
     model: M,
-    /// As it is before anything is read.
+    /// The cache before anything is read.
     empty: C,
     cache: C,
 }
@@ -90,7 +90,7 @@ impl Network for WithCache<granite::Granite, granite::Cache> {
     }
 }
 
-/// Mixtral, which does not forget by itself: the weights of a copy are shared.
+/// Mixtral, which cannot forget, so it restarts as a copy. Copies share the weights.
 pub(super) struct Copied {
     empty: mixtral::Model,
     model: mixtral::Model,

@@ -1,5 +1,5 @@
-//! Each of candle's models on a tiny checkpoint of its family, with config keys changed that it does not compute; and checkpoints for which
-//! candle is no referee.
+//! Runs each of candle's models on a tiny checkpoint of its family, with config keys changed that it does not compute; and checkpoints for
+//! which candle is no referee.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A golden checkpoint with the tokenizer of bytes, and changed keys of its config; `null` takes a key away.
+/// Returns a golden checkpoint with the byte tokenizer and changed keys of its config; `null` makes a key count as missing.
 fn checkpoint(name: &str, changed: &Value) -> TempDir {
     let folder = TempDir::new().unwrap();
     let golden = repository().join("tests/golden");
@@ -62,7 +62,7 @@ fn check<'a>(checks: &'a [Check], name: &str) -> &'a Check {
     checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check `{name}`: {checks:?}"))
 }
 
-/// Golden checkpoint, changed keys, candle's module, the last position that is compared.
+/// Returns golden checkpoint, changed keys, candle's module, and the last position that is compared.
 fn judged() -> Vec<(&'static str, Value, &'static str, usize)> {
     let default_rope = json!({"rope_type": "default", "rope_theta": 1e6, "factor": null});
     vec![
@@ -129,7 +129,7 @@ fn candle_is_no_referee_where_it_leaves_something_out() {
         ("gemma2", "candle's gemma2 does not read `query_pre_attn_scalar` 24"),
         ("granite", "candle's granite does not compute `embedding_multiplier` 6"),
         ("qwen3-moe", "candle's qwen3_moe does not compute `mlp_only_layers` [1]"),
-        // Stacked experts.
+        // The experts are stacked.
         ("qwen3-moe-fused", "candle says cannot find tensor model.layers.1.mlp.experts.0.gate_proj.weight"),
         ("gemma3-wrapped", "candle's gemma3 leaves out the RoPE scaling `linear`"),
         ("gpt-oss-mxfp4", "candle has no GptOssForCausalLM"),
@@ -178,7 +178,7 @@ fn each_model_of_candle_agrees_on_a_gguf_file_of_its_family() {
     }
 }
 
-/// Both programs read the same files, so the wrong theta goes into the config that candle is given.
+/// Both programs read the same files, so the wrong theta is set only in the config that candle gets.
 #[test]
 fn a_wrong_theta_is_seen() {
     let folder = checkpoint("llama3", &json!({}));

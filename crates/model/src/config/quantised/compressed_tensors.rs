@@ -1,5 +1,5 @@
-//! The settings of compressed-tensors, which llm-compressor writes: a format, and groups of modules with how weights and activations are
-//! quantised. Groups have to agree on weights.
+//! The settings of compressed-tensors, which llm-compressor writes: a format, and groups of modules that state how weights and
+//! activations are quantised. All groups must state the same for weights.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::settings::Settings;
 use crate::tensors::quantised::{Fp8, Fp8Scales, GroupSize, IntBits, PackedInts, Quantisation, QuantisedFormat};
 use spattn_base::error::UsageError;
 
-/// How weights are quantised, by the object `quantization_config`.
+/// How weights are quantised, according to the object `quantization_config`.
 pub(super) fn quantisation(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     own.only(
         &["config_groups", "format", "kv_cache_scheme", "sparsity_config", "transform_config"],
@@ -107,7 +107,7 @@ fn packed_ints(own: &Settings<'_>, strategy: Option<&str>) -> Result<QuantisedFo
         Some("group") => own.group_size()?,
         _ => return Err(own.unread("strategy", "only `group` and `channel` are read of packed weights")),
     };
-    // Ordering by weights, and `static`, leaves groups neighbours.
+    // With ordering by weights, or `static`, the inputs of a group are still adjacent.
     let order = match own.keys.get("actorder") {
         Some(Value::Bool(by_activation)) => by_activation.then_some("group"),
         _ => own.one_of("actorder", &["group", "weight", "static"])?,

@@ -1,8 +1,7 @@
 //! The settings of `config.json` for quantised weights: which format, and with which parameters.
 //!
-//! Every key is one that is read, one that is known not to change what the stored weights are, or it is refused: a checkpoint is
-//! never unpacked by a part of its settings. How the formats store their tensors is known to
-//! [`tensors::quantised`](crate::tensors::quantised).
+//! Every key is either read, known not to change the stored weights, or refused: a checkpoint is never unpacked by only a part of
+//! its settings. [`tensors::quantised`](crate::tensors::quantised) knows how each format stores its tensors.
 
 mod compressed_tensors;
 mod settings;
@@ -16,12 +15,12 @@ use crate::tensors::quantised::{Awq, Fp8, Fp8Scales, Gptq, IntBits, Quantisation
 use settings::Settings;
 use spattn_base::error::UsageError;
 
-/// The key of MLX, whose newer versions write their settings under another one as well.
+/// The key of MLX; newer versions also write their settings under another key.
 const MLX: &str = "quantization";
-/// Names modules that are not quantised, which their tensors tell as well.
+/// The key that names modules which are not quantised; their tensors show that too.
 const NOT_CONVERTED: &str = "modules_to_not_convert";
 
-/// What transformers, AutoGPTQ and GPTQModel write about how weights were quantised, or how they are to be computed with.
+/// Keys of transformers, AutoGPTQ and GPTQModel about how weights were quantised, or how to compute with them.
 const OF_GPTQ_AND_AWQ: [&str; 29] = [
     "act_group_aware",
     "backend",
@@ -54,11 +53,11 @@ const OF_GPTQ_AND_AWQ: [&str; 29] = [
     "use_exllama",
 ];
 
-/// How the weights are quantised, if the config says that they are. What cannot be read is refused here, before weights are looked
-/// for or downloaded.
+/// How the weights are quantised, if the config says that they are. What cannot be read is refused here, before weights are
+/// searched for or downloaded.
 ///
 /// # Errors
-/// A format or a setting that is not read, or a wrong value.
+/// An unsupported format or setting, or a wrong value.
 pub(super) fn quantisation(keys: &Keys<'_>, family: &Family) -> Result<Option<Quantisation>, UsageError> {
     let Some((key, setting)) = QUANTISED_KEYS.iter().find_map(|key| Some((*key, keys.get(key)?))) else {
         return Ok(None);
@@ -81,14 +80,14 @@ pub(super) fn quantisation(keys: &Keys<'_>, family: &Family) -> Result<Option<Qu
     read.map(Some)
 }
 
-/// The error of a format that is not read, or not `of` this model.
+/// The error for a format that is not read, or that is not `of` this model.
 fn refused(keys: &Keys<'_>, key: &str, setting: &Value, of: &str) -> UsageError {
     let key = if setting["quant_method"].is_null() && keys.get(MLX).is_some() { MLX } else { key };
     let by = quantised_by(key, setting);
     keys.error(key, &format!("the weights are quantised ({by}), which is not read{of}")).hint(QUANTISED_HINT)
 }
 
-/// As transformers' `FineGrainedFP8Config`: Qwen3, DeepSeek, Ministral.
+/// The settings of transformers' `FineGrainedFP8Config`: Qwen3, DeepSeek, Ministral.
 fn fp8(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     own.only(
         &["weight_block_size", "fmt", "expert_dtype"],
@@ -96,7 +95,7 @@ fn fp8(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     )?;
     own.one_of("fmt", &["e4m3"])?;
     own.one_of("expert_dtype", &["fp8"])?;
-    // An absent block is the usual one, and null none: both as in transformers.
+    // As in transformers, an absent block size is the default one, and null means no blocks.
     let scales = match own.keys.map.get("weight_block_size") {
         None => Fp8Scales::Block([128, 128]),
         Some(Value::Null) => Fp8Scales::Matrix,
@@ -105,7 +104,7 @@ fn fp8(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     Ok(Quantisation { format: QuantisedFormat::Fp8(Fp8 { scales }), quantises_activations: true })
 }
 
-/// As transformers' `FbgemmFp8Config`: Llama 3.1 405B.
+/// The settings of transformers' `FbgemmFp8Config`: Llama 3.1 405B.
 fn fbgemm_fp8(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     own.only(&[], &["activation_scale_ub", NOT_CONVERTED])?;
     Ok(Quantisation { format: QuantisedFormat::Fp8(Fp8 { scales: Fp8Scales::Row }), quantises_activations: true })
@@ -135,7 +134,7 @@ fn gptq(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
         &OF_GPTQ_AND_AWQ,
     )?;
     own.one_of("pack_dtype", &["int32"])?;
-    // Zero points are stored of symmetric numbers too.
+    // Zero points are stored even for symmetric numbers.
     own.keys.flag("sym", true)?;
     let versions = ["gptq", "gptq_v2"];
     let (older, newer) = (own.one_of("checkpoint_format", &versions)?, own.one_of("format", &versions)?);
@@ -148,7 +147,7 @@ fn gptq(own: &Settings<'_>) -> Result<Quantisation, UsageError> {
     Ok(Quantisation { format, quantises_activations: false })
 }
 
-/// `bits`; 4 if it is not there, as in transformers.
+/// `bits`; 4 if absent, as in transformers.
 fn bits(own: &Settings<'_>, known: &[IntBits]) -> Result<IntBits, UsageError> {
     match own.keys.get("bits") {
         None => Ok(IntBits::Four),

@@ -1,4 +1,4 @@
-//! Look-ups in one object of the settings, with the error of a setting that is not read.
+//! Look-ups in one object of the settings, with the error for an unsupported setting.
 
 use serde_json::Value;
 
@@ -25,7 +25,8 @@ impl Settings<'_> {
         read(&Settings { keys: Keys { file: self.keys.file, prefix: &prefix, map } })
     }
 
-    /// Refuses a key that is neither read nor known to be harmless, unless it says nothing.
+    /// Refuses a key that is neither read nor known to be harmless, unless its value means
+    /// the same as an absent key.
     pub fn only(&self, read: &[&str], harmless: &[&str]) -> Result<(), UsageError> {
         let known = |key: &str| key == "quant_method" || read.contains(&key) || harmless.contains(&key);
         match self.keys.map.iter().find(|(key, value)| !known(key) && !says_nothing(value)) {
@@ -34,17 +35,17 @@ impl Settings<'_> {
         }
     }
 
-    /// The error of a setting that is not read.
+    /// The error for an unsupported setting.
     pub fn unread(&self, key: &str, what: &str) -> UsageError {
         self.keys.error(key, what).hint(QUANTISED_HINT)
     }
 
-    /// Whether a key is there and says something.
+    /// Whether a key is present with a value other than null, false or an empty one.
     pub fn says(&self, key: &str) -> bool {
         self.keys.get(key).is_some_and(|value| !says_nothing(value))
     }
 
-    /// One of several names, in any case, if the key is there.
+    /// One of several names, in upper or lower case, if the key is present.
     pub fn one_of(&self, key: &str, names: &[&'static str]) -> Result<Option<&'static str>, UsageError> {
         let Some(stated) = self.keys.optional_text(key)? else { return Ok(None) };
         let known = names.iter().find(|name| stated.eq_ignore_ascii_case(name)).copied();
@@ -52,7 +53,7 @@ impl Settings<'_> {
         known.map(Some).ok_or_else(|| self.unread(key, &format!("only {} can be read, got `{stated}`", all())))
     }
 
-    /// Bits of a packed number, which have to be there.
+    /// Bits of a packed number; the key must be present.
     pub fn bits(&self, key: &str, known: &[IntBits]) -> Result<IntBits, UsageError> {
         let stated = self.keys.size(key)?;
         let bits = known.iter().copied().find(|bits| usize::from(*bits) == stated);
@@ -60,7 +61,7 @@ impl Settings<'_> {
         bits.ok_or_else(|| self.unread(key, &format!("only {} bits can be read, got {stated}", all())))
     }
 
-    /// `group_size`: −1 is all inputs; 128 if it is not there, as in transformers.
+    /// `group_size`: −1 means all inputs; 128 if absent, as in transformers.
     pub fn group_size(&self) -> Result<GroupSize, UsageError> {
         const KEY: &str = "group_size";
         match self.keys.get(KEY) {
@@ -70,7 +71,7 @@ impl Settings<'_> {
         }
     }
 
-    /// Rows and columns of a block with a scale.
+    /// Rows and columns of a block that shares a scale.
     pub fn block(&self, key: &str) -> Result<Fp8Scales, UsageError> {
         let value = self.keys.get(key).ok_or_else(|| self.keys.missing(key))?;
         let extent = |extent: &Value| extent.as_u64().filter(|n| (1..=1 << 20).contains(n)).map(|n| n as usize);
@@ -80,7 +81,7 @@ impl Settings<'_> {
     }
 }
 
-/// Whether a value is as good as none.
+/// Whether a value means the same as an absent key.
 fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

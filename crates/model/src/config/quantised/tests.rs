@@ -1,4 +1,4 @@
-//! Settings as published checkpoints have them, and those that are refused.
+//! Settings of published checkpoints, and those that are refused.
 
 use super::*;
 use crate::families::of_class;

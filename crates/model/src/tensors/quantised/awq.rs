@@ -28,7 +28,8 @@ const WEIGHT: &str = ".qweight";
 const ZEROS: &str = ".qzeros";
 const SCALES: &str = ".scales";
 
-/// The place in a word, from the lowest bits, of each of its 8 outputs: even outputs are in the lower half, odd ones in the upper.
+/// The place in a word, counted from the lowest bits, of each of its 8 outputs: even outputs are in the lower half, odd ones in
+/// the upper.
 const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 impl Packing for Awq {

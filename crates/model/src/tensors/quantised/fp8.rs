@@ -1,5 +1,5 @@
-//! FP8 (E4M3) with a scale for a matrix, for each of its rows, or for each block of it: what Qwen3's, DeepSeek's and Ministral's FP8
-//! checkpoints and compressed-tensors write.
+//! FP8 (E4M3) with one scale for a matrix, for each of its rows, or for each of its blocks: the format of the FP8 checkpoints of
+//! Qwen3, DeepSeek and Ministral, and of compressed-tensors.
 //!
 //! | part | type | shape |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | `.weight_scale` or `.weight_scale_inv` | F32, BF16, F16 or F8_E8M0 | see [`Fp8Scales`] |
 //!
 //! Both names mean the factor that an FP8 number is multiplied by. Scales of activations (`.input_scale`, `.activation_scale`) are
-//! left out: activations are not quantised here.
+//! ignored: activations are not quantised here.
 
 use std::ops::Range;
 
@@ -21,11 +21,11 @@ use crate::tensors::stored::StoredTensor;
 /// How a checkpoint is quantised to FP8.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fp8 {
-    /// What has a scale.
+    /// The unit that has a scale.
     pub scales: Fp8Scales,
 }
 
-/// What has a scale.
+/// The unit that has a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Scales {
@@ -33,12 +33,12 @@ pub enum Fp8Scales {
     Matrix,
     /// Each row: `[outputs]` or `[outputs][1]`.
     Row,
-    /// Each block of so many rows and columns, both at least 1: `[⌈outputs / rows⌉][⌈inputs / columns⌉]`.
+    /// Each block of this many rows and columns, both at least 1: `[⌈outputs / rows⌉][⌈inputs / columns⌉]`.
     Block([usize; 2]),
 }
 
 const WEIGHT: &str = ".weight";
-/// Either has the scales.
+/// The names of the part with the scales, of which a tensor has one.
 const SCALES: [&str; 2] = [".weight_scale_inv", ".weight_scale"];
 
 impl Fp8Scales {
@@ -52,7 +52,7 @@ impl Fp8Scales {
     }
 }
 
-/// The part with the scales.
+/// The name of the part with the scales.
 fn scales(parts: &Parts<'_>) -> Result<&'static str, WeightsError> {
     let stored: Vec<&str> = SCALES.into_iter().filter(|part| parts.has(part)).collect();
     match stored.as_slice() {
@@ -124,15 +124,15 @@ impl Packing for Fp8 {
 /// The scale 2^(byte − 127) of the type E8M0; 255 is NaN.
 fn power_of_two(byte: u8) -> f32 {
     match byte {
-        // Smaller than a normal f32.
+        // Too small for a normal f32.
         0 => f32::from_bits(1 << 22),
         255 => f32::NAN,
         _ => f32::from_bits(u32::from(byte) << 23),
     }
 }
 
-/// A number of 1 sign bit, 4 exponent bits (bias 7) and 3 of mantissa; no infinity, and NaN where all exponent and mantissa bits are
-/// set.
+/// A number with 1 sign bit, 4 exponent bits (bias 7) and 3 mantissa bits. There is no infinity; all exponent and mantissa bits set
+/// means NaN.
 fn e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 0xF), f32::from(byte & 7));
     let size = match (exponent, byte & 0x7F) {

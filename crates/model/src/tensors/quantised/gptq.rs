@@ -1,11 +1,11 @@
-//! GPTQ, as AutoGPTQ and GPTQModel write it: numbers of 4 or 8 bits, transposed, neighbouring inputs in a word.
+//! GPTQ, as written by AutoGPTQ and GPTQModel: numbers of 4 or 8 bits, transposed, with adjacent inputs in a word.
 //!
 //! | part | type | shape |
 //! |---|---|---|
 //! | `.qweight` | I32 | `[inputs · bits / 32][outputs]` |
 //! | `.qzeros` | I32 | `[groups][⌈outputs · bits / 32⌉]` |
 //! | `.scales` | F16, BF16 or F32 | `[groups][outputs]` |
-//! | `.g_idx` | I32 | `[inputs]`: the group of each input; may be left out where groups are neighbours |
+//! | `.g_idx` | I32 | `[inputs]`: the group of each input; optional if the inputs of a group are adjacent |
 
 use std::ops::Range;
 
@@ -24,9 +24,9 @@ pub struct Gptq {
     pub bits: IntBits,
     /// Inputs that share a scale.
     pub group_size: GroupSize,
-    /// Whether inputs were ordered by their activations, so that those of a group are not neighbours and `.g_idx` has to be there.
+    /// Whether inputs were ordered by their activations, so that the inputs of a group are not adjacent and `.g_idx` is required.
     pub by_activation: bool,
-    /// Whether zero points are stored less 1: the first version of the format, and what most checkpoints have.
+    /// Whether zero points are stored minus 1, as in the first version of the format and most checkpoints.
     pub zero_points_less_one: bool,
 }
 
@@ -36,9 +36,9 @@ const SCALES: &str = ".scales";
 const GROUPS: &str = ".g_idx";
 
 impl Gptq {
-    /// Words of zero points, with the 1 added that the first version of the format leaves out.
+    /// The words of zero points, with the 1 added that the first version of the format subtracts.
     ///
-    /// GPTQModel adds it to words, so a carry goes to the next number; it writes words by the opposite subtraction.
+    /// GPTQModel adds it to whole words, so a carry goes to the next number; it writes words by the inverse subtraction.
     fn zero_points(&self, parts: &Parts<'_>) -> Result<Vec<u32>, WeightsError> {
         let ones = match (self.zero_points_less_one, self.bits) {
             (false, _) => 0,

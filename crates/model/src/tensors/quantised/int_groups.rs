@@ -1,5 +1,5 @@
-//! What the integer formats have in common: whole numbers of few bits in 32-bit words, and a scale and a zero point for each group of
-//! inputs. A weight is `(number − zero point) × scale`.
+//! What the integer formats share: integers of few bits in 32-bit words, and a scale and a zero point for each group of inputs. A
+//! weight is `(number − zero point) × scale`.
 
 use std::ops::Range;
 
@@ -34,13 +34,13 @@ impl IntBits {
         32 / usize::from(self)
     }
 
-    /// The number at a place in a word, from 0 at the lowest bits.
+    /// The number at an index in a word, from 0 at the lowest bits.
     pub(super) fn of_word(self, word: u32, place: usize) -> i32 {
         let bits = usize::from(self);
         (word >> (place * bits) & ((1 << bits) - 1)) as i32
     }
 
-    /// Half of the range: what packed signed numbers are moved by.
+    /// Half of the range, by which packed signed numbers are offset.
     pub(super) fn half(self) -> i32 {
         1 << (usize::from(self) - 1)
     }
@@ -52,12 +52,12 @@ impl IntBits {
 pub enum GroupSize {
     /// All inputs of an output.
     All,
-    /// So many neighbours; at least 1.
+    /// This many adjacent inputs; at least 1.
     Neighbours(usize),
 }
 
 impl GroupSize {
-    /// The number of groups of so many inputs; the last one may be smaller.
+    /// The number of groups for `inputs` inputs; the last group may be smaller.
     pub(super) fn groups_of(self, inputs: usize) -> usize {
         match self {
             Self::All => 1,
@@ -65,7 +65,7 @@ impl GroupSize {
         }
     }
 
-    /// The group of each input, where groups are neighbours.
+    /// The group of each input, if groups consist of adjacent inputs.
     pub(super) fn of_inputs(self, inputs: usize) -> Vec<usize> {
         (0..inputs).map(|input| if let Self::Neighbours(size) = self { input / size } else { 0 }).collect()
     }
@@ -80,14 +80,14 @@ pub(super) fn stored_groups(parts: &Parts<'_>, part: &str, groups: usize) -> Res
     match indices.iter().position(|index| *index >= groups) {
         None => Ok(indices),
         Some(input) => {
-            // Negative ones are read as large ones.
+            // Negative groups are read as large numbers.
             let got = indices[input] as u32 as i32;
             Err(parts.wrong(part, format!("input {input} is in group {got}, and there are {groups} groups")))
         }
     }
 }
 
-/// Some rows of a matrix `[outputs][inputs]` of packed integers.
+/// Unpacks some rows of a matrix `[outputs][inputs]` of packed integers.
 ///
 /// `group_of_input` has the group of each input; `number` is called with output and input, `zero_point` and `scale` with group and
 /// output.

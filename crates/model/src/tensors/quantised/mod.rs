@@ -1,9 +1,9 @@
 //! Quantised tensors of safetensors checkpoints, unpacked when they are read.
 //!
 //! A quantised matrix is stored as several tensors: its numbers in few bits, their scales, and more. `QuantisedTensors` offers the
-//! matrix under the name that it has in a checkpoint that is not quantised, and unpacks it when it is asked for, so that memory holds
-//! one packed tensor at a time. Each format has a file here that knows its layout. How `config.json` states a format is known to
-//! [`config`](crate::config), and keeping weights quantised in memory is no business of this module.
+//! matrix under the name that it has in an unquantised checkpoint, and unpacks it when it is read, so that memory holds one packed
+//! tensor at a time. Each format has a file here that knows its layout. [`config`](crate::config) knows how `config.json` states a
+//! format. Keeping weights quantised in memory is not done in this module.
 
 mod awq;
 mod fp8;
@@ -28,30 +28,30 @@ pub use int_groups::{GroupSize, IntBits};
 pub use packed_ints::PackedInts;
 pub use scheme::{Quantisation, QuantisedFormat};
 
-/// Safetensors files of which some tensors are quantised.
+/// Safetensors files with some quantised tensors.
 #[derive(Debug)]
 pub(super) struct QuantisedTensors {
     files: SafetensorsFiles,
     format: QuantisedFormat,
-    /// By the name that it is read by.
+    /// The unpacked matrices, by the names under which they are read.
     unpacked: BTreeMap<String, Unpacked>,
-    /// Stored tensors that are parts of others, and are not offered.
+    /// Stored tensors that are parts of others, and are not offered themselves.
     hidden: BTreeSet<String>,
 }
 
-/// A matrix that is made of packed parts.
+/// A matrix that is unpacked from several parts.
 #[derive(Debug)]
 struct Unpacked {
-    /// What names of its parts begin with.
+    /// The prefix of the names of its parts.
     module: String,
     /// Rows and columns.
     shape: [usize; 2],
-    /// The same for those who read it.
+    /// Its shape, type and size for readers.
     info: TensorInfo,
 }
 
 impl QuantisedTensors {
-    /// The tensors in `files`, of which those with packed parts are quantised in `format`.
+    /// The tensors in `files`; those with packed parts are quantised in `format`.
     ///
     /// # Errors
     /// If a part of a quantised tensor is missing, empty, or has a wrong shape or type. No weights are read.
@@ -69,7 +69,7 @@ impl QuantisedTensors {
         Ok(Self { files, format, unpacked, hidden })
     }
 
-    /// A tensor that is unpacked when it is read, and how.
+    /// A tensor that is unpacked when it is read, and its format.
     fn unpacked(&self, name: &str) -> Option<(&dyn Packing, &Unpacked)> {
         Some((self.format.packing()?, self.unpacked.get(name)?))
     }
@@ -125,7 +125,7 @@ impl TensorSource for QuantisedTensors {
         packing.unpack(&unpacked.parts(&self.files, packing), unpacked.shape, 0..unpacked.shape[0])
     }
 
-    /// Unpacks no more than the rows that the part lies in.
+    /// Unpacks only the rows that contain the part.
     fn read_part(
         &self,
         name: &str,
@@ -157,7 +157,7 @@ impl TensorSource for QuantisedTensors {
         }
     }
 
-    /// That of the files, as they are stored.
+    /// The SHA-256 of the files as they are stored.
     fn sha256(&self) -> Result<String, WeightsError> {
         self.files.sha256()
     }

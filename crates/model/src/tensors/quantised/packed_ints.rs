@@ -1,12 +1,12 @@
-//! The format `pack-quantized` of compressed-tensors (llm-compressor): numbers of 4 or 8 bits, neighbouring inputs in a word.
+//! The format `pack-quantized` of compressed-tensors (llm-compressor): numbers of 4 or 8 bits, with adjacent inputs in a word.
 //!
 //! | part | type | shape |
 //! |---|---|---|
 //! | `.weight_packed` | I32 | `[outputs][⌈inputs · bits / 32⌉]` |
 //! | `.weight_scale` | F16, BF16 or F32 | `[outputs][groups]` |
-//! | `.weight_zero_point` | I32 | `[⌈outputs · bits / 32⌉][groups]`; not where numbers are symmetric |
+//! | `.weight_zero_point` | I32 | `[⌈outputs · bits / 32⌉][groups]`; absent if numbers are symmetric |
 //! | `.weight_shape` | I64 or I32 | `[2]`: outputs and inputs |
-//! | `.weight_g_idx` | I32 | `[inputs]`: the group of each input, where they were ordered by their activations |
+//! | `.weight_g_idx` | I32 | `[inputs]`: the group of each input, if inputs were ordered by their activations |
 
 use std::ops::Range;
 
@@ -27,8 +27,8 @@ pub struct PackedInts {
     pub group_size: GroupSize,
     /// Whether there are no zero points.
     pub symmetric: bool,
-    /// Whether inputs were ordered by their activations, so that those of a group are not neighbours and `.weight_g_idx` has to be
-    /// there.
+    /// Whether inputs were ordered by their activations, so that the inputs of a group are not adjacent and `.weight_g_idx` is
+    /// required.
     pub by_activation: bool,
 }
 
@@ -39,7 +39,7 @@ const SHAPE: &str = ".weight_shape";
 const GROUPS: &str = ".weight_g_idx";
 
 impl PackedInts {
-    /// The stated shape, outputs and inputs.
+    /// The stated shape: outputs and inputs.
     fn stated_shape(parts: &Parts<'_>) -> Result<[usize; 2], WeightsError> {
         let types = [Dtype::I64, Dtype::I32];
         parts.expect(SHAPE, &types, [2])?;
@@ -63,7 +63,7 @@ impl Packing for PackedInts {
         let [_, words] = parts.axes::<2>(WEIGHT, &[Dtype::I32])?;
         let [outputs, inputs] = Self::stated_shape(parts)?;
         let per_word = self.bits.per_word();
-        // In this order, so that no product is formed of numbers that the file merely states.
+        // Checked in this order, so that no product is formed of numbers that the file merely states.
         if inputs.div_ceil(per_word) != words {
             return Err(parts.wrong(SHAPE, format!("{inputs} inputs are not {words} words of {per_word}")));
         }
@@ -98,7 +98,7 @@ impl Packing for PackedInts {
             rows,
             &group_of_input,
             |output, input| self.bits.of_word(numbers[(output - first) * words + input / per_word], input % per_word),
-            // Numbers and zero points are both stored as signed ones, moved by half of the range.
+            // Numbers and zero points are both stored as signed numbers, offset by half of the range.
             |group, output| match &zeros {
                 Some(zeros) => self.bits.of_word(zeros[output / per_word * groups + group], output % per_word),
                 None => self.bits.half(),

@@ -10,55 +10,55 @@ use crate::tensors::safetensors::SafetensorsFiles;
 use crate::tensors::source::TensorSource;
 use crate::tensors::stored::{StoredTensor, StoredType};
 
-/// Types of numbers that are read as they are.
+/// Number types that are read without unpacking.
 pub(super) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// How a format stores a matrix as several tensors.
 pub(super) trait Packing {
-    /// How the names of its parts end.
+    /// The name endings of its parts.
     fn endings(&self) -> Endings;
 
     /// Rows and columns of the unpacked matrix: outputs and inputs.
     ///
     /// # Errors
-    /// If a part is missing or empty, or has a shape or type that does not fit the others or the config. No weights are read.
+    /// If a part is missing or empty, or its shape or type does not fit the other parts or the config. No weights are read.
     fn shape(&self, parts: &Parts<'_>) -> Result<[usize; 2], WeightsError>;
 
-    /// Reads the parts and makes some rows of the matrix of them, in f32; `shape` is what [`shape`](Self::shape) gave, and `rows` are
-    /// among its rows.
+    /// Reads the parts and unpacks some rows of the matrix, in f32; `shape` is the result of [`shape`](Self::shape), and `rows` are
+    /// within it.
     ///
     /// # Errors
     /// If reading fails, or the numbers of a part are out of range.
     fn unpack(&self, parts: &Parts<'_>, shape: [usize; 2], rows: Range<usize>) -> Result<StoredTensor, WeightsError>;
 }
 
-/// How the names of a quantised tensor's parts end.
+/// The name endings of a quantised tensor's parts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Endings {
-    /// The part with the numbers: the tensor is quantised if it has this part.
+    /// The part with the numbers; a tensor that has it is quantised.
     pub packed: &'static str,
-    /// The type that this part has, where the tensor's name is the same when it is not quantised.
+    /// The type of this part, if the tensor has the same name when it is not quantised.
     pub packed_type: Option<Dtype>,
-    /// The tensor when it is not quantised.
+    /// The ending of the tensor when it is not quantised.
     pub plain: &'static str,
-    /// Further parts, whether they are there or not.
+    /// The endings of the other parts, which may be absent.
     pub others: &'static [&'static str],
 }
 
 impl Endings {
-    /// What the names of all parts of a tensor begin with, if `name` is its part with the numbers.
+    /// The common prefix of the names of a tensor's parts, if `name` is the part with the numbers.
     pub fn module<'a>(&self, name: &'a str, stored_as: Option<Dtype>) -> Option<&'a str> {
         let module = name.strip_suffix(self.packed)?;
         (self.packed_type.is_none() || self.packed_type == stored_as).then_some(module)
     }
 
-    /// Of all parts.
+    /// All endings of parts.
     pub fn all(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.packed).chain(self.others.iter().copied())
     }
 }
 
-/// The parts of one quantised tensor. A part is named by how its name ends.
+/// The parts of one quantised tensor, each identified by its name's ending.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
     files: &'a SafetensorsFiles,
@@ -67,12 +67,12 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Those in `files` whose names begin with `module`; `packed` is the one with the numbers.
+    /// The parts in `files` whose names begin with `module`; `packed` is the one with the numbers.
     pub fn new(files: &'a SafetensorsFiles, module: &'a str, packed: &'static str) -> Self {
         Self { files, module, packed }
     }
 
-    /// The whole name of a part.
+    /// The full name of a part.
     pub fn name(&self, part: &str) -> String {
         format!("{}{part}", self.module)
     }
@@ -87,12 +87,12 @@ impl<'a> Parts<'a> {
         self.files.tensor(&self.name(part)).is_some()
     }
 
-    /// The stored type of a part, if it is there.
+    /// The stored type of a part, if it exists.
     pub fn dtype(&self, part: &str) -> Option<Dtype> {
         self.files.stored_as(&self.name(part))
     }
 
-    /// Bytes of a part in the file; 0 if it is not there.
+    /// Bytes of a part in the file; 0 if it does not exist.
     pub fn stored_bytes(&self, part: &str) -> u64 {
         self.files.tensor(&self.name(part)).map_or(0, |tensor| tensor.bytes)
     }
@@ -106,7 +106,7 @@ impl<'a> Parts<'a> {
     /// The shape of a part.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it does not exist.
     pub fn shape(&self, part: &str) -> Result<&'a [usize], WeightsError> {
         match self.files.tensor(&self.name(part)) {
             Some(tensor) => Ok(&tensor.shape),
@@ -114,11 +114,11 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The extents of a part that has `N` axes and one of the types. None is 0: with that, one of several extents could be larger than
-    /// the file, and so could what is made of it.
+    /// The extents of a part that has `N` axes and one of the types. None of them is 0: otherwise another extent could be larger than
+    /// the file, and so could the unpacked matrix.
     ///
     /// # Errors
-    /// If it is not there, or has not.
+    /// If it does not exist, or differs.
     pub fn axes<const N: usize>(&self, part: &str, types: &[Dtype]) -> Result<[usize; N], WeightsError> {
         let shape = self.shape(part)?;
         let dtype = self.dtype(part);
@@ -132,10 +132,10 @@ impl<'a> Parts<'a> {
         if axes.contains(&0) { Err(wrong("one that is not empty")) } else { Ok(axes) }
     }
 
-    /// Makes sure that a part has a shape and one of the types.
+    /// Checks that a part has a shape and one of the types.
     ///
     /// # Errors
-    /// If it is not there, or has not.
+    /// If it does not exist, or differs.
     pub fn expect<const N: usize>(&self, part: &str, types: &[Dtype], shape: [usize; N]) -> Result<(), WeightsError> {
         let got: [usize; N] = self.axes(part, types)?;
         match got == shape {
@@ -152,7 +152,7 @@ impl<'a> Parts<'a> {
         self.files.read_bytes(&self.name(part), 0, self.stored_bytes(part) as usize)
     }
 
-    /// The bytes of some rows of a part, which has so many bytes in a row.
+    /// The bytes of some rows of a part, whose rows have `row_bytes` bytes.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -160,15 +160,15 @@ impl<'a> Parts<'a> {
         self.files.read_bytes(&self.name(part), (rows.start * row_bytes) as u64, rows.len() * row_bytes)
     }
 
-    /// A part of 32-bit words.
+    /// The contents of a part with 32-bit words.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If it cannot be read.
     pub fn words(&self, part: &str) -> Result<Vec<u32>, WeightsError> {
         Ok(words(&self.bytes(part)?))
     }
 
-    /// A part in one of the types [`FLOATS`].
+    /// The contents of a part with one of the types [`FLOATS`].
     ///
     /// # Errors
     /// If it cannot be read.
@@ -177,12 +177,12 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// 32-bit words of bytes.
+/// The 32-bit words in these bytes.
 pub(super) fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// A matrix in f32 of some rows, which are filled one by one on all threads.
+/// Makes a matrix of some rows in f32, which are filled one by one on all threads.
 pub(super) fn matrix_by_rows(
     rows: Range<usize>,
     columns: usize,

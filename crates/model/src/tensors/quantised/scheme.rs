@@ -1,4 +1,4 @@
-//! How the weights of a checkpoint are quantised, as its config states it.
+//! How the weights of a checkpoint are quantised, according to its config.
 
 use serde::Serialize;
 
@@ -8,20 +8,20 @@ use super::gptq::Gptq;
 use super::packed_ints::PackedInts;
 use super::parts::Packing;
 
-/// How the weights of a checkpoint are quantised. Serialised, it is what of it determines a model's answers.
+/// How the weights of a checkpoint are quantised. Its serialised form has what determines a model's answers.
 ///
-/// Which of the tensors are quantised is told by their parts, not here.
+/// The tensors' parts, not this type, show which of them are quantised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Quantisation {
-    /// The format, with what it needs to be unpacked.
+    /// The format, with its parameters for unpacking.
     #[serde(flatten)]
     pub format: QuantisedFormat,
-    /// Whether activations are to be quantised as well, which is not done here.
+    /// Whether the config asks for quantised activations too, which this program does not do.
     #[serde(skip)]
     pub quantises_activations: bool,
 }
 
-/// A format of quantised weights, with what it needs to be unpacked.
+/// A format of quantised weights, with its parameters for unpacking.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "format", rename_all = "kebab-case")]
 pub enum QuantisedFormat {
@@ -31,8 +31,8 @@ pub enum QuantisedFormat {
     Awq(Awq),
     /// GPTQ.
     Gptq(Gptq),
-    /// Experts in blocks of 4-bit numbers with a power of two each. A block is always the same, and one tensor has all experts of a
-    /// layer: they are [divided](crate::tensors::PartForm::Mxfp4) where experts are, not unpacked here.
+    /// Experts in blocks of 4-bit numbers, with a power of two as the scale of each block. The format has no parameters, and one
+    /// tensor has all experts of a layer, so experts are [divided](crate::tensors::PartForm::Mxfp4) instead of being unpacked here.
     Mxfp4,
     /// Integers packed by compressed-tensors.
     PackedInts(PackedInts),
@@ -50,7 +50,7 @@ impl QuantisedFormat {
         }
     }
 
-    /// How its tensors are unpacked, if that is done here.
+    /// The unpacking of its tensors, if that is done here.
     pub(super) fn packing(&self) -> Option<&dyn Packing> {
         match self {
             Self::Fp8(fp8) => Some(fp8),
@@ -63,7 +63,8 @@ impl QuantisedFormat {
 }
 
 impl Quantisation {
-    /// Whether the tensors, whose hash is part of a run's identity, say all about it: a format without settings, or none.
+    /// Whether the tensors, whose hash is part of a run's identity, determine everything: there is no format, or one without
+    /// parameters.
     pub(crate) fn is_told_by_tensors(stated: &Option<Self>) -> bool {
         stated.as_ref().is_none_or(|quantisation| quantisation.format == QuantisedFormat::Mxfp4)
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::Family;
 use crate::likelihood::TextTokens;
 
-/// One token a character.
+/// A tokenizer with one token for each character.
 struct Characters;
 
 impl TextEncoder for Characters {
@@ -16,7 +16,7 @@ impl TextEncoder for Characters {
     }
 }
 
-/// Prompt, options and the right one of the first question of a task with these files.
+/// Prompt, options and index of the right option of a task's first question, with these files.
 fn first(name: &str, files: &[(&str, &str)]) -> Result<(String, Vec<String>, usize)> {
     let dir = tempfile::tempdir().unwrap();
     for (file, text) in files {
@@ -132,8 +132,8 @@ fn numbered(first: usize, count: usize) -> String {
     (first..first + count).map(row).collect()
 }
 
-/// `random.Random(1234)` of CPython 3.11: `sample(range(40), 3)` twice, cut to two (lm-eval draws one more where there
-/// is no test split), and for the rows of ARC `sample(range(40), 2)` twice.
+/// Results of CPython 3.11's `random.Random(1234)`: `sample(range(40), 3)` twice, cut to two (lm-eval draws one more
+/// if there is no test split); for the rows of ARC, `sample(range(40), 2)` twice.
 const DRAWN_OF_PIQA: [[usize; 2]; 2] = [[28, 7], [5, 37]];
 const DRAWN_OF_ARC: [[usize; 2]; 2] = [[28, 7], [0, 5]];
 

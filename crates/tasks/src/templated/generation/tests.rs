@@ -25,7 +25,7 @@ fn sums_come_after_eight_examples() {
     assert_eq!(example.rules.until, ["Q:", "</s>", "<|im_end|>"]);
 }
 
-/// GSM8K's answers stand behind `####`; without it, lm-eval compares with the whole text, which nothing equals.
+/// GSM8K's answers follow `####`; without it, lm-eval compares with the whole text, which no prediction equals.
 #[test]
 fn sums_whose_answer_is_not_marked_are_refused() {
     for name in ["gen/gsm8k_cot", "gen/gsm8k:shots=0"] {
@@ -89,7 +89,7 @@ fn fewer_examples_are_the_first_ones() {
     assert!(what("gen/coqa:shots=1").contains("gen/coqa has no options"));
 }
 
-/// Prompts, answers and scores as lm-eval's own templates and pattern give them (`scripts/make_mmlu_flan_cot.py`).
+/// Prompts, answers and scores from lm-eval's own templates and patterns (`scripts/make_mmlu_flan_cot.py`).
 #[test]
 fn subjects_have_examples_of_their_own_as_lm_eval_has_them() {
     let golden: Value = serde_json::from_str(include_str!("../../../../../tests/golden/mmlu_flan_cot.json")).unwrap();
@@ -139,7 +139,7 @@ fn published_tables_name_their_subjects_and_alternate() {
     assert_eq!((of(0).references, of(3).references), (vec!["(B)".to_owned()], vec!["(D)".to_owned()]));
 }
 
-/// `random.Random(1234)` of CPython 3.11: `sample(range(40), 2)` twice.
+/// Results of CPython 3.11's `random.Random(1234)`: `sample(range(40), 2)` twice.
 const DRAWN: [[usize; 2]; 2] = [[28, 7], [0, 5]];
 
 #[test]
@@ -185,7 +185,7 @@ fn a_conversation_is_asked_with_the_answers_before() {
     assert_eq!(last.example(0, 0, 0, &Words).unwrap().user_turn(), second.user_turn());
 }
 
-/// The rows of the published document and of the hub's table are the same questions.
+/// The published document and the hub's table have the same questions.
 #[test]
 fn the_published_document_has_the_questions_of_the_hub() {
     let said = |texts: [&str; 2]| {

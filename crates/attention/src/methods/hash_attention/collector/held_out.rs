@@ -18,7 +18,7 @@ use crate::methods::planes::RandomPlanes;
 use crate::methods::signatures::{Signatures, words_of};
 
 impl Trainer {
-    /// Measures the nets on what waits to be examined.
+    /// Measures the nets on the lessons that wait to be examined.
     pub(super) fn examine_waiting(&mut self) {
         let lessons = std::mem::take(&mut self.exams).lessons;
         if lessons.is_empty() {
@@ -119,11 +119,11 @@ impl Trainer {
     }
 }
 
-/// What was found in a lesson.
+/// Measurements of a lesson.
 pub(super) struct Measured {
     learned: Vec<Found>,
     soft: SoftSums,
-    /// For each number of bits.
+    /// A list for each number of bits.
     random: Vec<Vec<Found>>,
 }
 
@@ -144,7 +144,7 @@ impl Examined {
         Measured { learned, soft: SoftSums::of(soft, &asked, settings, d), random }
     }
 
-    /// Adds what was found in a lesson of a layer.
+    /// Adds the measurements of a lesson of a layer.
     pub(super) fn add(&mut self, layer: usize, measured: Measured) {
         measured.learned.into_iter().for_each(|found| self.learned[layer].add(found));
         self.soft[layer].add(&measured.soft);
@@ -155,7 +155,7 @@ impl Examined {
 }
 
 impl Random {
-    /// What the random signatures find for each head and query; `further` is what a key's score has beyond `q·k`.
+    /// What the random signatures find for each head and query; `further` is what is added to each key's `q·k`.
     fn find(&self, asked: &Asked<'_>, further: &[f32], d: usize) -> Vec<Found> {
         let planes = self.planes.of_width(d + 2);
         let augmented = augment_keys(asked.keys, d, Some(further));

@@ -1,4 +1,4 @@
-//! What a chunk of a prompt teaches the nets of one KV head, copied so that reading goes on before they learn it.
+//! What a chunk of a prompt teaches the nets of one KV head: a copy, so that reading need not wait for learning.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use crate::calibration::artefact::ModelShape;
 use spattn_kernels::linear::scores;
 use spattn_kernels::topk::top_k;
 
-/// Tokens of a prompt that nets learn from at a time, on every device: a chunk of the CPU's prefill.
+/// Tokens of a prompt that nets learn from at a time, on every device: those of a chunk of the CPU's prefill.
 pub(super) const STRETCH: usize = 2048;
-/// The most bytes of lessons that wait until they are learned; those of one layer may be more.
+/// The most bytes of lessons that wait to be learned; those of one layer may exceed it.
 pub(super) const MOST_WAITING: usize = 1 << 30;
-/// Queries whose largest keys are looked for together.
+/// Number of queries whose largest keys are found together.
 const LABELLED: usize = 32;
 
 /// At most [`STRETCH`] tokens of a prompt at one layer.
@@ -24,13 +24,13 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// The stretches of some tokens from position `first` on.
+    /// Cuts `tokens` tokens from position `first` on into stretches.
     pub(super) fn all(layer: usize, first: usize, tokens: usize) -> impl Iterator<Item = Self> {
         let end = first + tokens;
         (first..end).step_by(STRETCH).map(move |first| Self { layer, first, tokens: STRETCH.min(end - first) })
     }
 
-    /// Number of tokens up to its last, from the beginning of the prompt.
+    /// Number of the prompt's tokens up to the end of the stretch.
     pub(super) fn end(self) -> usize {
         self.first + self.tokens
     }
@@ -46,15 +46,15 @@ pub(super) struct Keys {
 pub(super) struct Lesson {
     pub(super) stretch: Stretch,
     pub(super) kv_head: usize,
-    /// Keys of all tokens that were read with the stretch. Its own queries see the first of them.
+    /// Keys of all tokens up to the end of the stretch's chunk. The queries of the stretch see the first of them.
     pub(super) keys: Arc<Keys>,
-    /// Positions in the stretch whose queries are learned from; ascending and distinct.
+    /// Positions in the stretch whose queries the nets learn from; ascending and distinct.
     pub(super) positions: Vec<usize>,
     /// `[position][d]` for each head of the group.
     pub(super) queries: Vec<Vec<f32>>,
     /// The positions of each step.
     pub(super) draws: Arc<Vec<Vec<usize>>>,
-    /// First tokens that no query has to find, and those at both ends.
+    /// Number of first tokens that no query has to find, and of such tokens at both ends.
     pub(super) sink: usize,
     pub(super) statics: usize,
     pub(super) d: usize,
@@ -85,7 +85,7 @@ impl Lesson {
         &self.keys.rows[..self.stretch.end().saturating_sub(self.sink) * self.d]
     }
 
-    /// Bytes of its queries and positions; keys are shared.
+    /// Bytes of the queries and positions; keys are shared.
     pub(super) fn bytes(&self) -> usize {
         let queries: usize = self.queries.iter().map(|queries| size_of_val(queries.as_slice())).sum();
         queries + size_of_val(self.positions.as_slice())
@@ -117,7 +117,7 @@ impl Lesson {
         exact.chunks_exact_mut(all).zip(positions).map(of_query).collect()
     }
 
-    /// The queries at some of its positions, which ascend, and the keys that they should find.
+    /// The queries at some positions of the lesson, which ascend, and the keys that they should find.
     pub(super) fn ask(&self, labels: &Labels, positions: &[usize]) -> Asked<'_> {
         let place = |position: &usize| self.positions.binary_search(position).expect("a step's positions were copied");
         let places: Vec<usize> = positions.iter().map(place).collect();
@@ -135,13 +135,13 @@ impl Lesson {
         }
     }
 
-    /// All of its queries, and the keys that they should find.
+    /// All queries of the lesson, and the keys that they should find.
     pub(super) fn ask_all(&self, settings: &Settings) -> Asked<'_> {
         self.ask(&self.labels(settings), &self.positions)
     }
 }
 
-/// The `top` largest of some scores, which become attention when they are divided by `divisor`, and by a softmax.
+/// The `top` largest of some scores, with their shares of attention: the softmax of scores over `divisor`.
 fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
     let keys = top_k(scores, top);
     let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
@@ -150,7 +150,7 @@ fn largest(scores: &[f32], top: usize, divisor: f32) -> Vec<Largest> {
     keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }
 
-/// Lessons that wait until they are learned.
+/// Lessons that wait to be learned.
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) lessons: Vec<Lesson>,
@@ -164,13 +164,13 @@ impl Waiting {
         self.lessons.extend(lessons);
     }
 
-    /// Bytes of what waits.
+    /// Bytes of the waiting lessons.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether these can be added while no more than `most` bytes wait.
+    /// Whether `lessons` can be added without more than `most` bytes waiting.
     pub(super) fn has_room(&self, lessons: &[Lesson], most: usize) -> bool {
         self.bytes + bytes(lessons) <= most
     }

@@ -10,7 +10,7 @@ use crate::methods::hash_attention::training::{LossMean, LossRule, Wanted};
 use crate::{MethodSpec, Params};
 use spattn_base::error::UsageError;
 
-/// Largest number of steps on a chunk that may be asked for.
+/// Largest number of steps on a chunk that can be requested.
 const MOST_STEPS: usize = 10_000;
 /// Largest number of bits of the random signatures that nets are compared with.
 const MOST_PLANES: usize = 4096;
@@ -59,7 +59,7 @@ pub(in super::super) fn training_of(preset: &str) -> String {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Largest {
     pub(super) key: u32,
-    /// Its share of what the query gives to all wanted keys: of `a`, or of `a·‖v‖`.
+    /// Its share of the sum over all wanted keys: of `a`, or of `a·‖v‖`.
     pub(super) share: f32,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Settings {
     /// Whether the rate falls linearly to 0.
     pub(super) decays: bool,
     pub(super) standardises: bool,
-    /// First and last tokens that are attended anyway.
+    /// Number of first and of last tokens that are attended anyway.
     pub(super) sink: usize,
     pub(super) local: usize,
     /// Bits of the random signatures to compare with on held-out text.

@@ -151,7 +151,7 @@ fn means_are_of_what_was_added() {
     assert_eq!(mean.value(), Found { recall: 0.75, mass: 0.625 });
 }
 
-/// Three layers of two KV heads, each of two queries, of a long prompt: keys, values and queries.
+/// Keys, values and queries of a long prompt: three layers of two KV heads, two queries for each.
 struct Prompt {
     layers: Vec<(LayerKv, Vec<f32>)>,
     tokens: usize,
@@ -201,7 +201,7 @@ impl Prompt {
     }
 }
 
-/// What a trainer knows after three prompts and an examination: its state, and what it gives.
+/// State and result of a trainer after three prompts and an examination.
 fn taught(spec: &str, most_waiting: usize, chunk: usize, threads: usize) -> (Collected, Collected) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let mut trainer = trainer(spec, &wide_model());
@@ -215,7 +215,7 @@ fn taught(spec: &str, most_waiting: usize, chunk: usize, threads: usize) -> (Col
     (trainer.checkpoint(), Box::new(trainer).finish())
 }
 
-/// One layer at a time on one thread is what training was first written as.
+/// The reference trains one layer at a time on one thread.
 #[test]
 fn nets_do_not_depend_on_threads_on_what_waits_or_on_the_chunks_of_a_device() {
     for kind in ["label=a", "label=av,key_nets=query_head,decay=none"] {
