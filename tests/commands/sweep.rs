@@ -518,7 +518,10 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     let rows = [row(kept, "stopped", String::new()), row(10, "whole", measured)];
     assert_eq!(logged(&stopped, columns), rows);
     let [command, commit] = logged(&whole, ["command", "commit"]).remove(0);
-    assert!(command.starts_with("spattn reproduce hip/figure-20 --builtin -n 2 --out ") && !commit.is_empty(), "{command}");
+    assert!(
+        command.starts_with("spattn reproduce hip/figure-20 --builtin -n 2 --out ") && !commit.is_empty(),
+        "{command}"
+    );
     let mut drawing = reproducing(&whole);
     drawing.arg("--draw-only");
     finished(drawing, 0);
