@@ -13,9 +13,9 @@ use spattn_base::error::{RunFailure, UsageError};
 /// What Slurm reports about a shard's task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// The state, for example `PENDING` or `RUNNING`.
+    /// The job and task, for example `12_3`.
     pub job: String,
-    /// `PENDING`, `RUNNING` and so on.
+    /// The state, for example `PENDING` or `RUNNING`.
     pub state: String,
     /// Why the task waits, or how it ended; may be empty.
     pub reason: String,

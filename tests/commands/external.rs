@@ -207,7 +207,7 @@ fn example(python: &str, name: &str) -> String {
     format!("external:\"{python} '{}'\"", file.display())
 }
 
-/// The parts of records that are the same whoever selects, without the method's name and values that only one counts.
+/// The parts of records that are the same whoever selects: without the method's name and parameters, and values that only one counts.
 fn without_names(mut records: Vec<Record>) -> Vec<Record> {
     const OTHERS: [&str; 11] = [
         "key",

@@ -49,7 +49,7 @@ fn with_template(dir: &Path, template: &str) -> PathBuf {
 #[test]
 fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
     const SAMPLED: &str =
-        "-t ruler/vt -l 700 -n 3 -m topk:k=64 -m random:ratio=0.5 --temperature 3 --top-p 0.99 --repeats 4";
+        "-t ruler/vt -l 900 -n 3 -m topk:k=64 -m random:ratio=0.5 --temperature 3 --top-p 0.99 --repeats 4";
     let dir = TempDir::new().unwrap();
     let one = records(dir.path(), 1, SAMPLED);
     assert_eq!(one, records(dir.path(), 3, SAMPLED));
@@ -65,7 +65,7 @@ fn repeats_are_drawn_apart_and_the_same_whatever_the_threads() {
     }
     assert!(full.iter().any(|record| predictions(record).windows(2).any(|pair| pair[0] != pair[1])), "all are alike");
     // A record does not depend on the methods that run beside it.
-    let alone = records(dir.path(), 2, "-t ruler/vt -l 700 -n 3 --temperature 3 --top-p 0.99 --repeats 4");
+    let alone = records(dir.path(), 2, "-t ruler/vt -l 900 -n 3 --temperature 3 --top-p 0.99 --repeats 4");
     assert_eq!(of_method(&alone, "full"), full);
 }
 

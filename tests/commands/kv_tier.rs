@@ -54,7 +54,7 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
     ] {
         let run = |name: &str, more: &[&str]| {
             let out = dir.path().join(format!("{}-{name}", protocol.replace(':', "-")));
-            let args = ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "600", "-n", "2", "--sparse-from", protocol];
+            let args = ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "1K", "-n", "2", "--sparse-from", protocol];
             let ran = spattn(&args).args(methods).args(more).args(&["--out", out.to_str().unwrap()]).ok();
             (records(&out), names(&out), ran)
         };

@@ -281,7 +281,7 @@ fn protocols_share_a_prefill_and_change_no_record() {
 #[test]
 fn prompts_read_by_masks_give_the_same_records_in_any_company() {
     let m = matrix(
-        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [450]\nsamples = 2\nseed = 1
+        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [600]\nsamples = 2\nseed = 1
          sparse_from = ['decode', 'prefill']\nfidelity = true
          methods = ['hip:k=64,b_q=16', 'bigbird:window=40,blocks=2,block=16', 'a_shape:window=100']",
     );
@@ -519,7 +519,7 @@ fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it
     assert_eq!(logged(&stopped, columns), rows);
     let [command, commit] = logged(&whole, ["command", "commit"]).remove(0);
     assert!(
-        command.starts_with("spattn reproduce hip/figure-20 --builtin -n 2 --out ") && !commit.is_empty(),
+        command.starts_with("spattn reproduce hip/figure-20 --builtin --samples 2 --out ") && !commit.is_empty(),
         "{command}"
     );
     let mut drawing = reproducing(&whole);

@@ -42,7 +42,6 @@ fn root_of_squares(values: &[f64]) -> f64 {
 ///
 /// Comparisons of many methods with one `full` depend on each other in a way for which the procedure is valid (Benjamini and Yekutieli,
 /// 2001).
-/// 2001).
 pub fn greatest_discovery(probabilities: &[f64]) -> Option<f64> {
     let mut sorted = probabilities.to_vec();
     sorted.sort_by(f64::total_cmp);

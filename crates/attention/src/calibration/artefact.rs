@@ -4,7 +4,6 @@
 //! [`ArtefactInfo`], which says for which model, from what data and how it was made. It fits only one model: weights and shape are compared
 //! before a method may read it. This module does not decide where artefacts are stored, and only the method that reads an artefact knows
 //! its contents.
-//! before a method may read it. Where artefacts are stored is decided elsewhere; what is in them, only the method that reads them knows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

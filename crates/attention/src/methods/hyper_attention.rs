@@ -228,7 +228,7 @@ impl PromptMask for HyperAttention {
         64
     }
 
-    /// Returns the bound of the last row, which is in the later half at each level of the recursion.
+    /// The bound is that of the last row, which is in the later half at each level of the recursion.
     fn own_tokens(&self, tokens: usize) -> usize {
         let mut sum = 0;
         let mut stretch = 0..tokens;

@@ -7,7 +7,6 @@
 //!
 //! Keys are stored rotated, so a far key is rotated back to its group's position when it is read. The angle depends only on the key's
 //! position. A query is rotated back in the same way.
-//! position; the same holds for a query.
 
 use std::fmt;
 

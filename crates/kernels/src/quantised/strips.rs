@@ -68,7 +68,7 @@ pub(super) trait StripFormat: Format {
     unsafe fn strip_scales<S: Lanes>(cell: *const u8, rows: usize, first: usize) -> StripScales<S>;
 }
 
-/// Number of bits by which [`code`] returns code `i` of a bundle shifted to the left.
+/// Number of bits by which code `i` of a bundle is shifted to the left when [`code`] returns it.
 #[inline(always)]
 pub(super) fn code_shift<F: StripFormat>(i: usize) -> u32 {
     let shift = F::BITS * (i % F::WHOLE);

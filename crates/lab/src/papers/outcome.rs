@@ -106,7 +106,7 @@ pub struct Number {
     pub mean: f64,
     /// Both ends of the 95 % interval, if there is one.
     pub ends: Option<(f64, f64)>,
-    /// Whether `n` counts what the item's row or column names ([`counts`](super::item::Line::counts)): things that an analysis drew itself.
+    /// The smallest number of independent examples of a task and length, or of units of documents; for a time, the number of turns.
     pub n: usize,
     /// The greatest number of them; `None` for times and in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -42,7 +42,7 @@ pub struct TensorNames {
     pub qkv: &'static [&'static str],
     /// The norms of queries and of keys, before rotation; [`BlockSpec::qk_norm_over`] says over which channels.
     pub qk_norm: Option<[&'static str; 2]>,
-    /// A logit for each query head that is added to the denominator of every softmax; the name of the whole tensor.
+    /// A logit for each query head, a further term in the denominator of every softmax; the name of the whole tensor.
     pub sinks: Option<&'static str>,
     /// The projection of attention's output.
     pub output: &'static str,

@@ -17,7 +17,6 @@
 //! all heads of an example, so that the sample is the other half on average. Two things make the density exceed the request:
 //! a group that shares a selection draws as many tokens as its most demanding head, and scores that miss some of the best
 //! tokens leave a rest that varies more.
-//! density.
 
 use std::sync::Arc;
 

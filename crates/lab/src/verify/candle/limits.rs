@@ -90,7 +90,8 @@ impl Judged {
         layers.any(is_other).then(|| "has its full layers at other places".to_owned())
     }
 
-    /// Returns the most tokens that both read alike, and why: candle's windows are one token longer or missing. `None`: no bound.
+    /// Returns the most tokens that both read alike, and why no more: candle's windows are one token longer or missing. `None` if there is
+    /// no bound.
     pub(super) fn most_tokens(&self) -> Option<(usize, &'static str)> {
         let has_window = self.get("use_sliding_window") != Some(&Value::Bool(false));
         let window =
