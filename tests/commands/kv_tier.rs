@@ -71,7 +71,7 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
         let expected = without_solo(expected);
         assert_eq!(without_solo(alone), expected, "{protocol}");
         assert_eq!(of_disk, files, "{protocol}: nothing of the cache is left behind");
-        ran.prints("hits %");
+        ran.prints("hits");
         assert!(fetched.iter().all(|bytes| bytes.is_some_and(|[_, disk]| disk > 0.0)), "{protocol}: {fetched:?}");
         let ((together, again), ..) = run("threads", &[&DISK[..], &["--threads", "3"]].concat());
         assert_eq!((without_solo(together), again), (expected, fetched.clone()), "{protocol}");
