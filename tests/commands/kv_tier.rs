@@ -38,6 +38,13 @@ fn records(folder: &Path) -> (Vec<Value>, Vec<Option<[f64; 2]>>) {
     text.lines().map(read).unzip()
 }
 
+/// The share of pages that were in memory, for each row of a run's summary.
+fn hits(folder: &Path) -> Vec<f64> {
+    let mut summary = csv::Reader::from_path(folder.join("summary.csv")).unwrap();
+    let column = summary.headers().unwrap().iter().position(|name| name == "page_hits").unwrap();
+    summary.records().filter_map(|row| row.unwrap()[column].parse().ok()).collect()
+}
+
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap();
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
@@ -56,7 +63,7 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
             let out = dir.path().join(format!("{}-{name}", protocol.replace(':', "-")));
             let args = ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "1K", "-n", "2", "--sparse-from", protocol];
             let ran = spattn(&args).args(methods).args(more).args(&["--out", out.to_str().unwrap()]).ok();
-            (records(&out), names(&out), ran)
+            (records(&out), names(&out), ran, hits(&out))
         };
         let without_solo = |records: Vec<Value>| -> Vec<Value> {
             let without = |mut record: Value| {
@@ -65,13 +72,17 @@ fn records_are_those_of_memory_under_every_protocol_and_on_any_threads() {
             };
             records.into_iter().map(without).collect()
         };
-        let ((expected, nothing), files, _) = run("memory", &[]);
-        assert!(expected.len() >= 6 && nothing.iter().all(Option::is_none), "{protocol}");
-        let ((alone, fetched), of_disk, ran) = run("disk", &[&DISK[..], &["--threads", "1"]].concat());
+        let ((expected, nothing), files, ..) = run("memory", &[]);
+        // Two examples of `full` and of each method.
+        let settings = 1 + methods.iter().filter(|arg| **arg == "-m").count();
+        assert!(expected.len() == 2 * settings && nothing.iter().all(Option::is_none), "{protocol}");
+        let ((alone, fetched), of_disk, ran, hits) = run("disk", &[&DISK[..], &["--threads", "1"]].concat());
         let expected = without_solo(expected);
         assert_eq!(without_solo(alone), expected, "{protocol}");
         assert_eq!(of_disk, files, "{protocol}: nothing of the cache is left behind");
+        // In a wide table the heading takes two lines.
         ran.prints("hits");
+        assert!(hits.len() == settings && hits.iter().all(|hits| (0.0..1.0).contains(hits)), "{protocol}: {hits:?}");
         assert!(fetched.iter().all(|bytes| bytes.is_some_and(|[_, disk]| disk > 0.0)), "{protocol}: {fetched:?}");
         let ((together, again), ..) = run("threads", &[&DISK[..], &["--threads", "3"]].concat());
         assert_eq!((without_solo(together), again), (expected, fetched.clone()), "{protocol}");
