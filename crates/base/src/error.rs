@@ -65,7 +65,7 @@ const MOST_LISTED: usize = 40;
 /// Returns the entry of `known` that `name` was most likely meant to be, if any is close enough.
 ///
 /// A name without its group (`cwe` for `ruler/cwe`), or another part of a name (`f1` for `qa_f1`), matches the shortest name that contains
-/// it; case is ignored.
+/// it; case is ignored. A name that differs only in punctuation (`figure15` for `figure-15`) comes before one with a wrong letter.
 pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str> {
     const A_SLIP: usize = 1;
     const MOST_SLIPS: usize = 3;
@@ -78,6 +78,8 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
     let all = || known.iter().map(|k| (k.as_ref(), k.as_ref().to_lowercase()));
     let same = || all().find(|(_, k)| k == name);
     let after_group = || all().find(|(_, k)| k.rsplit_once('/').is_some_and(|(_, last)| last == name));
+    let letters = letters_of(name);
+    let same_letters = || all().find(|(_, k)| !letters.is_empty() && letters_of(k) == letters);
     let containing = || all().filter(|(_, k)| is_part(name, k)).min_by_key(|(_, k)| k.len());
     // At most a third of the letters may be wrong, and no more than a few; otherwise it is a different name.
     let similar = |most: usize| {
@@ -87,9 +89,14 @@ pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str>
             .min_by_key(|(distance, ..)| *distance)
             .map(|(.., shown)| shown)
     };
-    let whole = same().or_else(after_group).map(|(shown, _)| shown);
+    let whole = same().or_else(after_group).or_else(same_letters).map(|(shown, _)| shown);
     let part = || containing().map(|(shown, _)| shown);
     whole.or_else(|| similar(A_SLIP)).or_else(part).or_else(|| similar(MOST_SLIPS))
+}
+
+/// Returns the letters and digits of a name.
+fn letters_of(name: &str) -> String {
+    name.chars().filter(|c| c.is_alphanumeric()).collect()
 }
 
 /// Whether `name` occurs in `whole` as a part bounded by the ends, `/` or `_`.
@@ -169,6 +176,8 @@ mod tests {
         assert_eq!(nearest("ruler/VTT", &tasks), Some("ruler/vt"));
         assert_eq!(nearest("f1", &["qa_f1_zh", "qa_f1"]), Some("qa_f1"));
         assert_eq!(nearest("pages", &["min_pages", "page"]), Some("page"), "a letter too many is nearer");
+        assert_eq!(nearest("figure15", &["figure-5", "figure-15"]), Some("figure-15"), "punctuation is no letter");
+        assert_eq!(nearest("--", &["-", "_a"]), None, "punctuation alone is near nothing");
         assert_eq!(nearest("zzz", &tasks), None);
         for far in ["ruler/passage", "kv_cache", "models", "mcq/squad"] {
             assert_eq!(nearest(far, &tasks), None, "{far} is near nothing");
