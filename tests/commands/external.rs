@@ -207,7 +207,8 @@ fn example(python: &str, name: &str) -> String {
     format!("external:\"{python} '{}'\"", file.display())
 }
 
-/// The parts of records that are the same whoever selects: without the method's name and parameters, and values that only one counts.
+/// The fields of records that must not depend on whether the method runs here or in another process: all but its name and parameters, and
+/// costs that only one of the two counts.
 fn without_names(mut records: Vec<Record>) -> Vec<Record> {
     const OTHERS: [&str; 11] = [
         "key",

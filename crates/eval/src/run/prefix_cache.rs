@@ -68,8 +68,7 @@ impl<V> PrefixCache<V> {
         Some(PrefixMatch { common, tokens: cached.len(), value })
     }
 
-    /// Drops the least recently inserted prefixes until there is room for one more. Call it before the memory of a new
-    /// one is allocated.
+    /// Drops the prefixes that were inserted first until one more fits. Call this before allocating memory for a new prefix.
     pub fn make_room(&mut self) {
         let over = (self.entries.len() + 1).saturating_sub(self.capacity);
         self.entries.drain(..over);

@@ -36,7 +36,7 @@ struct State {
     why: String,
     /// Number of the next prefix.
     next: u64,
-    /// Prefixes that will not be asked for any more. The process is told of them with the next message.
+    /// Prefixes that are no longer needed. The next message tells the process to forget them.
     forgotten: Vec<u64>,
 }
 
